@@ -1,0 +1,87 @@
+"""Settings, built once by the CLI and never changed. Nothing below the CLI reads the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.cache.specs import KVFormat
+
+
+@dataclass(frozen=True, slots=True)
+class DiskConfig:
+    """Where pages go that fall out of memory.
+
+    Attributes:
+        path: a folder; made if missing.
+        max_bytes: the most that the folder may hold.
+    """
+
+    path: str
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What the process that owns MLX needs to know.
+
+    Attributes:
+        model: a folder, or a hub id.
+        dtype: "" keeps the checkpoint's on a GPU and computes in float32 on a CPU.
+        kv_memory: bytes for all KV pages, live and kept; None is a fraction of what is free.
+        page_tokens: tokens a page.
+        max_sequences: sequences that run at once; others wait.
+        max_context: tokens a sequence may have; None is the model's own limit.
+        step_ms: the time aimed at for a step that only reads prompts. Steps that also generate aim at
+            `stall_factor` times the duration of a step that only generates.
+        stall_factor: see `step_ms`.
+        max_step_tokens: rows of a step at most, whatever the clock says.
+        prefix_cache: whether computed pages are kept and shared.
+        stop_on_loop: stop an answer after this many exact repeats of a cycle; 0 is off.
+    """
+
+    model: str
+    dtype: str = ""
+    kv_memory: int | None = None
+    kv_format: KVFormat = field(default_factory=KVFormat)
+    kv_skip_layers: tuple[int, ...] | None = None
+    page_tokens: int = 64
+    max_sequences: int = 64
+    max_context: int | None = None
+    step_ms: float = 40.0
+    stall_factor: float = 2.0
+    max_step_tokens: int = 2048
+    prefix_cache: bool = True
+    disk: DiskConfig | None = None
+    stop_on_loop: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """What the HTTP side needs to know.
+
+    Attributes:
+        api_keys: any of them opens all routes; empty asks for none.
+        strict_fields: refuse request fields that no schema knows.
+        max_concurrent: requests in flight before 429.
+        cors_origins: origins allowed by CORS; empty is off.
+        drop_volatile_headers: cut the parts of agents' system prompts that change with each request.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    served_name: str | None = None
+    api_keys: tuple[str, ...] = ()
+    strict_fields: bool = True
+    max_concurrent: int = 1024
+    max_body_bytes: int = 32 << 20
+    max_messages: int = 4096
+    max_images: int = 64
+    max_image_bytes: int = 20 << 20
+    allow_media_hosts: bool = False
+    media_folders: tuple[str, ...] = ()
+    request_deadline_s: float | None = None
+    cors_origins: tuple[str, ...] = ()
+    dialect: str | None = None
+    default_max_tokens: int | None = None
+    drop_volatile_headers: bool = True
+    log_level: str = "info"

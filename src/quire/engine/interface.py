@@ -1,0 +1,86 @@
+"""The face that the engine shows to the HTTP side, whichever process it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from quire.request import Output, Request
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is served.
+
+    Attributes:
+        path: the folder that holds tokenizer and template.
+        context_length: tokens that prompt and answer may have together.
+        kv_formats: names of the formats that a request may choose.
+        kv_table: lines of the start-up table: layers, format, bytes a token.
+    """
+
+    path: str
+    model_type: str
+    vocab_size: int
+    context_length: int
+    dtype: str
+    device: str
+    kv_memory: int
+    kv_formats: tuple[str, ...] = ("plain",)
+    kv_table: tuple[str, ...] = ()
+    modalities: tuple[str, ...] = ("text",)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since start, and gauges of now. Bytes are bytes.
+
+    Attributes:
+        kv_used: (group and format, bytes of pages that live sequences hold).
+        kv_kept: (group and format, bytes of pages kept for reuse).
+        reuse_misses: (reason, requests).
+    """
+
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    kv_budget: int = 0
+    kv_used: tuple[tuple[str, int], ...] = ()
+    kv_kept: tuple[tuple[str, int], ...] = ()
+    reuse_misses: tuple[tuple[str, int], ...] = ()
+    finished: tuple[tuple[str, int], ...] = field(default=())
+
+
+class Ticket(Protocol):
+    """A request in flight: iterate its outputs, or abort it. The last output has `finish` set."""
+
+    def __aiter__(self) -> AsyncIterator[Output]: ...
+
+    def abort(self) -> None:
+        """Ends the request by the next step. Harmless after the end; safe to call twice."""
+        ...
+
+
+class EngineClient(Protocol):
+    """Owned by the HTTP side's event loop."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine cannot go on, or None while it can."""
+        ...
+
+    def submit(self, request: Request) -> Ticket:
+        """Queues a request. Refusals that need the engine come as an output with `error`."""
+        ...
+
+    async def stats(self) -> EngineStats: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,104 @@
+"""The contract between a model and the engine.
+
+A model is a function of weights, a step's inputs and the KV pools. It never sees a mask, a cache
+object, a batch size or a request: the tokens of all sequences in a step come as one flat list, each
+with its own position, and `Step.attend` lets each row see exactly the keys that it may see.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Protocol
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import LayerSpec
+
+
+class RecurrentSegment(Protocol):
+    """Rows of a step that advance recurrent states together: `n` sequences of equal length `t`.
+
+    `rows` are indices into the step's T rows, `[n * t]`, sequence after sequence.
+    """
+
+    n: int
+    t: int
+    rows: mx.array
+
+    def read(self, name: str) -> mx.array:
+        """The states before this step, `[n, *shape]`; zeros for a sequence that begins."""
+        ...
+
+    def write(self, name: str, value: mx.array) -> None:
+        """Stores the states after this step, `[n, *shape]`."""
+        ...
+
+
+class Step(Protocol):
+    """What a model sees of one step: T rows, one a token, of any number of sequences.
+
+    Attributes:
+        tokens: `[T]` int32.
+        positions: `[T]` int32, or `[3, T]` for multimodal RoPE.
+        embeddings: `[T, hidden]` when media rows replace embedded tokens, else None.
+    """
+
+    tokens: mx.array
+    positions: mx.array
+    embeddings: mx.array | None
+
+    def attend(
+        self,
+        layer: int,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        """Writes k and v, then lets each row of q see the keys in its range.
+
+        Args:
+            layer: index into the model's `layout`; its spec says what is visible.
+            q: `[T, heads, head_dim]`, rotated.
+            k, v: `[T, kv_heads, head_dim]`, k rotated; None for a `SharedKV` layer.
+            scale: multiplies the logits.
+            sinks: `[heads]`, extra logits that take weight and give nothing.
+
+        Returns:
+            `[T, heads, head_dim]`.
+        """
+        ...
+
+    def recurrent(self, layer: int) -> list[RecurrentSegment]:
+        """The step's rows for a `RecurrentState` layer; every row is in exactly one segment."""
+        ...
+
+
+class LanguageModel(nn.Module):
+    """Base of every decoder. Subclasses mirror their checkpoint's names."""
+
+    @property
+    @abstractmethod
+    def layout(self) -> tuple[LayerSpec, ...]:
+        """What each layer keeps, in order."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Columns of `logits`."""
+
+    @abstractmethod
+    def __call__(self, step: Step) -> mx.array:
+        """Final hidden states `[T, hidden]`, normalised, ready for `logits`."""
+
+    @abstractmethod
+    def logits(self, hidden: mx.array) -> mx.array:
+        """`[R, hidden]` -> `[R, vocab]` in float32, softcapped where the family does so."""
+
+    @classmethod
+    @abstractmethod
+    def sanitize(cls, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Translates foreign checkpoint names and layouts (Hugging Face, MLX) to this module's."""

@@ -1,0 +1,84 @@
+"""The one stream of events that every protocol renders, streamed or folded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.request import Failure, FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """Text of a thought."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Text of the answer. `logprobs` belongs to the tokens that completed it, if asked for."""
+
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallBegun:
+    """A call's name is known. `index` counts the calls of this answer from 0."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallArguments:
+    """A piece of the arguments' JSON that can no longer change."""
+
+    index: int
+    json: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnded:
+    """The arguments are complete: joined, the pieces are exactly one JSON object."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int = 0
+    cached_tokens: int = 0
+    reuse: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The terminal event of a request that went well.
+
+    Attributes:
+        stop: the stop string that ended it, if one did.
+        tool_calls: how many complete calls the answer holds.
+    """
+
+    reason: FinishReason
+    usage: Usage
+    stop: str | None = None
+    tool_calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The terminal event of a request that did not."""
+
+    error: Failure
+    usage: Usage
+
+
+Delta = Reasoning | Text | ToolCallBegun | ToolCallArguments | ToolCallEnded
+Event = Delta | Finished | Failed

@@ -1,0 +1,1 @@
+"""Makes the model that the package carries: data, tokenizer, training, evaluation."""
