@@ -61,6 +61,14 @@ class Ticket(Protocol):
 
     def __aiter__(self) -> AsyncIterator[Output]: ...
 
+    def take(self) -> list[Output]:
+        """Outputs that have arrived and were not iterated yet, without waiting; empty if none.
+
+        A stream that was woken for one output, or that a slow reader held up, renders all that is
+        ready into one write. Consecutive waiting outputs may be merged into one.
+        """
+        ...
+
     def abort(self) -> None:
         """Ends the request by the next step. Harmless after the end; safe to call twice."""
         ...
