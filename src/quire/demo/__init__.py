@@ -1,0 +1,6 @@
+"""The model that the package carries, so that a bare `quire serve` has something to serve."""
+
+from pathlib import Path
+
+MODEL_DIR: Path = Path(__file__).parent / "model"
+"""A folder in Hugging Face's format: Gemma 4 in small, with tokenizer and chat template."""
