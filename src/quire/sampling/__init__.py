@@ -1,1 +1,4 @@
-"""sampling"""
+"""From logits to tokens: the sampler, grammars, thinking budgets, loop detection.
+
+Only `sampler` and the modules beside it that it uses import mlx; the HTTP side may import the rest.
+"""

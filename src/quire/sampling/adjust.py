@@ -1,0 +1,111 @@
+"""Logits changed before a token is chosen: logit bias, penalties, grammar mask.
+
+Each part touches the rows that ask for it only, and costs nothing when none does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from quire.request import SamplingParams
+from quire.sampling.rows import History, RowSampling
+
+
+def adjust(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
+    """float32 [R, V] to [R, V], the same array when no row asks for a change."""
+    if any(row.params.logit_bias for row in rows):
+        logits = _biased(logits, [row.params for row in rows])
+    penalised = [i for i, row in enumerate(rows) if row.params.needs_history]
+    if penalised:
+        where = mx.array(penalised)
+        part = _penalised(logits[where], [rows[i] for i in penalised])
+        logits = _with_rows(logits, where, part)
+    masked = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
+    if masked:
+        where = mx.array([i for i, _ in masked])
+        part = _masked(logits[where], np.stack([mask for _, mask in masked]))
+        logits = _with_rows(logits, where, part)
+    return logits
+
+
+def _with_rows(logits: mx.array, where: mx.array, part: mx.array) -> mx.array:
+    """A copy of `logits` [R, V] with `part` [N, V] at the rows `where` [N]."""
+    if part.shape[0] == logits.shape[0]:
+        return part
+    copy = logits[:]
+    copy[where] = part
+    return copy
+
+
+def _biased(logits: mx.array, params: Sequence[SamplingParams]) -> mx.array:
+    """Adds each row's (token, bias) pairs; a token named twice gets both."""
+    sums: dict[tuple[int, int], float] = {}
+    for i, row in enumerate(params):
+        for token, bias in row.logit_bias:
+            sums[i, token] = sums.get((i, token), 0.0) + bias
+    index = np.array(list(sums), dtype=np.int32)  # [N, 2]
+    if index[:, 1].min() < 0 or index[:, 1].max() >= logits.shape[1]:
+        raise IndexError(f"logit_bias names a token outside 0..{logits.shape[1] - 1}")
+    biases = mx.array(np.array(list(sums.values()), dtype=np.float32))
+    return logits.at[mx.array(index[:, 0]), mx.array(index[:, 1])].add(biases)
+
+
+def _penalised(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
+    """Repetition penalty over prompt and answer, then frequency and presence over the answer."""
+    histories = [_history(row) for row in rows]
+    pending = [(i, row.pending) for i, row in enumerate(rows) if row.pending is not None]
+    counts = mx.zeros(logits.shape, dtype=mx.float32)
+    counts = _counted(counts, enumerate(h.generated for h in histories))
+    if pending:
+        ids = mx.concatenate([token for _, token in pending])
+        counts = counts.at[mx.array([i for i, _ in pending]), ids].add(1.0)
+    if any(row.params.repetition_penalty != 1 for row in rows):
+        prompts = [
+            (i, h.prompt) for i, h in enumerate(histories) if rows[i].params.repetition_penalty != 1
+        ]
+        seen = _counted(counts, prompts) > 0
+        penalty = mx.where(seen, _column([row.params.repetition_penalty for row in rows]), 1.0)
+        logits = mx.where(logits > 0, logits / penalty, logits * penalty)
+    frequency = _column([row.params.frequency_penalty for row in rows])
+    presence = _column([row.params.presence_penalty for row in rows])
+    return logits - counts * frequency - (counts > 0) * presence
+
+
+def _history(row: RowSampling) -> History:
+    if row.history is None:
+        raise ValueError("a row with penalties came without its history")
+    return row.history
+
+
+def _counted(counts: mx.array, histories: Iterable[tuple[int, npt.NDArray[np.int32]]]) -> mx.array:
+    """`counts` [R, V] with one more for each token of each (row, ids).
+
+    Ids outside the vocabulary (placeholders of media may be) have no logit and count for nothing.
+    """
+    rows, ids = [], []
+    for row, tokens in histories:
+        known = tokens[(tokens >= 0) & (tokens < counts.shape[1])]
+        rows.append(np.full(known.shape, row, dtype=np.int32))
+        ids.append(known)
+    if not sum(known.size for known in ids):
+        return counts
+    return counts.at[mx.array(np.concatenate(rows)), mx.array(np.concatenate(ids))].add(1.0)
+
+
+def _column(values: list[float]) -> mx.array:
+    return mx.array(values, dtype=mx.float32)[:, None]
+
+
+def _masked(logits: mx.array, words: npt.NDArray[np.uint32]) -> mx.array:
+    """-inf where a bit of `words` [R, W] is 0, and past the last word."""
+    vocab = logits.shape[1]
+    bits = (mx.array(words)[..., None] >> mx.arange(32, dtype=mx.uint32)) & 1  # [R, W, 32]
+    allowed = bits.flatten(1)[:, :vocab].astype(mx.bool_)
+    if (missing := vocab - allowed.shape[1]) > 0:
+        allowed = mx.pad(allowed, [(0, 0), (0, missing)])
+    return mx.where(allowed, logits, -math.inf)

@@ -1,0 +1,56 @@
+"""What the sampler is told of a row, and what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from quire.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The tokens before the one that is drawn, as far as the host knows them; int32."""
+
+    prompt: npt.NDArray[np.int32]
+    generated: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """What the sampler needs to know of one row.
+
+    Attributes:
+        position: index in the sequence of the token that is drawn; with the seed, all randomness.
+        history: given when `params.needs_history`.
+        pending: int32 [1] on the device: the token drawn in the step before, which the host has not
+            read yet. It belongs to the generated part of the history.
+        mask: uint32 [ceil(V / 32)]: bit i % 32 of word i // 32 allows token i; None allows all.
+    """
+
+    params: SamplingParams
+    position: int
+    history: History | None = None
+    pending: mx.array | None = None
+    mask: npt.NDArray[np.uint32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Lazy results. Rows that asked for fewer alternatives than K, or for none, ignore the rest.
+
+    Attributes:
+        tokens: int32 [R].
+        logprobs: float32 [R], of the chosen tokens; None when no row wants any.
+        top_ids: int32 [R, K], likeliest first, equals by id; K is the most that any row wants,
+            None when that is 0.
+        top_logprobs: float32 [R, K].
+    """
+
+    tokens: mx.array
+    logprobs: mx.array | None = None
+    top_ids: mx.array | None = None
+    top_logprobs: mx.array | None = None
