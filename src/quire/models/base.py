@@ -8,7 +8,7 @@ with its own position, and `Step.attend` lets each row see exactly the keys that
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -100,5 +100,16 @@ class LanguageModel(nn.Module):
 
     @classmethod
     @abstractmethod
-    def sanitize(cls, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """Translates foreign checkpoint names and layouts (Hugging Face, MLX) to this module's."""
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        """Builds the module, weights not yet read, from the contents of `config.json`.
+
+        Raises:
+            ModelError: a value is missing, or one that this family does not know.
+        """
+
+    @abstractmethod
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        """Translates foreign checkpoint names and layouts (Hugging Face, MLX) to this module's.
+
+        What it leaves out is left out by name. Arrays may be packed codes with their `scales`.
+        """

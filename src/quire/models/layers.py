@@ -1,0 +1,51 @@
+"""Layers that families share. Rows are a step's tokens: `[T, hidden]`, no batch axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.nn as nn
+
+Activation = Callable[[mx.array], mx.array]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": nn.silu,
+    "gelu_pytorch_tanh": nn.gelu_approx,
+    "gelu": nn.gelu,
+}
+"""The values of `hidden_act` and `hidden_activation` that are known."""
+
+
+class GatedMLP(nn.Module):
+    """`down(act(gate(x)) * up(x))` (SwiGLU with silu, GeGLU with gelu; arXiv:2002.05202)."""
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, activation: str, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
+        self._activation = ACTIVATIONS[activation]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        y: mx.array = self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
+        return y
+
+
+def embed(table: nn.Embedding, tokens: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Looks up rows `[T, hidden]`. Some packed tables decode to bfloat16 whatever the model is."""
+    rows: mx.array = table(tokens)
+    return rows if rows.dtype == dtype else rows.astype(dtype)
+
+
+def project_logits(
+    hidden: mx.array, table: nn.Embedding, head: nn.Linear | None, softcap: float | None = None
+) -> mx.array:
+    """`[R, hidden]` -> `[R, vocab]` in float32, by the head or, where it is tied, by the table."""
+    logits: mx.array = table.as_linear(hidden) if head is None else head(hidden)
+    if logits.dtype != mx.float32:
+        logits = logits.astype(mx.float32)
+    return logits if softcap is None else mx.tanh(logits / softcap) * softcap

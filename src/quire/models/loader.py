@@ -1,0 +1,210 @@
+"""Opens a model: finds its files, builds its family, checks that it fits, reads its weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import psutil
+from mlx.utils import tree_flatten
+
+from quire.errors import ModelError
+from quire.models import quantization
+from quire.models.base import LanguageModel
+from quire.models.hub import find_folder
+from quire.models.registry import family
+from quire.models.safetensors import find_shards, fingerprint, read_header
+from quire.models.tokens import end_token_ids
+
+DTYPES: dict[str, mx.Dtype] = {
+    "float32": mx.float32,
+    "float16": mx.float16,
+    "bfloat16": mx.bfloat16,
+}
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes of weights ready, bytes in all)."""
+
+_EVAL_BYTES = 256 << 20  # weights made ready at once; bounds what a conversion holds twice
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run.
+
+    Attributes:
+        config: the contents of `config.json`.
+        path: the folder that holds weights, tokenizer and template.
+        eos_ids: every token that ends an answer, by config, generation config and tokenizer.
+        fingerprint: changes with the weights, their configuration, and the dtype they run in.
+        parameter_bytes: memory that the weights hold.
+        context_length: tokens that prompt and answer may have together.
+        dtype: name of the type that activations have, e.g. "bfloat16".
+    """
+
+    model: LanguageModel
+    config: dict[str, Any]
+    path: Path
+    eos_ids: frozenset[int]
+    fingerprint: str
+    parameter_bytes: int
+    context_length: int
+    dtype: str
+
+
+def open_model(
+    path_or_hub_id: str,
+    *,
+    dtype: str = "",
+    memory_limit: int | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Loads a model from a folder or from the Hugging Face hub.
+
+    Args:
+        dtype: "float32", "float16" or "bfloat16"; "" is the checkpoint's on a GPU and float32 on
+            a CPU, which has no faster type.
+        memory_limit: bytes that the weights may take; None is what the machine has.
+
+    Raises:
+        ModelError: the folder cannot be opened; the message names what is wrong with it.
+    """
+    if dtype and dtype not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+    folder = find_folder(path_or_hub_id)
+    config = _read_config(folder)
+    quantization.check_config(config)
+    model = family(config["model_type"]).from_config(config)
+    shards = find_shards(folder)
+    target = DTYPES.get(dtype) or (mx.float32 if mx.default_device() == mx.cpu else None)
+    _attach(model, model.sanitize(_read_lazily(shards)), target, folder)
+    model.eval()
+    parameter_bytes = _check_fits(model, memory_limit, folder)
+    _evaluate(model, parameter_bytes, progress)
+    resolved = _dtype_name(model)
+    config_bytes = (folder / "config.json").read_bytes()
+    return LoadedModel(
+        model=model,
+        config=config,
+        path=folder,
+        eos_ids=end_token_ids(folder, config),
+        fingerprint=fingerprint(shards, config_bytes + resolved.encode()),
+        parameter_bytes=parameter_bytes,
+        context_length=_context_length(config),
+        dtype=resolved,
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder}: no config.json")
+    try:
+        config = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{path}: not JSON: {error}") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ModelError(f"{path}: no 'model_type'")
+    return config
+
+
+def _read_lazily(shards: list[Path]) -> dict[str, mx.array]:
+    """All tensors by name. MLX reads their data when they are evaluated, not here."""
+    weights: dict[str, mx.array] = {}
+    for path in shards:
+        read_header(path)  # a file that was cut short is refused before anything is read
+        try:
+            weights |= mx.load(str(path))
+        except (RuntimeError, ValueError) as error:  # a tensor type that MLX does not have
+            raise ModelError(f"{path}: {error}") from error
+    return weights
+
+
+def _attach(
+    model: LanguageModel, weights: dict[str, mx.array], target: mx.Dtype | None, folder: Path
+) -> None:
+    """Puts the tensors in their places, packed where the checkpoint is packed.
+
+    Raises:
+        ModelError: a tensor is missing, has no place, or has the wrong shape.
+    """
+    quantization.pack_like(model, weights)
+    places: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    for problem, names in (
+        ("has no tensor", places.keys() - weights.keys()),
+        ("has a tensor that this family does not know,", weights.keys() - places.keys()),
+    ):
+        if names:
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise ModelError(f"{folder}: {problem} {min(names)!r}{more}")
+    for name, array in weights.items():
+        if array.shape != places[name].shape:
+            raise ModelError(
+                f"{folder}: tensor {name!r} has shape {list(array.shape)}, "
+                f"config.json asks for {list(places[name].shape)}"
+            )
+        if target is not None and mx.issubdtype(array.dtype, mx.floating):
+            weights[name] = array.astype(target)
+    model.load_weights(list(weights.items()))
+
+
+def _check_fits(model: nn.Module, limit: int | None, folder: Path) -> int:
+    """Bytes of the weights, from their shapes alone.
+
+    Raises:
+        ModelError: more than `limit`, naming both numbers.
+    """
+    needed = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    available = _memory_for_weights() if limit is None else limit
+    if needed > available:
+        raise ModelError(
+            f"{folder}: the weights need {needed:,} bytes of memory, {available:,} are available"
+        )
+    return needed
+
+
+def _memory_for_weights() -> int:
+    """Bytes that weights may take on the default device."""
+    if mx.default_device() == mx.cpu:
+        return psutil.virtual_memory().available
+    info = mx.device_info(mx.default_device())
+    limits = [info[key] for key in ("max_recommended_working_set_size", "memory_size") if key in info]
+    return int(min(limits)) if limits else psutil.virtual_memory().available
+
+
+def _evaluate(model: nn.Module, total: int, progress: Progress | None) -> None:
+    """Reads and converts the weights piece by piece, so that little is held twice."""
+    batch: list[mx.array] = []
+    batch_bytes = done = 0
+    for _, array in tree_flatten(model.parameters()):
+        batch.append(array)
+        batch_bytes += array.nbytes
+        if batch_bytes >= _EVAL_BYTES:
+            mx.eval(batch)
+            done += batch_bytes
+            batch, batch_bytes = [], 0
+            if progress is not None:
+                progress(done, total)
+    mx.eval(batch)
+    if progress is not None:
+        progress(total, total)
+
+
+def _dtype_name(model: LanguageModel) -> str:
+    """The activations' type: that of the final norm, which is never packed."""
+    by_name = dict(tree_flatten(model.parameters()))
+    norm = next(array for name, array in by_name.items() if name.endswith("model.norm.weight"))
+    return str(norm.dtype).removeprefix("mlx.core.")
+
+
+def _context_length(config: dict[str, Any]) -> int:
+    text = config.get("text_config") or config
+    length = text.get("max_position_embeddings")
+    if not isinstance(length, int):
+        raise ModelError("config.json lacks 'max_position_embeddings'")
+    return length

@@ -1,0 +1,68 @@
+"""Packed weights as MLX stores them: codes in `weight`, with `scales` and perhaps `biases`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.errors import ModelError
+
+_FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
+_AFFINE_BITS = (2, 3, 4, 5, 6, 8)
+_MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
+
+
+def check_config(config: dict[str, Any]) -> None:
+    """Refuses packings that are not MLX's (GPTQ, AWQ, FP8 checkpoints and others).
+
+    Raises:
+        ModelError: naming the method.
+    """
+    foreign = config.get("quantization_config") or {}
+    if "quant_method" in foreign:
+        method = foreign["quant_method"]
+        raise ModelError(f"config.json: quantization method {method!r} is not supported")
+    mode = (config.get("quantization") or {}).get("mode", "affine")
+    if mode not in _MODES:
+        known = ", ".join(_MODES)
+        raise ModelError(f"config.json: quantization mode {mode!r} is not supported ({known})")
+
+
+def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
+    """Makes those modules packed for which `weights` holds scales.
+
+    Bits, group size and mode of each module follow from the shapes of its tensors, so mixed
+    precision needs no matching of the config's per-module entries, which use foreign names.
+
+    Raises:
+        ModelError: shapes that no packing of MLX has.
+    """
+
+    def packing(path: str, module: nn.Module) -> bool | dict[str, Any]:
+        scales = weights.get(f"{path}.scales")
+        if scales is None or "weight" not in module:
+            return False
+        return _packing(path, module["weight"].shape[-1], weights, scales)
+
+    nn.quantize(model, class_predicate=packing)
+
+
+def _packing(
+    path: str, width: int, weights: dict[str, mx.array], scales: mx.array
+) -> dict[str, Any]:
+    codes = weights.get(f"{path}.weight")
+    if codes is None or codes.dtype != mx.uint32:
+        raise ModelError(f"tensor '{path}.weight' has scales but holds no packed codes")
+    bits, bits_rest = divmod(codes.shape[-1] * 32, width)
+    group, group_rest = divmod(width, scales.shape[-1])
+    fits = bits_rest == 0 and group_rest == 0
+    if fits and f"{path}.biases" in weights and bits in _AFFINE_BITS:
+        return {"bits": bits, "group_size": group, "mode": "affine"}
+    if fits and scales.dtype == mx.uint8 and (bits, group) in _FLOAT_MODES:
+        return {"bits": bits, "group_size": group, "mode": _FLOAT_MODES[bits, group]}
+    raise ModelError(
+        f"tensor '{path}.weight': {list(codes.shape)} codes with {list(scales.shape)} scales are "
+        f"no packing of {width} columns that MLX has"
+    )

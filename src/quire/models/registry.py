@@ -1,0 +1,24 @@
+"""Which class serves which `model_type`. A new family is one line."""
+
+from __future__ import annotations
+
+from quire.errors import ModelError
+from quire.models.base import LanguageModel
+from quire.models.llama import Llama
+
+FAMILIES: dict[str, type[LanguageModel]] = {
+    "llama": Llama,
+    "mistral": Llama,
+}
+
+
+def family(model_type: str) -> type[LanguageModel]:
+    """The class for a `model_type` of `config.json`.
+
+    Raises:
+        ModelError: no family of that name.
+    """
+    if model_type not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise ModelError(f"model_type {model_type!r} is not supported (known: {known})")
+    return FAMILIES[model_type]

@@ -1,0 +1,195 @@
+"""Rotary position embeddings, with the scalings that checkpoints ask for.
+
+Every row of a step has its own position, so rotation takes the T rows as a batch of one-token
+sequences `[T, heads, 1, head_dim]` with an array of offsets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from quire.errors import ModelError
+from quire.models.arguments import require
+
+KINDS = ("default", "linear", "llama3", "yarn", "proportional")
+
+Rotate = Callable[[mx.array], mx.array]
+"""`[T, heads, 1, head_dim]` -> the same, rotated to the positions of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeParameters:
+    """The keys of `rope_parameters` (transformers 5) or of `rope_theta` and `rope_scaling` (4).
+
+    Attributes:
+        rope_type: one of `KINDS`.
+        partial_rotary_factor: the share of a head's dimensions that is rotated.
+        factor: by how much the context was stretched.
+        attention_factor: yarn: multiplies the rotated vectors; None follows from `factor`.
+    """
+
+    rope_theta: float = 10000.0
+    rope_type: str = "default"
+    partial_rotary_factor: float = 1.0
+    factor: float = 1.0
+    original_max_position_embeddings: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    truncate: bool = True
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> RopeParameters:
+        """Reads the RoPE keys of a model's (text) configuration, old spelling or new."""
+        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        return cls.from_dict(
+            {
+                "rope_theta": config.get("rope_theta"),
+                "partial_rotary_factor": config.get("partial_rotary_factor"),
+                "original_max_position_embeddings": config.get("max_position_embeddings"),
+                **scaling,
+            }
+        )
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RopeParameters:
+        """Reads one dictionary of RoPE parameters.
+
+        Raises:
+            ModelError: the type is not one of `KINDS`, or a key that matters to it is missing.
+        """
+        kind = values.get("rope_type") or values.get("type") or "default"
+        require("rope_type", kind, KINDS)
+        if kind in ("linear", "llama3", "yarn") and values.get("factor") is None:
+            raise ModelError(f"config.json: rope_type {kind!r} needs 'factor'")
+        known = {name: values[name] for name in cls.__slots__ if values.get(name) is not None}
+        return cls(**(known | {"rope_type": kind}))
+
+
+class Rope:
+    """Rotates queries and keys of one kind of layer. Holds constants only, no weights.
+
+    Args:
+        head_dim: size of a head.
+        parameters: which frequencies; see `RopeParameters`.
+    """
+
+    def __init__(self, head_dim: int, parameters: RopeParameters) -> None:
+        frequencies, self._gain = _frequencies(head_dim, parameters)
+        self._dims = 2 * len(frequencies)
+        self._head_dim = head_dim
+        self._frequencies = mx.array(frequencies, dtype=mx.float32)
+        # `mx.fast.rope` wants reciprocals; a pair that stays as it is has an infinite one.
+        with np.errstate(divide="ignore"):
+            self._periods = mx.array(1.0 / frequencies, dtype=mx.float32)
+        self._fused = mx.default_device() != mx.cpu
+        mx.eval(self._frequencies, self._periods)
+
+    def __call__(self, positions: mx.array) -> Rotate:
+        """The rotation of one step, to be made once and used by all layers of this kind.
+
+        A GPU has a fused kernel. On a CPU the same operation is spelled out by MLX, angles
+        included, in every call; sharing the angles between layers makes it half as long.
+
+        Args:
+            positions: `[T]`, integers.
+        """
+        return self._kernel(positions) if self._fused else self._table(positions)
+
+    def _kernel(self, positions: mx.array) -> Rotate:
+        dims, periods, gain = self._dims, self._periods, self._gain
+
+        def rotate(x: mx.array) -> mx.array:
+            y = mx.fast.rope(
+                x, dims, traditional=False, base=None, scale=1.0, offset=positions, freqs=periods
+            )
+            if gain == 1.0:
+                return y
+            return mx.concatenate([y[..., :dims] * gain, y[..., dims:]], axis=-1)
+
+        return rotate
+
+    def _table(self, positions: mx.array) -> Rotate:
+        angles = positions.astype(mx.float32)[:, None] * self._frequencies  # [T, dims / 2]
+        cos, sin = mx.cos(angles) * self._gain, mx.sin(angles) * self._gain
+        cos = mx.concatenate([cos, cos], axis=-1)[:, None, None]  # [T, 1, 1, dims]
+        sin = mx.concatenate([-sin, sin], axis=-1)[:, None, None]
+        half, dims, partial = self._dims // 2, self._dims, self._dims < self._head_dim
+
+        def rotate(x: mx.array) -> mx.array:
+            y = x[..., :dims] if partial else x
+            swapped = mx.concatenate([y[..., half:], y[..., :half]], axis=-1)
+            y = (y * cos + swapped * sin).astype(x.dtype)
+            return mx.concatenate([y, x[..., dims:]], axis=-1) if partial else y
+
+        return rotate
+
+
+def _frequencies(head_dim: int, p: RopeParameters) -> tuple[np.ndarray, float]:
+    """Angles a position for each rotated pair `[dims / 2]`, and what multiplies the result.
+
+    Sources: RoFormer (arXiv:2104.09864), Llama 3.1's reference code, YaRN (arXiv:2309.00071),
+    Gemma 4 (proportional: pairs span the whole head, the last ones stand still).
+    """
+    if p.rope_type == "proportional":
+        rotated = int(p.partial_rotary_factor * head_dim // 2)
+        moving = p.rope_theta ** -(2.0 * np.arange(rotated) / head_dim) / p.factor
+        return np.concatenate([moving, np.zeros(head_dim // 2 - rotated)]), 1.0
+    dims = int(head_dim * p.partial_rotary_factor)
+    plain = p.rope_theta ** -(np.arange(0, dims, 2) / dims)
+    if p.rope_type == "linear":
+        return plain / p.factor, 1.0
+    if p.rope_type == "llama3":
+        return _llama3(plain, p), 1.0
+    if p.rope_type == "yarn":
+        return _yarn(plain, dims, p), _yarn_gain(p)
+    return plain, 1.0
+
+
+def _llama3(plain: np.ndarray, p: RopeParameters) -> np.ndarray:
+    """Stretches slow pairs by `factor`, keeps fast ones, blends those between."""
+    turns = p.original_max_position_embeddings * plain / (2 * math.pi)  # over the old context
+    kept = (turns - p.low_freq_factor) / (p.high_freq_factor - p.low_freq_factor)
+    kept = np.clip(kept, 0.0, 1.0)
+    blended: np.ndarray = plain * (kept + (1.0 - kept) / p.factor)
+    return blended
+
+
+def _yarn(plain: np.ndarray, dims: int, p: RopeParameters) -> np.ndarray:
+    """Interpolates pairs with few turns over the old context, keeps those with many."""
+
+    def pair_with(turns: float) -> float:
+        wavelength = p.original_max_position_embeddings / (turns * 2 * math.pi)
+        return dims * math.log(wavelength) / (2 * math.log(p.rope_theta))
+
+    low, high = pair_with(p.beta_fast), pair_with(p.beta_slow)
+    if p.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    if low == high:
+        high += 0.001  # a ramp needs a width
+    stretched = np.clip((np.arange(dims // 2) - low) / (high - low), 0.0, 1.0)
+    blended: np.ndarray = plain * (1.0 - stretched + stretched / p.factor)
+    return blended
+
+
+def _yarn_gain(p: RopeParameters) -> float:
+    if p.attention_factor is not None:
+        return p.attention_factor
+
+    def gain(mscale: float) -> float:
+        return 1.0 if p.factor <= 1 else 0.1 * mscale * math.log(p.factor) + 1.0
+
+    if p.mscale and p.mscale_all_dim:
+        return gain(p.mscale) / gain(p.mscale_all_dim)
+    return gain(1.0)

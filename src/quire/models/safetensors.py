@@ -1,0 +1,80 @@
+"""What the headers of safetensors files say, without reading their data.
+
+Format: 8 bytes little-endian header length, a JSON header, the data
+(https://huggingface.co/docs/safetensors).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from quire.errors import ModelError
+
+_MAX_HEADER = 100 << 20
+_SAMPLES = 16
+_SAMPLE_BYTES = 4096
+
+
+def find_shards(folder: Path) -> list[Path]:
+    """The weight files of a model folder, sorted: those of its index, or all there are.
+
+    Raises:
+        ModelError: there are none, or one that the index lists is missing.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        for name in names:
+            if not (folder / name).is_file():
+                raise ModelError(f"{folder}: weight file {name!r}, listed in the index, is missing")
+        return [folder / name for name in names]
+    shards = sorted(folder.glob("*.safetensors"))
+    if not shards:
+        raise ModelError(f"{folder}: no .safetensors files")
+    return shards
+
+
+def read_header(path: Path) -> bytes:
+    """The JSON header of one file, checked against the file's size.
+
+    Raises:
+        ModelError: not a safetensors file, or one that was cut short.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _MAX_HEADER):
+            raise ModelError(f"{path}: not a safetensors file, or cut short at {size} bytes")
+        header = file.read(length)
+    try:
+        entries = json.loads(header)
+    except ValueError as error:
+        raise ModelError(f"{path}: the safetensors header is not JSON: {error}") from error
+    ends = [e["data_offsets"][1] for name, e in entries.items() if name != "__metadata__"]
+    expected = 8 + length + max(ends, default=0)
+    if size != expected:
+        raise ModelError(f"{path}: {size} bytes, but its header promises {expected}")
+    return header
+
+
+def fingerprint(shards: list[Path], extra: bytes) -> str:
+    """A hash that tells one set of weights from another, cheap for any size.
+
+    Covers every header (names, shapes, types), every size, samples spread over the data of each
+    file, and `extra`. Two files that differ only between the samples are not told apart: it guards
+    against mixing models up, not against forgery.
+    """
+    digest = hashlib.sha256(extra)
+    for path in shards:
+        header = read_header(path)
+        size = path.stat().st_size
+        digest.update(size.to_bytes(8, "little") + header)
+        first = 8 + len(header)
+        stride = max((size - first) // _SAMPLES, _SAMPLE_BYTES)
+        with path.open("rb") as file:
+            for offset in range(first, size, stride):
+                file.seek(offset)
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:32]

@@ -1,0 +1,67 @@
+"""A `Step` of one whole sequence: what a model computes when nobody shares the step with it."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from quire.cache.specs import LayerSpec, SharedKV, WindowKV
+from quire.models.base import LanguageModel, RecurrentSegment
+
+
+class SoloStep:
+    """The whole prompt at once, plain attention with an explicit mask from the layer's spec."""
+
+    def __init__(self, layout: tuple[LayerSpec, ...], tokens: list[int]) -> None:
+        self.tokens = mx.array(tokens, dtype=mx.int32)
+        self.positions = mx.arange(len(tokens), dtype=mx.int32)
+        self.embeddings: mx.array | None = None
+        self._layout = layout
+        self._stored: dict[int, tuple[mx.array, mx.array]] = {}
+
+    def attend(
+        self,
+        layer: int,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        *,
+        scale: float,
+        sinks: mx.array | None = None,
+    ) -> mx.array:
+        spec = self._layout[layer]
+        source = spec.layer if isinstance(spec, SharedKV) else layer
+        if k is not None and v is not None:
+            assert not isinstance(spec, SharedKV)
+            self._stored[layer] = (k, v)
+        k, v = self._stored[source]
+        distance = self.positions[:, None] - self.positions[None, :]
+        visible = distance >= 0
+        spec = self._layout[source]
+        if isinstance(spec, WindowKV):
+            visible = visible & (distance < spec.window)
+        out = mx.fast.scaled_dot_product_attention(
+            q.swapaxes(0, 1)[None],
+            k.swapaxes(0, 1)[None],
+            v.swapaxes(0, 1)[None],
+            scale=scale,
+            mask=visible,
+            sinks=sinks,
+        )
+        return out[0].swapaxes(0, 1)
+
+    def recurrent(self, layer: int) -> list[RecurrentSegment]:
+        raise NotImplementedError(f"layer {layer} is not recurrent")
+
+
+def solo_logits(model: LanguageModel, tokens: list[int]) -> mx.array:
+    """Logits `[len(tokens), vocab]` of one sequence computed at once."""
+    return model.logits(model(SoloStep(model.layout, tokens)))
+
+
+def solo_greedy(model: LanguageModel, prompt: list[int], count: int) -> list[int]:
+    """Greedy continuation, everything computed anew for each token."""
+    tokens = list(prompt)
+    for _ in range(count):
+        hidden = model(SoloStep(model.layout, tokens))
+        tokens.append(int(mx.argmax(model.logits(hidden[-1:])[0]).item()))
+    return tokens[len(prompt) :]

@@ -1,0 +1,74 @@
+"""Every family against Hugging Face transformers: same folder, same logits, same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from quire.models.loader import open_model
+from tests.models.solo import solo_greedy, solo_logits
+
+pytestmark = pytest.mark.oracle
+pytest.importorskip("torch", reason="the oracle needs torch")
+pytest.importorskip("transformers", reason="the oracle is transformers")
+
+from transformers import LlamaConfig, MistralConfig  # noqa: E402
+
+from tests.models import oracle  # noqa: E402
+
+PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(45)]
+SHAPE = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**SHAPE, rope_parameters=LLAMA3),
+    "llama-tied-linear": lambda: LlamaConfig(
+        **SHAPE,
+        tie_word_embeddings=True,
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters={"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
+    ),
+    "llama-yarn": lambda: LlamaConfig(**SHAPE, rope_parameters=YARN),
+    "mistral-window": lambda: MistralConfig(**SHAPE, sliding_window=32),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_and_greedy_tokens_match(name: str, tmp_path: Path) -> None:
+    reference = oracle.save_random(CONFIGS[name](), tmp_path)
+    loaded = open_model(str(tmp_path))
+
+    ours = solo_logits(loaded.model, PROMPT)
+    theirs = oracle.reference_logits(reference, PROMPT)
+
+    assert ours.dtype == mx.float32
+    assert mx.max(mx.abs(ours - theirs)).item() < 1e-4
+    expected = oracle.reference_greedy(reference, PROMPT, 100)
+    assert len(set(expected)) > 10, "a degenerate continuation proves nothing"
+    assert solo_greedy(loaded.model, PROMPT, 100) == expected
