@@ -1,0 +1,282 @@
+"""Chat templates: messages to the prompt's text, as `apply_chat_template` of transformers 5 does.
+
+A template is a program that came with the model, so it runs in jinja's immutable sandbox, sees
+plain JSON values only, and whatever it raises is an answer to the messages that it was given.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.meta
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+import jinja2.utils
+
+from quire.errors import ModelError, RequestError
+from quire.text.folder import read_object, read_text
+
+_DEFAULT = "default"
+_TOOL_USE = "tool_use"
+# A message's thought has had several names. The first is the one that most templates read.
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+# Marks the end of a message that the model is to go on with. The private-use character does not
+# come up in templates.
+_CONTINUE = "\ue0f0continue"
+
+
+class ChatTemplate:
+    """A model's chat templates, compiled.
+
+    Args:
+        sources: template text by name. "default" serves, and "tool_use" where there are tools.
+        special_tokens: names such as `bos_token` and their text, visible to the template.
+
+    Attributes:
+        variables: what the templates read from outside; tells whether `enable_thinking`, say, has
+            an effect.
+
+    Raises:
+        ModelError: a template is not valid jinja.
+    """
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        self._sources = dict(sources)
+        self._special_tokens = dict(special_tokens)
+        environment = _environment()
+        self._compiled: dict[str, jinja2.Template] = {}
+        variables: set[str] = set()
+        for name, source in self._sources.items():
+            try:
+                self._compiled[name] = environment.from_string(source)
+                variables |= jinja2.meta.find_undeclared_variables(environment.parse(source))
+            except jinja2.TemplateSyntaxError as error:
+                raise ModelError(
+                    f"chat template {name!r}, line {error.lineno}: {error.message}"
+                ) from error
+        self.variables = frozenset(variables - environment.globals.keys())
+
+    @classmethod
+    def open(cls, folder: str | Path, special_tokens: Mapping[str, str]) -> ChatTemplate:
+        """Reads the templates of a model folder; there may be none (see `exists`).
+
+        Files (`chat_template.jinja`, `additional_chat_templates/NAME.jinja`) take the place of
+        what `tokenizer_config.json` says; `chat_template.json` is read where neither has any.
+
+        Raises:
+            ModelError: a file cannot be understood.
+        """
+        return cls(_sources_of(Path(folder)), special_tokens)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the model has a chat template at all."""
+        return bool(self._sources)
+
+    @property
+    def source(self) -> str:
+        """The text of all templates, for choosing a dialect by what they write."""
+        return "\n".join(self._sources.values())
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt's text.
+
+        Args:
+            messages: OpenAI-shaped messages, plain JSON values. Keys that hold None are left out.
+            tools: OpenAI-shaped tools; None for none.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            continue_final: end within the last message, for the model to go on with it; no
+                generation prompt then.
+            kwargs: more variables for the template, e.g. `enable_thinking`.
+
+        Raises:
+            RequestError: the template refuses the messages, or there is no template.
+        """
+        template = self._choose(tools)
+        conversation = [_as_template_sees(message) for message in messages]
+        if not conversation:
+            raise RequestError("messages: at least one message is needed", param="messages")
+        if continue_final:
+            add_generation_prompt = False
+            conversation[-1] = _marked(conversation[-1])
+        variables = self._special_tokens | {"documents": None} | kwargs
+        variables |= {"messages": conversation, "tools": tools}
+        try:
+            text = template.render(variables, add_generation_prompt=add_generation_prompt)
+        except jinja2.TemplateError as error:
+            raise _refusal(str(error)) from error
+        except Exception as error:  # the template is the model's own program: it may raise anything
+            raise _refusal(f"{type(error).__name__}: {error}") from error
+        return _cut_at_mark(text) if continue_final else text
+
+    def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
+        wanted = (_TOOL_USE, _DEFAULT) if tools is not None else (_DEFAULT,)
+        for name in wanted:
+            if name in self._compiled:
+                return self._compiled[name]
+        if self._compiled:
+            names = ", ".join(sorted(self._compiled))
+            reason = f"this model has no default chat template, only {names}"
+        else:
+            reason = "this model has no chat template"
+        raise RequestError(f"messages: {reason}", param="messages", code="no_chat_template")
+
+
+def _refusal(reason: str) -> RequestError:
+    return RequestError(
+        f"messages: the model's chat template refuses them: {reason}",
+        param="messages",
+        code="chat_template_error",
+    )
+
+
+def _as_template_sees(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The message without its nulls, its thought under each name that templates read."""
+    seen = {key: value for key, value in message.items() if value is not None}
+    for name in _REASONING_NAMES:
+        if name in seen:
+            return {"thinking": seen[name], **seen, "reasoning_content": seen[name]}
+    return seen
+
+
+def _marked(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its text ending in the mark."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + _CONTINUE}
+    if isinstance(content, list):
+        for index in reversed(range(len(content))):
+            part = content[index]
+            if isinstance(part.get("text"), str):
+                marked = {**part, "text": part["text"] + _CONTINUE}
+                return {**message, "content": [*content[:index], marked, *content[index + 1 :]]}
+    raise RequestError("messages: the last message has no text to go on with", param="messages")
+
+
+def _cut_at_mark(text: str) -> str:
+    if _CONTINUE not in text:
+        raise _refusal("it leaves out the end of the last message")
+    return text[: text.rindex(_CONTINUE)]
+
+
+def _sources_of(folder: Path) -> dict[str, str]:
+    sources: dict[str, str] = {}
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        sources[path.stem] = read_text(path) or ""
+    single = read_text(folder / "chat_template.jinja")
+    if single is not None:
+        sources[_DEFAULT] = single
+    if sources:
+        return sources
+    for name in ("tokenizer_config.json", "chat_template.json"):
+        sources = _sources_in(read_object(folder / name).get("chat_template"), folder / name)
+        if sources:
+            break
+    return sources
+
+
+def _sources_in(value: Any, path: Path) -> dict[str, str]:
+    """The `chat_template` entry of a configuration: nothing, one text, or a list with names."""
+    match value:
+        case None:
+            return {}
+        case str():
+            return {_DEFAULT: value}
+        case list() if all(isinstance(entry, dict) for entry in value):
+            return {str(entry["name"]): str(entry["template"]) for entry in value}
+        case _:
+            raise ModelError(f"{path}: chat_template is neither a text nor a list of templates")
+
+
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` marks what the assistant wrote, for training; here it only renders."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja's own interface)
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+class _Dict:
+    """`dict` for templates: makes dictionaries, and is not Python's class with all its methods."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """jinja's `namespace` without names that reach into Python's own."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # `self` must stay usable as a keyword
+        names = dict(*args[1:], **kwargs)
+        for name in names:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(args[0], names)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: str) -> None:
+    if name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"namespace names must not begin with _: {name!r}")
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As transformers has it: jinja's own filter would escape what HTML needs escaped."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)
+
+
+def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _Namespace
+    return environment

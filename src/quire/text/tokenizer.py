@@ -1,0 +1,218 @@
+"""Text to token ids and back, from a model folder, with the `tokenizers` library alone.
+
+Follows what `AutoTokenizer` of transformers 5 does with the same files, so that ids and texts
+agree: `tokenizer.json` is the tokenizer, beginning and end tokens are added as its post-processor
+says, and `tokenizer_config.json` (or, where that lists no added tokens, `special_tokens_map.json`)
+may name or add special tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import tokenizers
+
+from quire.errors import ModelError
+from quire.text.folder import read_object
+from quire.text.pieces import PieceTable, rule_of
+
+_NAMED = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class Tokenizer:
+    """A model's tokenizer. Immutable once open; any thread may use it.
+
+    Attributes:
+        path: the folder.
+        backend: the `tokenizers` object; not to be changed.
+        special_tokens: text of the named special tokens, e.g. `bos_token`; what templates see.
+        special_ids: ids of all tokens marked special.
+        eos_ids: ids that end an answer, from `generation_config.json`, `config.json` and the
+            tokenizer together.
+        vocab_size: one more than the highest id. A model's embedding may have more rows.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str],
+        eos_ids: Iterable[int] = (),
+    ) -> None:
+        self.path = path
+        self.backend = backend
+        self.special_tokens = MappingProxyType(dict(special_tokens))
+        added = backend.get_added_tokens_decoder()
+        self._added = MappingProxyType({token.content: id for id, token in added.items()})
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        own = (self.eos_id,) if self.eos_id is not None else ()
+        self.eos_ids = frozenset((*own, *eos_ids))
+        highest = max(added, default=-1)
+        self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), highest + 1)
+        rule = rule_of(backend)
+        self._shown = None if rule is None else PieceTable(backend, rule, self.special_ids)
+        self._all = None if rule is None else PieceTable(backend, rule, frozenset())
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Tokenizer:
+        """Reads a model folder.
+
+        Raises:
+            ModelError: `tokenizer.json` is missing, or a file cannot be understood.
+        """
+        folder = Path(folder)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise ModelError(f"{folder} has no tokenizer.json")
+        try:
+            backend = tokenizers.Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises bare Exception for a file it cannot parse
+            raise ModelError(f"cannot read {file}: {error}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        config = _config_of(folder)
+        backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
+        named = _named_tokens(config)
+        _add_tokens(backend, config, named)
+        special_tokens = {name: _content(token) for name, token in named.items()}
+        return cls(folder, backend, special_tokens, _eos_ids_of(folder))
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id of the token that begins a text, where the tokenizer names one."""
+        return self._named_id("bos_token")
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id of the tokenizer's own end token; see `eos_ids` for all that end an answer."""
+        return self._named_id("eos_token")
+
+    @property
+    def added_tokens(self) -> Mapping[str, int]:
+        """Text -> id of the tokens that are matched whole, special or not."""
+        return self._added
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a text. Long texts take milliseconds, during which other threads run.
+
+        Args:
+            add_special_tokens: add what the tokenizer's post-processor adds, such as a beginning
+                token. Rendered chat templates hold theirs already.
+        """
+        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of a whole sequence. For tokens that still come, use a `Detokenizer`."""
+        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its spelling in the vocabulary, if it is there."""
+        return self.backend.token_to_id(token)
+
+    def token_text(self, token_id: int) -> str | None:
+        """A token's spelling in the vocabulary (not its text), if it is there."""
+        return self.backend.id_to_token(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token adds within a text; empty for an id that is not there."""
+        if self._all is None:
+            return self.backend.decode([token_id], skip_special_tokens=False).encode()
+        piece = self._all[token_id]
+        return piece.encode() if isinstance(piece, str) else piece
+
+    def pieces(self, *, skip_special: bool) -> PieceTable | None:
+        """What each token adds to a text; None if the decoder does not work token by token."""
+        return self._shown if skip_special else self._all
+
+    def _named_id(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.backend.token_to_id(token)
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    """`tokenizer_config.json`, completed as transformers does for files of older versions."""
+    config = read_object(folder / "tokenizer_config.json")
+    if "additional_special_tokens" in config and not config.get("extra_special_tokens"):
+        config["extra_special_tokens"] = config.pop("additional_special_tokens")
+    if "added_tokens_decoder" not in config:
+        special = read_object(folder / "special_tokens_map.json")
+        if "additional_special_tokens" in special:
+            special.setdefault("extra_special_tokens", special.pop("additional_special_tokens"))
+        config |= special
+    return config
+
+
+def _named_tokens(config: Mapping[str, Any]) -> dict[str, str | dict[str, Any]]:
+    """The tokens that the configuration names: the usual ones, then the model's own."""
+    own = {
+        name: token
+        for name, token in config.items()
+        if name not in _NAMED and name.endswith("_token") and isinstance(token, str | dict)
+    }
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        own |= extra
+    usual = {name: config[name] for name in _NAMED if config.get(name) is not None}
+    return usual | own
+
+
+def _add_tokens(
+    backend: tokenizers.Tokenizer,
+    config: Mapping[str, Any],
+    named: Mapping[str, str | dict[str, Any]],
+) -> None:
+    """Makes the tokenizer know the tokens that only its configuration lists."""
+    names = {_content(token) for token in named.values()}
+    listed = config.get("added_tokens_decoder", {})
+    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
+        backend.add_tokens([_added_token(entry, special=entry["content"] in names)])
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    extra = config.get("extra_special_tokens")
+    for token in [*named.values(), *(extra if isinstance(extra, list) else ())]:
+        if _content(token) not in known:
+            backend.add_tokens([_added_token(token, special=True)])
+            known.add(_content(token))
+
+
+def _added_token(entry: str | dict[str, Any], *, special: bool) -> tokenizers.AddedToken:
+    """An entry as the library wants it; `special` marks it so even if the entry does not."""
+    if isinstance(entry, str):
+        return tokenizers.AddedToken(entry, special=special)
+    flags = {
+        name: bool(entry[name])
+        for name in ("single_word", "lstrip", "rstrip", "normalized")
+        if name in entry
+    }
+    marked = special or bool(entry.get("special", False))
+    return tokenizers.AddedToken(entry["content"], special=marked, **flags)
+
+
+def _content(token: str | dict[str, Any]) -> str:
+    return token if isinstance(token, str) else str(token["content"])
+
+
+def _eos_ids_of(folder: Path) -> list[int]:
+    """What the model's configurations add to the tokenizer's end token."""
+    config = read_object(folder / "config.json")
+    text_config = config.get("text_config")
+    sources = [
+        read_object(folder / "generation_config.json"),
+        config,
+        text_config if isinstance(text_config, dict) else {},
+    ]
+    ids: list[int] = []
+    for source in sources:
+        value = source.get("eos_token_id")
+        ids += value if isinstance(value, list) else [] if value is None else [value]
+    return ids

@@ -1,0 +1,131 @@
+"""Cuts what Claude Code changes in its prompts with each request.
+
+Two things differ from request to request though nothing was said: a billing header at the head of
+the system prompt, and a countdown of tokens behind user messages and tool results. Either makes the
+prompts part early, so that nothing after it can be read from the prefix cache. Their shapes, as
+seen on the wire (anthropics/claude-code issues 68900 and 90342):
+
+    x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=sdk-cli; cch=36ee5;
+    <total_tokens>14999841 tokens left</total_tokens>
+
+The header is a system block of its own, or the first line of a system prompt sent as one text. The
+countdown is a block or message of its own, the last paragraph of a text, or a paragraph of the
+system prompt; it may be wrapped in `<system-reminder>`. Text that merely mentions them is left as
+it came, and so are assistant messages.
+
+Works on the messages of either protocol: OpenAI's, or Anthropic's with its `system` beside them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_PAIR = r" [A-Za-z_]+=[^\s;]*"
+_HEADER = rf"x-anthropic-billing-header:(?:{_PAIR};)*{_PAIR};?"
+_MARKER = r"<total_tokens>[0-9]+ tokens left</total_tokens>"
+_COUNTDOWN = rf"(?:<system-reminder>\n{_MARKER}\n</system-reminder>|{_MARKER})"
+
+_HEADER_LINE = re.compile(rf"{_HEADER}[ ]*(?:\n+|\Z)")
+_ONLY_COUNTDOWN = re.compile(rf"\s*{_COUNTDOWN}\s*")
+_LAST_PARAGRAPH = re.compile(rf"(?:\n\n{_COUNTDOWN}\n?)+\Z")
+_PARAGRAPH = re.compile(rf"\A{_COUNTDOWN}\n\n|\n\n{_COUNTDOWN}(?=\n\n|\n?\Z)")
+
+Block = Mapping[str, Any]
+Content = str | Sequence[Block]
+
+
+def drop_from_system(system: Content) -> str | list[Block]:
+    """A system prompt, as one text or as blocks, without header and countdown.
+
+    Blocks of which nothing is left are gone from the list.
+    """
+    if isinstance(system, str):
+        return _clean_system_text(system, first=True)
+    kept: list[Block] = []
+    for index, block in enumerate(system):
+        text = _text_of(block)
+        if text is None:
+            kept.append(block)
+            continue
+        cleaned = _clean_system_text(text, first=index == 0)
+        if cleaned or not text:
+            kept.append(block if cleaned == text else {**block, "text": cleaned})
+    return kept
+
+
+def drop_from_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages without header and countdown; those left untouched are the same objects.
+
+    A message that was nothing but a countdown is gone, unless it is the first: it then is what the
+    user asks about.
+    """
+    kept: list[Mapping[str, Any]] = []
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        if not content or not isinstance(content, str | list):
+            kept.append(message)
+            continue
+        cleaned = _clean_content(content, role=message.get("role"), first=index == 0)
+        if cleaned == content:
+            kept.append(message)
+        elif cleaned or message.get("role") == "tool":  # each call needs its result, even an empty one
+            kept.append({**message, "content": cleaned or ""})
+        elif index == 0 and message.get("role") not in _SYSTEM_ROLES:
+            kept.append(message)
+    return kept
+
+
+_SYSTEM_ROLES = ("system", "developer")
+
+
+def _clean_content(content: Content, *, role: object, first: bool) -> str | list[Block]:
+    if role in _SYSTEM_ROLES:
+        if first:
+            return drop_from_system(content)
+        if isinstance(content, str):
+            return _clean_system_text(content, first=False)
+    if role == "assistant":
+        return content if isinstance(content, str) else list(content)
+    if isinstance(content, str):
+        return _clean_tail(content)
+    return _clean_blocks(content)
+
+
+def _clean_blocks(blocks: Sequence[Block]) -> list[Block]:
+    kept: list[Block] = []
+    for block in blocks:
+        if block.get("type") == "tool_result" and block.get("content"):
+            inner = block["content"]
+            cleaned = _clean_tail(inner) if isinstance(inner, str) else _clean_blocks(inner)
+            kept.append(block if cleaned == inner else {**block, "content": cleaned})
+            continue
+        text = _text_of(block)
+        if text is None:
+            kept.append(block)
+        elif rest := _clean_tail(text):
+            kept.append(block if rest == text else {**block, "text": rest})
+        elif not text:
+            kept.append(block)
+    return kept
+
+
+def _text_of(block: Block) -> str | None:
+    """The text of a text block; None for blocks of other kinds."""
+    text = block.get("text")
+    return text if block.get("type") == "text" and isinstance(text, str) else None
+
+
+def _clean_system_text(text: str, *, first: bool) -> str:
+    if first and (header := _HEADER_LINE.match(text)):
+        text = text[header.end() :]
+    if _ONLY_COUNTDOWN.fullmatch(text):
+        return ""
+    return _PARAGRAPH.sub("", text)
+
+
+def _clean_tail(text: str) -> str:
+    if _ONLY_COUNTDOWN.fullmatch(text):
+        return ""
+    return _LAST_PARAGRAPH.sub("", text)
