@@ -58,11 +58,14 @@ class GrammarSpec:
         source: the schema as JSON text, or the grammar's text.
         start_after: token ids after the last of which the constraint binds (the end of a thought);
             empty binds from the first token.
+        opened_by: token ids with which the model may open that thought first; if it begins otherwise,
+            the constraint binds at once. Empty: the thought is open already, or there is none.
     """
 
     kind: str
     source: str
     start_after: tuple[int, ...] = ()
+    opened_by: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.request import SamplingParams
+from quire.sampling.masks import TokenMask
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +29,14 @@ class RowSampling:
         history: given when `params.needs_history`.
         pending: int32 [1] on the device: the token drawn in the step before, which the host has not
             read yet. It belongs to the generated part of the history.
-        mask: uint32 [ceil(V / 32)]: bit i % 32 of word i // 32 allows token i; None allows all.
+        mask: the tokens that may be drawn; None allows all.
     """
 
     params: SamplingParams
     position: int
     history: History | None = None
     pending: mx.array | None = None
-    mask: npt.NDArray[np.uint32] | None = None
+    mask: TokenMask | None = None
 
 
 @dataclass(frozen=True, slots=True)

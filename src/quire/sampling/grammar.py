@@ -1,0 +1,189 @@
+"""Answers bound to a JSON schema, a regular expression or a Lark grammar, through llguidance.
+
+Imports no mlx, so that the HTTP side can refuse a schema before the request is queued.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from tokenizers import Tokenizer
+
+from quire.errors import RequestError
+from quire.request import GrammarSpec
+from quire.sampling.masks import TokenMask, mask_of
+from quire.sampling.sequence import SequenceWatcher
+
+MAX_KEPT = 64
+"""Compiled grammars kept for the next request that brings the same one."""
+
+_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"
+"""Blanks between the parts of JSON. Bounded, or a model that has lost its way emits them until its
+tokens run out; 64 are a line break and 15 levels of four."""
+
+_LIMITS = LLParserLimits(verbose_errors=False)
+
+
+def check_grammar(spec: GrammarSpec, param: str = "response_format") -> None:
+    """Refuses what cannot be compiled, without needing a tokenizer.
+
+    A Lark grammar that names special tokens needs `GrammarCompiler.compile` instead.
+
+    Raises:
+        RequestError: `param` is at fault (code `invalid_schema`); the message says why.
+    """
+    if message := LLMatcher.validate_grammar(_grammar_text(spec, param), limits=_LIMITS):
+        raise _refused(spec, message, param)
+
+
+class GrammarCompiler:
+    """Makes grammar states for one tokenizer. Safe to share between threads.
+
+    Args:
+        tokenizer: a `tokenizer.json`, or one that is loaded already.
+        vocab_size: the logits a row has; may be more than the tokenizer's tokens, whose surplus is
+            never allowed, or less.
+        eos_ids: the tokens that may follow a complete answer, at least one.
+
+    Raises:
+        ValueError: no `eos_ids`, or a file that is not a tokenizer.
+    """
+
+    def __init__(
+        self, tokenizer: Path | Tokenizer, vocab_size: int, eos_ids: frozenset[int]
+    ) -> None:
+        if not eos_ids:
+            raise ValueError("a grammar needs a token that ends the answer")
+        if isinstance(tokenizer, Path):
+            tokenizer = Tokenizer.from_file(str(tokenizer))
+        else:
+            tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._vocab_size = max(vocab_size, tokenizer.get_vocab_size())
+        self._tokenizer = LLTokenizer(
+            tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=sorted(eos_ids)
+        )
+        self._matcher = lru_cache(MAX_KEPT)(self._compile)
+
+    def compile(self, spec: GrammarSpec, param: str = "response_format") -> GrammarState:
+        """The state of an answer that has not begun.
+
+        Raises:
+            RequestError: `param` is at fault (code `invalid_schema`); the message says why.
+            ValueError: `opened_by` without `start_after`.
+        """
+        if spec.opened_by and not spec.start_after:
+            raise ValueError("what opens the free part must come with what ends it")
+        matcher = self._matcher(GrammarSpec(spec.kind, spec.source), param)
+        return GrammarState(matcher.deep_copy(), spec, self._vocab_size)
+
+    def _compile(self, spec: GrammarSpec, param: str) -> LLMatcher:
+        text = _grammar_text(spec, param)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # each state is a copy of this one and finds it done
+        if matcher.is_error():
+            raise _refused(spec, matcher.get_error(), param)
+        return matcher
+
+
+class GrammarState:
+    """Follows one answer. Made by `GrammarCompiler.compile`.
+
+    The answer is free until `start_after` has come, then bound. With `opened_by` it may also be
+    bound from its first token: the model chooses whether to open the free part.
+    """
+
+    def __init__(self, matcher: LLMatcher, spec: GrammarSpec, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._opening = spec.opened_by
+        self._opened = 0  # how many ids of `_opening` have come
+        self._end = SequenceWatcher(spec.start_after)
+        self._free = bool(spec.start_after) and not spec.opened_by
+
+    @property
+    def free(self) -> bool:
+        """Whether any token may come, so that the host need not read this row before the next."""
+        return self._free
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing but an end token may follow, or one came."""
+        return not self._free and bool(self._matcher.is_stopped())
+
+    def mask(self) -> TokenMask | None:
+        """What may come next; None while the answer is free.
+
+        Raises:
+            RequestError: the grammar outgrew its limits on the way (code `grammar_failed`).
+        """
+        if self._free:
+            return None
+        if self._opened:
+            return mask_of(self._opening[self._opened : self._opened + 1], self._vocab_size)
+        words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
+        self._raise_if_failed()
+        return words | mask_of(self._opening[:1], self._vocab_size) if self._opening else words
+
+    def accept(self, token_id: int) -> None:
+        """Takes the next token of the answer.
+
+        Raises:
+            RequestError: the mask did not allow it (code `grammar_failed`).
+        """
+        if self._free:
+            self._free = not self._end.push(token_id)
+        elif self._opening and token_id == self._opening[self._opened]:
+            self._opened += 1
+            if self._opened == len(self._opening):
+                self._opening, self._opened, self._free = (), 0, True
+        else:
+            self._opening = ()
+            self._matcher.consume_token(token_id)
+            self._raise_if_failed()
+
+    def _raise_if_failed(self) -> None:
+        if self._matcher.is_error():
+            reason = _first_line(self._matcher.get_error())
+            raise RequestError(
+                f"The answer could not be kept to its grammar: {reason}.",
+                param="response_format",
+                code="grammar_failed",
+            )
+
+
+def _grammar_text(spec: GrammarSpec, param: str) -> str:
+    """The grammar in llguidance's own form."""
+    try:
+        match spec.kind:
+            case "json_schema":
+                # Not lenient: a keyword that llguidance can't enforce is refused, not ignored.
+                text = LLMatcher.grammar_from_json_schema(
+                    spec.source, overrides={"whitespace_pattern": _BLANKS, "lenient": False}
+                )
+            case "regex":
+                text = LLMatcher.grammar_from_regex(spec.source)
+            case "lark":
+                text = LLMatcher.grammar_from_lark(spec.source)
+            case _:
+                raise _refused(spec, "there is no such kind of grammar", param)
+    except ValueError as error:
+        raise _refused(spec, str(error), param) from error
+    return str(text)
+
+
+def _refused(spec: GrammarSpec, reason: str, param: str) -> RequestError:
+    return RequestError(
+        f"{param} cannot be compiled as {spec.kind}: {reason.strip()}",
+        param=param,
+        code="invalid_schema",
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0].rstrip(".")

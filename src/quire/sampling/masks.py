@@ -1,0 +1,20 @@
+"""Masks over the vocabulary, one bit a token, as llguidance packs them. Needs numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+TokenMask: TypeAlias = npt.NDArray[np.uint32]
+"""uint32 [ceil(V / 32)]: bit i % 32 of word i // 32 allows token i."""
+
+
+def mask_of(tokens: Iterable[int], vocab_size: int) -> TokenMask:
+    """The mask that allows `tokens` only; one token in it forces that token."""
+    words = np.zeros(-(-vocab_size // 32), dtype=np.uint32)
+    for token in tokens:
+        words[token // 32] |= np.uint32(1 << token % 32)
+    return words
