@@ -17,6 +17,7 @@ from quire.models.registry import family
 
 VOCABULARY = 256
 WINDOW = 32
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def llama_config(**changes: Any) -> dict[str, Any]:
@@ -47,8 +48,73 @@ def llama_config(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def gemma4_config(**changes: Any) -> dict[str, Any]:
+    """Gemma 4 31B in small: two head sizes, full layers with one projection for K and V."""
+    return {
+        "model_type": "gemma4_text",
+        "architectures": ["Gemma4ForCausalLM"],
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": WINDOW,
+        "layer_types": [SLIDING, FULL, SLIDING, FULL],
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rope_parameters": {
+            SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+            FULL: {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.25,
+                "rope_theta": 1000000.0,
+            },
+        },
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": VOCABULARY,
+        "num_kv_shared_layers": 0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+        "eos_token_id": 1,
+    } | changes
+
+
+def gemma4_moe_config(**changes: Any) -> dict[str, Any]:
+    """Gemma 4 26B-A4B in small: experts beside the dense block."""
+    moe = {
+        "enable_moe_block": True,
+        "num_experts": 8,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    }
+    return gemma4_config(**(moe | changes))
+
+
+def gemma4_ple_config(**changes: Any) -> dict[str, Any]:
+    """Gemma 4 E2B in small: per-layer embeddings, shared KV, wide MLPs in the sharing layers."""
+    small = {
+        "num_hidden_layers": 6,
+        "layer_types": [SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL],
+        "attention_k_eq_v": False,
+        "num_global_key_value_heads": None,
+        "hidden_size_per_layer_input": 16,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+    }
+    return gemma4_config(**(small | changes))
+
+
 CONFIGS = {
     "llama": llama_config,
+    "gemma4": gemma4_config,
+    "gemma4_moe": gemma4_moe_config,
+    "gemma4_ple": gemma4_ple_config,
 }
 
 
@@ -63,7 +129,7 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]
         if place.ndim == 1:  # norms and scales stay near one
             weights[name] = 1.0 + 0.1 * noise
         elif "embed" in name:
-            weights[name] = 0.5 * noise
+            weights[name] = 0.1 * noise  # small, else a tied head repeats the token it was given
         else:
             weights[name] = 1.5 * noise * place.shape[-1] ** -0.5
     return weights

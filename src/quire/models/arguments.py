@@ -15,17 +15,16 @@ def read_arguments(cls: type[A], config: dict[str, Any], **computed: Any) -> A:
     """Fills the dataclass `cls` from the keys of `config` that bear its fields' names.
 
     Keys that `cls` does not have are not the model's business (training settings, versions).
-    A null counts as absent where the field has a default. `computed` goes before `config`.
+    A null counts as absent. `computed` goes before `config`.
 
     Raises:
         ModelError: a field without a default has no value.
     """
     values: dict[str, Any] = {}
     for spec in fields(cls):  # type: ignore[arg-type]
-        if spec.name in computed:
-            values[spec.name] = computed[spec.name]
-        elif config.get(spec.name) is not None:
-            values[spec.name] = config[spec.name]
+        value = computed.get(spec.name, config.get(spec.name))
+        if value is not None:
+            values[spec.name] = value
         elif spec.default is MISSING and spec.default_factory is MISSING:
             raise ModelError(
                 f"config.json of a {config.get('model_type')!r} model lacks {spec.name!r}"

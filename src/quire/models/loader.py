@@ -173,7 +173,9 @@ def _memory_for_weights() -> int:
     if mx.default_device() == mx.cpu:
         return psutil.virtual_memory().available
     info = mx.device_info(mx.default_device())
-    limits = [info[key] for key in ("max_recommended_working_set_size", "memory_size") if key in info]
+    limits = [
+        info[key] for key in ("max_recommended_working_set_size", "memory_size") if key in info
+    ]
     return int(min(limits)) if limits else psutil.virtual_memory().available
 
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from quire.errors import ModelError
 from quire.models.base import LanguageModel
+from quire.models.gemma4 import Gemma4
 from quire.models.llama import Llama
 
 FAMILIES: dict[str, type[LanguageModel]] = {
+    "gemma4": Gemma4,
+    "gemma4_text": Gemma4,
     "llama": Llama,
     "mistral": Llama,
 }

@@ -1,0 +1,372 @@
+"""Gemma 4, the text decoder, in all its shapes: E2B, E4B, 26B-A4B, 31B (Google's model cards).
+
+What sets it apart: sliding and full layers with head sizes and RoPE of their own; full layers that
+may use one projection for keys and values; late layers that read the keys and values of an earlier
+one; an embedding of each token for each layer; a mixture of experts beside the dense block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import FullKV, LayerSpec, SharedKV, WindowKV
+from quire.errors import ModelError
+from quire.models.arguments import read_arguments, require
+from quire.models.base import LanguageModel, Step
+from quire.models.layers import ACTIVATIONS, GatedMLP, embed, project_logits
+from quire.models.moe import Experts, choose, stack_experts
+from quire.models.rope import Rope, RopeParameters, Rotate
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+_DEFAULT_ROPE = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+}
+
+# Encoders and projectors of the multimodal checkpoint. The text decoder leaves them alone.
+_MEDIA = ("vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.")
+
+
+@dataclass(frozen=True)
+class Gemma4Arguments:
+    """The keys of the text part of `config.json` that decide the computation.
+
+    Attributes:
+        head_dim, num_key_value_heads: of sliding layers.
+        global_head_dim, num_global_key_value_heads: of full layers.
+        attention_k_eq_v: full layers have no value projection; the keys' serves both.
+        num_kv_shared_layers: how many of the last layers read an earlier layer's cache.
+        use_double_wide_mlp: those layers' MLPs are twice as wide.
+        hidden_size_per_layer_input: size of each layer's own token embedding; 0 is none.
+        layer_types: `sliding_attention` or `full_attention`, one a layer.
+        rope: RoPE by layer type.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    layer_types: tuple[str, ...]
+    global_head_dim: int
+    num_global_key_value_heads: int
+    hidden_activation: str = "gelu_pytorch_tanh"
+    rms_norm_eps: float = 1e-6
+    attention_bias: bool = False
+    attention_k_eq_v: bool = False
+    sliding_window: int = 512
+    final_logit_softcapping: float | None = None
+    tie_word_embeddings: bool = True
+    num_kv_shared_layers: int = 0
+    use_double_wide_mlp: bool = False
+    hidden_size_per_layer_input: int = 256
+    vocab_size_per_layer_input: int = 262_144
+    enable_moe_block: bool = False
+    num_experts: int = 0
+    top_k_experts: int = 0
+    moe_intermediate_size: int = 0
+    use_bidirectional_attention: str | None = None
+    rope: dict[str, RopeParameters] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require("hidden_activation", self.hidden_activation, ACTIVATIONS)
+        # "vision": rows of one image see each other; the engine's visible ranges say so.
+        require("use_bidirectional_attention", self.use_bidirectional_attention, (None, "vision"))
+        for kind in self.layer_types:
+            require("layer_types", kind, (FULL, SLIDING))
+        if len(self.layer_types) != self.num_hidden_layers:
+            raise ModelError(
+                f"config.json: {len(self.layer_types)} layer_types for "
+                f"{self.num_hidden_layers} layers"
+            )
+        if self.enable_moe_block:
+            for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
+                if not getattr(self, name):
+                    raise ModelError(f"config.json: enable_moe_block needs {name!r}")
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Gemma4Arguments:
+        """Reads a text configuration, or the text part of a multimodal one."""
+        text = config.get("text_config") or config
+        layers = text.get("num_hidden_layers", 0)
+        types = text.get("layer_types") or [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
+        types = [*types[:-1], FULL]  # the last layer is full whatever the file says
+        rope = text.get("rope_parameters") or _DEFAULT_ROPE
+        head_dim, kv_heads = _full_layer_shape(text, types)
+        return read_arguments(
+            cls,
+            text,
+            layer_types=tuple(types),
+            rope={kind: RopeParameters.from_dict(rope[kind]) for kind in set(types)},
+            global_head_dim=head_dim,
+            num_global_key_value_heads=kv_heads,
+            # A null means no such embedding; only an absent key means the default size.
+            hidden_size_per_layer_input=text.get("hidden_size_per_layer_input", 256) or 0,
+        )
+
+    @property
+    def first_shared(self) -> int:
+        """The first layer that reads another's cache; the number of layers if none does."""
+        return self.num_hidden_layers - self.num_kv_shared_layers
+
+    def layer_spec(self, index: int) -> LayerSpec:
+        """What layer `index` keeps."""
+        kind = self.layer_types[index]
+        if index >= self.first_shared:
+            own = self.layer_types[: self.first_shared]
+            if kind not in own:
+                raise ModelError(f"config.json: no layer of type {kind!r} comes before the shared")
+            return SharedKV(self.first_shared - 1 - own[::-1].index(kind))
+        if kind == SLIDING:
+            return WindowKV(self.num_key_value_heads, self.head_dim, self.sliding_window)
+        return FullKV(self.num_global_key_value_heads, self.global_head_dim)
+
+
+def _full_layer_shape(text: dict[str, Any], types: list[str]) -> tuple[int | None, int | None]:
+    """Head size and KV heads of full layers (None if the file has neither), in the old spelling or in transformers 5.20's.
+
+    The old has `global_head_dim` and `num_global_key_value_heads` (which counts only where K and V
+    share a projection); the new lists what differs layer by layer in `per_layer_config`.
+    """
+    overrides = text.get("per_layer_config")
+    if overrides is None:
+        heads = text.get("num_global_key_value_heads") if text.get("attention_k_eq_v") else None
+        return text.get("global_head_dim") or 512, heads or text.get("num_key_value_heads")
+    listed = {int(layer): change for layer, change in overrides.items()}
+    full = {index for index, kind in enumerate(types) if kind == FULL}
+    changes = list(listed.values())
+    known = {"head_dim", "num_key_value_heads"}
+    if listed.keys() != full or any(c != changes[0] or c.keys() - known for c in changes):
+        raise ModelError(
+            "config.json: per_layer_config is supported where it gives all full layers, and no "
+            "others, the same head_dim and num_key_value_heads"
+        )
+    return (
+        changes[0].get("head_dim", text.get("head_dim")),
+        changes[0].get("num_key_value_heads", text.get("num_key_value_heads")),
+    )
+
+
+class Attention(nn.Module):
+    """Queries and keys are normalised by head, and values too, so the logits need no scale."""
+
+    def __init__(self, args: Gemma4Arguments, layer: int) -> None:
+        super().__init__()
+        full = args.layer_types[layer] == FULL
+        bias, self._eps, self._layer = args.attention_bias, args.rms_norm_eps, layer
+        self._heads = args.num_attention_heads
+        self._kv_heads = args.num_global_key_value_heads if full else args.num_key_value_heads
+        self._head_dim = args.global_head_dim if full else args.head_dim
+        self._writes = layer < args.first_shared
+        self._one_projection = args.attention_k_eq_v and full
+        self.q_proj = nn.Linear(args.hidden_size, self._heads * self._head_dim, bias=bias)
+        self.q_norm = nn.RMSNorm(self._head_dim, eps=self._eps)
+        if self._writes:
+            width = self._kv_heads * self._head_dim
+            self.k_proj = nn.Linear(args.hidden_size, width, bias=bias)
+            self.k_norm = nn.RMSNorm(self._head_dim, eps=self._eps)
+            if not self._one_projection:
+                self.v_proj = nn.Linear(args.hidden_size, width, bias=bias)
+        self.o_proj = nn.Linear(self._heads * self._head_dim, args.hidden_size, bias=bias)
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        rows = x.shape[0]
+        q = self.q_norm(self.q_proj(x).reshape(rows, self._heads, 1, self._head_dim))
+        q = rotate(q).reshape(rows, self._heads, self._head_dim)
+        k = v = None
+        if self._writes:
+            k, v = self._keys_and_values(x, rotate)
+        out = step.attend(self._layer, q, k, v, scale=1.0)  # [T, heads, head_dim]
+        y: mx.array = self.o_proj(out.reshape(rows, -1))
+        return y
+
+    def _keys_and_values(self, x: mx.array, rotate: Rotate) -> tuple[mx.array, mx.array]:
+        shape = (x.shape[0], self._kv_heads, self._head_dim)
+        k = self.k_proj(x).reshape(x.shape[0], self._kv_heads, 1, self._head_dim)
+        v = k if self._one_projection else self.v_proj(x)
+        v = mx.fast.rms_norm(v.reshape(shape), None, self._eps)
+        return rotate(self.k_norm(k)).reshape(shape), v
+
+
+class Router(nn.Module):
+    """Chooses experts for each row and says how much of each to take."""
+
+    def __init__(self, args: Gemma4Arguments) -> None:
+        super().__init__()
+        self._k, self._eps = args.top_k_experts, args.rms_norm_eps
+        self._root = args.hidden_size**-0.5
+        self.proj = nn.Linear(args.hidden_size, args.num_experts, bias=False)
+        self.scale = mx.ones(args.hidden_size)
+        self.per_expert_scale = mx.ones(args.num_experts)
+
+    def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
+        """`[T, hidden]` -> (experts `[T, k]`, weights `[T, k]` in float32)."""
+        x = mx.fast.rms_norm(x, self.scale * self._root, self._eps)
+        chosen, scores = choose(self.proj(x), self._k)
+        # A softmax over all, cut to the chosen and scaled to one, is a softmax over the chosen.
+        weights = mx.softmax(scores.astype(mx.float32), axis=-1)
+        return chosen, weights * self.per_expert_scale[chosen]
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward between norms on both sides; then the layer's own embedding."""
+
+    def __init__(self, args: Gemma4Arguments, index: int) -> None:
+        super().__init__()
+        hidden, eps = args.hidden_size, args.rms_norm_eps
+        wide = args.use_double_wide_mlp and index >= args.first_shared
+        self.self_attn = Attention(args, index)
+        self.mlp = GatedMLP(
+            hidden, args.intermediate_size * (2 if wide else 1), args.hidden_activation
+        )
+        self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.pre_feedforward_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.post_feedforward_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.layer_scalar = mx.ones(1)
+        self._moe = args.enable_moe_block
+        if self._moe:
+            self.router = Router(args)
+            self.experts = Experts(
+                args.num_experts, hidden, args.moe_intermediate_size, args.hidden_activation
+            )
+            self.post_feedforward_layernorm_1 = nn.RMSNorm(hidden, eps=eps)
+            self.pre_feedforward_layernorm_2 = nn.RMSNorm(hidden, eps=eps)
+            self.post_feedforward_layernorm_2 = nn.RMSNorm(hidden, eps=eps)
+        own = args.hidden_size_per_layer_input
+        if own:
+            self.per_layer_input_gate = nn.Linear(hidden, own, bias=False)
+            self.per_layer_projection = nn.Linear(own, hidden, bias=False)
+            self.post_per_layer_input_norm = nn.RMSNorm(hidden, eps=eps)
+            self._activation = ACTIVATIONS[args.hidden_activation]
+
+    def __call__(self, x: mx.array, own: mx.array | None, step: Step, rotate: Rotate) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`; `own` is `[T, hidden_size_per_layer_input]` or None."""
+        y = self.self_attn(self.input_layernorm(x), step, rotate)
+        x = x + self.post_attention_layernorm(y)
+        x = x + self.post_feedforward_layernorm(self._feed_forward(x))
+        if own is not None:
+            y = self.per_layer_projection(self._activation(self.per_layer_input_gate(x)) * own)
+            x = x + self.post_per_layer_input_norm(y)
+        return x * self.layer_scalar
+
+    def _feed_forward(self, x: mx.array) -> mx.array:
+        y: mx.array = self.mlp(self.pre_feedforward_layernorm(x))
+        if not self._moe:
+            return y
+        chosen, weights = self.router(x)
+        mixed = self.experts(self.pre_feedforward_layernorm_2(x), chosen, weights)
+        both: mx.array = self.post_feedforward_layernorm_1(y)
+        both = both + self.post_feedforward_layernorm_2(mixed)
+        return both
+
+
+class Decoder(nn.Module):
+    """Everything but the head, named as the text-only checkpoints name it: `model.`"""
+
+    def __init__(self, args: Gemma4Arguments) -> None:
+        super().__init__()
+        self._args = args
+        self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
+        self.layers = [DecoderLayer(args, index) for index in range(args.num_hidden_layers)]
+        self.norm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+        dims = {SLIDING: args.head_dim, FULL: args.global_head_dim}
+        self._ropes = [(kind, Rope(dims[kind], rope)) for kind, rope in sorted(args.rope.items())]
+        own = args.hidden_size_per_layer_input
+        if own:
+            packed = args.num_hidden_layers * own
+            self.embed_tokens_per_layer = nn.Embedding(args.vocab_size_per_layer_input, packed)
+            self.per_layer_model_projection = nn.Linear(args.hidden_size, packed, bias=False)
+            self.per_layer_projection_norm = nn.RMSNorm(own, eps=args.rms_norm_eps)
+
+    def __call__(self, step: Step) -> mx.array:
+        """Normalised hidden states `[T, hidden]`."""
+        args = self._args
+        x = step.embeddings
+        if x is None:
+            table = embed(self.embed_tokens, step.tokens, self.norm.weight.dtype)
+            x = table * args.hidden_size**0.5
+        rotations = {kind: rope(step.positions) for kind, rope in self._ropes}
+        own = self._own_embeddings(x, step.tokens)
+        for layer, kind, mine in zip(self.layers, args.layer_types, own, strict=True):
+            x = layer(x, mine, step, rotations[kind])
+        y: mx.array = self.norm(x)
+        return y
+
+    def _own_embeddings(self, x: mx.array, tokens: mx.array) -> list[mx.array | None]:
+        """Each layer's embedding of the tokens, `[T, own]`, mixed with a projection of `x`."""
+        args = self._args
+        own, layers = args.hidden_size_per_layer_input, args.num_hidden_layers
+        if not own:
+            return [None] * layers
+        looked_up = embed(self.embed_tokens_per_layer, tokens, x.dtype) * own**0.5
+        projected = self.per_layer_model_projection(x) * args.hidden_size**-0.5
+        projected = self.per_layer_projection_norm(projected.reshape(-1, layers, own))
+        mixed = (projected.reshape(-1, layers * own) + looked_up) * 2.0**-0.5
+        parts: list[mx.array | None] = list(mx.split(mixed, layers, axis=-1))
+        return parts
+
+
+class Gemma4(LanguageModel):
+    """The text decoder with its head; reads text-only and multimodal checkpoints."""
+
+    def __init__(self, args: Gemma4Arguments) -> None:
+        super().__init__()
+        self.args = args
+        self.model = Decoder(args)
+        self.lm_head = (
+            None
+            if args.tie_word_embeddings
+            else nn.Linear(args.hidden_size, args.vocab_size, bias=False)
+        )
+        self._layout = tuple(args.layer_spec(index) for index in range(args.num_hidden_layers))
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self:
+        return cls(Gemma4Arguments.from_config(config))
+
+    @property
+    def layout(self) -> tuple[LayerSpec, ...]:
+        return self._layout
+
+    @property
+    def vocab_size(self) -> int:
+        return self.args.vocab_size
+
+    def __call__(self, step: Step) -> mx.array:
+        return self.model(step)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        cap = self.args.final_logit_softcapping
+        return project_logits(hidden, self.model.embed_tokens, self.lm_head, cap)
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        renamed = {}
+        for name, array in weights.items():
+            plain = name.removeprefix("model.").removeprefix("language_model.")
+            if name.removeprefix("model.").startswith(_MEDIA) or self._is_unused(plain):
+                continue
+            if plain.startswith("lm_head."):
+                renamed[plain] = array
+            else:
+                renamed["model." + plain.removeprefix("model.")] = array
+        return stack_experts(renamed)
+
+    def _is_unused(self, name: str) -> bool:
+        """Tensors that checkpoints carry although nothing reads them."""
+        if name.startswith("lm_head."):
+            return self.lm_head is None
+        parts = name.removeprefix("model.").split(".")
+        if len(parts) < 4 or parts[0] != "layers" or parts[2] != "self_attn":
+            return False
+        shared = int(parts[1]) >= self.args.first_shared
+        return shared and parts[3] in ("k_proj", "v_proj", "k_norm", "v_norm")
