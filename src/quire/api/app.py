@@ -1,0 +1,78 @@
+"""The ASGI application: which route leads where, and what stands before all of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
+
+from quire.api.access import AccessLog
+from quire.api.auth import ApiKeys
+from quire.api.chat import Chat
+from quire.api.context import Context
+from quire.api.errors import RunFailed, handle
+from quire.api.limits import Slots, Slotted
+from quire.api.metrics import Metrics
+from quire.api.misc import Misc
+from quire.config import ServerConfig
+from quire.engine.service import Service
+from quire.errors import QuireError
+
+
+def build_app(service: Service, config: ServerConfig) -> Starlette:
+    """The application that serves one model; it owns the service from now on, and closes it."""
+    context = Context(service, config, Slots(config.max_concurrent), Metrics())
+    service.observe(context.metrics)
+    slotted = [Middleware(Slotted, slots=context.slots)]
+    chat, misc = Chat(context), Misc(context)
+    routes = [
+        Route("/v1/chat/completions", chat.create, methods=["POST"], middleware=slotted),
+        Route("/v1/models", misc.models),
+        Route("/v1/models/{name:path}", misc.model),
+        Route("/v1/embeddings", misc.embeddings, methods=["POST"]),
+        Route("/tokenize", misc.tokenize, methods=["POST"]),
+        Route("/detokenize", misc.detokenize, methods=["POST"]),
+        Route("/health", misc.health),
+        Route("/metrics", misc.metrics),
+    ]
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await service.client.close()
+
+    return Starlette(
+        routes=routes,
+        middleware=_middleware(context),
+        exception_handlers={
+            QuireError: handle,
+            RunFailed: handle,
+            HTTPException: handle,
+            Exception: handle,
+        },
+        lifespan=lifespan,
+    )
+
+
+def _middleware(context: Context) -> list[Middleware]:
+    """From the outside in: the log sees all, CORS answers preflights that carry no key."""
+    config = context.config
+    stack = [Middleware(AccessLog, observe=context.metrics.response)]
+    if config.cors_origins:
+        stack.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(config.cors_origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "x-quire-cached-tokens", "x-quire-cache-reuse"],
+            )
+        )
+    if config.api_keys:
+        stack.append(Middleware(ApiKeys, keys=config.api_keys))
+    return stack

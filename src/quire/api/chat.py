@@ -1,0 +1,351 @@
+"""OpenAI's `/v1/chat/completions`: its schema, its chunks, its whole answers.
+
+The schema is https://platform.openai.com/docs/api-reference/chat; what other servers added to it in
+common use (`top_k`, `chat_template_kwargs`, ...) is accepted beside.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from quire.api.content import Message, Tool, to_template
+from quire.api.context import Context, common_fields
+from quire.api.errors import openai_body
+from quire.api.render import chat_logprobs, finish_reason, stop_reason, usage_body
+from quire.api.schema import GenerationFields, TokenCount, Wire, tag_by_type
+from quire.api.sse import EventStream, compact, quoted, run_headers
+from quire.api.whole import collect, fold
+from quire.engine.service import (
+    ChoiceEvent,
+    Generation,
+    Run,
+    Thinking,
+    ToolChoice,
+)
+from quire.errors import RequestError
+from quire.text.events import (
+    Event,
+    Failed,
+    Finished,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallBegun,
+    ToolCallEnded,
+)
+from quire.text.tokenizer import Tokenizer
+
+
+class TextFormat(Wire):
+    """No constraint."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Wire):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Wire):
+    """A named schema; `strict` changes nothing, since the answer always meets the schema."""
+
+    name: str = Field(max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Wire):
+    """JSON that meets a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("@text")]
+    | Annotated[JsonObjectFormat, Tag("@json_object")]
+    | Annotated[JsonSchemaFormat, Tag("@json_schema")],
+    Discriminator(tag_by_type),
+]
+
+
+class NamedFunction(Wire):
+    """The function that must be called."""
+
+    name: str
+
+
+class NamedToolChoice(Wire):
+    """`tool_choice` that names a function."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+def _tag_choice(value: object) -> str:
+    return "@mode" if isinstance(value, str) else "@named"
+
+
+class ChatRequest(GenerationFields):
+    """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] | None = Field(default=None, max_length=1024)
+    tool_choice: (
+        Annotated[
+            Annotated[Literal["none", "auto", "required"], Tag("@mode")]
+            | Annotated[NamedToolChoice, Tag("@named")],
+            Discriminator(_tag_choice),
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    modalities: list[Literal["text"]] | None = None
+    verbosity: Literal["medium"] | None = None
+
+    enable_thinking: bool | None = None
+    thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    audio: None = Field(default=None, description="answers are text")
+    functions: None = Field(default=None, description="use tools")
+    function_call: None = Field(default=None, description="use tool_choice")
+    web_search_options: None = None
+    moderation: None = None
+
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prediction: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+
+    def generation(self, context: Context, headers: Mapping[str, str]) -> Generation:
+        """What is asked for, free of the protocol.
+
+        Raises:
+            RequestError: fields that contradict each other or this server's limits.
+        """
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError(
+                "'top_logprobs' needs 'logprobs' to be true.",
+                param="top_logprobs",
+                code="invalid_value",
+            )
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        common = common_fields(context, self, headers, logprobs=logprobs)
+        return Generation(
+            messages=to_template(self.messages),
+            tools=tuple(tool.to_template() for tool in self.tools or ()),
+            tool_choice=self._tool_choice(),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            schema=self._schema(),
+            thinking=self._thinking(),
+            template_kwargs=self._template_kwargs(),
+            **common,
+        )
+
+    def _tool_choice(self) -> ToolChoice:
+        match self.tool_choice:
+            case None:
+                return ToolChoice()
+            case NamedToolChoice(function=function):
+                names = [tool.function.name for tool in self.tools or ()]
+                if function.name not in names:
+                    raise RequestError(
+                        f"'tool_choice' names '{function.name}', which is not among 'tools'.",
+                        param="tool_choice",
+                        code="invalid_value",
+                    )
+                return ToolChoice("named", function.name)
+            case mode:
+                if mode == "required" and not self.tools:
+                    raise RequestError(
+                        "'tool_choice' is 'required', but there are no 'tools'.",
+                        param="tool_choice",
+                        code="invalid_value",
+                    )
+                return ToolChoice(mode)
+
+    def _schema(self) -> str | None:
+        match self.response_format:
+            case JsonObjectFormat():
+                return '{"type":"object"}'
+            case JsonSchemaFormat(json_schema=named):
+                return compact(named.schema_ if named.schema_ is not None else {}).decode()
+            case _:
+                return None
+
+    def _thinking(self) -> Thinking:
+        enabled = self.enable_thinking
+        if enabled is None and self.reasoning_effort is not None:
+            enabled = self.reasoning_effort != "none"
+        effort = None if self.reasoning_effort == "none" else self.reasoning_effort
+        return Thinking(enabled, self.thinking_budget, effort)
+
+    def _template_kwargs(self) -> dict[str, Any]:
+        """Variables for the template; those that the server sets cannot be set again."""
+        given = self.chat_template_kwargs or {}
+        for name in ("messages", "tools", "add_generation_prompt"):
+            if name in given:
+                raise RequestError(
+                    f"'chat_template_kwargs.{name}' is set by the server.",
+                    param=f"chat_template_kwargs.{name}",
+                    code="invalid_value",
+                )
+        return given
+
+
+class ChatChunks:
+    """Renders a stream's chunks. What stays the same in all chunks of a choice is rendered once."""
+
+    def __init__(
+        self, identity: Mapping[str, Any], run: Run, tokenizer: Tokenizer, *, usage: bool
+    ) -> None:
+        constant = compact({**identity, "object": "chat.completion.chunk"})[:-1]
+        self._constant = b"data: " + constant + b',"choices":['
+        self._heads = [
+            self._constant + b'{"index":%d,"delta":' % index for index in range(len(run.choices))
+        ]
+        self._after = b'],"usage":null}\n\n' if usage else b"]}\n\n"
+        self._tail = b',"logprobs":null,"finish_reason":null}' + self._after
+        self._begun = [False] * len(run.choices)
+        self._run = run
+        self._tokenizer = tokenizer
+        self._usage = usage
+
+    def render(self, batch: list[ChoiceEvent]) -> bytes:
+        """The chunks of a batch of events."""
+        pieces = []
+        for index, event in batch:
+            if not self._begun[index]:
+                self._begun[index] = True
+                role = b'{"role":"assistant","content":""}'
+                pieces.append(self._heads[index] + role + self._tail)
+            pieces.append(self._chunk(index, event))
+        return b"".join(pieces)
+
+    def _chunk(self, index: int, event: Event) -> bytes:
+        match event:
+            case Text(text, ()):
+                delta = b'{"content":' + quoted(text) + b"}"
+            case Text(text, entries):
+                logprobs = compact({"content": chat_logprobs(self._tokenizer, entries)})
+                middle = b'{"content":' + quoted(text) + b'},"logprobs":' + logprobs
+                return self._heads[index] + middle + b',"finish_reason":null}' + self._after
+            case Reasoning(text):
+                thought = quoted(text)
+                delta = b'{"reasoning_content":' + thought + b',"reasoning":' + thought + b"}"
+            case ToolCallBegun(number, call_id, name):
+                function = {"name": name, "arguments": ""}
+                call = {"index": number, "id": call_id, "type": "function", "function": function}
+                delta = compact({"tool_calls": [call]})
+            case ToolCallArguments(number, json):
+                arguments = b'"function":{"arguments":' + quoted(json) + b"}}"
+                delta = b'{"tool_calls":[{"index":%d,' % number + arguments + b"]}"
+            case ToolCallEnded():
+                return b""
+            case Finished():
+                return self._last(index, event)
+            case Failed(error):
+                return b"data: " + compact(openai_body(error)) + b"\n\n"
+        return self._heads[index] + delta + self._tail
+
+    def _last(self, index: int, end: Finished) -> bytes:
+        reasons = {"finish_reason": finish_reason(end), "stop_reason": stop_reason(end)}
+        closing = b'{},"logprobs":null,' + compact(reasons)[1:]
+        return self._heads[index] + closing + self._after
+
+    def end(self) -> bytes:
+        """The usage, if it was asked for, and the mark that ends OpenAI's streams."""
+        if not self._usage:
+            return b"data: [DONE]\n\n"
+        usage = compact(usage_body(self._run.usage))
+        return self._constant + b'],"usage":' + usage + b"}\n\ndata: [DONE]\n\n"
+
+
+def _choice(
+    index: int, events: list[Event], tokenizer: Tokenizer, *, with_logprobs: bool
+) -> dict[str, Any]:
+    """One choice of a whole answer."""
+    answer = fold(events)
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in answer.tool_calls
+    ]
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.text or (None if calls else ""),
+        "refusal": None,
+    }
+    if answer.reasoning:
+        message |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
+    if calls:
+        message["tool_calls"] = calls
+    entries = [entry for event in events if isinstance(event, Text) for entry in event.logprobs]
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": {"content": chat_logprobs(tokenizer, entries)} if with_logprobs else None,
+        "finish_reason": finish_reason(answer.end),
+        "stop_reason": stop_reason(answer.end),
+    }
+
+
+class Chat:
+    """The endpoint."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/chat/completions`."""
+        context = self._context
+        fields = await context.read(request, ChatRequest)
+        context.check_messages(len(fields.messages))
+        run = await context.service.start(fields.generation(context, request.headers))
+        identity = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": context.service.name,
+        }
+        tokenizer = context.service.tokenizer
+        if fields.stream:
+            usage = fields.include_usage()
+            return EventStream(run, ChatChunks(identity, run, tokenizer, usage=usage))
+        events = await collect(request, run)
+        choices = [
+            _choice(index, each, tokenizer, with_logprobs=fields.logprobs is True)
+            for index, each in enumerate(events)
+        ]
+        body = {
+            **identity,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": usage_body(run.usage),
+        }
+        return JSONResponse(body, headers=run_headers(run))

@@ -1,0 +1,261 @@
+"""OpenAI's messages, content parts and tools, and their translation to what templates read.
+
+Templates read the shape that Hugging Face's chat templates agreed on: content is a string, or a
+list of typed parts; a tool call's arguments are an object, not JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from quire.api.schema import Wire, tag_by_type, tag_text_or_list
+from quire.errors import RequestError
+
+
+class TextPart(Wire):
+    """Plain text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(Wire):
+    """What an assistant answered instead; read as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ImageUrl(Wire):
+    """Where an image is: http(s), `data:` or `file://`."""
+
+    url: str
+    detail: Literal["auto", "low", "high"] | None = None
+
+
+class ImagePart(Wire):
+    """An image."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+class InputAudio(Wire):
+    """Sound as base64."""
+
+    data: str
+    format: Literal["wav", "mp3"]
+
+
+class AudioPart(Wire):
+    """A sound."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class File(Wire):
+    """A file, by id or as base64."""
+
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+class FilePart(Wire):
+    """A document."""
+
+    type: Literal["file"]
+    file: File
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("@text")]
+    | Annotated[ImagePart, Tag("@image_url")]
+    | Annotated[AudioPart, Tag("@input_audio")]
+    | Annotated[FilePart, Tag("@file")]
+    | Annotated[RefusalPart, Tag("@refusal")],
+    Discriminator(tag_by_type),
+]
+Content = Annotated[
+    Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
+    Discriminator(tag_text_or_list),
+]
+
+
+class SystemMessage(Wire):
+    """What the operator asks for."""
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Wire):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class CalledFunction(Wire):
+    """A call's name and the JSON text of its arguments."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Wire):
+    """A call that the assistant made; `index` comes from clients that fold streams."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class AssistantMessage(Wire):
+    """An earlier answer. Clients send back what they got, so what we emit is accepted here."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    annotations: list[Any] | None = None
+    audio: None = Field(default=None, description="earlier audio answers cannot be referred to")
+    function_call: None = Field(default=None, description="use tool_calls")
+
+
+class ToolMessage(Wire):
+    """What a tool answered."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+
+def _tag_by_role(value: object) -> str | None:
+    role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
+    return f"@{role}" if isinstance(role, str) else None
+
+
+Message = Annotated[
+    Annotated[SystemMessage, Tag("@system")]
+    | Annotated[SystemMessage, Tag("@developer")]
+    | Annotated[UserMessage, Tag("@user")]
+    | Annotated[AssistantMessage, Tag("@assistant")]
+    | Annotated[ToolMessage, Tag("@tool")],
+    Discriminator(_tag_by_role),
+]
+
+
+class Function(Wire):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: str = Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:/-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(Wire):
+    """A tool; only functions are offered."""
+
+    type: Literal["function"]
+    function: Function
+
+    def to_template(self) -> dict[str, Any]:
+        """The shape that chat templates read, without what the client left out."""
+        function = self.function.model_dump(include={"name", "description", "parameters"})
+        function = {key: value for key, value in function.items() if value is not None}
+        function.setdefault("parameters", {"type": "object", "properties": {}})
+        return {"type": "function", "function": function}
+
+
+def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
+    """Messages as chat templates read them.
+
+    Raises:
+        RequestError: media, for no model that takes them is served; arguments that are no object.
+    """
+    names = {
+        call.id: call.function.name
+        for message in messages
+        if isinstance(message, AssistantMessage)
+        for call in message.tool_calls or ()
+    }
+    return tuple(
+        _message(message, f"messages[{index}]", names) for index, message in enumerate(messages)
+    )
+
+
+def _message(message: Message, param: str, names: dict[str, str]) -> dict[str, Any]:
+    content = None if message.content is None else _text(message.content, f"{param}.content")
+    role = "system" if message.role == "developer" else message.role
+    shaped: dict[str, Any] = {"role": role, "content": content or ""}
+    if message.name is not None:
+        shaped["name"] = message.name
+    if isinstance(message, AssistantMessage):
+        if not shaped["content"] and message.refusal:
+            shaped["content"] = message.refusal
+        thought = message.reasoning_content or message.reasoning
+        if thought:
+            shaped["reasoning_content"] = thought
+        if message.tool_calls:
+            shaped["tool_calls"] = [
+                _call(call, f"{param}.tool_calls[{index}]")
+                for index, call in enumerate(message.tool_calls)
+            ]
+    if isinstance(message, ToolMessage):
+        shaped["tool_call_id"] = message.tool_call_id
+        if message.name is None and message.tool_call_id in names:
+            shaped["name"] = names[message.tool_call_id]
+    return shaped
+
+
+def _text(content: Content, param: str) -> str:
+    """The text of content, its parts joined."""
+    if isinstance(content, str):
+        return content
+    pieces = []
+    for index, part in enumerate(content):
+        match part:
+            case TextPart(text=text) | RefusalPart(refusal=text):
+                pieces.append(text)
+            case _:
+                raise RequestError(
+                    f"'{param}[{index}]' is of type '{part.type}', but the model that is served "
+                    "takes text only.",
+                    param=f"{param}[{index}]",
+                    code="unsupported_content",
+                )
+    return "".join(pieces)
+
+
+def _call(call: ToolCall, param: str) -> dict[str, Any]:
+    """A tool call with its arguments as an object."""
+    text = call.function.arguments
+    try:
+        arguments = json.loads(text) if text.strip() else {}
+    except ValueError as error:
+        raise _bad_arguments(param, f"is not valid JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        raise _bad_arguments(param, "must be a JSON object")
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.function.name, "arguments": arguments},
+    }
+
+
+def _bad_arguments(param: str, what: str) -> RequestError:
+    name = f"{param}.function.arguments"
+    return RequestError(f"'{name}' {what}.", param=name, code="invalid_value")

@@ -1,0 +1,129 @@
+"""What every endpoint is given, and the steps that all of them begin with."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from quire.api.kv import BITS_HEADER, SCHEME_HEADER, choose_format
+from quire.api.limits import Slots, check_count, check_headers, read_body
+from quire.api.metrics import Metrics
+from quire.api.schema import GenerationFields, Wire, parse, parse_json
+from quire.config import ServerConfig
+from quire.engine.service import Service
+from quire.errors import NotFound, RequestError
+from quire.request import SamplingParams
+
+Parsed = TypeVar("Parsed", bound=Wire)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The served model and the operator's settings."""
+
+    service: Service
+    config: ServerConfig
+    slots: Slots
+    metrics: Metrics
+
+    async def read(self, request: Request, schema: type[Parsed]) -> Parsed:
+        """The request's body, validated.
+
+        Raises:
+            RequestError: too large, not JSON, or not as the schema wants it.
+        """
+        check_headers(request)
+        payload = parse_json(await read_body(request, self.config.max_body_bytes))
+        return parse(schema, payload, strict_fields=self.config.strict_fields)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises `NotFound` for a model that is not served; None means the one that is."""
+        served = self.service.name
+        if name is not None and name != served:
+            raise NotFound(
+                f"The model '{name}' is not served here; '{served}' is.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def check_messages(self, count: int) -> None:
+        """Raises `RequestError` for more messages than the operator allows."""
+        check_count(count, self.config.max_messages, "messages")
+
+
+def common_fields(
+    context: Context,
+    fields: GenerationFields,
+    headers: Mapping[str, str],
+    *,
+    logprobs: int | None,
+) -> dict[str, Any]:
+    """The parts of a `Generation` that OpenAI's two generating endpoints spell alike.
+
+    Raises:
+        RequestError: a value that only this server's model or settings rule out.
+    """
+    context.check_model(fields.model)
+    if fields.stream_options is not None and not fields.stream:
+        raise RequestError(
+            "'stream_options' needs 'stream' to be true.",
+            param="stream_options",
+            code="invalid_value",
+        )
+    bits = fields.kv_bits if fields.kv_bits is not None else headers.get(BITS_HEADER)
+    scheme = fields.kv_scheme if fields.kv_scheme is not None else headers.get(SCHEME_HEADER)
+    info = context.service.info
+    return {
+        "sampling": _sampling(fields, info.vocab_size, logprobs),
+        "n": fields.n or 1,
+        "stops": fields.stops(),
+        "stop_token_ids": frozenset(fields.stop_token_ids or ()),
+        "ignore_eos": fields.ignore_eos is True,
+        "kv_format": choose_format(info.kv_formats, bits, scheme),
+        "cache_salt": fields.cache_salt or "",
+    }
+
+
+def _sampling(fields: GenerationFields, vocabulary: int, logprobs: int | None) -> SamplingParams:
+    """Sampling parameters; what is left out has OpenAI's default, and a seed of its own."""
+    default = SamplingParams()
+    seed = secrets.randbits(63) if fields.seed is None else fields.seed % 2**63
+    return SamplingParams(
+        temperature=_or(fields.temperature, default.temperature),
+        top_p=_or(fields.top_p, default.top_p),
+        top_k=max(0, fields.top_k or 0),
+        min_p=_or(fields.min_p, default.min_p),
+        presence_penalty=_or(fields.presence_penalty, default.presence_penalty),
+        frequency_penalty=_or(fields.frequency_penalty, default.frequency_penalty),
+        repetition_penalty=_or(fields.repetition_penalty, default.repetition_penalty),
+        logit_bias=_logit_bias(fields.logit_bias or {}, vocabulary),
+        seed=seed,
+        logprobs=logprobs,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _logit_bias(biases: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
+    """Biases by token id.
+
+    Raises:
+        RequestError: a key that is not the id of a token.
+    """
+    pairs = []
+    for key, bias in biases.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocabulary):
+            raise RequestError(
+                f"'logit_bias' has the key '{key[:40]}', which is not the id of one of this "
+                f"model's {vocabulary} tokens.",
+                param="logit_bias",
+                code="invalid_value",
+            )
+        pairs.append((int(key), bias))
+    return tuple(pairs)

@@ -1,0 +1,99 @@
+"""The one place where errors become responses, in the shape of the protocol that was spoken.
+
+A protocol registers nothing: its paths decide. Everything under `/v1/messages` speaks Anthropic,
+everything else OpenAI.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import EngineFailure, Overloaded, RequestError
+from quire.request import Failure
+
+log = logging.getLogger("quire.api")
+
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class RunFailed(Exception):
+    """An answer that is not streamed ended in an error, which the engine or the text side named."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def failure_of(error: Exception) -> Failure:
+    """The fields of an error as they go over the wire; what is no `QuireError` tells no details."""
+    match error:
+        case RequestError():
+            return Failure(error.message, error.status, error.type, error.param, error.code)
+        case RunFailed():
+            return error.failure
+        case EngineFailure():
+            return Failure(str(error), 503, "server_error", code="engine_failed")
+        case HTTPException(status_code=404):
+            return Failure("There is no such route.", 404, "not_found_error", code="unknown_url")
+        case HTTPException():
+            return Failure(error.detail, error.status_code, "invalid_request_error")
+        case _:
+            return Failure("The server met an unexpected error.", 500, code="internal_error")
+
+
+def openai_body(failure: Failure) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`."""
+    return {
+        "error": {
+            "message": failure.message,
+            "type": failure.type,
+            "param": failure.param,
+            "code": failure.code,
+        }
+    }
+
+
+def anthropic_body(failure: Failure) -> dict[str, Any]:
+    """`{"type": "error", "error": {type, message}}`."""
+    kind = _ANTHROPIC_TYPES.get(failure.status, "api_error")
+    return {"type": "error", "error": {"type": kind, "message": failure.message}}
+
+
+def body_for(path: str, failure: Failure) -> dict[str, Any]:
+    """The error's body in the shape of the protocol that `path` belongs to."""
+    anthropic = path == "/v1/messages" or path.startswith("/v1/messages/")
+    return anthropic_body(failure) if anthropic else openai_body(failure)
+
+
+def error_response(path: str, failure: Failure, headers: dict[str, str] | None = None) -> Response:
+    """A whole response for a request that failed before anything of its answer was sent."""
+    content = json.dumps(body_for(path, failure))
+    return Response(content, failure.status, headers, media_type="application/json")
+
+
+async def handle(request: Request, error: Exception) -> Response:
+    """Starlette's exception handler for every class of error."""
+    failure = failure_of(error)
+    headers: dict[str, str] = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, HTTPException) and error.headers:
+        headers.update(error.headers)
+    if failure.code == "internal_error":
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(request.url.path, failure, headers)

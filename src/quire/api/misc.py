@@ -1,0 +1,125 @@
+"""Routes beside generation: what is served, how it fares, text to tokens and back."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from quire.api.content import Message, Tool, to_template
+from quire.api.context import Context
+from quire.api.schema import TokenId, Wire
+from quire.engine.service import Generation, Thinking
+from quire.errors import NotOffered, RequestError
+
+
+class TokenizeRequest(Wire):
+    """Either `prompt` or `messages`; the latter through the chat template, as chat would."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(default=None, min_length=1)
+    tools: list[Tool] | None = None
+    enable_thinking: bool | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Wire):
+    """Token ids of this model."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=4 << 20)]
+
+
+class Misc:
+    """The endpoints."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._created = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        """`GET /v1/models`."""
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """`GET /v1/models/{name}`."""
+        self._context.check_model(request.path_params["name"])
+        return JSONResponse(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        info = self._context.service.info
+        return {
+            "id": self._context.service.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "quire",
+            "context_length": info.context_length,
+            "max_model_len": info.context_length,
+            "model_type": info.model_type,
+            "dtype": info.dtype,
+            "kv_formats": list(info.kv_formats),
+            "modalities": list(info.modalities),
+        }
+
+    async def health(self, request: Request) -> Response:
+        """`GET /health`: 503 once the engine cannot go on."""
+        failure = self._context.service.client.failure
+        if failure is not None:
+            return JSONResponse({"status": "failed", "reason": failure}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`, for Prometheus."""
+        context = self._context
+        stats = await context.service.client.stats()
+        body = context.metrics.render(stats, context.slots.taken)
+        return Response(body, media_type="text/plain; version=0.0.4")
+
+    async def tokenize(self, request: Request) -> Response:
+        """`POST /tokenize`."""
+        context = self._context
+        fields = await context.read(request, TokenizeRequest)
+        context.check_model(fields.model)
+        if (fields.prompt is None) == (fields.messages is None):
+            raise RequestError(
+                "Give either 'prompt' or 'messages'.", param="prompt", code="invalid_value"
+            )
+        tokenizer = context.service.tokenizer
+        if fields.messages is not None:
+            context.check_messages(len(fields.messages))
+            spec = Generation(
+                messages=to_template(fields.messages),
+                tools=tuple(tool.to_template() for tool in fields.tools or ()),
+                thinking=Thinking(fields.enable_thinking),
+            )
+            (ids,) = await context.service.tokens(spec)
+        else:
+            special = fields.add_special_tokens is not False
+            ids = tuple(tokenizer.encode(fields.prompt or "", add_special_tokens=special))
+        body: dict[str, Any] = {
+            "tokens": list(ids),
+            "count": len(ids),
+            "max_model_len": context.service.info.context_length,
+        }
+        if fields.return_token_strs:
+            body["token_strs"] = [tokenizer.token_text(each) for each in ids]
+        return JSONResponse(body)
+
+    async def detokenize(self, request: Request) -> Response:
+        """`POST /detokenize`."""
+        context = self._context
+        fields = await context.read(request, DetokenizeRequest)
+        context.check_model(fields.model)
+        context.service.check_vocabulary(fields.tokens, "tokens")
+        return JSONResponse({"prompt": context.service.tokenizer.decode(fields.tokens)})
+
+    async def embeddings(self, request: Request) -> Response:
+        """`POST /v1/embeddings` is not offered."""
+        raise NotOffered(
+            "This server generates text; it serves no embedding model.", code="not_implemented"
+        )

@@ -1,0 +1,224 @@
+"""What every protocol's request schema shares: strict parsing, and errors that name the field.
+
+A schema is a pydantic model. What may be accepted stands in it with its type and range; what this
+server does not offer stands in it as a field of type `None`, so that it is refused by name; what
+cannot change an answer stands in it and is not read.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic_core import ErrorDetails, from_json
+
+from quire.errors import RequestError
+
+Parsed = TypeVar("Parsed", bound="Wire")
+
+_BRANCHES = frozenset({"str", "int", "float", "bool", "function-after", "none"})
+
+
+class Wire(BaseModel):
+    """Base of every request model: strict types, no unknown fields.
+
+    Unions are told apart by tags that begin with `@`, so that they can be left out of the name of
+    the field at fault.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+
+
+def parse_json(body: bytes) -> object:
+    """Reads a request body as JSON; NaN and infinities are not JSON.
+
+    Raises:
+        RequestError: with the position, code `invalid_json`.
+    """
+    try:
+        return from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+
+
+def parse(model: type[Parsed], payload: object, *, strict_fields: bool = True) -> Parsed:
+    """Validates a decoded body against a schema.
+
+    Args:
+        strict_fields: refuse fields that the schema does not know; False leaves them out.
+
+    Raises:
+        RequestError: naming the first field at fault (`param`) with OpenAI's `code`.
+    """
+    if not isinstance(payload, dict):
+        raise RequestError("The body must be a JSON object.", code="invalid_type")
+    try:
+        return model.model_validate(payload)
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+        unknown = [d for d in details if d["type"] == "extra_forbidden"]
+        if strict_fields or not unknown:
+            raise _explain(model, details[0]) from error
+    for detail in unknown:
+        _drop(payload, detail["loc"])
+    return parse(model, payload, strict_fields=True)
+
+
+def field_name(loc: tuple[int | str, ...]) -> str:
+    """`("messages", 0, "@user", "content")` as clients write it: `messages[0].content`."""
+    name = ""
+    for position, part in enumerate(loc):
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif not part.startswith("@") and (position == 0 or not _is_branch(part)):
+            name += f".{part}" if name else part
+    return name
+
+
+def _is_branch(part: str) -> bool:
+    """Whether pydantic named a member of a union here, not a field."""
+    return part in _BRANCHES or "[" in part
+
+
+def _drop(payload: Any, loc: tuple[int | str, ...]) -> None:
+    """Removes the field at `loc`, whose steps may name union branches that are no real keys."""
+    here = payload
+    for step in loc[:-1]:
+        if isinstance(step, int) or (isinstance(here, dict) and step in here):
+            here = here[step]
+    del here[loc[-1]]
+
+
+_CODES = {
+    "missing": "missing_required_parameter",
+    "union_tag_not_found": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "none_required": "unsupported_parameter",
+    "greater_than": "below_min_value",
+    "greater_than_equal": "below_min_value",
+    "less_than": "above_max_value",
+    "less_than_equal": "above_max_value",
+    "too_long": "array_above_max_length",
+    "too_short": "array_below_min_length",
+    "string_too_long": "string_above_max_length",
+    "string_too_short": "string_below_min_length",
+    "literal_error": "invalid_value",
+    "union_tag_invalid": "invalid_value",
+    "value_error": "invalid_value",
+}
+
+
+def _explain(model: type[Wire], detail: ErrorDetails) -> RequestError:
+    """One validation error as one sentence that begins with the field's name."""
+    kind, param = detail["type"], field_name(detail["loc"])
+    code = _CODES.get(kind, "invalid_type")
+    match kind:
+        case "missing":
+            message = f"Missing required parameter: '{param}'."
+        case "extra_forbidden":
+            message = f"Unknown parameter: '{param}'."
+        case "none_required":
+            hint = _hint(model, detail["loc"])
+            message = f"'{param}' is not offered by this server{hint}."
+        case "union_tag_invalid":
+            context = detail["ctx"]
+            param = f"{param}.{_tag_field(context)}"
+            known = ", ".join(re.findall(r"@([\w.-]+)", str(context["expected_tags"])))
+            tag = str(context["tag"]).removeprefix("@")
+            message = f"Invalid value for '{param}': '{tag}'. Known here: {known}."
+        case "union_tag_not_found":
+            param = f"{param}.{_tag_field(detail['ctx'])}"
+            message = f"Missing required parameter: '{param}'."
+        case "value_error":
+            message = f"Invalid value for '{param}': {detail['ctx']['error']}."
+        case _:
+            message = f"Invalid value for '{param}': {_lower(detail['msg'])}."
+    return RequestError(message, param=param, code=code)
+
+
+def _tag_field(context: dict[str, Any]) -> str:
+    """The field that tells a union's members apart, from the name of the function that reads it."""
+    return "role" if "role" in str(context["discriminator"]) else "type"
+
+
+def _hint(model: type[Wire], loc: tuple[int | str, ...]) -> str:
+    """What to do instead of a refused field: its description in the schema, if it has one."""
+    field = model.model_fields.get(str(loc[0])) if len(loc) == 1 else None
+    return f": {field.description}" if field is not None and field.description else ""
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def tag_by_type(value: object) -> str | None:
+    """The union tag of a part that says its kind in `type`."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"@{kind}" if isinstance(kind, str) else None
+
+
+def tag_text_or_list(value: object) -> str:
+    """The union tag of a field that may be one string or a list."""
+    return "@list" if isinstance(value, list) else "@text"
+
+
+Strings = Annotated[
+    Annotated[str, Tag("@text")]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64), Tag("@list")],
+    Discriminator(tag_text_or_list),
+]
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenCount = Annotated[int, Field(ge=1, lt=2**31)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+
+
+class StreamOptions(Wire):
+    """OpenAI's `stream_options`. Obfuscation pads chunks and changes no answer; it is not done."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationFields(Wire):
+    """Fields that OpenAI's two generating endpoints share, and the extensions common among servers.
+
+    `user`, `metadata` and their like cannot change an answer: accepted, not read.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=128)
+    max_tokens: TokenCount | None = None
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Bias] | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    stop: Strings | None = None
+    user: str | None = None
+
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 and -1 keep all tokens")
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    repetition_penalty: float | None = Field(default=None, gt=0.0, le=10.0)
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
+    ignore_eos: bool | None = None
+    kv_bits: float | str | None = None
+    kv_scheme: str | None = None
+    cache_salt: str | None = Field(default=None, max_length=256)
+
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings; an empty one never matches and is left out."""
+        stop = self.stop
+        if stop is None or stop == "":
+            return ()
+        return (stop,) if isinstance(stop, str) else tuple(stop)
+
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        options = self.stream_options
+        return options is not None and options.include_usage is True

@@ -1,0 +1,120 @@
+"""Server-sent events: a run's batches of events as one write each, until the reader goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from json.encoder import encode_basestring_ascii
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.api.access import note
+from quire.api.errors import error_response
+from quire.engine.service import ChoiceEvent, Run
+from quire.text.events import Failed
+
+KEEPALIVE_S = 15.0
+"""Silence after which a comment is sent: no proxy shall take a long prefill for a dead stream."""
+
+_COMMENT = b": waiting\n\n"
+
+
+class Renderer(Protocol):
+    """Renders events as one protocol's chunks."""
+
+    def render(self, batch: list[ChoiceEvent]) -> bytes:
+        """All chunks of a batch, ready to be sent."""
+        ...
+
+    def end(self) -> bytes:
+        """What follows the last batch."""
+        ...
+
+
+def quoted(text: str) -> bytes:
+    """`text` as a JSON string."""
+    return encode_basestring_ascii(text).encode()
+
+
+def compact(value: Any) -> bytes:
+    """A value as JSON without spaces."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def run_headers(run: Run) -> dict[str, str]:
+    """How much of the prompt was read from the prefix cache, and why no more."""
+    reuse = run.reuse.encode("ascii", "replace").decode()
+    return {"x-quire-cached-tokens": str(run.cached_tokens), "x-quire-cache-reuse": reuse}
+
+
+async def abort_when_gone(receive: Receive, run: Run) -> None:
+    """Waits until the client goes away, then aborts the run."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    run.abort()
+
+
+class EventStream(Response):
+    """A streamed answer.
+
+    The status line waits for the first events (or for `KEEPALIVE_S`): a request that the engine
+    refuses gets its own status, and the headers say what was read from the prefix cache. A batch is
+    one write; `send` returns late when the reader is slow, and what is ready by then goes as one.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, run: Run, renderer: Renderer) -> None:
+        super().__init__(media_type=self.media_type)
+        self._run = run
+        self._renderer = renderer
+        self._started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watcher = asyncio.create_task(abort_when_gone(receive, self._run))
+        keeper = asyncio.create_task(self._keep_alive(send))
+        try:
+            async with aclosing(self._run.batches()) as batches:
+                async for batch in batches:
+                    if not self._started and (refusal := _refusal(batch)) is not None:
+                        keeper.cancel()
+                        failed = error_response(scope["path"], refusal.error)
+                        await failed(scope, receive, send)
+                        return
+                    await self._write(send, self._renderer.render(batch))
+            await send({"type": "http.response.body", "body": self._renderer.end()})
+        finally:
+            watcher.cancel()
+            keeper.cancel()
+            note(scope, self._run.summary())
+
+    async def _write(self, send: Send, body: bytes) -> None:
+        if not self._started:
+            self._started = True
+            headers = {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+                **run_headers(self._run),
+            }
+            raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+            await send({"type": "http.response.start", "status": 200, "headers": raw})
+        if body:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Comments until the first batch is there; from then on tokens keep the stream alive."""
+        while True:
+            await asyncio.sleep(KEEPALIVE_S)
+            if self._run.choices[0].first_token_s is not None:
+                return
+            await self._write(send, _COMMENT)
+
+
+def _refusal(batch: list[ChoiceEvent]) -> Failed | None:
+    """The failure that a stream begins with, if it does."""
+    first = batch[0][1]
+    return first if isinstance(first, Failed) else None

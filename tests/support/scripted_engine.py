@@ -1,0 +1,147 @@
+"""An engine that says what a test tells it to say, behind the real `EngineClient` interface."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+from quire.engine.interface import EngineStats, ModelInfo
+from quire.request import Failure, FinishReason, Output, Request, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What a request gets.
+
+    Attributes:
+        tokens: emitted one output each, `group` tokens an output; cut at the request's max_tokens
+            and at its stop tokens, as an engine does.
+        delay_s: before each output.
+        error: ends the request after the tokens.
+        silent: never ends after the tokens, until it is aborted.
+    """
+
+    tokens: tuple[int, ...] = ()
+    delay_s: float = 0.0
+    group: int = 1
+    error: Failure | None = None
+    silent: bool = False
+    cached_tokens: int = 0
+    reuse: str = "new"
+
+
+class ScriptedTicket:
+    """A request in flight."""
+
+    def __init__(self) -> None:
+        self._ready: deque[Output] = deque()
+        self._wake = asyncio.Event()
+        self.aborted = False
+        self.ended = False
+
+    def put(self, output: Output) -> None:
+        """Hands an output to whoever iterates."""
+        self._ready.append(output)
+        self._wake.set()
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        while True:
+            while not self._ready:
+                self._wake.clear()
+                await self._wake.wait()
+            yield self._ready.popleft()
+
+    def take(self) -> list[Output]:
+        taken = list(self._ready)
+        self._ready.clear()
+        return taken
+
+    def abort(self) -> None:
+        if not self.ended:
+            self.aborted = True
+
+
+class ScriptedEngine:
+    """An `EngineClient`; `script` says what each request gets."""
+
+    def __init__(self, info: ModelInfo, script: Callable[[Request], Script]) -> None:
+        self.info = info
+        self.script = script
+        self.failure: str | None = None
+        self.requests: list[Request] = []
+        self.tickets: list[ScriptedTicket] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def submit(self, request: Request) -> ScriptedTicket:
+        ticket = ScriptedTicket()
+        self.requests.append(request)
+        self.tickets.append(ticket)
+        task = asyncio.create_task(self._play(request, ticket, self.script(request)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return ticket
+
+    async def _play(self, request: Request, ticket: ScriptedTicket, script: Script) -> None:
+        def output(tokens: Sequence[int] = (), **more: object) -> Output:
+            return Output(
+                request.id,
+                tuple(tokens),
+                logprobs=_logprobs(request, tokens),
+                prompt_tokens=len(request.prompt),
+                cached_tokens=script.cached_tokens,
+                reuse=script.reuse,
+                **more,  # type: ignore[arg-type]
+            )
+
+        tokens, finish = _cut(request, script.tokens)
+        groups = [tokens[i : i + script.group] for i in range(0, len(tokens), script.group)]
+        for number, group in enumerate(groups):
+            await asyncio.sleep(script.delay_s)
+            if ticket.aborted:
+                break
+            last = number == len(groups) - 1 and not script.silent and script.error is None
+            ticket.put(output(group, finish=finish if last else None))
+            ticket.ended = last
+        while script.silent and not ticket.aborted:
+            await asyncio.sleep(0.002)
+        if ticket.aborted and not ticket.ended:
+            ticket.put(output(finish=FinishReason.ABORT))
+        elif script.error is not None:
+            ticket.put(output(finish=FinishReason.ERROR, error=script.error))
+        elif not groups:
+            ticket.put(output(finish=FinishReason.STOP))
+        ticket.ended = True
+
+    async def stats(self) -> EngineStats:
+        return EngineStats(
+            steps=7,
+            kv_budget=1 << 20,
+            kv_used=(("full/plain", 4096),),
+            reuse_misses=(("evicted", 2),),
+            running=sum(not ticket.ended for ticket in self.tickets),
+        )
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+def _cut(request: Request, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason]:
+    for index, token in enumerate(tokens[: request.max_tokens]):
+        if token in request.stop_token_ids:
+            return tokens[: index + 1], FinishReason.STOP
+    if len(tokens) >= request.max_tokens:
+        return tokens[: request.max_tokens], FinishReason.LENGTH
+    return tokens, FinishReason.STOP
+
+
+def _logprobs(request: Request, tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:
+    count = request.sampling.logprobs
+    if count is None:
+        return ()
+    return tuple(
+        TokenLogprobs(token, -0.5, tuple((token + k, -0.5 - k) for k in range(count)))
+        for token in tokens
+    )
