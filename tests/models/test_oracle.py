@@ -20,6 +20,8 @@ from transformers import (  # noqa: E402
     Gemma4TextConfig,
     LlamaConfig,
     MistralConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from tests.models import oracle  # noqa: E402
@@ -71,6 +73,12 @@ CONFIGS: dict[str, Any] = {
     ),
     "llama-yarn": lambda: LlamaConfig(**SHAPE, rope_parameters=YARN),
     "mistral-window": lambda: MistralConfig(**SHAPE, sliding_window=32),
+    "qwen3": lambda: Qwen3Config(**tiny_models.qwen3_config()),
+    "qwen3-window": lambda: Qwen3Config(**tiny_models.qwen3_config(use_sliding_window=True)),
+    "qwen3-moe": lambda: Qwen3MoeConfig(**tiny_models.qwen3_moe_config()),
+    "qwen3-moe-unnormalised": lambda: Qwen3MoeConfig(
+        **tiny_models.qwen3_moe_config(norm_topk_prob=False)
+    ),
     "gemma4-31b": lambda: Gemma4TextConfig(**tiny_models.gemma4_config()),
     "gemma4-26b-a4b": lambda: Gemma4TextConfig(**tiny_models.gemma4_moe_config()),
     "gemma4-e2b": lambda: Gemma4TextConfig(**tiny_models.gemma4_ple_config()),

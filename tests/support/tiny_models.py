@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
+from quire.models.base import named_parameters
 from quire.models.registry import family
 
 VOCABULARY = 256
@@ -110,8 +110,39 @@ def gemma4_ple_config(**changes: Any) -> dict[str, Any]:
     return gemma4_config(**(small | changes))
 
 
+def qwen3_config(**changes: Any) -> dict[str, Any]:
+    """Qwen3 in small."""
+    qwen3 = {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "use_sliding_window": False,
+        "sliding_window": WINDOW,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+    }
+    return llama_config(**(qwen3 | changes))
+
+
+def qwen3_moe_config(**changes: Any) -> dict[str, Any]:
+    """Qwen3-MoE in small, its middle layer dense."""
+    moe = {
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+    }
+    return qwen3_config(**(moe | changes))
+
+
 CONFIGS = {
     "llama": llama_config,
+    "qwen3": qwen3_config,
+    "qwen3_moe": qwen3_moe_config,
     "gemma4": gemma4_config,
     "gemma4_moe": gemma4_moe_config,
     "gemma4_ple": gemma4_ple_config,
@@ -123,7 +154,7 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]
     model = family(config["model_type"]).from_config(config)
     key = mx.random.key(seed)
     weights = {}
-    for name, place in sorted(tree_flatten(model.parameters())):
+    for name, place in sorted(named_parameters(model).items()):
         key, draw = mx.random.split(key)
         noise = mx.random.normal(place.shape, key=draw)
         if place.ndim == 1:  # norms and scales stay near one

@@ -12,6 +12,7 @@ from typing import Any, Protocol, Self
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from quire.cache.specs import LayerSpec
 
@@ -77,7 +78,14 @@ class Step(Protocol):
         ...
 
 
-class LanguageModel(nn.Module):
+class Module(nn.Module):
+    """MLX's module with a typed constructor. Attributes with a leading underscore are no weights."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+
+class LanguageModel(Module):
     """Base of every decoder. Subclasses mirror their checkpoint's names."""
 
     @property
@@ -113,3 +121,9 @@ class LanguageModel(nn.Module):
 
         What it leaves out is left out by name. Arrays may be packed codes with their `scales`.
         """
+
+
+def named_parameters(module: nn.Module) -> dict[str, mx.array]:
+    """All weights by their path, e.g. `model.norm.weight`."""
+    flat: Any = tree_flatten(module.parameters())
+    return dict(flat)

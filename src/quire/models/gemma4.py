@@ -16,7 +16,7 @@ import mlx.nn as nn
 from quire.cache.specs import FullKV, LayerSpec, SharedKV, WindowKV
 from quire.errors import ModelError
 from quire.models.arguments import read_arguments, require
-from quire.models.base import LanguageModel, Step
+from quire.models.base import LanguageModel, Module, Step
 from quire.models.layers import ACTIVATIONS, GatedMLP, embed, project_logits
 from quire.models.moe import Experts, choose, stack_experts
 from quire.models.rope import Rope, RopeParameters, Rotate
@@ -131,10 +131,11 @@ class Gemma4Arguments:
 
 
 def _full_layer_shape(text: dict[str, Any], types: list[str]) -> tuple[int | None, int | None]:
-    """Head size and KV heads of full layers (None if the file has neither), in the old spelling or in transformers 5.20's.
+    """Head size and KV heads of full layers; None where the file does not say.
 
-    The old has `global_head_dim` and `num_global_key_value_heads` (which counts only where K and V
-    share a projection); the new lists what differs layer by layer in `per_layer_config`.
+    There are two spellings. The first has `global_head_dim` and `num_global_key_value_heads`, which
+    counts only where K and V share a projection; transformers 5 lists what differs layer by layer
+    in `per_layer_config`.
     """
     overrides = text.get("per_layer_config")
     if overrides is None:
@@ -155,7 +156,7 @@ def _full_layer_shape(text: dict[str, Any], types: list[str]) -> tuple[int | Non
     )
 
 
-class Attention(nn.Module):
+class Attention(Module):
     """Queries and keys are normalised by head, and values too, so the logits need no scale."""
 
     def __init__(self, args: Gemma4Arguments, layer: int) -> None:
@@ -197,7 +198,7 @@ class Attention(nn.Module):
         return rotate(self.k_norm(k)).reshape(shape), v
 
 
-class Router(nn.Module):
+class Router(Module):
     """Chooses experts for each row and says how much of each to take."""
 
     def __init__(self, args: Gemma4Arguments) -> None:
@@ -217,7 +218,7 @@ class Router(nn.Module):
         return chosen, weights * self.per_expert_scale[chosen]
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Module):
     """Attention and feed-forward between norms on both sides; then the layer's own embedding."""
 
     def __init__(self, args: Gemma4Arguments, index: int) -> None:
@@ -265,12 +266,11 @@ class DecoderLayer(nn.Module):
             return y
         chosen, weights = self.router(x)
         mixed = self.experts(self.pre_feedforward_layernorm_2(x), chosen, weights)
-        both: mx.array = self.post_feedforward_layernorm_1(y)
-        both = both + self.post_feedforward_layernorm_2(mixed)
-        return both
+        y = self.post_feedforward_layernorm_1(y)
+        return y + self.post_feedforward_layernorm_2(mixed)
 
 
-class Decoder(nn.Module):
+class Decoder(Module):
     """Everything but the head, named as the text-only checkpoints name it: `model.`"""
 
     def __init__(self, args: Gemma4Arguments) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
+from quire.models.base import Module
+
 Activation = Callable[[mx.array], mx.array]
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -17,7 +19,7 @@ ACTIVATIONS: dict[str, Activation] = {
 """The values of `hidden_act` and `hidden_activation` that are known."""
 
 
-class GatedMLP(nn.Module):
+class GatedMLP(Module):
     """`down(act(gate(x)) * up(x))` (SwiGLU with silu, GeGLU with gelu; arXiv:2002.05202)."""
 
     def __init__(

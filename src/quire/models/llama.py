@@ -10,7 +10,7 @@ import mlx.nn as nn
 
 from quire.cache.specs import FullKV, LayerSpec, WindowKV
 from quire.models.arguments import read_arguments, require
-from quire.models.base import LanguageModel, Step
+from quire.models.base import LanguageModel, Module, Step
 from quire.models.layers import ACTIVATIONS, GatedMLP, embed, project_logits
 from quire.models.rope import Rope, RopeParameters, Rotate
 
@@ -59,7 +59,7 @@ def shape_arguments(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class Attention(nn.Module):
+class Attention(Module):
     """Grouped-query attention; with `qk_norm`, heads of q and k are normalised before rotation."""
 
     def __init__(self, args: LlamaArguments, layer: int, qk_norm: bool = False) -> None:
@@ -97,7 +97,7 @@ class Attention(nn.Module):
         return y
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Module):
     """Attention, then a feed-forward block, each on a normalised copy and added back."""
 
     def __init__(self, args: LlamaArguments, attention: Attention, mlp: nn.Module) -> None:
@@ -114,7 +114,7 @@ class DecoderLayer(nn.Module):
         return y
 
 
-class Decoder(nn.Module):
+class Decoder(Module):
     """Everything but the head, named as the checkpoints name it: `model.`"""
 
     def __init__(self, args: LlamaArguments, layers: list[DecoderLayer]) -> None:

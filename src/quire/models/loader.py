@@ -11,11 +11,10 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import psutil
-from mlx.utils import tree_flatten
 
 from quire.errors import ModelError
 from quire.models import quantization
-from quire.models.base import LanguageModel
+from quire.models.base import LanguageModel, named_parameters
 from quire.models.hub import find_folder
 from quire.models.registry import family
 from quire.models.safetensors import find_shards, fingerprint, read_header
@@ -119,9 +118,11 @@ def _read_lazily(shards: list[Path]) -> dict[str, mx.array]:
     for path in shards:
         read_header(path)  # a file that was cut short is refused before anything is read
         try:
-            weights |= mx.load(str(path))
+            tensors = mx.load(str(path))
         except (RuntimeError, ValueError) as error:  # a tensor type that MLX does not have
             raise ModelError(f"{path}: {error}") from error
+        assert isinstance(tensors, dict)
+        weights |= tensors
     return weights
 
 
@@ -134,7 +135,7 @@ def _attach(
         ModelError: a tensor is missing, has no place, or has the wrong shape.
     """
     quantization.pack_like(model, weights)
-    places: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    places = named_parameters(model)
     for problem, names in (
         ("has no tensor", places.keys() - weights.keys()),
         ("has a tensor that this family does not know,", weights.keys() - places.keys()),
@@ -159,7 +160,7 @@ def _check_fits(model: nn.Module, limit: int | None, folder: Path) -> int:
     Raises:
         ModelError: more than `limit`, naming both numbers.
     """
-    needed = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    needed = sum(array.nbytes for array in named_parameters(model).values())
     available = _memory_for_weights() if limit is None else limit
     if needed > available:
         raise ModelError(
@@ -171,19 +172,19 @@ def _check_fits(model: nn.Module, limit: int | None, folder: Path) -> int:
 def _memory_for_weights() -> int:
     """Bytes that weights may take on the default device."""
     if mx.default_device() == mx.cpu:
-        return psutil.virtual_memory().available
+        return int(psutil.virtual_memory().available)
     info = mx.device_info(mx.default_device())
     limits = [
         info[key] for key in ("max_recommended_working_set_size", "memory_size") if key in info
     ]
-    return int(min(limits)) if limits else psutil.virtual_memory().available
+    return int(min(limits, default=psutil.virtual_memory().available))
 
 
 def _evaluate(model: nn.Module, total: int, progress: Progress | None) -> None:
     """Reads and converts the weights piece by piece, so that little is held twice."""
     batch: list[mx.array] = []
     batch_bytes = done = 0
-    for _, array in tree_flatten(model.parameters()):
+    for array in named_parameters(model).values():
         batch.append(array)
         batch_bytes += array.nbytes
         if batch_bytes >= _EVAL_BYTES:
@@ -199,9 +200,7 @@ def _evaluate(model: nn.Module, total: int, progress: Progress | None) -> None:
 
 def _dtype_name(model: LanguageModel) -> str:
     """The activations' type: that of the final norm, which is never packed."""
-    by_name = dict(tree_flatten(model.parameters()))
-    norm = next(array for name, array in by_name.items() if name.endswith("model.norm.weight"))
-    return str(norm.dtype).removeprefix("mlx.core.")
+    return str(named_parameters(model)["model.norm.weight"].dtype).removeprefix("mlx.core.")
 
 
 def _context_length(config: dict[str, Any]) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from quire.models.base import Module
 from quire.models.layers import ACTIVATIONS
 
 # From this many (row, expert) pairs on, sorting them by expert pays: rows of one expert are
@@ -19,7 +20,7 @@ from quire.models.layers import ACTIVATIONS
 _SORT_FROM = 64
 
 
-class ExpertLinear(nn.Module):
+class ExpertLinear(Module):
     """One matrix an expert, `[experts, out, in]`."""
 
     def __init__(self, experts: int, inputs: int, outputs: int) -> None:
@@ -41,7 +42,7 @@ class ExpertLinear(nn.Module):
         return PackedExpertLinear(experts, inputs, outputs, group_size, bits, mode)
 
 
-class PackedExpertLinear(nn.Module):
+class PackedExpertLinear(Module):
     """`ExpertLinear` over codes and scales. Made empty: its tensors come from a checkpoint."""
 
     def __init__(
@@ -70,7 +71,7 @@ class PackedExpertLinear(nn.Module):
         )
 
 
-class Experts(nn.Module):
+class Experts(Module):
     """Gated MLPs, `count` of them."""
 
     def __init__(self, count: int, hidden: int, intermediate: int, activation: str) -> None:

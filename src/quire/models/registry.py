@@ -6,12 +6,15 @@ from quire.errors import ModelError
 from quire.models.base import LanguageModel
 from quire.models.gemma4 import Gemma4
 from quire.models.llama import Llama
+from quire.models.qwen3 import Qwen3, Qwen3MoE
 
 FAMILIES: dict[str, type[LanguageModel]] = {
     "gemma4": Gemma4,
     "gemma4_text": Gemma4,
     "llama": Llama,
     "mistral": Llama,
+    "qwen3": Qwen3,
+    "qwen3_moe": Qwen3MoE,
 }
 
 
