@@ -103,12 +103,12 @@ class Tokenizer:
         """Text -> id of the tokens that are matched whole, special or not."""
         return self._added
 
-    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Long texts take milliseconds, during which other threads run.
 
         Args:
             add_special_tokens: add what the tokenizer's post-processor adds, such as a beginning
-                token. Rendered chat templates hold theirs already.
+                token. Not for rendered chat templates, which hold theirs already.
         """
         return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
 

@@ -70,7 +70,9 @@ def drop_from_messages(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[st
         cleaned = _clean_content(content, role=message.get("role"), first=index == 0)
         if cleaned == content:
             kept.append(message)
-        elif cleaned or message.get("role") == "tool":  # each call needs its result, even an empty one
+        elif (
+            cleaned or message.get("role") == "tool"
+        ):  # each call needs its result, even an empty one
             kept.append({**message, "content": cleaned or ""})
         elif index == 0 and message.get("role") not in _SYSTEM_ROLES:
             kept.append(message)
