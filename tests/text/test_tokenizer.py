@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.errors import ModelError
+from quire.text.tokenizer import Tokenizer
+from tests.text import made
+
+
+def folder(path: Path, kind: str = "byte_level", **files: Any) -> Path:
+    """A model folder with that tokenizer and these JSON files (named without their ending)."""
+    made.made(kind).save(str(path / "tokenizer.json"))
+    for name, content in files.items():
+        (path / f"{name}.json").write_text(json.dumps(content))
+    return path
+
+
+def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
+        Tokenizer.open(tmp_path)
+
+
+def test_a_broken_file_is_named(tmp_path: Path) -> None:
+    folder(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json is not valid JSON"):
+        Tokenizer.open(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"cannot read .*tokenizer\.json"):
+        Tokenizer.open(tmp_path)
+
+
+def test_a_configuration_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
+    folder(tmp_path, config=[1])
+    with pytest.raises(ModelError, match=r"config\.json holds a JSON list"):
+        Tokenizer.open(tmp_path)
+
+
+def test_encode_adds_the_beginning_unless_told_not_to(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.open(folder(tmp_path, tokenizer_config={"bos_token": "<s>"}))
+    ids = tokenizer.encode("the fox")
+    assert ids[0] == tokenizer.bos_id
+    assert tokenizer.encode("the fox", add_special_tokens=False) == ids[1:]
+    assert tokenizer.decode(ids) == "<s>the fox"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the fox"
+
+
+def test_truncation_and_padding_saved_with_a_tokenizer_do_not_apply(tmp_path: Path) -> None:
+    backend = made.byte_level()
+    backend.enable_truncation(3)
+    backend.enable_padding(length=10)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    text = "she sells sea shells"
+    tokenizer = Tokenizer.open(tmp_path)
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_end_ids_come_from_all_three_configurations(tmp_path: Path) -> None:
+    backend = made.made("byte_level")
+    turn, think = backend.token_to_id("<turn|>"), backend.token_to_id("<think>")
+    tokenizer = Tokenizer.open(
+        folder(
+            tmp_path,
+            tokenizer_config={"eos_token": "</s>"},
+            generation_config={"eos_token_id": [turn]},
+            config={"eos_token_id": None, "text_config": {"eos_token_id": think}},
+        )
+    )
+    assert tokenizer.eos_ids == {backend.token_to_id("</s>"), turn, think}
+
+
+def test_special_tokens_map_is_read_when_the_configuration_lists_none(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.open(
+        folder(
+            tmp_path,
+            tokenizer_config={"eos_token": "<turn|>"},
+            special_tokens_map={"eos_token": {"content": "</s>", "lstrip": False}},
+        )
+    )
+    assert tokenizer.special_tokens["eos_token"] == "</s>"
+
+
+def test_tokens_that_only_the_configuration_lists_are_added(tmp_path: Path) -> None:
+    size = made.made("byte_level").get_vocab_size()
+    tokenizer = Tokenizer.open(
+        folder(
+            tmp_path,
+            tokenizer_config={
+                "added_tokens_decoder": {str(size): {"content": "<new>", "special": False}},
+                "image_token": "<|image|>",
+                "extra_special_tokens": ["<|extra|>"],
+            },
+        )
+    )
+    ids = tokenizer.encode("a<new><|image|><|extra|>", add_special_tokens=False)
+    assert ids[1:] == [size, size + 1, size + 2]
+    assert tokenizer.vocab_size == size + 3
+    assert {size + 1, size + 2} <= tokenizer.special_ids
+    assert size not in tokenizer.special_ids
+    assert tokenizer.added_tokens["<new>"] == size
+    assert tokenizer.special_tokens["image_token"] == "<|image|>"
+
+
+@pytest.mark.parametrize("kind", made.PIECEWISE)
+def test_the_bytes_of_tokens_join_to_the_text(kind: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.open(folder(tmp_path, kind))
+    text = "sea shells in total" + ("" if kind == "unigram" else " 🙂é")
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode().removeprefix(" ") == text
+    assert tokenizer.token_bytes(tokenizer.vocab_size + 7) == b""
+
+
+def test_a_part_of_a_character_has_bytes_too(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.open(folder(tmp_path, "gemma_like"))
+    token_id = tokenizer.token_id("<0xC3>")
+    assert token_id is not None
+    assert tokenizer.token_bytes(token_id) == b"\xc3"
+    assert tokenizer.token_text(token_id) == "<0xC3>"
+
+
+def test_bytes_where_the_decoder_looks_at_neighbours(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.open(folder(tmp_path, "word_piece"))
+    token_id = tokenizer.encode("fox", add_special_tokens=False)[0]
+    assert tokenizer.token_bytes(token_id).decode() == tokenizer.decode([token_id])
