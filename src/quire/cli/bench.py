@@ -1,0 +1,374 @@
+"""`quire bench`: closed-loop load on any OpenAI-compatible URL."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from dataclasses import asdict, dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from quire.cli.load import Answer, Target, closed_loop, error_message, send
+
+T = TypeVar("T")
+
+ROUTES = {"chat": "/chat/completions", "completions": "/completions"}
+
+# Short common words: about one token each in most vocabularies. `calibrate` measures how many.
+_WORDS = (
+    *("the", "of", "and", "to", "in", "is", "that", "it", "was", "for", "on", "are", "as", "with"),
+    *("his", "they", "at", "be", "this", "from", "have", "or", "by", "one", "had", "not", "but"),
+    *("what", "all", "were", "when", "we", "there", "can", "an", "your", "which", "their", "said"),
+    *("if", "do", "will", "each", "about", "how", "up", "out", "them", "then", "she", "many"),
+)
+
+
+class BenchError(Exception):
+    """The run cannot go on: no server, no model, or a probe that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What each request asks for.
+
+    Attributes:
+        prompt_words: words of a generated prompt; ignored where `prompt` is given.
+        prompt: a text sent with every request.
+        seed: chooses the words, and is sent as the sampling seed where the answer is sampled.
+        ignore_eos: sends `ignore_eos: true`, which not every server knows.
+    """
+
+    model: str
+    endpoint: str = "chat"
+    prompt_words: int = 64
+    prompt: str | None = None
+    max_tokens: int = 64
+    temperature: float = 0.0
+    seed: int = 0
+    ignore_eos: bool = False
+
+    @property
+    def route(self) -> str:
+        """The route below `/v1`."""
+        return ROUTES[self.endpoint]
+
+    def body(self, number: int) -> bytes:
+        """The JSON body of request `number`; each number has words of its own."""
+        text = self.prompt
+        if text is None:
+            words = random.Random(f"{self.seed}/{number}").choices(_WORDS, k=self.prompt_words)
+            text = " ".join(words)
+        body: dict[str, Any] = {"model": self.model}
+        if self.endpoint == "chat":
+            body["messages"] = [{"role": "user", "content": text}]
+        else:
+            body["prompt"] = text
+        body |= {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self.temperature > 0:
+            # Not for greedy answers: mlx_lm.server takes no seeded request into a batch.
+            body["seed"] = self.seed
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        return json.dumps(body).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Milliseconds: the middle, the 95th percentile and the largest."""
+
+    median: float
+    p95: float
+    max: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Spread | None:
+        """None for no values. Percentiles are nearest-rank."""
+        if not seconds:
+            return None
+        ordered = sorted(seconds)
+        last = len(ordered) - 1
+        ranks = (round(0.5 * last), round(0.95 * last), last)
+        return cls(*(round(ordered[rank] * 1e3, 3) for rank in ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What one concurrency gave.
+
+    Attributes:
+        wall_s: from the first request's start to the last one's end.
+        tokens_per_s: generated tokens of requests that went well, over `wall_s`.
+        events: streamed events that carried text; fewer than tokens where the server joins some.
+        tokens_from_usage: whether the server counted the tokens (else events are counted).
+        itl_ms: time between events with text, pooled over all requests.
+        client_cpu: processor seconds of this client over `wall_s`; near 1 it is the client that is
+            measured.
+        errors: (message, how many requests it ended).
+    """
+
+    concurrency: int
+    requests: int
+    failed: int
+    wall_s: float
+    tokens_per_s: float
+    requests_per_s: float
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    events: int
+    tokens_from_usage: bool
+    ttft_ms: Spread | None
+    itl_ms: Spread | None
+    client_cpu: float
+    errors: tuple[tuple[str, int], ...]
+
+
+def summarise(answers: Sequence[Answer], concurrency: int, cpu_s: float) -> Level:
+    """Folds the answers of one level."""
+    good = [answer for answer in answers if answer.error is None]
+    wall = max(a.ended for a in answers) - min(a.started for a in answers)
+    tokens = sum(answer.tokens for answer in good)
+    return Level(
+        concurrency=concurrency,
+        requests=len(answers),
+        failed=len(answers) - len(good),
+        wall_s=round(wall, 4),
+        tokens_per_s=round(tokens / wall, 2),
+        requests_per_s=round(len(good) / wall, 3),
+        prompt_tokens=sum(answer.prompt_tokens or 0 for answer in good),
+        completion_tokens=tokens,
+        cached_tokens=sum(answer.cached_tokens or 0 for answer in good),
+        events=sum(len(answer.text_times) for answer in good),
+        tokens_from_usage=all(answer.completion_tokens is not None for answer in good),
+        ttft_ms=Spread.of([answer.ttft for answer in good if answer.ttft is not None]),
+        itl_ms=Spread.of([gap for answer in good for gap in answer.gaps]),
+        client_cpu=round(cpu_s / wall, 3),
+        errors=tuple(Counter(a.error for a in answers if a.error is not None).most_common()),
+    )
+
+
+async def run_level(
+    target: Target, load: Load, concurrency: int, requests: int, *, first: int, timeout_s: float
+) -> Level:
+    """Sends `requests` requests, numbered from `first`, with `concurrency` in flight."""
+    bodies = [load.body(first + number) for number in range(requests)]
+    cpu = time.process_time()
+    answers = await closed_loop(target, load.route, bodies, concurrency, timeout_s)
+    return summarise(answers, concurrency, time.process_time() - cpu)
+
+
+async def calibrate(target: Target, load: Load, tokens: int, timeout_s: float) -> int:
+    """How many words make a prompt of about `tokens` tokens for this server's tokenizer.
+
+    Raises:
+        BenchError: the probe failed.
+    """
+    counts = []
+    for words in (16, 80):
+        probe = Load(load.model, load.endpoint, prompt_words=words, max_tokens=1, seed=load.seed)
+        answer = await send(target, load.route, probe.body(-words), timeout_s)
+        if answer.error is not None:
+            raise BenchError(answer.error)
+        if answer.prompt_tokens is None:
+            return tokens
+        counts.append(answer.prompt_tokens)
+    per_word = max((counts[1] - counts[0]) / 64, 0.1)
+    template = counts[0] - 16 * per_word
+    return max(1, round((tokens - template) / per_word))
+
+
+def served_model(target: Target, timeout_s: float) -> str:
+    """The first model that the server lists.
+
+    Raises:
+        BenchError: it cannot be reached or lists none.
+    """
+    kind = HTTPSConnection if target.tls else HTTPConnection
+    connection = kind(target.host, target.port, timeout=timeout_s)
+    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+    try:
+        connection.request("GET", f"{target.path}/models", headers=headers)
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, HTTPException) as error:
+        raise BenchError(f"cannot reach {target.host}:{target.port}: {error}") from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise BenchError(f"GET {target.path}/models: HTTP {response.status}: {error_message(body)}")
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise BenchError(
+            f"GET {target.path}/models lists no model; name one with --model"
+        ) from error
+
+
+def run_async(job: Coroutine[Any, Any, T]) -> T:
+    """Runs the client on uvloop where there is one, since it costs half of asyncio's own loop."""
+    if sys.platform == "win32":
+        return asyncio.run(job)
+    import uvloop
+
+    return uvloop.run(job)
+
+
+def _cells(spread: Spread | None) -> tuple[str, str, str]:
+    if spread is None:
+        return "-", "-", "-"
+    return f"{spread.median:,.1f}", f"{spread.p95:,.1f}", f"{spread.max:,.1f}"
+
+
+def table(levels: Sequence[Level], title: str) -> Table:
+    """The levels as a table for the terminal."""
+    out = Table(title=title, title_justify="left", caption="times in milliseconds")
+    for heading in ("streams", "ok", "failed", "tokens/s", "requests/s"):
+        out.add_column(heading, justify="right")
+    for heading in ("TTFT", "gap"):
+        for part in ("p50", "p95", "max"):
+            out.add_column(f"{heading}\n{part}", justify="right", no_wrap=True)
+    for level in levels:
+        out.add_row(
+            str(level.concurrency),
+            str(level.requests - level.failed),
+            str(level.failed),
+            f"{level.tokens_per_s:,.0f}",
+            f"{level.requests_per_s:,.1f}",
+            *_cells(level.ttft_ms),
+            *_cells(level.itl_ms),
+        )
+    return out
+
+
+async def _measure(args: argparse.Namespace, target: Target, console: Console) -> list[Level]:
+    prompt = Path(args.prompt_file).read_text() if args.prompt_file else None
+    load = Load(
+        model=args.model,
+        endpoint=args.endpoint,
+        prompt=prompt,
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        ignore_eos=args.ignore_eos,
+    )
+    if prompt is None:
+        words = await calibrate(target, load, args.prompt_tokens, args.timeout)
+        load = Load(**{**asdict(load), "prompt_words": words})
+    first = 0
+    if args.warmup:
+        warm = await run_level(
+            target, load, args.warmup, args.warmup, first=first, timeout_s=args.timeout
+        )
+        if warm.failed:
+            raise BenchError(warm.errors[0][0])
+        first += args.warmup
+    levels: list[Level] = []
+    for concurrency in args.concurrency:
+        requests = args.requests or 4 * concurrency
+        level = await run_level(
+            target, load, concurrency, requests, first=first, timeout_s=args.timeout
+        )
+        first += requests
+        levels.append(level)
+        console.print(f"{concurrency} streams: {level.tokens_per_s:,.1f} tokens/s", style="dim")
+    return levels
+
+
+def _report(args: argparse.Namespace, levels: list[Level], console: Console) -> int:
+    title = f"{args.model} at {args.url}, {args.endpoint}, {args.max_tokens} tokens an answer"
+    console.print(table(levels, title))
+    joined = [level for level in levels if level.events < 0.9 * level.completion_tokens]
+    if joined:
+        console.print(
+            "Some events carried several tokens: times between tokens are between events."
+        )
+    if not all(level.tokens_from_usage for level in levels):
+        console.print("The server reported no usage: tokens are counted as events with text.")
+    if max(level.client_cpu for level in levels) > 0.8:
+        console.print("The load client used most of a core: the server may be faster than shown.")
+    if args.json:
+        settings = {key: value for key, value in vars(args).items() if key not in _PRIVATE}
+        report = {"settings": settings, "levels": [asdict(level) for level in levels]}
+        Path(args.json).write_text(json.dumps(report, indent=2) + "\n")
+    failed = sum(level.failed for level in levels)
+    for level in levels:
+        for message, count in level.errors:
+            console.print(
+                f"{count} of {level.requests} requests at {level.concurrency} streams failed: "
+                f"{message}",
+                style="red",
+                markup=False,
+            )
+    return 1 if failed else 0
+
+
+# Never written to a report: the key is a secret, the others are the parser's own.
+_PRIVATE = frozenset({"api_key", "json", "run", "command"})
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return value
+
+
+def _levels(text: str) -> list[int]:
+    return [_positive(part) for part in text.split(",")]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `bench` to the command line."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="measure any OpenAI-compatible server under load",
+        description="Closed-loop load: each of N streams sends its next request as soon as its "
+        "last one is answered. Reports time to first token (TTFT), time between tokens, and "
+        "tokens/s over all streams.",
+    )
+    add = parser.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
+    add("--model", help="model name (default: the first that the server lists)")
+    add("--api-key", help="sent as a bearer token")
+    add("--endpoint", choices=tuple(ROUTES), default="chat", help="default: %(default)s")
+    add("--concurrency", type=_levels, default=[1, 2, 4, 8], metavar="N,N,...",
+        help="streams at once, one level after the other (default: 1,2,4,8)")  # fmt: skip
+    add("--requests", type=_positive, help="requests a level (default: 4 times the streams)")
+    add("--prompt-tokens", type=_positive, default=128, help="about this many (default: 128)")
+    add("--prompt-file", help="send this text with every request instead")
+    add("--max-tokens", type=_positive, default=128, help="tokens an answer (default: 128)")
+    add("--temperature", type=float, default=0.0, help="default: 0, greedy")
+    add("--seed", type=int, default=0, help="chooses the prompts; also the sampling seed")
+    add("--warmup", type=int, default=2, help="requests sent first, not counted (default: 2)")
+    add("--ignore-eos", action="store_true", help="ask for full-length answers, where supported")
+    add("--timeout", type=float, default=600.0, help="seconds a request may take (default: 600)")
+    add("--json", metavar="FILE", help="also write the figures here")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the levels and prints the table. 1 if a request failed, 2 if none could be sent."""
+    console = Console(stderr=True)
+    try:
+        target = Target.parse(args.url, args.api_key)
+        args.model = args.model or served_model(target, args.timeout)
+        levels = run_async(_measure(args, target, console))
+    except (BenchError, ValueError, OSError) as error:
+        console.print(f"quire bench: {error}", style="red", markup=False)
+        return 2
+    return _report(args, levels, Console())

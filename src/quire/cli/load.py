@@ -1,0 +1,321 @@
+"""A load client cheap enough to share two cores with the server that it measures.
+
+One request is one connection with `Connection: close`. Server-sent events are counted on the raw
+bytes: an event is decoded as JSON only where the answer needs it (the last usage, an error), since
+decoding each of ten thousand events a second would take the time that is to be measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
+
+# A delta that brings text of any kind: answer, thought, legacy completion, tool arguments or name.
+_TEXT = re.compile(
+    rb'"(?:content|text|reasoning_content|reasoning|reasoning_text|arguments|name)"\s*:\s*"[^"]'
+)
+_USAGE = re.compile(rb'"usage"\s*:\s*\{')
+_ERROR = re.compile(rb'^\{\s*"error"\s*:')
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where requests go.
+
+    Attributes:
+        path: the path below which the OpenAI routes lie, e.g. `/v1`.
+        api_key: sent as a bearer token where given.
+    """
+
+    host: str
+    port: int
+    tls: bool
+    path: str
+    api_key: str | None = None
+
+    @classmethod
+    def parse(cls, url: str, api_key: str | None = None) -> Target:
+        """Reads `http://host:port`, with or without `/v1`.
+
+        Raises:
+            ValueError: not an http(s) URL with a host.
+        """
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"not an http:// or https:// URL: {url!r}")
+        tls = parts.scheme == "https"
+        path = parts.path.rstrip("/")
+        path = path if path.endswith("/v1") else path + "/v1"
+        return cls(parts.hostname, parts.port or (443 if tls else 80), tls, path, api_key)
+
+    def request(self, method: str, route: str, body: bytes = b"") -> bytes:
+        """The bytes of one HTTP/1.1 request; `route` follows `path`, e.g. `/completions`."""
+        lines = [
+            f"{method} {self.path}{route} HTTP/1.1",
+            f"Host: {self.host}:{self.port}",
+            "Connection: close",
+            "Content-Type: application/json",
+            "Accept: text/event-stream, application/json",
+            f"Content-Length: {len(body)}",
+        ]
+        if self.api_key:
+            lines.append(f"Authorization: Bearer {self.api_key}")
+        return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came back for one request. Times are seconds of `time.perf_counter`.
+
+    Attributes:
+        text_times: when each event that carried text arrived.
+        completion_tokens: from the server's usage; None where it gave none.
+        error: why the request failed, or None.
+    """
+
+    started: float
+    ended: float
+    text_times: tuple[float, ...] = ()
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    error: str | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens: the server's count, else the events that carried text."""
+        if self.completion_tokens is not None:
+            return self.completion_tokens
+        return len(self.text_times)
+
+    @property
+    def ttft(self) -> float | None:
+        """Seconds from before the connection to the first text, or None where none came."""
+        return self.text_times[0] - self.started if self.text_times else None
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between events that carried text."""
+        times = self.text_times
+        return [times[i] - times[i - 1] for i in range(1, len(times))]
+
+
+class Dechunker:
+    """Undoes HTTP/1.1 chunked framing of bytes cut anywhere. `done` after the last chunk."""
+
+    __slots__ = ("_rest", "done")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self.done = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The payload of the chunks that are now complete.
+
+        Raises:
+            ValueError: a chunk's size is not a hexadecimal number.
+        """
+        data = self._rest + data if self._rest else data
+        whole: list[bytes] = []
+        at = 0
+        while not self.done:
+            line_end = data.find(b"\r\n", at)
+            if line_end < 0:
+                break
+            size = int(data[at:line_end].split(b";", 1)[0], 16)
+            start = line_end + 2
+            if size == 0:
+                self.done = True
+            elif len(data) < start + size + 2:
+                break
+            else:
+                whole.append(data[start : start + size])
+                at = start + size + 2
+        self._rest = data[at:]
+        return whole[0] if len(whole) == 1 else b"".join(whole)
+
+
+class EventCounter:
+    """Counts server-sent events with text; keeps the last usage and the first error."""
+
+    __slots__ = ("_rest", "_usage", "done", "error", "text_times")
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._usage = b""
+        self.text_times: list[float] = []
+        self.error: str | None = None
+        self.done = False
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Takes the next bytes of the body, which arrived at `now`."""
+        data = self._rest + data if self._rest else data
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n")
+        events = data.split(b"\n\n")
+        self._rest = events.pop()
+        for event in events:
+            if event.startswith(b"data:") and b"\n" not in event:
+                self._payload(event[5:].strip(), now)
+                continue
+            for line in event.split(b"\n"):
+                if line.startswith(b"data:"):
+                    self._payload(line[5:].strip(), now)
+
+    def _payload(self, payload: bytes, now: float) -> None:
+        if payload == b"[DONE]":
+            self.done = True
+        elif _ERROR.match(payload):
+            self.error = self.error or error_message(payload)
+        else:
+            if _TEXT.search(payload):
+                self.text_times.append(now)
+            if _USAGE.search(payload):
+                self._usage = payload
+
+    def usage(self) -> tuple[int | None, int | None, int | None]:
+        """Prompt, completion and cached tokens as the server reported them last."""
+        if not self._usage:
+            return None, None, None
+        usage = json.loads(self._usage)["usage"]
+        # OpenAI's names, then those of mlx-vlm.
+        prompt = usage.get("prompt_tokens", usage.get("input_tokens"))
+        completion = usage.get("completion_tokens", usage.get("output_tokens"))
+        details = usage.get("prompt_tokens_details") or {}
+        return prompt, completion, details.get("cached_tokens")
+
+
+def error_message(body: bytes) -> str:
+    """The message in an OpenAI-shaped error body, else the start of the body as it came."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return body[:200].decode("utf-8", "replace").strip()
+
+
+class _Exchange(asyncio.Protocol):
+    """One request and its answer. `finished` is set once, with the answer."""
+
+    def __init__(self, request: bytes, started: float) -> None:
+        self.finished: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._started = started
+        self._head: bytes | None = b""  # None once the headers are read
+        self._body = b""
+        self._status = 0
+        self._chunks: Dechunker | None = None
+        self._events = EventCounter()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, not a check: uvloop's transports have the methods but not the base class.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        try:
+            if self._head is not None:
+                data = self._read_head(data)
+            if self._head is None and data:
+                self._read_body(data, now)
+        except ValueError as error:
+            self._finish(f"the answer is not HTTP: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._status and self._status != 200:
+            self._finish(f"HTTP {self._status}: {error_message(self._body)}")
+        elif self._head is not None:
+            self._finish("the server closed the connection without an answer")
+        else:
+            self._finish("the stream ended without [DONE]")
+
+    def abort(self, reason: str) -> None:
+        """Gives up on the answer."""
+        self._finish(reason)
+
+    def _read_head(self, data: bytes) -> bytes:
+        assert self._head is not None
+        head, separator, rest = (self._head + data).partition(b"\r\n\r\n")
+        if not separator:
+            self._head = head
+            return b""
+        first, *lines = head.split(b"\r\n")
+        self._status = int(first.split(b" ", 2)[1]) if first.startswith(b"HTTP/1.") else 0
+        if not self._status:
+            raise ValueError(first[:80].decode("latin-1"))
+        self._head = None
+        if any(re.match(rb"(?i)transfer-encoding:.*chunked", line) for line in lines):
+            self._chunks = Dechunker()
+        return rest
+
+    def _read_body(self, data: bytes, now: float) -> None:
+        if self._chunks is not None:
+            data = self._chunks.feed(data)
+        if self._status != 200:
+            self._body += data
+        else:
+            self._events.feed(data, now)
+            if self._events.done:
+                self._finish(None)
+                return
+        if self._chunks is not None and self._chunks.done:
+            self.connection_lost(None)
+
+    def _finish(self, error: str | None) -> None:
+        if self.finished.done():
+            return
+        prompt, completion, cached = self._events.usage()
+        self.finished.set_result(
+            Answer(
+                started=self._started,
+                ended=time.perf_counter(),
+                text_times=tuple(self._events.text_times),
+                prompt_tokens=prompt,
+                completion_tokens=completion,
+                cached_tokens=cached,
+                error=self._events.error or error,
+            )
+        )
+        if self._transport is not None:
+            self._transport.abort()
+
+
+async def send(target: Target, route: str, body: bytes, timeout_s: float) -> Answer:
+    """Sends one streaming request and reads its answer to the end. Never raises for a bad one."""
+    started = time.perf_counter()
+    exchange = _Exchange(target.request("POST", route, body), started)
+    context = ssl.create_default_context() if target.tls else None
+    try:
+        async with asyncio.timeout(timeout_s):
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: exchange, target.host, target.port, ssl=context)
+            return await exchange.finished
+    except TimeoutError:
+        exchange.abort(f"no complete answer within {timeout_s:g} s")
+    except OSError as error:
+        exchange.abort(f"cannot connect to {target.host}:{target.port}: {error.strerror or error}")
+    return await exchange.finished
+
+
+async def closed_loop(
+    target: Target, route: str, bodies: Sequence[bytes], concurrency: int, timeout_s: float
+) -> list[Answer]:
+    """Sends all bodies with `concurrency` in flight, each worker the next as soon as it is free."""
+    waiting = iter(bodies)
+    answers: list[Answer] = []
+
+    async def worker() -> None:
+        for body in waiting:
+            answers.append(await send(target, route, body, timeout_s))
+
+    await asyncio.gather(*(worker() for _ in range(min(concurrency, len(bodies)))))
+    return answers
