@@ -120,6 +120,17 @@ def test_a_character_cut_off_by_the_end_is_left_out(kind: str) -> None:
     assert joined == "ab"
 
 
+@pytest.mark.parametrize("kind", made.KINDS)
+def test_a_text_that_goes_on_from_a_prompt_keeps_its_first_space(kind: str) -> None:
+    tokenizer = opened(kind)
+    ids = tokenizer.encode("she sells sea shells", add_special_tokens=False)
+    whole = tokenizer.decode(ids)
+    for cut in range(1, len(ids)):
+        detokenizer = Detokenizer(tokenizer, after=ids[:cut])
+        text = "".join(map(detokenizer.add, ids[cut:])) + detokenizer.flush()
+        assert tokenizer.decode(ids[:cut]) + text == whole
+
+
 def test_special_tokens_do_not_break_a_character_that_goes_on() -> None:
     tokenizer = opened("gemma_like")
     first, second = byte_ids(tokenizer.backend, "é")

@@ -49,6 +49,12 @@ def test_encode_adds_the_beginning_unless_told_not_to(tmp_path: Path) -> None:
     assert tokenizer.decode(ids, skip_special_tokens=True) == "the fox"
 
 
+def test_surrogates_are_read_as_browsers_do(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.open(folder(tmp_path))
+    for spelt, meant in [("a\ud800b", "a\ufffdb"), ("\ud83d\ude42", "🙂"), ("\udc00é", "\ufffdé")]:
+        assert tokenizer.decode(tokenizer.encode(spelt, add_special_tokens=False)) == meant
+
+
 def test_truncation_and_padding_saved_with_a_tokenizer_do_not_apply(tmp_path: Path) -> None:
     backend = made.byte_level()
     backend.enable_truncation(3)

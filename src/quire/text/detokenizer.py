@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Sequence
 
 import tokenizers
 
@@ -25,15 +26,21 @@ class Detokenizer:
 
     Args:
         skip_special: leave out tokens that are marked special.
+        after: the last tokens of what the text goes on from, such as a prompt to complete. Without
+            any, the text begins here, and SentencePiece-like tokenizers drop its leading space.
     """
 
     __slots__ = ("_decoder", "_pieces", "_settled")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = True, after: Sequence[int] = ()
+    ) -> None:
         table = tokenizer.pieces(skip_special=skip_special)
         self._pieces: dict[int, str | bytes] = {} if table is None else table
         self._decoder: _Table | _Window = (
-            _Window(tokenizer.backend, skip_special) if table is None else _Table(table)
+            _Window(tokenizer.backend, skip_special, after)
+            if table is None
+            else _Table(table, begins=not after)
         )
         self._settled = self._decoder.settled
 
@@ -57,10 +64,10 @@ class _Table:
 
     __slots__ = ("_first", "_pieces", "_strip_left", "_utf8")
 
-    def __init__(self, pieces: PieceTable) -> None:
+    def __init__(self, pieces: PieceTable, *, begins: bool) -> None:
         self._pieces = pieces
-        self._first = True
-        self._strip_left = pieces.rule.strip_count
+        self._first = begins
+        self._strip_left = pieces.rule.strip_count if begins else 0
         self._utf8 = _UTF8("replace")
 
     @property
@@ -104,11 +111,13 @@ class _Window:
 
     settled = False
 
-    def __init__(self, backend: tokenizers.Tokenizer, skip_special: bool) -> None:
+    def __init__(
+        self, backend: tokenizers.Tokenizer, skip_special: bool, after: Sequence[int]
+    ) -> None:
         self._backend = backend
         self._skip_special = skip_special
-        self._ids: list[int] = []
-        self._sent = 0  # of `_ids`, how many are in the text that was handed out
+        self._ids = list(after[-_MAX_HELD:])
+        self._sent = len(self._ids)  # of `_ids`, how many are in the text that was handed out
 
     def add(self, token_id: int) -> str:
         self._ids.append(token_id)

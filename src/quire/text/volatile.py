@@ -29,7 +29,7 @@ _COUNTDOWN = rf"(?:<system-reminder>\n{_MARKER}\n</system-reminder>|{_MARKER})"
 
 _HEADER_LINE = re.compile(rf"{_HEADER}[ ]*(?:\n+|\Z)")
 _ONLY_COUNTDOWN = re.compile(rf"\s*{_COUNTDOWN}\s*")
-_LAST_PARAGRAPH = re.compile(rf"(?:\n\n{_COUNTDOWN}\n?)+\Z")
+_LAST_PARAGRAPH = re.compile(rf"\n\n{_COUNTDOWN}\n?")
 _PARAGRAPH = re.compile(rf"\A{_COUNTDOWN}\n\n|\n\n{_COUNTDOWN}(?=\n\n|\n?\Z)")
 
 Block = Mapping[str, Any]
@@ -130,4 +130,9 @@ def _clean_system_text(text: str, *, first: bool) -> str:
 def _clean_tail(text: str) -> str:
     if _ONLY_COUNTDOWN.fullmatch(text):
         return ""
-    return _LAST_PARAGRAPH.sub("", text)
+    end = len(text)
+    while (start := text.rfind("\n\n", 0, end)) >= 0:
+        if not _LAST_PARAGRAPH.fullmatch(text, start, end):
+            break
+        end = start
+    return text[:end]
