@@ -1,4 +1,4 @@
-"""A scripted engine behind the real application on a real socket, with the embedded model's text."""
+"""A scripted engine behind the real application on a real socket; text by the embedded model."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from quire.config import ServerConfig
 from quire.engine.interface import ModelInfo
 from quire.engine.service import Service
 from quire.request import Request
+from quire.text.dialects.gemma4 import GEMMA4
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from tests.support.plain_source import plain_sources
@@ -72,7 +73,13 @@ def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
             engine = ScriptedEngine(info, chosen if callable(chosen) else lambda _: chosen)
             template = ChatTemplate.open(MODEL, tokenizer.special_tokens)
             service = Service(
-                engine, tokenizer, template, plain_sources(tokenizer), name="quire-demo"
+                engine,
+                tokenizer,
+                template,
+                GEMMA4,
+                GEMMA4,
+                plain_sources(tokenizer),
+                name="quire-demo",
             )
             url = stack.enter_context(serving(build_app(service, config or ServerConfig())))
             return Served(url, engine, tokenizer)

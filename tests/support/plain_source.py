@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from quire.engine.service import EventSources
 from quire.request import FinishReason, Output
 from quire.text.detokenizer import Detokenizer
+from quire.text.dialects.base import Dialect, Tool
 from quire.text.events import Event, Failed, Finished, Text, Usage
 from quire.text.stops import StopMatcher
 from quire.text.tokenizer import Tokenizer
@@ -40,9 +41,11 @@ class PlainSource:
         return events
 
 
-def plain_sources(tokenizer: Tokenizer) -> Any:
+def plain_sources(tokenizer: Tokenizer) -> EventSources:
+    """Sources that ignore the dialect."""
+
     def make(
-        *, prompt_ids: Sequence[int], tools: Sequence[Mapping[str, Any]], stops: Sequence[str]
+        dialect: Dialect, prompt_ids: Sequence[int], tools: Sequence[Tool], stops: Sequence[str]
     ) -> PlainSource:
         return PlainSource(tokenizer, stops)
 

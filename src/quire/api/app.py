@@ -14,6 +14,7 @@ from starlette.routing import Route
 from quire.api.access import AccessLog
 from quire.api.auth import ApiKeys
 from quire.api.chat import Chat
+from quire.api.completions import Completions
 from quire.api.context import Context
 from quire.api.errors import RunFailed, handle
 from quire.api.limits import Slots, Slotted
@@ -29,9 +30,10 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
     context = Context(service, config, Slots(config.max_concurrent), Metrics())
     service.observe(context.metrics)
     slotted = [Middleware(Slotted, slots=context.slots)]
-    chat, misc = Chat(context), Misc(context)
+    chat, completions, misc = Chat(context), Completions(context), Misc(context)
     routes = [
         Route("/v1/chat/completions", chat.create, methods=["POST"], middleware=slotted),
+        Route("/v1/completions", completions.create, methods=["POST"], middleware=slotted),
         Route("/v1/models", misc.models),
         Route("/v1/models/{name:path}", misc.model),
         Route("/v1/embeddings", misc.embeddings, methods=["POST"]),

@@ -22,10 +22,11 @@ from quire.api.render import chat_logprobs, finish_reason, stop_reason, usage_bo
 from quire.api.schema import GenerationFields, TokenCount, Wire, tag_by_type
 from quire.api.sse import EventStream, compact, quoted, run_headers
 from quire.api.whole import collect, fold
+from quire.engine.runs import ChoiceEvent, Run
 from quire.engine.service import (
-    ChoiceEvent,
+    RESERVED_VARIABLES,
+    THINKING_VARIABLES,
     Generation,
-    Run,
     Thinking,
     ToolChoice,
 )
@@ -123,6 +124,7 @@ class ChatRequest(GenerationFields):
     enable_thinking: bool | None = None
     thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
     chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
 
     audio: None = Field(default=None, description="answers are text")
     functions: None = Field(default=None, description="use tools")
@@ -160,8 +162,9 @@ class ChatRequest(GenerationFields):
             parallel_tool_calls=self.parallel_tool_calls is not False,
             max_tokens=self.max_completion_tokens or self.max_tokens,
             schema=self._schema(),
-            thinking=self._thinking(),
-            template_kwargs=self._template_kwargs(),
+            thinking=self._thinking(context),
+            template_kwargs=self._template_kwargs(context),
+            continue_final=self.continue_final_message is True,
             **common,
         )
 
@@ -196,22 +199,41 @@ class ChatRequest(GenerationFields):
             case _:
                 return None
 
-    def _thinking(self) -> Thinking:
-        enabled = self.enable_thinking
+    def _thinking(self, context: Context) -> Thinking:
+        """How to think first; a model that cannot is not asked to.
+
+        Raises:
+            RequestError: thinking is asked for, the model knows none, and the server is strict.
+        """
+        enabled, param = self.enable_thinking, "enable_thinking"
         if enabled is None and self.reasoning_effort is not None:
-            enabled = self.reasoning_effort != "none"
+            enabled, param = self.reasoning_effort != "none", "reasoning_effort"
+        if enabled and not context.service.can_think:
+            if context.config.strict_fields:
+                raise RequestError(
+                    f"'{param}' asks for thoughts, which the model that is served does not have.",
+                    param=param,
+                    code="unsupported_parameter",
+                )
+            return Thinking()
         effort = None if self.reasoning_effort == "none" else self.reasoning_effort
         return Thinking(enabled, self.thinking_budget, effort)
 
-    def _template_kwargs(self) -> dict[str, Any]:
-        """Variables for the template; those that the server sets cannot be set again."""
+    def _template_kwargs(self, context: Context) -> dict[str, Any]:
+        """Variables for the template.
+
+        Raises:
+            RequestError: one that the server sets, or that the template does not read.
+        """
         given = self.chat_template_kwargs or {}
-        for name in ("messages", "tools", "add_generation_prompt"):
-            if name in given:
+        known = context.service.template.variables | THINKING_VARIABLES
+        for name in given:
+            if name in RESERVED_VARIABLES or (context.config.strict_fields and name not in known):
+                why = "is set by the server" if name in RESERVED_VARIABLES else "has no effect"
                 raise RequestError(
-                    f"'chat_template_kwargs.{name}' is set by the server.",
+                    f"'chat_template_kwargs.{name}' {why} in this model's chat template.",
                     param=f"chat_template_kwargs.{name}",
-                    code="invalid_value",
+                    code="unknown_parameter",
                 )
         return given
 

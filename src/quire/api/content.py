@@ -198,7 +198,7 @@ def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
 
 
 def _message(message: Message, param: str, names: dict[str, str]) -> dict[str, Any]:
-    content = None if message.content is None else _text(message.content, f"{param}.content")
+    content = None if message.content is None else _parts(message.content, f"{param}.content")
     role = "system" if message.role == "developer" else message.role
     shaped: dict[str, Any] = {"role": role, "content": content or ""}
     if message.name is not None:
@@ -221,15 +221,15 @@ def _message(message: Message, param: str, names: dict[str, str]) -> dict[str, A
     return shaped
 
 
-def _text(content: Content, param: str) -> str:
-    """The text of content, its parts joined."""
+def _parts(content: Content, param: str) -> str | list[dict[str, str]]:
+    """Content as templates read it; parts stay apart, since what is cut from a prompt is a part."""
     if isinstance(content, str):
         return content
-    pieces = []
+    parts = []
     for index, part in enumerate(content):
         match part:
             case TextPart(text=text) | RefusalPart(refusal=text):
-                pieces.append(text)
+                parts.append({"type": "text", "text": text})
             case _:
                 raise RequestError(
                     f"'{param}[{index}]' is of type '{part.type}', but the model that is served "
@@ -237,7 +237,7 @@ def _text(content: Content, param: str) -> str:
                     param=f"{param}[{index}]",
                     code="unsupported_content",
                 )
-    return "".join(pieces)
+    return parts
 
 
 def _call(call: ToolCall, param: str) -> dict[str, Any]:

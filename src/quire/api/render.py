@@ -41,8 +41,12 @@ def clamp(logprob: float) -> float:
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text; bytes that are no whole character become U+FFFD."""
-    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+    """A token as text; bytes that are no whole character are spelled `bytes:\\xNN...`."""
+    raw = tokenizer.token_bytes(token_id)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def chat_logprobs(tokenizer: Tokenizer, entries: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:

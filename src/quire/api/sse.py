@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.api.access import note
 from quire.api.errors import error_response
-from quire.engine.service import ChoiceEvent, Run
+from quire.engine.runs import ChoiceEvent, Run
 from quire.text.events import Failed
 
 KEEPALIVE_S = 15.0

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from quire.api.access import note
 from quire.api.errors import RunFailed
 from quire.api.sse import abort_when_gone
-from quire.engine.service import Run
+from quire.engine.runs import Run
 from quire.text.events import (
     Event,
     Failed,

@@ -1,48 +1,41 @@
 """From what a client asked for to a stream of events, whatever protocol it spoke.
 
-`Service.start` turns a `Generation` into requests to the engine, or refuses it. The `Run` that it
-gives back yields batches of events and owns the way out: each choice ends in exactly one terminal
-event, and a consumer that goes away aborts what still runs.
+`Service.start` turns a `Generation` into requests to the engine, or refuses it; the `Run` that it
+gives back yields the events.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
+import json
+import re
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from quire.cache.specs import KVFormat
-from quire.engine.interface import EngineClient, ModelInfo, Ticket
+from quire.engine.interface import EngineClient, ModelInfo
+from quire.engine.runs import Choice, EventSource, Observer, Run, Unobserved
 from quire.errors import EngineFailure, RequestError
-from quire.request import (
-    Failure,
-    GrammarSpec,
-    Output,
-    Request,
-    SamplingParams,
-    ThinkingBudget,
-)
-from quire.text.events import (
-    Event,
-    Failed,
-    Finished,
-    Reasoning,
-    Text,
-    ToolCallArguments,
-    Usage,
-)
+from quire.request import GrammarSpec, Request, SamplingParams, ThinkingBudget
+from quire.sampling.grammar import check_grammar
+from quire.text.dialects.base import Dialect, Tool, Vocabulary
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
-
-log = logging.getLogger("quire.service")
-
-ChoiceEvent = tuple[int, Event]
+from quire.text.volatile import drop_from_messages
 
 _IN_THREAD = 16_384  # characters from which rendering and encoding would hold up other streams
+THINKING_VARIABLES = frozenset({"enable_thinking", "thinking"})
+"""What templates call the switch for thoughts."""
+
+RESERVED_VARIABLES = frozenset(
+    {"self", "messages", "tools", "add_generation_prompt", "continue_final", "documents"}
+)
+"""Template variables that only the service sets."""
+
+_EFFORT_SHARES = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.9, "max": 0.9}
+_KEPT_SNAPSHOTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +45,11 @@ class ToolChoice:
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
 
+    @property
+    def forced(self) -> bool:
+        """Whether the answer is nothing but calls."""
+        return self.mode in ("required", "named")
+
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
@@ -59,8 +57,8 @@ class Thinking:
 
     Attributes:
         enabled: None leaves it to the template.
-        budget: thought tokens at most; None is no limit.
-        effort: OpenAI's word, handed to the template.
+        budget: thought tokens at most; None takes a share of `max_tokens` that `effort` stands for.
+        effort: OpenAI's word, also handed to the template.
     """
 
     enabled: bool | None = None
@@ -73,14 +71,16 @@ class Generation:
     """What to generate, free of any protocol. Either `messages` or `prompts` is given.
 
     Attributes:
-        messages: in the shape that chat templates read.
-        prompts: texts, encoded with special tokens added, or token ids as they are.
+        messages: in the shape that chat templates read; content is a string or text parts.
+        prompts: texts, encoded with special tokens added, or token ids as they are. Their answers
+            are text as the model writes it: no thoughts, no calls.
         tools: in the shape that chat templates read.
         sampling: `seed` is the first choice's; the others' are derived from it.
         n: choices a prompt.
-        max_tokens: None is all that the context has room for.
+        max_tokens: None is the operator's default, or all that the context has room for.
         schema: JSON text of the schema that the answer must meet.
         template_kwargs: further variables of the chat template.
+        continue_final: go on with the last message instead of beginning one.
     """
 
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -98,79 +98,79 @@ class Generation:
     kv_format: KVFormat | None = None
     thinking: Thinking = field(default_factory=Thinking)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    continue_final: bool = False
     cache_salt: str = ""
 
-
-class EventSource(Protocol):
-    """Turns one request's outputs into events."""
-
     @property
-    def stopped(self) -> bool:
-        """Whether a stop string matched, so that the engine need not go on."""
-        ...
-
-    def feed(self, output: Output) -> list[Event]: ...
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model may call, as dialects see them."""
+        if self.tool_choice.mode == "none":
+            return ()
+        functions = [tool["function"] for tool in self.tools]
+        return tuple(Tool(each["name"], each.get("parameters") or {}) for each in functions)
 
 
 class EventSources(Protocol):
-    """Makes the event source of one request."""
+    """Makes what turns one request's outputs into events."""
 
     def __call__(
         self,
-        *,
+        dialect: Dialect,
         prompt_ids: Sequence[int],
-        tools: Sequence[Mapping[str, Any]],
+        tools: Sequence[Tool],
         stops: Sequence[str],
     ) -> EventSource: ...
 
 
-class Observer(Protocol):
-    """Told what happens to a run, for metrics. Seconds are seconds."""
-
-    def first_token(self, seconds: float) -> None: ...
-
-    def tokens(self, seconds: float, count: int) -> None: ...
-
-    def ended(self, event: Finished | Failed) -> None: ...
-
-
-class _Unobserved:
-    """The observer of a service that nobody watches."""
-
-    def first_token(self, seconds: float) -> None: ...
-
-    def tokens(self, seconds: float, count: int) -> None: ...
-
-    def ended(self, event: Finished | Failed) -> None: ...
-
-
 class Service:
-    """One served model: its tokenizer, template and dialect here, its engine behind `client`."""
+    """One served model: its tokenizer, template and dialect here, its engine behind `client`.
+
+    Args:
+        plain: the dialect of answers to bare prompts.
+        default_max_tokens: for requests that name no limit; None is what the context has room for.
+        deadline_s: seconds after which a request ends with an error; None is never.
+        drop_volatile: cut the parts of agents' prompts that change with each request.
+    """
 
     def __init__(
         self,
         client: EngineClient,
         tokenizer: Tokenizer,
         template: ChatTemplate,
+        dialect: Dialect,
+        plain: Dialect,
         sources: EventSources,
         *,
         name: str,
         default_max_tokens: int | None = None,
         deadline_s: float | None = None,
+        drop_volatile: bool = True,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.template = template
         self.name = name
+        self.vocabulary = Vocabulary(
+            tokenizer.added_tokens, tokenizer.encode, lambda ids: tokenizer.decode(ids)
+        )
+        self._dialect = dialect
+        self._plain = plain
         self._sources = sources
-        self._observer: Observer = _Unobserved()
+        self._observer: Observer = Unobserved()
         self._default_max_tokens = default_max_tokens
         self._deadline_s = deadline_s
+        self._drop_volatile = drop_volatile
 
     @property
     def info(self) -> ModelInfo:
         """What is served."""
         return self.client.info
+
+    @property
+    def can_think(self) -> bool:
+        """Whether the model's template or dialect knows thoughts at all."""
+        known = THINKING_VARIABLES | {"reasoning_effort"}
+        return self._dialect.thought is not None or bool(known & self.template.variables)
 
     def observe(self, observer: Observer) -> None:
         """Tells `observer` of everything that starts from now on."""
@@ -188,36 +188,44 @@ class Service:
         prompts = await self.tokens(spec)
         for prompt in prompts:
             self._check_prompt(prompt, "messages" if spec.messages else "prompt")
+        grammar = self._grammar(spec)
         requests = [
-            self._request(spec, prompt, row * spec.n + copy)
+            self._request(spec, prompt, grammar, row * spec.n + copy)
             for row, prompt in enumerate(prompts)
             for copy in range(spec.n)
         ]
-        choices = [
-            Choice(
-                self.client.submit(request),
-                self._sources(prompt_ids=request.prompt, tools=spec.tools, stops=spec.stops),
-                self._observer,
-            )
+        dialect = self._dialect if spec.messages else self._plain
+        sources = [
+            self._sources(dialect, request.prompt, spec.offered_tools, spec.stops)
             for request in requests
         ]
-        return Run(prompts, choices)
+        return Run(
+            prompts,
+            [
+                Choice(
+                    self.client.submit(request),
+                    source,
+                    self._observer,
+                    one_call=not spec.parallel_tool_calls,
+                )
+                for request, source in zip(requests, sources, strict=True)
+            ],
+        )
 
     async def tokens(self, spec: Generation) -> list[tuple[int, ...]]:
         """The token ids of each prompt, of any length.
 
         Long prompts are rendered and encoded in a thread, so that streams go on meanwhile.
         """
-        size = sum(len(str(m.get("content", ""))) for m in spec.messages)
-        size += sum(len(p) for p in spec.prompts if isinstance(p, str))
+        size = sum(len(str(message.get("content", ""))) for message in spec.messages)
+        size += sum(len(prompt) for prompt in spec.prompts if isinstance(prompt, str))
         if size > _IN_THREAD:
-            return await asyncio.to_thread(self._encode, spec)
-        return self._encode(spec)
+            return await asyncio.to_thread(self._tokens, spec)
+        return self._tokens(spec)
 
-    def _encode(self, spec: Generation) -> list[tuple[int, ...]]:
+    def _tokens(self, spec: Generation) -> list[tuple[int, ...]]:
         if spec.messages:
-            text = self.render(spec)
-            return [tuple(self.tokenizer.encode(text, add_special_tokens=False))]
+            return [tuple(self.tokenizer.encode(self.render(spec)))]
         return [
             tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
             if isinstance(prompt, str)
@@ -227,15 +235,27 @@ class Service:
 
     def render(self, spec: Generation) -> str:
         """The text that the template makes of the messages."""
-        variables = dict(spec.template_kwargs)
-        if spec.thinking.enabled is not None:
-            variables.setdefault("enable_thinking", spec.thinking.enabled)
-        if spec.thinking.effort is not None:
-            variables.setdefault("reasoning_effort", spec.thinking.effort)
+        messages: Sequence[Mapping[str, Any]] = spec.messages
+        if self._drop_volatile:
+            messages = drop_from_messages(messages)
         tools = spec.tools if spec.tool_choice.mode != "none" else ()
         return self.template.render(
-            spec.messages, tools=tools or None, add_generation_prompt=True, **variables
+            [joined(message) for message in messages],
+            tools=tools or None,
+            add_generation_prompt=not spec.continue_final,
+            continue_final=spec.continue_final,
+            **self._variables(spec),
         )
+
+    def _variables(self, spec: Generation) -> dict[str, Any]:
+        """The template's variables beside messages and tools."""
+        thinking, variables = spec.thinking, dict(spec.template_kwargs)
+        if thinking.enabled is not None:
+            for name in THINKING_VARIABLES & self.template.variables:
+                variables.setdefault(name, thinking.enabled)
+        if thinking.effort is not None and "reasoning_effort" in self.template.variables:
+            variables.setdefault("reasoning_effort", thinking.effort)
+        return variables
 
     def _check_prompt(self, prompt: tuple[int, ...], param: str) -> None:
         limit = self.info.context_length
@@ -260,29 +280,96 @@ class Service:
                 code="invalid_value",
             )
 
-    def _request(self, spec: Generation, prompt: tuple[int, ...], index: int) -> Request:
+    def _request(
+        self, spec: Generation, prompt: tuple[int, ...], grammar: GrammarSpec | None, index: int
+    ) -> Request:
         room = self.info.context_length - len(prompt)
         asked = spec.max_tokens if spec.max_tokens is not None else self._default_max_tokens
+        max_tokens = room if asked is None else min(asked, room)
         eos = self.tokenizer.eos_ids
+        marks = [i + 1 for i, token in enumerate(prompt) if token in eos]
+        thinks = bool(spec.messages) and self._thinks_at_once(prompt)
         return Request(
             id=f"{uuid.uuid4().hex}-{index}",
             prompt=prompt,
             sampling=replace(spec.sampling, seed=derived_seed(spec.sampling.seed, index)),
-            max_tokens=room if asked is None else min(asked, room),
+            max_tokens=max_tokens,
             stop_token_ids=spec.stop_token_ids if spec.ignore_eos else spec.stop_token_ids | eos,
             kv_format=spec.kv_format,
-            grammar=self._grammar(spec),
-            thinking=self._budget(spec),
+            grammar=None if grammar is None else self._after_thought(spec, grammar, thinks),
+            thinking=self._budget(spec, max_tokens, thinks) if spec.messages else None,
             cache_salt=spec.cache_salt,
-            snapshots=tuple(i + 1 for i, token in enumerate(prompt) if token in eos),
+            snapshots=tuple(marks[-_KEPT_SNAPSHOTS:]),
             deadline_s=self._deadline_s,
         )
 
-    def _grammar(self, spec: Generation) -> GrammarSpec | None:
-        return None if spec.schema is None else GrammarSpec("json_schema", spec.schema)
+    def _thinks_at_once(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt leaves a thought open."""
+        return self._dialect.parser(prompt, (), self.vocabulary).thinking
 
-    def _budget(self, spec: Generation) -> ThinkingBudget | None:
-        return None
+    def _grammar(self, spec: Generation) -> GrammarSpec | None:
+        """What the answer is bound to; checked here, so that a bad schema is a 400.
+
+        A schema binds the answer, and leaves the model free to call a tool instead.
+        """
+        if spec.tool_choice.forced or spec.schema is not None:
+            for index, tool in enumerate(spec.offered_tools):
+                _check_schema(tool.parameters, f"tools[{index}].function.parameters")
+        if spec.tool_choice.forced:
+            return GrammarSpec("lark", self._calls(spec))
+        if spec.schema is None:
+            return None
+        answer = GrammarSpec("json_schema", spec.schema)
+        check_grammar(answer)
+        if not spec.offered_tools:
+            return answer
+        calls = re.sub(r"^start:", "calls:", self._calls(spec), count=1, flags=re.MULTILINE)
+        return GrammarSpec("lark", f"start: answer | calls\nanswer: %json {spec.schema}\n{calls}")
+
+    def _calls(self, spec: Generation) -> str:
+        """Lark source of nothing but tool calls."""
+        return self._dialect.tool_grammar(
+            spec.offered_tools,
+            spec.tool_choice.name or None,
+            spec.parallel_tool_calls,
+            self.vocabulary,
+        )
+
+    def _after_thought(
+        self, spec: Generation, grammar: GrammarSpec, thinks_at_once: bool
+    ) -> GrammarSpec:
+        """The grammar, free until a thought that is open, or that the model opens, has ended."""
+        marks = self._dialect.thinking(self.vocabulary)
+        if marks is None or (spec.thinking.enabled is False and not thinks_at_once):
+            return grammar
+        opening, closing = marks
+        return replace(grammar, start_after=closing, opened_by=() if thinks_at_once else opening)
+
+    def _budget(
+        self, spec: Generation, max_tokens: int, thinks_at_once: bool
+    ) -> ThinkingBudget | None:
+        """The limit on a thought, so that tokens are left for the answer.
+
+        A model that opens its thought whatever the template is told is given none to spend.
+        """
+        marks, thinking = self._dialect.thinking(self.vocabulary), spec.thinking
+        budget = thinking.budget
+        if budget is None and thinking.effort is not None:
+            budget = int(max_tokens * _EFFORT_SHARES[thinking.effort])
+        if budget is None and thinking.enabled is False and thinks_at_once:
+            budget = 0
+        if budget is None:
+            return None
+        if marks is None:
+            if thinking.budget is None:
+                return None
+            raise RequestError(
+                "A thinking budget is not offered: this model marks no thoughts.",
+                param="thinking_budget",
+                code="unsupported_parameter",
+            )
+        opening, closing = marks
+        return ThinkingBudget(budget, () if thinks_at_once else opening, closing)
 
 
 def derived_seed(seed: int, index: int) -> int:
@@ -290,200 +377,14 @@ def derived_seed(seed: int, index: int) -> int:
     return (seed + index * 0x9E3779B97F4A7C15) % 2**63
 
 
-class Choice:
-    """One answer in the making: a ticket, and what turns its outputs into events."""
-
-    def __init__(self, ticket: Ticket, source: EventSource, observer: Observer) -> None:
-        self._ticket = ticket
-        self._source = source
-        self._observer = observer
-        self._started = self._last = time.perf_counter()
-        self.first_token_s: float | None = None
-        self.cached_tokens = 0
-        self.reuse = ""
-        self.end: Finished | Failed | None = None
-
-    def abort(self) -> None:
-        """Ends the request by the engine's next step."""
-        self._ticket.abort()
-
-    async def batches(self) -> AsyncGenerator[list[Event], None]:
-        """All events that are ready at each wake-up; the last batch ends with the terminal one.
-
-        What waits while a slow reader holds up its stream comes as one batch, merged.
-        """
-        try:
-            async for output in self._ticket:
-                waiting = self._ticket.take()
-                events = self._feed(output) if not waiting else self._feed_all([output, *waiting])
-                if not events:
-                    continue
-                yield events
-                if isinstance(events[-1], Finished | Failed):
-                    return
-            yield [self._fail("The engine ended the request without saying why.")]
-        finally:
-            self._ticket.abort()
-
-    def _feed_all(self, outputs: list[Output]) -> list[Event]:
-        events: list[Event] = []
-        for output in outputs:
-            events += self._feed(output)
-            if events and isinstance(events[-1], Finished | Failed):
-                break
-        return merge(events)
-
-    def _feed(self, output: Output) -> list[Event]:
-        self._observe(output)
-        try:
-            events = self._source.feed(output)
-        except Exception:  # a parser's fault ends this request with an error, not its neighbours
-            log.exception("request %s: its output could not be read", output.request_id)
-            return [self._fail("The model's output could not be read.")]
-        if self._source.stopped:
-            self._ticket.abort()
-        if events and isinstance(end := events[-1], Finished | Failed):
-            self._finish(end)
-        return events
-
-    def _observe(self, output: Output) -> None:
-        self.cached_tokens, self.reuse = output.cached_tokens, output.reuse
-        if not output.token_ids:
-            return
-        now = time.perf_counter()
-        if self.first_token_s is not None:
-            self._observer.tokens(now - self._last, len(output.token_ids))
-        else:
-            self.first_token_s = now - self._started
-            self._observer.first_token(self.first_token_s)
-        self._last = now
-
-    def _fail(self, message: str) -> Failed:
-        event = Failed(Failure(message, code="internal_error"), Usage(0, 0))
-        self._finish(event)
-        return event
-
-    def _finish(self, event: Finished | Failed) -> None:
-        self.end = event
-        self._observer.ended(event)
+def joined(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message whose text parts are one string, a line each: what every template can read."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
-class Run:
-    """An accepted generation: one or several choices, numbered prompt by prompt.
-
-    Attributes:
-        prompt_tokens: of all prompts, each counted once.
-    """
-
-    def __init__(self, prompts: Sequence[tuple[int, ...]], choices: Sequence[Choice]) -> None:
-        self.prompts = prompts
-        self.prompt_tokens = sum(map(len, prompts))
-        self.choices = choices
-
-    def abort(self) -> None:
-        """Ends all choices by the engine's next step."""
-        for choice in self.choices:
-            choice.abort()
-
-    @property
-    def cached_tokens(self) -> int:
-        """Prompt tokens that were read from the prefix cache; known from the first batch on."""
-        copies = len(self.choices) // len(self.prompts)
-        return sum(choice.cached_tokens for choice in self.choices[::copies])
-
-    @property
-    def reuse(self) -> str:
-        """Why no more of the first prompt was reused; known from the first batch on."""
-        return self.choices[0].reuse
-
-    @property
-    def usage(self) -> Usage:
-        """Counts of all choices that have ended."""
-        ended = [choice.end.usage for choice in self.choices if choice.end is not None]
-        return Usage(
-            prompt_tokens=self.prompt_tokens,
-            completion_tokens=sum(usage.completion_tokens for usage in ended),
-            reasoning_tokens=sum(usage.reasoning_tokens for usage in ended),
-            cached_tokens=self.cached_tokens,
-            reuse=self.reuse,
-        )
-
-    def summary(self) -> dict[str, Any]:
-        """What a log line says of a run that is over."""
-        usage, first = self.usage, self.choices[0].first_token_s
-        return {
-            "prompt_tokens": usage.prompt_tokens,
-            "cached_tokens": usage.cached_tokens,
-            "reuse": usage.reuse,
-            "completion_tokens": usage.completion_tokens,
-            "finish": ",".join(_outcome(choice.end) for choice in self.choices),
-            "ttft_ms": None if first is None else round(first * 1000, 1),
-        }
-
-    async def batches(self) -> AsyncGenerator[list[ChoiceEvent], None]:
-        """Batches of events with the number of their choice, until every choice has ended."""
-        if len(self.choices) == 1:
-            async for events in self.choices[0].batches():
-                yield [(0, event) for event in events]
-            return
-        ready: asyncio.Queue[list[ChoiceEvent] | None] = asyncio.Queue()
-        pumps = [
-            asyncio.create_task(_pump(index, choice, ready))
-            for index, choice in enumerate(self.choices)
-        ]
-        try:
-            running = len(pumps)
-            while running:
-                batch: list[ChoiceEvent] = []
-                item = await ready.get()
-                while True:
-                    if item is None:
-                        running -= 1
-                    else:
-                        batch += item
-                    if ready.empty():
-                        break
-                    item = ready.get_nowait()
-                if batch:
-                    yield batch
-        finally:
-            self.abort()
-            for pump in pumps:
-                pump.cancel()
-
-
-def _outcome(end: Finished | Failed | None) -> str:
-    """How a choice ended, in one word; one that nobody waited for was aborted."""
-    match end:
-        case Finished():
-            return end.reason.value
-        case Failed():
-            return end.error.code or "error"
-        case None:
-            return "abort"
-
-
-async def _pump(index: int, choice: Choice, ready: asyncio.Queue[list[ChoiceEvent] | None]) -> None:
-    """Moves one choice's batches to the queue that all choices share; None marks its end."""
-    try:
-        async for events in choice.batches():
-            ready.put_nowait([(index, event) for event in events])
-    finally:
-        ready.put_nowait(None)
-
-
-def merge(events: list[Event]) -> list[Event]:
-    """Joins neighbouring pieces of the same kind; the text that they spell stays the same."""
-    merged: list[Event] = []
-    for event in events:
-        last = merged[-1] if merged else None
-        match last, event:
-            case Text(), Text():
-                merged[-1] = Text(last.text + event.text, last.logprobs + event.logprobs)
-            case Reasoning(), Reasoning():
-                merged[-1] = Reasoning(last.text + event.text)
-            case ToolCallArguments(), ToolCallArguments() if last.index == event.index:
-                merged[-1] = ToolCallArguments(last.index, last.json + event.json)
-            case _:
-                merged.append(event)
-    return merged
+def _check_schema(schema: Mapping[str, Any], param: str) -> None:
+    """Refuses a tool whose parameters no grammar could be made of."""
+    check_grammar(GrammarSpec("json_schema", json.dumps({"type": "object", **schema})), param)
