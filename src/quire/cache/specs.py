@@ -64,6 +64,11 @@ class KVFormat:
     skip_layers: tuple[int, ...] = ()
 
     @property
+    def seals(self) -> bool:
+        """Whether a page is kept as written until it is full, and only then coded."""
+        return self.scheme == "page"
+
+    @property
     def name(self) -> str:
         """A short stable name, e.g. `plain`, `page-4`, `page-8/4`, `uniform-8-g64`."""
         if self.scheme == "plain":
@@ -97,3 +102,10 @@ def group_layers(layout: tuple[LayerSpec, ...]) -> tuple[KVGroup, ...]:
     return tuple(
         KVGroup(index, spec, tuple(layers)) for index, (spec, layers) in enumerate(members.items())
     )
+
+
+def first_visible(spec: FullKV | WindowKV, position: int) -> int:
+    """The first key position that a query at `position` sees."""
+    if isinstance(spec, WindowKV):
+        return max(0, position - spec.window + 1)
+    return 0

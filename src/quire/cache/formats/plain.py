@@ -1,0 +1,109 @@
+"""Pages as the model writes them, or in another floating type by name."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from quire.cache.formats.base import LayerShape, LayerStore
+from quire.cache.formats.paging import page_rows, resized
+from quire.cache.specs import KVFormat
+from quire.cache.view import Chunk, DecodeBatch, Ints, View
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+SCORES = 32 << 20
+"""Attention scores (heads * rows * keys) that a chunk may hold at once."""
+
+
+def plain_dtype(shape: LayerShape, format: KVFormat) -> mx.Dtype:
+    """The type that plain pages of a format are stored in."""
+    return DTYPES[format.dtype] if format.scheme == "plain" and format.dtype else shape.dtype
+
+
+class PlainStore(LayerStore):
+    """Keys and values, `[pages * kv_heads, page_tokens, head_dim]` each."""
+
+    def __init__(self, shape: LayerShape, format: KVFormat) -> None:
+        super().__init__(shape, format)
+        self._dtype = plain_dtype(shape, format)
+        self.keys = mx.zeros((0, shape.page_tokens, shape.head_dim), dtype=self._dtype)
+        self.values = mx.zeros((0, shape.page_tokens, shape.head_dim), dtype=self._dtype)
+
+    @classmethod
+    def page_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
+        elements = 2 * shape.kv_heads * shape.page_tokens * shape.head_dim
+        return elements * plain_dtype(shape, format).size
+
+    def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
+        # One array after the other, so that only one is held twice meanwhile.
+        self.keys = resized(self.keys, self.shape.kv_heads, capacity, moves)
+        mx.eval(self.keys)
+        self.values = resized(self.values, self.shape.kv_heads, capacity, moves)
+        mx.eval(self.values)
+
+    def write(self, k: mx.array, v: mx.array, view: View) -> None:
+        rows, offsets = view.write_rows, view.write_offsets
+        self.keys[rows, offsets] = k.astype(self._dtype)
+        self.values[rows, offsets] = v.astype(self._dtype)
+
+    def attend(
+        self, q: mx.array, view: View, *, scale: float, sinks: mx.array | None = None
+    ) -> mx.array:
+        parts = [self._decode(q, batch, scale, sinks) for batch in view.batches]
+        parts += [self._prefill(q, chunk, scale, sinks) for chunk in view.chunks]
+        return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+    def _decode(
+        self, q: mx.array, batch: DecodeBatch, scale: float, sinks: mx.array | None
+    ) -> mx.array:
+        if batch.rows.stop - batch.rows.start != q.shape[0]:
+            q = q[batch.rows]
+        size, kv_heads, pages = batch.heads.shape
+        shape = (size, kv_heads, pages * self.shape.page_tokens, self.shape.head_dim)
+        out = mx.fast.scaled_dot_product_attention(
+            q[:, :, None],  # [B, heads, 1, head_dim]
+            self.keys[batch.heads].reshape(shape).astype(q.dtype),
+            self.values[batch.heads].reshape(shape).astype(q.dtype),
+            scale=scale,
+            mask=batch.mask,
+            sinks=sinks,
+        )
+        return out[:, :, 0]
+
+    def _prefill(self, q: mx.array, chunk: Chunk, scale: float, sinks: mx.array | None) -> mx.array:
+        count = chunk.rows.stop - chunk.rows.start
+        if count != q.shape[0]:
+            q = q[chunk.rows]
+        keys = int(chunk.last[-1]) + 1
+        shape = (1, self.shape.kv_heads, -1, self.shape.head_dim)
+        k = self.keys[chunk.heads].reshape(shape)[:, :, :keys].astype(q.dtype)
+        v = self.values[chunk.heads].reshape(shape)[:, :, :keys].astype(q.dtype)
+        q = q.swapaxes(0, 1)[None]  # [1, heads, t, head_dim]
+        tile = max(1, SCORES // (q.shape[1] * keys))
+        parts = []
+        for start in range(0, count, tile):
+            end = min(start + tile, count)
+            seen = keys - count + end if chunk.causal else keys
+            parts.append(
+                mx.fast.scaled_dot_product_attention(
+                    q[:, :, start:end],
+                    k[:, :, :seen],
+                    v[:, :, :seen],
+                    scale=scale,
+                    mask="causal" if chunk.causal else chunk.mask[start:end],
+                    sinks=sinks,
+                )
+            )
+        out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+        return out[0].swapaxes(0, 1)  # [t, heads, head_dim]
+
+    def arrays(self) -> list[mx.array]:
+        return [self.keys, self.values]
+
+    def export(self, pages: Ints) -> list[mx.array]:
+        rows = page_rows(pages, self.shape.kv_heads)
+        return [self.keys[rows], self.values[rows]]
+
+    def restore(self, pages: Ints, contents: list[mx.array]) -> None:
+        rows = page_rows(pages, self.shape.kv_heads)
+        self.keys[rows], self.values[rows] = contents

@@ -1,0 +1,329 @@
+"""The prefix index: a tree of computed pages, found again by the tokens that made them.
+
+A node stands for the tokens of one page (or of a last, partly filled one) that follow its parent's.
+It holds at most one page for every KV group, and snapshots of recurrent state at positions within.
+Pages of full attention anchor a node: it goes when they go. Pages of a window and snapshots may be
+missing; a match then ends where everything that a sequence needs is there.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from quire.cache.ledger import Ledger, Page
+from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, first_visible
+
+
+def chain(parent: bytes, tokens: Seq[int]) -> bytes:
+    """The identity of a page: all that shaped its bytes, ending in its own tokens."""
+    return blake2b(array("i", tokens).tobytes(), key=parent, digest_size=24).digest()
+
+
+@dataclass(slots=True)
+class Match:
+    """What a prompt can reuse.
+
+    Attributes:
+        length: tokens whose state is there.
+        pages: by group, the shared pages by page number; None where the group needs none.
+        partial: by group, the page to copy that holds tokens up to `length`, when it parts mid-page.
+        snapshots: by group, the recurrent state at `length`.
+        reason: why it is not longer.
+    """
+
+    length: int = 0
+    pages: dict[int, list[Page | None]] = field(default_factory=dict)
+    partial: dict[int, Page] = field(default_factory=dict)
+    snapshots: dict[int, Page] = field(default_factory=dict)
+    reason: str = "new"
+
+
+class Node:
+    """Tokens of one page, and what is kept of them. Implements `ledger.Holder`."""
+
+    __slots__ = ("children", "index", "key", "ordered", "pages", "parent", "snapshots", "tokens")
+
+    def __init__(
+        self, index: PrefixIndex, parent: Node | None, key: bytes, tokens: tuple[int, ...]
+    ) -> None:
+        self.index = index
+        self.parent = parent
+        self.key = key
+        self.tokens = tokens
+        self.children: dict[bytes, Node] = {}
+        self.ordered: list[tuple[tuple[int, ...], bytes]] = []
+        """Children by their tokens: the best partial match is a neighbour in this order."""
+        self.pages: dict[int, Page] = {}
+        self.snapshots: dict[tuple[int, int], Page] = {}
+        """(group, tokens into this page) -> state slot."""
+
+    def forget(self, page: Page) -> None:
+        group = page.pool.group
+        if self.pages.get(group) is page:
+            del self.pages[group]
+            if group in self.index.anchors:
+                self.index.remove(self)
+                return
+        else:
+            for place, snapshot in list(self.snapshots.items()):
+                if snapshot is page:
+                    del self.snapshots[place]
+        self.index.prune(self)
+
+    def nearest(self, tokens: tuple[int, ...]) -> tuple[Node | None, int]:
+        """The child that agrees longest with `tokens`, and for how many of them."""
+        best, length = None, 0
+        at = bisect_left(self.ordered, (tokens, b""))
+        for other, key in self.ordered[max(0, at - 1) : at + 1]:
+            common = _common(other, tokens)
+            if common > length:
+                best, length = self.children[key], common
+        return best, length
+
+
+class PrefixIndex:
+    """Finds the longest computed beginning of a prompt.
+
+    Args:
+        groups: the model's KV groups.
+        ledger: keeps the pages and says when one must go.
+        page_tokens: tokens a page.
+    """
+
+    def __init__(self, groups: tuple[KVGroup, ...], ledger: Ledger, page_tokens: int) -> None:
+        self.groups = groups
+        self.anchors = frozenset(g.index for g in groups if isinstance(g.spec, FullKV))
+        self.page_tokens = page_tokens
+        self._ledger = ledger
+        self._recurrent = [g for g in groups if isinstance(g.spec, RecurrentState)]
+        self._attention: list[tuple[int, FullKV | WindowKV]] = [
+            (g.index, g.spec) for g in groups if not isinstance(g.spec, RecurrentState)
+        ]
+        self._roots: dict[bytes, Node] = {}
+
+    # -- lookup --------------------------------------------------------------------------------
+
+    def match(
+        self, identity: bytes, tokens: Seq[int], keys: Seq[bytes], *, limit: int, partial: bool
+    ) -> Match:
+        """The longest reusable beginning of `tokens`.
+
+        Args:
+            identity: root of the chain: model, format, salt.
+            keys: the chained hashes of the full pages of `tokens`.
+            limit: the most tokens to reuse (one less than there are, since one must be computed).
+            partial: whether pages may be copied up to a token within (plain formats).
+        """
+        root = self._roots.get(identity)
+        if root is None:
+            return Match(reason="new")
+        path, last, reached = self._walk(root, tokens, keys)
+        reached = min(reached, limit)
+        if not partial:
+            reached -= reached % self.page_tokens
+        if reached == 0:
+            return Match(reason="new" if not path else f"first difference at token {reached}")
+        length, reason = self._longest(path, last, reached, full=reached == limit)
+        return self._collect(path, last, length, reason)
+
+    def _walk(
+        self, root: Node, tokens: Seq[int], keys: Seq[bytes]
+    ) -> tuple[list[Node], Node | None, int]:
+        path: list[Node] = []
+        node = root
+        for key in keys:
+            child = node.children.get(key)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        at = len(path) * self.page_tokens
+        last, common = node.nearest(tuple(tokens[at : at + self.page_tokens]))
+        return path, last, at + common
+
+    def _longest(
+        self, path: list[Node], last: Node | None, reached: int, *, full: bool
+    ) -> tuple[int, str]:
+        """The longest length at which every group has what it needs, and why not longer."""
+        reason = "" if full else f"first difference at token {reached}"
+        length = reached
+        while length > 0:
+            if self._recurrent:
+                place = self._snapshot_at_most(path, last, length)
+                if place < length:
+                    length, reason = place, "snapshot missing"
+                    continue
+            missing = self._last_missing(path, last, length)
+            if missing is None:
+                return length, reason
+            length, reason = missing * self.page_tokens, "evicted"
+        return 0, reason
+
+    def _last_missing(self, path: list[Node], last: Node | None, length: int) -> int | None:
+        """The highest page number that some group needs for `length` and does not have."""
+        size = self.page_tokens
+        end = -(-length // size)
+        worst = None
+        for group, spec in self._attention:
+            start = first_visible(spec, length) // size
+            for number in range(end - 1, start - 1, -1):
+                node = path[number] if number < len(path) else last
+                if node is None or group not in node.pages:
+                    worst = number if worst is None else max(worst, number)
+                    break
+                if isinstance(spec, FullKV):
+                    break  # anchors are there for every node of the path
+        return worst
+
+    def _snapshot_at_most(self, path: list[Node], last: Node | None, length: int) -> int:
+        """The last position up to `length` at which every recurrent group has a snapshot."""
+        nodes = [*path, last] if last is not None else path
+        for number in range(min(len(nodes) - 1, (length - 1) // self.page_tokens), -1, -1):
+            base = number * self.page_tokens
+            node = nodes[number]
+            for offset in sorted({offset for _, offset in node.snapshots}, reverse=True):
+                if base + offset <= length and all(
+                    (group.index, offset) in node.snapshots for group in self._recurrent
+                ):
+                    return base + offset
+        return 0
+
+    def _collect(self, path: list[Node], last: Node | None, length: int, reason: str) -> Match:
+        size = self.page_tokens
+        match = Match(length, reason=reason)
+        if length == 0:
+            return match
+        full, rest = divmod(length, size)
+        parting = (path[full] if full < len(path) else last) if rest else None
+        for group, spec in self._attention:
+            start = first_visible(spec, length) // size
+            table: list[Page | None] = [None] * min(start, full)
+            table += [path[number].pages[group] for number in range(start, full)]
+            match.pages[group] = table
+            if parting is not None:
+                match.partial[group] = parting.pages[group]
+        holder = parting if parting is not None else path[full - 1]
+        for recurrent in self._recurrent:
+            match.snapshots[recurrent.index] = holder.snapshots[recurrent.index, rest or size]
+        self._touch(path[: full + 1], parting)
+        return match
+
+    def _touch(self, path: list[Node], parting: Node | None) -> None:
+        """Deepest first, so that a leaf is always evicted before what it hangs on."""
+        for node in [*([parting] if parting is not None else []), *reversed(path)]:
+            for page in (*node.pages.values(), *node.snapshots.values()):
+                self._ledger.touch(page)
+
+    # -- insertion -----------------------------------------------------------------------------
+
+    def root(self, identity: bytes) -> Node:
+        """Where the chain of an identity begins."""
+        node = self._roots.get(identity)
+        if node is None:
+            node = self._roots[identity] = Node(self, None, identity, ())
+        return node
+
+    def child(self, parent: Node, key: bytes) -> Node | None:
+        """The node of the page that follows, if it is there."""
+        return parent.children.get(key)
+
+    def insert(
+        self, parent: Node, key: bytes, tokens: tuple[int, ...], pages: dict[int, Page]
+    ) -> Node | None:
+        """Registers what was computed for the page that follows `parent`.
+
+        Args:
+            key: `chain(parent.key, tokens)`.
+            tokens: the page's own tokens, `page_tokens` of them or fewer.
+            pages: by group; a group whose page is gone already is left out.
+
+        Returns:
+            The node, or None when it cannot be kept: `parent` was evicted, or an anchor is missing.
+        """
+        if parent.parent is None and self._roots.get(parent.key) is not parent:
+            return None
+        node = parent.children.get(key)
+        if node is None:
+            if not all(group in pages for group in self.anchors):
+                return None
+            node = self._grow(parent, tokens, pages) or Node(self, parent, key, tokens)
+            node.key, node.tokens = key, tokens
+            parent.children[key] = node
+            insort(parent.ordered, (tokens, key))
+        for group, page in pages.items():
+            if group not in node.pages and page.holder is None:
+                node.pages[group] = page
+                self._ledger.keep(page, node)
+        return node
+
+    def _grow(self, parent: Node, tokens: tuple[int, ...], pages: dict[int, Page]) -> Node | None:
+        """The partly filled node of the same pages, taken out so that it can get more tokens."""
+        for page in pages.values():
+            node = page.holder
+            if isinstance(node, Node) and node.parent is parent:
+                if tokens[: len(node.tokens)] != node.tokens:
+                    return None
+                self._unlink(node)
+                node.parent = parent
+                return node
+        return None
+
+    def insert_snapshot(self, node: Node, offset: int, page: Page) -> bool:
+        """Keeps a recurrent state taken `offset` tokens into a node. False if it has one."""
+        place = (page.pool.group, offset)
+        if node.parent is None or place in node.snapshots:
+            return False
+        node.snapshots[place] = page
+        self._ledger.keep(page, node)
+        return True
+
+    # -- removal -------------------------------------------------------------------------------
+
+    def prune(self, node: Node) -> None:
+        """Removes nodes that hold nothing any more, upwards."""
+        while (
+            node.parent is not None and not node.children and not node.pages and not node.snapshots
+        ):
+            parent = node.parent
+            self._unlink(node)
+            node = parent
+
+    def remove(self, node: Node) -> None:
+        """Removes a node whose anchor is gone, and everything that hangs on it."""
+        parent = node.parent
+        self._unlink(node)
+        pending = [node]
+        while pending:
+            gone = pending.pop()
+            pending.extend(gone.children.values())
+            for page in (*gone.pages.values(), *gone.snapshots.values()):
+                self._ledger.drop(page)
+            gone.pages.clear()
+            gone.snapshots.clear()
+        if parent is not None:
+            self.prune(parent)
+
+    def _unlink(self, node: Node) -> None:
+        parent = node.parent
+        if parent is not None and parent.children.pop(node.key, None) is not None:
+            parent.ordered.remove((node.tokens, node.key))
+            node.parent = None
+
+    def clear(self) -> None:
+        """Lets go of everything that is kept."""
+        for root in list(self._roots.values()):
+            for child in list(root.children.values()):
+                self.remove(child)
+        self._roots.clear()
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    """How many leading items agree."""
+    length = min(len(a), len(b))
+    if a[:length] == b[:length]:
+        return length
+    return next(i for i in range(length) if a[i] != b[i])

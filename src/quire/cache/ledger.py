@@ -1,0 +1,276 @@
+"""Who holds which page. Pure Python: the pools on the device follow what is decided here.
+
+The fate of a page:
+
+    free --allocate--> live (refs > 0) --release--> kept, if the prefix index holds it --evict--> free
+                                       --release--> free, if not
+
+All pools draw on one budget. A pool claims the bytes of its capacity, used or not, so what the
+ledger counts is what the arrays hold. Pools grow while there is unclaimed budget, then evict what
+they keep (least recently used first), then take capacity from other pools that can spare it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from quire.cache.specs import KVFormat
+
+_FIRST_PAGES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class PoolKey:
+    """Names a pool: one group of layers in one format.
+
+    Attributes:
+        open: the pool of a packed format's pages that still fill, stored plain.
+    """
+
+    group: int
+    format: KVFormat
+    open: bool = False
+
+
+class Holder(Protocol):
+    """Keeps pages beyond the life of the sequences that made them."""
+
+    def forget(self, page: Page) -> None:
+        """The page is being evicted; drop every reference to it."""
+        ...
+
+
+class Page:
+    """One page of one pool. `id` changes only when the pool shrinks."""
+
+    __slots__ = ("holder", "id", "pool", "refs", "stamp")
+
+    def __init__(self, pool: PoolKey, id: int) -> None:
+        self.pool = pool
+        self.id = id
+        self.refs = 1
+        self.holder: Holder | None = None
+        self.stamp = 0
+
+    def __repr__(self) -> str:
+        return f"Page({self.pool.group}, {self.pool.format.name}, id={self.id}, refs={self.refs})"
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A pool's arrays get `capacity` pages, after `moves` (from id, to id) within them."""
+
+    pool: PoolKey
+    capacity: int
+    moves: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(slots=True)
+class _Book:
+    """One pool's pages: `pages[id]` is the page that has the id, None where it is free."""
+
+    key: PoolKey
+    page_bytes: int
+    pages: list[Page | None] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)
+    kept: OrderedDict[Page, None] = field(default_factory=OrderedDict)
+
+    @property
+    def capacity(self) -> int:
+        return len(self.pages)
+
+
+class Ledger:
+    """Hands out pages within a budget.
+
+    Args:
+        budget: bytes that all pools together may claim.
+        page_bytes: bytes of a page of a pool.
+    """
+
+    def __init__(self, budget: int, page_bytes: Callable[[PoolKey], int]) -> None:
+        self.budget = budget
+        self.claimed = 0
+        self.epoch = 0
+        """Counts the times that page ids changed; caches of ids compare it."""
+        self.on_evict: Callable[[Page], None] | None = None
+        """Called with a kept page before its id is reused."""
+        self.page_bytes = page_bytes
+        self._books: dict[PoolKey, _Book] = {}
+        self._resizes: list[Resize] = []
+        self._clock = 0
+
+    # -- what a sequence does ------------------------------------------------------------------
+
+    def allocate(self, key: PoolKey, count: int) -> list[Page] | None:
+        """`count` pages with one reference each, or None when there is no room for all of them."""
+        book = self._book(key)
+        if len(book.free) < count and not self._make_room(book, count):
+            return None
+        pages = []
+        for _ in range(count):
+            page = Page(key, book.free.pop())
+            book.pages[page.id] = page
+            pages.append(page)
+        return pages
+
+    def can_allocate(self, wanted: dict[PoolKey, int]) -> bool:
+        """Whether all of `wanted` would fit if everything kept were evicted."""
+        spare = self.budget - self.claimed
+        need = 0
+        for key, count in wanted.items():
+            book = self._book(key)
+            need += max(0, count - len(book.free)) * book.page_bytes
+        for key, book in self._books.items():
+            surplus = max(0, len(book.free) - wanted.get(key, 0))
+            spare += (surplus + len(book.kept)) * book.page_bytes
+        return need <= spare
+
+    def retain(self, page: Page) -> None:
+        """One more user of the page."""
+        if page.refs == 0:
+            del self._books[page.pool].kept[page]
+        page.refs += 1
+
+    def release(self, page: Page) -> None:
+        """One user less. The last one leaves it kept if the index holds it, else free."""
+        assert page.refs > 0, f"{page} released more often than retained"
+        page.refs -= 1
+        if page.refs == 0:
+            if page.holder is None:
+                self._free(page)
+            else:
+                self._stamp(page)
+                self._books[page.pool].kept[page] = None
+
+    def release_all(self, pages: Iterable[Page | None]) -> None:
+        """Releases the last pages first, so that leaves are evicted before what they hang on."""
+        for page in reversed(list(pages)):
+            if page is not None:
+                self.release(page)
+
+    # -- what the index does -------------------------------------------------------------------
+
+    def keep(self, page: Page, holder: Holder) -> None:
+        """From now on the page outlives its users."""
+        page.holder = holder
+
+    def drop(self, page: Page) -> None:
+        """The index lets go of the page; it is free as soon as nobody uses it."""
+        page.holder = None
+        if page.refs == 0:
+            del self._books[page.pool].kept[page]
+            self._free(page)
+
+    def touch(self, page: Page) -> None:
+        """The page was wanted; it is now the most recently used."""
+        if page.refs == 0:
+            self._stamp(page)
+            self._books[page.pool].kept.move_to_end(page)
+
+    # -- what the engine reads -----------------------------------------------------------------
+
+    def take_resizes(self) -> tuple[Resize, ...]:
+        """What the arrays must do before the next step, in order. Taken once."""
+        resizes, self._resizes = tuple(self._resizes), []
+        return resizes
+
+    def usage(self) -> dict[PoolKey, tuple[int, int, int]]:
+        """For each pool: bytes that sequences hold, bytes kept for reuse, bytes claimed."""
+        table = {}
+        for key, book in self._books.items():
+            kept = len(book.kept)
+            live = book.capacity - len(book.free) - kept
+            size = book.page_bytes
+            table[key] = (live * size, kept * size, book.capacity * size)
+        return table
+
+    def kept_pages(self) -> int:
+        """How many pages are kept for reuse and used by nobody."""
+        return sum(len(book.kept) for book in self._books.values())
+
+    def live_pages(self) -> int:
+        """How many pages somebody uses."""
+        return sum(b.capacity - len(b.free) - len(b.kept) for b in self._books.values())
+
+    # -- how room is made ----------------------------------------------------------------------
+
+    def _book(self, key: PoolKey) -> _Book:
+        book = self._books.get(key)
+        if book is None:
+            book = self._books[key] = _Book(key, max(1, self.page_bytes(key)))
+        return book
+
+    def _stamp(self, page: Page) -> None:
+        self._clock += 1
+        page.stamp = self._clock
+
+    def _free(self, page: Page) -> None:
+        book = self._books[page.pool]
+        book.pages[page.id] = None
+        book.free.append(page.id)
+
+    def _make_room(self, book: _Book, wanted: int) -> bool:
+        """Brings a pool's free pages to `wanted`, or changes nothing and says no."""
+        if not self.can_allocate({book.key: wanted}):
+            return False
+        self._grow(book, max(wanted - len(book.free), book.capacity, _FIRST_PAGES))
+        while len(book.free) < wanted and book.kept:
+            self._evict(next(iter(book.kept)))
+        if len(book.free) < wanted:
+            self._take_from_others(book, (wanted - len(book.free)) * book.page_bytes)
+            self._grow(book, wanted - len(book.free))
+        return len(book.free) >= wanted
+
+    def _grow(self, book: _Book, wish: int) -> None:
+        room = (self.budget - self.claimed) // book.page_bytes
+        extra = min(wish, room)
+        if extra > 0:
+            book.free.extend(range(book.capacity + extra - 1, book.capacity - 1, -1))
+            book.pages.extend([None] * extra)
+            self.claimed += extra * book.page_bytes
+            self._resizes.append(Resize(book.key, book.capacity))
+
+    def _evict(self, page: Page) -> None:
+        if self.on_evict is not None:
+            self.on_evict(page)
+        if page.holder is not None:
+            page.holder.forget(page)
+            self.drop(page)
+
+    def _take_from_others(self, book: _Book, need: int) -> None:
+        """Makes `need` unclaimed bytes: evicts what other pools used least recently, shrinks them."""
+        others = [other for other in self._books.values() if other is not book]
+        spare = self.budget - self.claimed
+        while spare + sum(len(b.free) * b.page_bytes for b in others) < need:
+            oldest = [next(iter(other.kept)) for other in others if other.kept]
+            if not oldest:
+                return
+            self._evict(min(oldest, key=lambda page: page.stamp))
+        for other in sorted(others, key=lambda b: len(b.free) * b.page_bytes, reverse=True):
+            if spare < need and other.free:
+                count = min(len(other.free), -(-(need - spare) // other.page_bytes))
+                # Half of what is free at least: a shrink copies the whole pool, so few big ones.
+                spare += self._shrink(other, max(count, len(other.free) // 2))
+
+    def _shrink(self, book: _Book, count: int) -> int:
+        """Takes `count` free pages off a pool's end, moving pages down. Returns the bytes freed."""
+        capacity = book.capacity - count
+        book.free.sort(reverse=True)
+        low = [id for id in book.free if id < capacity]
+        moves = []
+        for page in book.pages[capacity:]:
+            if page is not None:
+                target = low.pop()
+                moves.append((page.id, target))
+                page.id = target
+                book.pages[target] = page
+        del book.pages[capacity:]
+        book.free = low
+        self.claimed -= count * book.page_bytes
+        self.epoch += 1
+        self._resizes.append(Resize(book.key, capacity, tuple(moves)))
+        return count * book.page_bytes

@@ -1,0 +1,127 @@
+"""The device side of the ledger: for each group and format, the arrays that hold its pages."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+
+from quire.cache.formats import LayerShape, LayerStore, store_type
+from quire.cache.ledger import Page, PoolKey, Resize
+from quire.cache.specs import KVFormat, KVGroup, RecurrentState
+from quire.cache.states import StatePool
+from quire.cache.view import Ints
+
+
+class KVPool:
+    """The layers of one group in one format."""
+
+    def __init__(self, layers: dict[int, LayerStore]) -> None:
+        self.layers = layers
+
+    def resize(self, capacity: int, moves: tuple[tuple[int, int], ...], *, open: bool) -> None:
+        """Mutates: follows the ledger."""
+        for store in self.layers.values():
+            if not open:
+                store.resize(capacity, moves)
+            elif store.seals:
+                store.resize_open(capacity, moves)
+
+    def arrays(self) -> list[mx.array]:
+        """Every array of every layer."""
+        return [array for store in self.layers.values() for array in store.arrays()]
+
+    def export(self, pages: Ints) -> list[mx.array]:
+        """The contents of pages in all layers (lazy)."""
+        return [array for store in self.layers.values() for array in store.export(pages)]
+
+    def restore(self, pages: Ints, contents: list[mx.array]) -> None:
+        """Mutates: pages get contents that `export` gave."""
+        at = 0
+        for store in self.layers.values():
+            parts = len(store.export(pages[:0]))
+            store.restore(pages, contents[at : at + parts])
+            at += parts
+
+
+class Pools:
+    """All pools of a model. Made when first used, so that unused formats cost nothing.
+
+    Args:
+        dtype: the model's.
+    """
+
+    def __init__(self, groups: tuple[KVGroup, ...], page_tokens: int, dtype: mx.Dtype) -> None:
+        self.groups = groups
+        self.page_tokens = page_tokens
+        self.dtype = dtype
+        self._kv: dict[tuple[int, KVFormat], KVPool] = {}
+        self._states: dict[tuple[int, KVFormat], StatePool] = {}
+
+    def page_bytes(self, key: PoolKey) -> int:
+        """Bytes of one page of a pool, all layers of its group counted."""
+        group = self.groups[key.group]
+        if isinstance(group.spec, RecurrentState):
+            return StatePool.slot_bytes(group, self.dtype)
+        shape = self._shape(group)
+        total = 0
+        for layer in group.layers:
+            store = store_type(key.format, layer)
+            size = store.open_page_bytes if key.open else store.page_bytes
+            total += size(shape, key.format)
+        return total
+
+    def kv(self, group: int, format: KVFormat) -> KVPool:
+        """The pool of an attention group."""
+        pool = self._kv.get((group, format))
+        if pool is None:
+            shape = self._shape(self.groups[group])
+            pool = self._kv[group, format] = KVPool(
+                {
+                    layer: store_type(format, layer)(shape, format)
+                    for layer in self.groups[group].layers
+                }
+            )
+        return pool
+
+    def states(self, group: int, format: KVFormat) -> StatePool:
+        """The pool of a recurrent group."""
+        pool = self._states.get((group, format))
+        if pool is None:
+            pool = self._states[group, format] = StatePool(self.groups[group], self.dtype)
+        return pool
+
+    def resize(self, change: Resize) -> None:
+        """Mutates: follows the ledger."""
+        key = change.pool
+        if isinstance(self.groups[key.group].spec, RecurrentState):
+            self.states(key.group, key.format).resize(change.capacity, change.moves)
+        else:
+            pool = self.kv(key.group, key.format)
+            pool.resize(change.capacity, change.moves, open=key.open)
+
+    def copy(self, pairs: list[tuple[Page, Page]]) -> None:
+        """Mutates: each second page becomes a copy of the first."""
+        by_pool: dict[PoolKey, list[tuple[int, int]]] = {}
+        for source, target in pairs:
+            by_pool.setdefault(source.pool, []).append((source.id, target.id))
+        contents = {}
+        for key, ids in by_pool.items():
+            contents[key] = self._pool(key).export(np.array([i for i, _ in ids], dtype=np.int32))
+        # Evaluated here: a pool that a pending gather still reads could not be written in place.
+        mx.eval(list(contents.values()))
+        for key, ids in by_pool.items():
+            self._pool(key).restore(np.array([i for _, i in ids], dtype=np.int32), contents[key])
+
+    def arrays(self) -> list[mx.array]:
+        """Every array of every pool."""
+        pools: list[KVPool | StatePool] = [*self._kv.values(), *self._states.values()]
+        return [array for pool in pools for array in pool.arrays()]
+
+    def _pool(self, key: PoolKey) -> KVPool | StatePool:
+        if isinstance(self.groups[key.group].spec, RecurrentState):
+            return self.states(key.group, key.format)
+        return self.kv(key.group, key.format)
+
+    def _shape(self, group: KVGroup) -> LayerShape:
+        assert not isinstance(group.spec, RecurrentState)
+        return LayerShape(group.spec.kv_heads, group.spec.head_dim, self.page_tokens, self.dtype)

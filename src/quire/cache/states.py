@@ -1,0 +1,107 @@
+"""Recurrent state: one slot a sequence or snapshot, for all layers of a group."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from quire.cache.formats.paging import page_rows, resized
+from quire.cache.specs import KVGroup, RecurrentState
+from quire.cache.view import Ints
+
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+
+
+class StatePool:
+    """Slots of recurrent state, `[slots, *shape]` for each part of each layer.
+
+    Args:
+        dtype: the model's, for parts that declare none.
+    """
+
+    def __init__(self, group: KVGroup, dtype: mx.Dtype) -> None:
+        assert isinstance(group.spec, RecurrentState)
+        self._parts = {
+            (layer, name): mx.zeros((0, *shape), dtype=DTYPES[type] if type else dtype)
+            for layer in group.layers
+            for name, shape, type in group.spec.arrays
+        }
+
+    @staticmethod
+    def slot_bytes(group: KVGroup, dtype: mx.Dtype) -> int:
+        """Bytes of one sequence's state in all layers of the group."""
+        assert isinstance(group.spec, RecurrentState)
+        return len(group.layers) * sum(
+            math.prod(shape) * (DTYPES[type] if type else dtype).size
+            for _, shape, type in group.spec.arrays
+        )
+
+    def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
+        """Mutates: moves slots, then cuts or extends to `capacity` of them."""
+        for place, array in self._parts.items():
+            self._parts[place] = resized(array, 1, capacity, moves)
+            mx.eval(self._parts[place])
+
+    def read(self, layer: int, name: str, slots: mx.array) -> mx.array:
+        """The states in slots `[n]`: `[n, *shape]`."""
+        return self._parts[layer, name][slots]
+
+    def write(self, layer: int, name: str, slots: mx.array, value: mx.array) -> None:
+        """Mutates: slots `[n]` take `[n, *shape]`."""
+        part = self._parts[layer, name]
+        part[slots] = value.astype(part.dtype)
+
+    def arrays(self) -> list[mx.array]:
+        """The arrays that hold the slots."""
+        return list(self._parts.values())
+
+    def export(self, slots: Ints) -> list[mx.array]:
+        """The contents of slots (lazy)."""
+        rows = page_rows(slots, 1)
+        return [part[rows] for part in self._parts.values()]
+
+    def restore(self, slots: Ints, contents: list[mx.array]) -> None:
+        """Mutates: slots get contents that `export` gave."""
+        rows = page_rows(slots, 1)
+        for part, content in zip(self._parts.values(), contents, strict=True):
+            part[rows] = content
+
+
+@dataclass
+class Segment:
+    """Rows that advance recurrent states together; see `models.base.RecurrentSegment`.
+
+    Attributes:
+        slots: `[n]` where the states are.
+        fresh: `[n]` true for sequences that begin.
+        saves: (indices into the segment, slots) of states that are also kept as snapshots.
+    """
+
+    n: int
+    t: int
+    rows: mx.array
+    pool: StatePool
+    layer: int
+    slots: mx.array
+    fresh: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    saves: tuple[mx.array, mx.array] | None = None
+
+    def read(self, name: str) -> mx.array:
+        """The states before this step, `[n, *shape]`; zeros for a sequence that begins."""
+        state = self.pool.read(self.layer, name, self.slots)
+        if not self.fresh.any():
+            return state
+        begins = mx.array(self.fresh).reshape(-1, *[1] * (state.ndim - 1))
+        return mx.where(begins, mx.zeros_like(state), state)
+
+    def write(self, name: str, value: mx.array) -> None:
+        """Stores the states after this step, `[n, *shape]`."""
+        slots = self.slots
+        if self.saves is not None:
+            kept, targets = self.saves
+            value = mx.concatenate([value, value[kept]])
+            slots = mx.concatenate([slots, targets])
+        self.pool.write(self.layer, name, slots, value)

@@ -1,0 +1,185 @@
+"""The engine: one step after the other, in one thread, for as long as there is work."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from hashlib import blake2b
+
+import mlx.core as mx
+
+from quire.cache.ledger import Ledger
+from quire.cache.specs import KVFormat
+from quire.config import EngineConfig
+from quire.engine.guides import GuideFactory
+from quire.engine.interface import EngineStats, ModelInfo
+from quire.engine.memory import check_context, kv_budget
+from quire.engine.runner import Launched, Runner
+from quire.errors import EngineFailure, RequestError
+from quire.models.loader import DTYPES, LoadedModel
+from quire.request import Failure, FinishReason, Output, Request
+from quire.sampling.loops import LoopDetector
+from quire.scheduler.pace import Pace
+from quire.scheduler.plan import Work
+from quire.scheduler.scheduler import Scheduler, SchedulerConfig
+
+log = logging.getLogger("quire.engine")
+
+_FAULTS_IN_A_ROW = 3
+
+
+class Engine:
+    """Serves requests with one model. Not thread-safe: whoever owns MLX owns the engine.
+
+    Args:
+        loaded: the model.
+        config: limits and defaults.
+        observe: see `Runner`.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        observe: Callable[[list[Work], mx.array], None] | None = None,
+    ) -> None:
+        self.config = config
+        self._loaded = loaded
+        self._runner = Runner(loaded.model, config.page_tokens, DTYPES[loaded.dtype], observe)
+        budget = kv_budget(config.kv_memory)
+        ledger = Ledger(budget, self._runner.pools.page_bytes)
+        context = min(config.max_context or loaded.context_length, loaded.context_length)
+        self._scheduler = Scheduler(
+            SchedulerConfig(config.page_tokens, config.max_sequences, context, config.prefix_cache),
+            self._runner.groups,
+            ledger,
+            Pace(config.step_ms / 1e3, config.stall_factor, config.max_step_tokens),
+            self._identity,
+        )
+        check_context(self._scheduler.fit_context(config.kv_format))
+        self._guides = GuideFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
+        self._running: Launched | None = None
+        self._launched_at = 0.0
+        self._faults = 0
+        self._refused: list[Output] = []
+
+    # -- requests ------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Queues a request; one that can't be served ends with an error at the next step."""
+        try:
+            guide = self._guides.make(request)
+            sequence = self._scheduler.add(request, request.kv_format or self.config.kv_format)
+            if guide is not None:
+                sequence.guide, sequence.mask = guide, guide.mask()
+            if self.config.stop_on_loop:
+                sequence.loops = LoopDetector(self.config.stop_on_loop)
+        except RequestError as error:
+            failure = Failure(error.message, error.status, error.type, error.param, error.code)
+            self._refused.append(
+                Output(
+                    request.id,
+                    finish=FinishReason.ERROR,
+                    error=failure,
+                    prompt_tokens=len(request.prompt),
+                )
+            )
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request before the next step."""
+        self._scheduler.abort(request_id)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._scheduler.has_work or self._running or self._refused)
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def step(self) -> list[Output]:
+        """Plans and launches a step, then reads the tokens of the one before while it runs.
+
+        Raises:
+            EngineFailure: steps fail again and again; the engine cannot go on.
+        """
+        refused, self._refused = self._refused, []
+        try:
+            return refused + self._step()
+        except Exception as error:  # whatever MLX or a model raises, only this step's rows end
+            return refused + self._fail_step(error)
+
+    def _step(self) -> list[Output]:
+        plan = self._scheduler.schedule()
+        before = self._running
+        following = None
+        if plan is not None:
+            following = self._runner.build(plan, self._scheduler.ledger.epoch, before)
+            self._scheduler.launched(plan)
+        if before is not None:
+            self._runner.wait()
+            self._observe_duration(before)
+        self._running = following
+        if following is not None:
+            self._launched_at = time.perf_counter()
+            self._runner.launch(following)
+        if before is None:
+            return self._scheduler.take_outputs()
+        outputs = self._scheduler.update(before.plan, before.read())
+        self._faults = 0
+        return outputs
+
+    def _observe_duration(self, step: Launched) -> None:
+        seconds = time.perf_counter() - self._launched_at
+        self._scheduler.pace.observe(step.plan.decode_rows, step.plan.prompt_rows, seconds)
+
+    def _fail_step(self, error: Exception) -> list[Output]:
+        """A step failed as a whole: its rows end with an error, and what is cached is dropped."""
+        self._faults += 1
+        self._running = None
+        if self._faults >= _FAULTS_IN_A_ROW:
+            raise EngineFailure(f"{self._faults} steps failed in a row: {error}") from error
+        log.exception("a step failed; its requests end with an error")
+        self._scheduler.fail_running(Failure(f"the engine failed on this step: {error}"))
+        return self._scheduler.take_outputs()
+
+    # -- facts ---------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is served."""
+        return ModelInfo(
+            path=str(self._loaded.path),
+            model_type=str(self._loaded.config.get("model_type", "")),
+            vocab_size=self._loaded.model.vocab_size,
+            context_length=self._scheduler.config.max_context,
+            dtype=self._loaded.dtype,
+            device=str(mx.default_device()),
+            kv_memory=self._scheduler.ledger.budget,
+        )
+
+    def stats(self) -> EngineStats:
+        """Counters and gauges."""
+        scheduler = self._scheduler
+        counters = scheduler.counters
+        usage = scheduler.ledger.usage()
+        names = {key: f"{key.group}/{key.format.name}{'/open' * key.open}" for key in usage}
+        return EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            steps=counters.steps,
+            prompt_tokens=counters.prompt_tokens,
+            cached_tokens=counters.cached_tokens,
+            generated_tokens=counters.generated_tokens,
+            preemptions=counters.preemptions,
+            kv_budget=scheduler.ledger.budget,
+            kv_used=tuple((names[key], live) for key, (live, _, _) in usage.items()),
+            kv_kept=tuple((names[key], kept) for key, (_, kept, _) in usage.items()),
+            reuse_misses=tuple(counters.reuse_misses.items()),
+            finished=tuple(counters.finished.items()),
+        )
+
+    def _identity(self, format: KVFormat, salt: str) -> bytes:
+        """Root of the hash chain of pages: all that shapes their bytes beside the tokens."""
+        parts = (self._loaded.fingerprint, repr(format), str(self.config.page_tokens), salt)
+        return blake2b("\x00".join(parts).encode(), digest_size=24).digest()

@@ -1,0 +1,60 @@
+"""How much memory the KV cache may have, and how long a context that allows."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import psutil
+
+from quire.errors import ModelError
+
+_GPU_SHARE = 0.85
+_CPU_SHARE = 0.25
+_SHORTEST_CONTEXT = 256
+
+
+def kv_budget(wanted: int | None) -> int:
+    """Bytes for KV pages: as asked, or a share of what is free now that the weights are loaded.
+
+    Raises:
+        ModelError: more was asked for than the machine has; names both numbers.
+    """
+    free = free_memory()
+    if wanted is None:
+        share = _CPU_SHARE if mx.default_device() == mx.cpu else _GPU_SHARE
+        return int(free * share)
+    if wanted > free:
+        raise ModelError(f"kv-memory: {wanted:,} bytes were asked for, {free:,} are free")
+    return wanted
+
+
+def free_memory() -> int:
+    """Bytes that the default device could still give to arrays."""
+    if mx.default_device() == mx.cpu:
+        return int(psutil.virtual_memory().available)
+    info = mx.device_info()
+    total = info.get("max_recommended_working_set_size") or info.get("memory_size")
+    if not isinstance(total, int):
+        raise ModelError(f"the device does not say how much memory it has: {sorted(info)}")
+    return total - mx.get_active_memory()
+
+
+def use_recommended_limits() -> None:
+    """On Metal, keeps the model's memory wired, as far as MLX recommends. Elsewhere nothing."""
+    if mx.metal.is_available():
+        mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
+    # Freed buffers that MLX keeps for reuse do not count as KV memory; bound them.
+    mx.set_cache_limit(256 << 20)
+
+
+def check_context(tokens: int) -> int:
+    """A context that is worth serving.
+
+    Raises:
+        ModelError: the KV budget holds fewer tokens than any conversation needs.
+    """
+    if tokens < _SHORTEST_CONTEXT:
+        raise ModelError(
+            f"kv-memory: the budget holds a context of {tokens} tokens; "
+            f"at least {_SHORTEST_CONTEXT} are needed"
+        )
+    return tokens

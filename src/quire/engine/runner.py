@@ -1,0 +1,148 @@
+"""Carries out plans: embeddings, layers, logits rows, tokens. Owns the model and the pools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from quire.cache.pools import Pools
+from quire.cache.specs import group_layers
+from quire.engine.inputs import Layout, StepInputs
+from quire.models.base import LanguageModel
+from quire.request import TokenLogprobs
+from quire.sampling.rows import History, RowSampling, Sampled
+from quire.sampling.sampler import sample
+from quire.scheduler.plan import StepPlan, Work
+from quire.scheduler.scheduler import Drawn
+
+
+@dataclass
+class Launched:
+    """A step whose graph is built, and perhaps running.
+
+    Attributes:
+        drawn: by request id, the row of `sampled` that belongs to it.
+        roots: everything that the step must have computed when it is done.
+    """
+
+    plan: StepPlan
+    work: list[Work]
+    drawn: dict[str, int]
+    sampled: Sampled | None
+    roots: list[mx.array]
+
+    def read(self) -> dict[str, Drawn]:
+        """The tokens, on the host, by request id."""
+        if self.sampled is None:
+            return {}
+        tokens: list[int] = np.array(self.sampled.tokens).tolist()
+        logprobs = _read_logprobs(self.sampled, self.work, tokens)
+        return {
+            work.seq.id: Drawn(tokens[row], logprobs[row]) for row, work in enumerate(self.work)
+        }
+
+
+class Runner:
+    """Runs steps of one model.
+
+    Args:
+        model: weights; evaluated.
+        dtype: the model's.
+        observe: called with each step's logits `[R, vocab]` and the work of its rows; for tests.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        page_tokens: int,
+        dtype: mx.Dtype,
+        observe: Callable[[list[Work], mx.array], None] | None = None,
+    ) -> None:
+        self.model = model
+        specs = model.layout
+        self.groups = group_layers(specs)
+        self.pools = Pools(self.groups, page_tokens, dtype)
+        self._layout = Layout.of(specs, self.groups)
+        self._observe = observe
+
+    def build(self, plan: StepPlan, epoch: int, before: Launched | None) -> Launched:
+        """Builds a step's graph; nothing is computed yet, except what pools need to be moved.
+
+        Args:
+            epoch: the ledger's count of changes of page ids.
+            before: the step that still runs, whose tokens may be this one's input.
+        """
+        for change in plan.resizes:
+            self.pools.resize(change)
+        if plan.copies:
+            self.pools.copy(plan.copies)
+        if not plan.work:
+            return Launched(plan, [], {}, None, self.pools.arrays())
+        drawn: Mapping[str, int] = before.drawn if before is not None else {}
+        previous = before.sampled.tokens if before is not None and before.sampled else None
+        inputs = StepInputs(plan, self._layout, self.pools, epoch, drawn, previous)
+        hidden = self.model(inputs)
+        if not inputs.sampled:
+            return Launched(plan, [], {}, None, [hidden, *self.pools.arrays()])
+        if inputs.wanted is not None:
+            hidden = hidden[inputs.wanted]
+        logits = self.model.logits(hidden)
+        if self._observe is not None:
+            self._observe(inputs.sampled, logits)
+        rows = [_row_sampling(work, drawn, previous) for work in inputs.sampled]
+        sampled = sample(logits, rows)
+        parts = (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
+        roots = [part for part in parts if part is not None] + self.pools.arrays()
+        ids = {work.seq.id: row for row, work in enumerate(inputs.sampled)}
+        return Launched(plan, inputs.sampled, ids, sampled, roots)
+
+    def launch(self, step: Launched) -> None:
+        """Starts computing a step. The one before must be done, else pools would be copied:
+
+        MLX writes into an array in place only when no pending computation still reads it.
+        """
+        mx.async_eval(step.roots)
+
+    def wait(self) -> None:
+        """Returns when all that was launched is computed."""
+        mx.synchronize()
+
+
+def _row_sampling(work: Work, drawn: Mapping[str, int], previous: mx.array | None) -> RowSampling:
+    sequence = work.seq
+    params = sequence.request.sampling
+    mask = sequence.mask
+    if not params.needs_history:
+        return RowSampling(params, work.end, mask=mask)
+    tokens = np.array(sequence.tokens, dtype=np.int32)
+    history = History(tokens[: sequence.prompt_length], tokens[sequence.prompt_length :])
+    pending = None
+    if work.end > len(sequence.tokens) and previous is not None:
+        row = drawn[sequence.id]
+        pending = previous[row : row + 1]
+    return RowSampling(params, work.end, history, pending, mask)
+
+
+def _read_logprobs(
+    sampled: Sampled, work: list[Work], tokens: list[int]
+) -> list[TokenLogprobs | None]:
+    if sampled.logprobs is None:
+        return [None] * len(work)
+    chosen = np.array(sampled.logprobs)
+    ids = None if sampled.top_ids is None else np.array(sampled.top_ids)
+    values = None if sampled.top_logprobs is None else np.array(sampled.top_logprobs)
+    result: list[TokenLogprobs | None] = []
+    for row, item in enumerate(work):
+        count = item.seq.request.sampling.logprobs
+        if count is None:
+            result.append(None)
+            continue
+        top: tuple[tuple[int, float], ...] = ()
+        if ids is not None and values is not None:
+            pairs = zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True)
+            top = tuple(pairs)
+        result.append(TokenLogprobs(tokens[row], float(chosen[row]), top))
+    return result

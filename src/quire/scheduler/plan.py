@@ -1,0 +1,56 @@
+"""What one step does, decided. Fields explain themselves; the runner only carries them out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.cache.ledger import Page, Resize
+from quire.scheduler.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Work:
+    """Tokens `[start, start + count)` of one sequence.
+
+    Attributes:
+        sample: whether the last of them yields a new token.
+        opens: by group, in formats that seal: the plain page for each page that the tokens touch,
+            in order.
+    """
+
+    seq: Sequence
+    start: int
+    count: int
+    sample: bool
+    opens: dict[int, list[Page]] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.count
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """One step, in the order in which it is carried out.
+
+    Attributes:
+        resizes: changes of the pools' arrays.
+        copies: (from, to) pages, before anything is written.
+        work: rows to compute; those that generate come first.
+        saves: (from, to) state slots, after everything is written.
+    """
+
+    work: list[Work] = field(default_factory=list)
+    resizes: tuple[Resize, ...] = ()
+    copies: list[tuple[Page, Page]] = field(default_factory=list)
+    saves: list[tuple[Page, Page]] = field(default_factory=list)
+
+    @property
+    def decode_rows(self) -> int:
+        """Sequences that take one token to draw the next."""
+        return sum(1 for work in self.work if work.sample and work.count == 1)
+
+    @property
+    def prompt_rows(self) -> int:
+        """Rows that read a prompt."""
+        return sum(w.count for w in self.work) - self.decode_rows

@@ -1,0 +1,121 @@
+"""One request's tokens and how far they are computed. All of a request's state lives here."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Protocol
+
+from quire.cache.index import Node, chain
+from quire.cache.ledger import Page
+from quire.cache.specs import KVFormat
+from quire.request import Request
+from quire.sampling.masks import TokenMask
+
+
+class Guide(Protocol):
+    """Says on the host which tokens may come next: a grammar, a thinking budget."""
+
+    def mask(self) -> TokenMask | None:
+        """The tokens that may come next, or None while all may."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The row drew this token."""
+        ...
+
+
+class LoopDetector(Protocol):
+    """Watches for an answer that repeats itself."""
+
+    def push(self, token: int) -> int | None:
+        """Takes the next token; the cycle's length when the answer is stuck in one."""
+        ...
+
+
+class PageIds:
+    """The ids of a page table as an array, kept up as the table grows."""
+
+    def __init__(self) -> None:
+        self._ids = array("i")
+        self._epoch = -1
+
+    def read(self, table: list[Page | None], epoch: int) -> array[int]:
+        """The ids; 0 where a page has left the window. Built anew when ids changed (`epoch`)."""
+        if epoch != self._epoch:
+            self._ids = array("i")
+            self._epoch = epoch
+        for page in table[len(self._ids) :]:
+            self._ids.append(0 if page is None else page.id)
+        return self._ids
+
+
+class Sequence:
+    """A request while it is served.
+
+    A sequence's *computed* tokens catch up with its *known* ones: those that the host has read
+    (`tokens`) and those that were drawn but not yet read (`pending`, at most one when a step is
+    planned).
+
+    Attributes:
+        computed: tokens whose keys and values are written, or will be by a step already planned.
+        tables: by group, pages by page number; None where a page left the window.
+        opens: by group, the plain page that still fills, in formats that seal.
+        cached: prompt tokens that were reused when the sequence first ran.
+        trail: the index node of the last registered page; None once the trail is lost.
+        registered: pages (not tokens) that the index knows.
+    """
+
+    def __init__(self, request: Request, format: KVFormat, identity: bytes, order: int) -> None:
+        self.request = request
+        self.format = format
+        self.identity = identity
+        self.order = order
+        self.prompt_length = len(request.prompt)
+        self.tokens: list[int] = list(request.prompt)
+        self.pending = 0
+        self.computed = 0
+        self.tables: list[list[Page | None]] = []
+        self.opens: dict[int, Page] = {}
+        self.guide: Guide | None = None
+        self.mask: TokenMask | None = None
+        """What the guide allows next; None allows all."""
+        self.loops: LoopDetector | None = None
+        self.deadline: float | None = None
+        self.cached = 0
+        self.reuse = ""
+        self.started = False
+        self.finished = False
+        self.trail: Node | None = None
+        self.registered = 0
+        self.waits_on: bytes | None = None
+        """The key of a page that another running sequence is about to compute."""
+        self.page_ids: dict[int, PageIds] = {}
+        """By group, the ids of `tables`; the runner's."""
+        self._keys: list[bytes] = []
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def known(self) -> int:
+        """Tokens that exist, read by the host or not."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def generated(self) -> int:
+        """Tokens drawn so far."""
+        return self.known - self.prompt_length
+
+    @property
+    def confirmed(self) -> int:
+        """Computed tokens that the host has read: what the index may register."""
+        return min(self.computed, len(self.tokens))
+
+    def keys(self, pages: int, page_tokens: int) -> list[bytes]:
+        """Chained hashes of the first `pages` full pages."""
+        while len(self._keys) < pages:
+            at = len(self._keys) * page_tokens
+            parent = self._keys[-1] if self._keys else self.identity
+            self._keys.append(chain(parent, self.tokens[at : at + page_tokens]))
+        return self._keys[:pages]
