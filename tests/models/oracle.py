@@ -45,7 +45,7 @@ def _draw(name: str, weight: torch.Tensor) -> torch.Tensor:
     if weight.ndim == 1:
         return 1.0 + 0.1 * noise
     if "embed" in name:
-        return 0.1 * noise  # small, else a tied head repeats the token it was given
+        return 0.04 * noise  # small, else a tied head repeats the token it was given
     return 1.5 * noise * weight.shape[-1] ** -0.5
 
 

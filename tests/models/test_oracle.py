@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 
 from quire.models.loader import open_model
-from tests.models.solo import solo_greedy, solo_logits
+from tests.models.solo import greedy_choices, solo_logits
 
 pytestmark = pytest.mark.oracle
 pytest.importorskip("torch", reason="the oracle needs torch")
@@ -102,4 +102,4 @@ def test_logits_and_greedy_tokens_match(name: str, tmp_path: Path) -> None:
         assert mx.max(mx.abs(ours - theirs)).item() < 1e-4
     expected = oracle.reference_greedy(reference, PROMPT, 100)
     assert len(set(expected)) > 10, "a degenerate continuation proves nothing"
-    assert solo_greedy(loaded.model, PROMPT, 100) == expected
+    assert greedy_choices(loaded.model, PROMPT, expected) == expected

@@ -160,7 +160,7 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]
         if place.ndim == 1:  # norms and scales stay near one
             weights[name] = 1.0 + 0.1 * noise
         elif "embed" in name:
-            weights[name] = 0.1 * noise  # small, else a tied head repeats the token it was given
+            weights[name] = 0.04 * noise  # small, else a tied head repeats the token it was given
         else:
             weights[name] = 1.5 * noise * place.shape[-1] ** -0.5
     return weights

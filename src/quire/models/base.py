@@ -79,7 +79,7 @@ class Step(Protocol):
 
 
 class Module(nn.Module):
-    """MLX's module with a typed constructor. Attributes with a leading underscore are no weights."""
+    """MLX's module with a typed constructor. A leading underscore marks what is no weight."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

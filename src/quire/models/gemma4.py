@@ -267,7 +267,8 @@ class DecoderLayer(Module):
         chosen, weights = self.router(x)
         mixed = self.experts(self.pre_feedforward_layernorm_2(x), chosen, weights)
         y = self.post_feedforward_layernorm_1(y)
-        return y + self.post_feedforward_layernorm_2(mixed)
+        y += self.post_feedforward_layernorm_2(mixed)
+        return y
 
 
 class Decoder(Module):

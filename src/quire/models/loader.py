@@ -26,6 +26,9 @@ DTYPES: dict[str, mx.Dtype] = {
     "bfloat16": mx.bfloat16,
 }
 
+# What backends call the memory of a device, in `mx.device_info`; the smallest one counts.
+_MEMORY_KEYS = ("max_recommended_working_set_size", "free_memory", "total_memory", "memory_size")
+
 Progress = Callable[[int, int], None]
 """Called with (bytes of weights ready, bytes in all)."""
 
@@ -174,9 +177,7 @@ def _memory_for_weights() -> int:
     if mx.default_device() == mx.cpu:
         return int(psutil.virtual_memory().available)
     info = mx.device_info(mx.default_device())
-    limits = [
-        info[key] for key in ("max_recommended_working_set_size", "memory_size") if key in info
-    ]
+    limits = [info[key] for key in _MEMORY_KEYS if key in info]
     return int(min(limits, default=psutil.virtual_memory().available))
 
 

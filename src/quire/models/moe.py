@@ -10,7 +10,6 @@ import re
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from quire.models.base import Module
 from quire.models.layers import ACTIVATIONS

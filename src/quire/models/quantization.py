@@ -11,6 +11,7 @@ from quire.errors import ModelError
 
 _FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
+_AFFINE_GROUPS = (32, 64, 128)
 _MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 
 
@@ -58,7 +59,8 @@ def _packing(
     bits, bits_rest = divmod(codes.shape[-1] * 32, width)
     group, group_rest = divmod(width, scales.shape[-1])
     fits = bits_rest == 0 and group_rest == 0
-    if fits and f"{path}.biases" in weights and bits in _AFFINE_BITS:
+    affine = f"{path}.biases" in weights
+    if fits and affine and bits in _AFFINE_BITS and group in _AFFINE_GROUPS:
         return {"bits": bits, "group_size": group, "mode": "affine"}
     if fits and scales.dtype == mx.uint8 and (bits, group) in _FLOAT_MODES:
         return {"bits": bits, "group_size": group, "mode": _FLOAT_MODES[bits, group]}

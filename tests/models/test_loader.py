@@ -1,0 +1,208 @@
+"""Opening folders, good and bad: each fault is named, and nothing is read before the checks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from quire.errors import ModelError
+from quire.models.loader import open_model
+from quire.models.safetensors import find_shards
+from tests.models.solo import solo_greedy, solo_logits
+from tests.support.tiny_models import CONFIGS, llama_config, random_weights, tiny_model, write_model
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def _rewrite(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _weights(folder: Path) -> dict[str, mx.array]:
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict)
+    mx.eval(weights)
+    return weights
+
+
+def _save(folder: Path, weights: dict[str, mx.array]) -> None:
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+
+
+def test_what_is_known_of_an_opened_model(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    loaded = open_model(str(tiny_model(tmp_path, "llama")), progress=lambda *a: seen.append(a))
+
+    assert loaded.path == tmp_path
+    assert loaded.context_length == 1024
+    assert loaded.dtype == "float32"
+    assert loaded.parameter_bytes == sum(a.nbytes for a in random_weights(llama_config()).values())
+    assert seen[-1] == (loaded.parameter_bytes, loaded.parameter_bytes)
+
+
+def test_shards_load_like_one_file(tmp_path: Path) -> None:
+    whole = open_model(str(tiny_model(tmp_path / "whole", "qwen3")))
+    folder = tiny_model(tmp_path / "shards", "qwen3")
+    weights = _weights(folder)
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    index = {}
+    for number, part in enumerate((names[::2], names[1::2])):
+        file = f"model-{number}.safetensors"
+        mx.save_safetensors(str(folder / file), {name: weights[name] for name in part})
+        index |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+    sharded = open_model(str(folder))
+
+    assert mx.array_equal(solo_logits(whole.model, PROMPT), solo_logits(sharded.model, PROMPT))
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model-1\.safetensors"):
+        find_shards(folder)
+
+
+def test_dtype_by_name(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "gemma4_ple")
+    half = open_model(str(folder), dtype="bfloat16")
+    full = open_model(str(folder))
+
+    assert half.dtype == "bfloat16"
+    assert half.parameter_bytes * 2 == full.parameter_bytes
+    assert half.fingerprint != full.fingerprint
+    logits = solo_logits(half.model, PROMPT)
+    assert logits.dtype == mx.float32
+    assert 0 < mx.max(mx.abs(logits - solo_logits(full.model, PROMPT))).item() < 0.2
+    with pytest.raises(ModelError, match="int4"):
+        open_model(str(folder), dtype="int4")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_calls_leave_no_trace_on_the_model(name: str, tmp_path: Path) -> None:
+    model = open_model(str(tiny_model(tmp_path, name))).model
+    first = solo_greedy(model, PROMPT, 5)
+    solo_greedy(model, [7] * 50, 2)
+    assert solo_greedy(model, PROMPT, 5) == first
+
+
+def test_too_large_for_memory_names_both_numbers(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "llama")
+    needed = open_model(str(folder)).parameter_bytes
+    with pytest.raises(ModelError, match=f"{needed:,} bytes.*{1000:,} are available"):
+        open_model(str(folder), memory_limit=1000)
+
+
+def test_end_tokens_come_from_three_files(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, llama_config(eos_token_id=[1, 2]))
+    (folder / "generation_config.json").write_text('{"eos_token_id": [106, 50]}')
+    (folder / "tokenizer_config.json").write_text('{"eos_token": {"content": "<end>"}}')
+    tokenizer = {"added_tokens": [{"id": 7, "content": "<end>"}, {"id": 8, "content": "<pad>"}]}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+    assert open_model(str(folder)).eos_ids == {1, 2, 7, 50, 106}
+
+
+def test_fingerprint_tells_weights_and_configs_apart(tmp_path: Path) -> None:
+    same = [open_model(str(tiny_model(tmp_path / n, "llama"))).fingerprint for n in "ab"]
+    assert same[0] == same[1]
+    other = open_model(str(tiny_model(tmp_path / "c", "llama", seed=1))).fingerprint
+    _rewrite(tmp_path / "a", rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    changed = open_model(str(tmp_path / "a")).fingerprint
+    assert len({same[0], other, changed}) == 3
+
+
+def test_unknown_model_type_is_named(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "llama")
+    _rewrite(folder, model_type="nonesuch")
+    with pytest.raises(ModelError, match="nonesuch"):
+        open_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "word"),
+    [
+        ("llama", {"hidden_act": "relu6"}, "relu6"),
+        ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+        ("llama", {"hidden_size": None}, "hidden_size"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
+        ("qwen3_moe", {"num_experts": None}, "num_experts"),
+        ("gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+        ("gemma4", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("gemma4_moe", {"top_k_experts": None}, "top_k_experts"),
+        ("gemma4", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
+        ("gemma4_ple", {"num_kv_shared_layers": 5}, "full_attention"),
+    ],
+)
+def test_settings_that_are_not_known_are_named(
+    name: str, changes: dict[str, Any], word: str, tmp_path: Path
+) -> None:
+    folder = tiny_model(tmp_path, name)
+    _rewrite(folder, **changes)
+    with pytest.raises(ModelError, match=word):
+        open_model(str(folder))
+
+
+def test_missing_unexpected_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "gemma4_moe")
+    weights = _weights(folder)
+    name = "model.layers.2.router.scale"
+
+    _save(folder, {key: array for key, array in weights.items() if key != name})
+    with pytest.raises(ModelError, match=f"no tensor '{name}'"):
+        open_model(str(folder))
+    _save(folder, weights | {"model.layers.2.surprise": mx.ones(3)})
+    with pytest.raises(ModelError, match=r"layers\.2\.surprise"):
+        open_model(str(folder))
+    _save(folder, weights | {name: mx.ones(3)})
+    with pytest.raises(ModelError, match=rf"{name}.*\[3\].*\[64\]"):
+        open_model(str(folder))
+
+
+def test_media_towers_and_unused_projections_are_left_out(tmp_path: Path) -> None:
+    text = open_model(str(tiny_model(tmp_path / "text", "gemma4_ple")))
+    nested = {"model_type": "gemma4", "text_config": CONFIGS["gemma4_ple"](), "eos_token_id": 9}
+    folder = write_model(tmp_path / "nested", nested)
+    weights = _weights(folder)
+    for extra in ("vision_tower.a", "embed_vision.b", "audio_tower.c", "embed_audio.d"):
+        weights |= {f"model.{extra}.weight": mx.ones(2), f"{extra}.bias": mx.ones(2)}
+    for part in ("k_proj", "v_proj", "k_norm"):  # layer 5 reads the cache of layer 2
+        weights[f"model.layers.5.self_attn.{part}.weight"] = mx.ones(2)
+    weights = {
+        name.replace("model.", "model.language_model.") if ".layers." in name else name: array
+        for name, array in weights.items()
+    }
+    _save(folder, weights)
+
+    multimodal = open_model(str(folder))
+
+    assert multimodal.eos_ids == {1, 9}
+    assert mx.array_equal(solo_logits(text.model, PROMPT), solo_logits(multimodal.model, PROMPT))
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "cut", "llama")
+    file = folder / "model.safetensors"
+    content = file.read_bytes()
+    for broken in (content[:-1], content[:100], b"", b"\xff" * 64):
+        file.write_bytes(broken)
+        with pytest.raises(ModelError, match=r"model\.safetensors"):
+            open_model(str(folder))
+    file.unlink()
+    with pytest.raises(ModelError, match="safetensors"):
+        open_model(str(folder))
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ModelError, match=r"config\.json"):
+        open_model(str(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"config\.json"):
+        open_model(str(folder))
+
+
+def test_neither_folder_nor_hub_id(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="neither"):
+        open_model(str(tmp_path / "not" / "there"))

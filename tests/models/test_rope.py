@@ -1,0 +1,76 @@
+"""RoPE: the CPU's table against MLX's fused operation, which GPUs use."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from quire.errors import ModelError
+from quire.models.rope import Rope, RopeParameters
+
+PARAMETERS = {
+    "default": RopeParameters(rope_theta=500.0),
+    "partial": RopeParameters(partial_rotary_factor=0.25),
+    "linear": RopeParameters(rope_type="linear", factor=4.0),
+    "proportional": RopeParameters(
+        rope_type="proportional", rope_theta=1e6, partial_rotary_factor=0.25
+    ),
+    "yarn": RopeParameters(
+        rope_type="yarn", factor=4.0, original_max_position_embeddings=64, truncate=False
+    ),
+    "yarn-partial": RopeParameters(
+        rope_type="yarn",
+        factor=4.0,
+        original_max_position_embeddings=64,
+        partial_rotary_factor=0.5,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_table_and_kernel_agree_at_ragged_positions(name: str) -> None:
+    rope = Rope(64, PARAMETERS[name])
+    x = mx.random.normal((5, 3, 1, 64), key=mx.random.key(1))
+    positions = mx.array([0, 900, 3, 3, 77])
+
+    table, kernel = rope._table(positions)(x), rope._kernel(positions)(x)
+
+    assert mx.max(mx.abs(table - kernel)).item() < 2e-4  # angles of 900 radians in float32
+    assert mx.max(mx.abs(table - x)).item() > 0.1
+    assert mx.array_equal(table[2:3], rope(positions[2:3])(x[2:3]))
+
+
+def test_half_precision_stays_half_precision() -> None:
+    x = mx.ones((2, 1, 1, 64), dtype=mx.bfloat16)
+    assert Rope(64, PARAMETERS["yarn"])(mx.array([1, 2]))(x).dtype == mx.bfloat16
+
+
+def test_proportional_leaves_the_slow_pairs_alone() -> None:
+    x = mx.random.normal((1, 1, 1, 64), key=mx.random.key(2))
+    y = Rope(64, PARAMETERS["proportional"])(mx.array([100]))(x)
+    moved = (mx.abs(y - x)[0, 0, 0] > 0).tolist()
+    assert moved == [i % 32 < 8 for i in range(64)]
+
+
+def test_old_and_new_spelling_mean_the_same() -> None:
+    old = RopeParameters.from_config(
+        {
+            "rope_theta": 5e5,
+            "max_position_embeddings": 4096,
+            "rope_scaling": {"type": "linear", "factor": 2.0},
+        }
+    )
+    new = RopeParameters.from_config(
+        {
+            "max_position_embeddings": 4096,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
+        }
+    )
+    assert old == new
+
+
+def test_unknown_types_are_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="longrope"):
+        RopeParameters.from_config({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}})
+    with pytest.raises(ModelError, match="factor"):
+        RopeParameters.from_config({"rope_scaling": {"rope_type": "llama3"}})
