@@ -1,0 +1,56 @@
+"""Dialects: from a model's tokens to reasoning, text and tool calls, and the registry."""
+
+from __future__ import annotations
+
+from quire.errors import ModelError
+from quire.text.dialects.base import Call, Dialect, Parser, Tool, Vocabulary
+from quire.text.dialects.deepseek import DEEPSEEK
+from quire.text.dialects.gemma4 import GEMMA4
+from quire.text.dialects.glm4 import GLM4
+from quire.text.dialects.granite import GRANITE
+from quire.text.dialects.harmony import HARMONY
+from quire.text.dialects.kimi_k2 import KIMI_K2
+from quire.text.dialects.llama3 import LLAMA3
+from quire.text.dialects.minimax import MINIMAX
+from quire.text.dialects.mistral import MISTRAL
+from quire.text.dialects.none import NONE
+from quire.text.dialects.qwen import QWEN3, QWEN3_CODER
+
+__all__ = ["DIALECTS", "Call", "Dialect", "Parser", "Tool", "Vocabulary", "choose"]
+
+# In the order in which they are asked whether they know a template: the more special first.
+DIALECTS: dict[str, Dialect] = {
+    dialect.name: dialect
+    for dialect in (
+        GEMMA4,
+        HARMONY,
+        KIMI_K2,
+        MINIMAX,
+        DEEPSEEK,
+        GLM4,
+        MISTRAL,
+        GRANITE,
+        QWEN3_CODER,
+        QWEN3,
+        LLAMA3,
+        NONE,
+    )
+}
+
+
+def choose(template: str, model_type: str, override: str | None = None) -> Dialect:
+    """The dialect of a model.
+
+    Args:
+        template: the source of its chat template; empty if it has none.
+        model_type: as its `config.json` says.
+        override: the name that `--dialect` gave.
+
+    Raises:
+        ModelError: no dialect has the name `override`.
+    """
+    if override is not None:
+        if override not in DIALECTS:
+            raise ModelError(f"no dialect {override!r}; there are {', '.join(DIALECTS)}")
+        return DIALECTS[override]
+    return next(d for d in DIALECTS.values() if d.recognises(template, model_type))

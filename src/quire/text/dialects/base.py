@@ -1,0 +1,175 @@
+"""What a dialect is: the grammar in which one family of models writes thoughts and tool calls.
+
+A dialect gives three things: a parser from tokens to deltas, the tokens that open and close a
+thought, and a grammar that forces tool calls. Each lives in a module of its own and has one line
+in the registry of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from quire.errors import RequestError
+from quire.request import FinishReason
+from quire.text.events import Delta
+
+Schema = Mapping[str, Any]
+"""A JSON schema, as a client sent it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    parameters: Schema = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The part of a tokenizer that dialects need.
+
+    Attributes:
+        added: text and id of every added token, special or not. A dialect's marker that is in here
+            is recognised by its id alone; text that merely spells it stays text.
+        encode: ids of a text in which added tokens stand for themselves, without bos or eos.
+        decode: text of ids, added tokens included.
+    """
+
+    added: Mapping[str, int]
+    encode: Callable[[str], Sequence[int]]
+    decode: Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A complete tool call. `arguments` is the text of one JSON object.
+
+    Attributes:
+        id: the id that the model itself gave the call, in grammars that have one.
+    """
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+class Parser(Protocol):
+    """Turns one answer's tokens into deltas. Made for one request, used once.
+
+    A tool call is held back until it is complete, since nothing that was sent can be withdrawn:
+    a call that is cut off or malformed must not appear as half a call. `ToolCallBegun`, one
+    `ToolCallArguments` with the whole object, and `ToolCallEnded` then come together.
+    """
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the next ordinary token is part of a thought."""
+        ...
+
+    @property
+    def owned(self) -> frozenset[int]:
+        """Ids of the tokens that are structure: never detokenised, see `feed`."""
+        ...
+
+    def feed(self, token_id: int, piece: str) -> list[Delta]:
+        """Takes one token.
+
+        Args:
+            token_id: the token, or -1 for text that comes without one.
+            piece: the text that the token completed. For an owned token, text from before it
+                that the detokeniser still held.
+        """
+        ...
+
+    def finish(self, reason: FinishReason) -> list[Delta]:
+        """Takes the end. What is held comes out: a complete call as a call, anything else as text,
+        except that a call cut off by anything but an end token is dropped."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where an answer begins: what the parser of one request is made from."""
+
+    prompt_ids: Sequence[int]
+    tools: Mapping[str, Tool]
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Forced:
+    """Which calls a grammar has to force: one of `tools`, or several if `parallel`."""
+
+    tools: Sequence[Tool]
+    parallel: bool
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One grammar of thoughts and tool calls.
+
+    Attributes:
+        name: what `--dialect` calls it.
+        recognises: whether a chat template and a `model_type` speak it.
+        build: makes the parser of one request.
+        thought: texts that open and close a thought; None if the family has none.
+        forced: lark source for llguidance that lets only tool calls through; None if forcing a
+            call is not offered.
+    """
+
+    name: str
+    recognises: Callable[[str, str], bool]
+    build: Callable[[Start], Parser]
+    thought: tuple[str, str] | None = None
+    forced: Callable[[Forced], str] | None = None
+
+    def parser(
+        self, prompt_ids: Sequence[int], tools: Sequence[Tool], vocabulary: Vocabulary
+    ) -> Parser:
+        """A parser in the state that the prompt leaves.
+
+        Args:
+            prompt_ids: the prompt. Only what follows its last turn marker is looked at, so a
+                marker that a user wrote does not open a thought.
+            tools: what may be called. Without tools, call markers are plain text.
+        """
+        return self.build(Start(prompt_ids, {tool.name: tool for tool in tools}, vocabulary))
+
+    def thinking(self, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Ids that open and that close a thought, for thinking budgets; None if it has none."""
+        if self.thought is None:
+            return None
+        opening, closing = self.thought
+        return tuple(vocabulary.encode(opening)), tuple(vocabulary.encode(closing))
+
+    def tool_grammar(
+        self, tools: Sequence[Tool], name: str | None, parallel: bool, vocabulary: Vocabulary
+    ) -> str:
+        """Lark source for llguidance under which the answer is nothing but tool calls.
+
+        Args:
+            name: the one tool to call; None lets the model choose.
+            parallel: whether several calls may follow each other.
+
+        Raises:
+            RequestError: no such tool, or the dialect cannot force calls.
+        """
+        if self.forced is None:
+            raise RequestError(
+                f"tool_choice: dialect {self.name!r} cannot force a call; use 'auto' or 'none'",
+                param="tool_choice",
+                code="unsupported_value",
+            )
+        chosen = [tool for tool in tools if name is None or tool.name == name]
+        if not chosen:
+            wanted = "any tool" if name is None else repr(name)
+            raise RequestError(
+                f"tool_choice asks for {wanted}, which is not among the tools",
+                param="tool_choice",
+                code="invalid_value",
+            )
+        return self.forced(Forced(chosen, parallel, vocabulary))

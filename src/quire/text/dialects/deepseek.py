@@ -1,0 +1,65 @@
+"""DeepSeek: R1 and V3, whose calls are fenced JSON, and V3.1, whose calls are plain.
+
+Source: the chat templates of deepseek-ai/DeepSeek-R1, -V3 and -V3.1. A call is, in V3,
+`<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME`, a line break and a ```json fence, in V3.1
+`<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}`, both up to `<｜tool▁call▁end｜>`.
+"""
+
+from __future__ import annotations
+
+import re
+
+from quire.text.dialects.base import Dialect, Forced
+from quire.text.dialects.grammar import marker, named_rules
+from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.readers import header_head, read_named_json
+
+BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+THOUGHT = ("<think>", "</think>")
+_FENCED = re.compile(r"\s*([^\s`{}]+)\s*```(?:json)?\s*")
+_FENCE_END = re.compile(r"\s*```")
+
+
+def _read(body: Body, tools: Tools) -> Reading:
+    separator = body.find(SEPARATOR)
+    if separator < 0:
+        return Reading()
+    name, at = body.text[:separator].strip(), separator + len(SEPARATOR)
+    fenced = _FENCED.match(body.text, at)
+    if fenced is not None:
+        name, at = fenced.group(1), fenced.end()
+    if not name:
+        return Reading()
+    reading = read_named_json(name, body.text, at)
+    fence = _FENCE_END.match(body.text, reading.end) if fenced is not None else None
+    return Reading(reading.calls, fence.end() if fence else reading.end, reading.in_string)
+
+
+def _forced(forced: Forced) -> str:
+    begin, separator, end, all_begin, all_end = (
+        marker(text, forced.vocabulary) for text in (BEGIN, SEPARATOR, END, ALL_BEGIN, ALL_END)
+    )
+    rules = [f"start: {all_begin} call{'+' if forced.parallel else ''} {all_end}"]
+    return "\n".join(rules + named_rules(forced.tools, begin, separator, end)) + "\n"
+
+
+_LAYOUT = Layout(
+    think=(frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]})),
+    sections={
+        BEGIN: Section(
+            _read, header_head(SEPARATOR), ends=frozenset({END}), inner=frozenset({SEPARATOR})
+        )
+    },
+    quiet=frozenset({ALL_BEGIN, ALL_END, END}),
+)
+
+DEEPSEEK = Dialect(
+    name="deepseek",
+    recognises=lambda template, model_type: (
+        ALL_BEGIN in template or "<｜Assistant｜>" in template or model_type.startswith("deepseek")
+    ),
+    build=lambda start: Machine(_LAYOUT, start),
+    thought=THOUGHT,
+    forced=_forced,
+)

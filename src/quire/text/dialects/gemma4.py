@@ -1,0 +1,234 @@
+"""Gemma 4: channels for thoughts, and calls in a notation of its own.
+
+Source: the chat template of google/gemma-4-*-it. A thought is `<|channel>thought\\n...<channel|>`;
+a call is `<|tool_call>call:NAME{key:value,...}<tool_call|>`, where keys are bare, strings stand
+between two `<|"|>` tokens without escapes, and everything else looks like JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from quire.request import FinishReason
+from quire.text.dialects.base import Call, Dialect, Schema, Start, Tool
+from quire.text.dialects.gemma4_grammar import forced_calls
+from quire.text.dialects.machine import (
+    Body,
+    Layout,
+    Machine,
+    Mode,
+    Reading,
+    Section,
+    Tools,
+    last_added,
+)
+from quire.text.dialects.values import (
+    Unterminated,
+    kinds,
+    property_schema,
+    read_json,
+    resolve,
+    skip_space,
+    typed,
+    write_json,
+)
+
+CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
+QUOTE = '<|"|>'
+_LABELS = ("thought", "response", "content", "final")
+_MAX_DEPTH = 64
+
+_NAME = re.compile(r"\s*call\s*:\s*([\w.:/-]+)\s*(?=\{)")
+_KEY = re.compile(r"\s*([^\s:,{}\[\]\"<]+)\s*:")
+# A label may be followed by the text at once, but "thoughtful" is a word.
+_LABEL = re.compile(rf" *({'|'.join(_LABELS)})(?![a-z]) *")
+_SEPARATOR = re.compile(r"\s*,\s*")
+# A bare value runs on through commas, unless a next key follows the comma.
+_BARE_IN_OBJECT = re.compile(r"[^,{}\[\]]+(?:,(?!\s*(?:[\w.-]+|\"[^\"]*\")\s*:)[^,{}\[\]]*)*")
+_BARE_IN_ARRAY = re.compile(r"[^,{}\[\]]+")
+
+
+class _Reader:
+    """Reads the arguments of one call: recursive descent over the section's text."""
+
+    def __init__(self, body: Body, root: Schema) -> None:
+        self.body, self.text, self.root = body, body.text, root
+
+    def object(self, at: int, schema: Schema, depth: int) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+        at = self._enter(at, depth)
+        while not self.text.startswith("}", at):
+            key, at = self._key(at)
+            wanted = property_schema(schema, key, self.root)
+            found[key], at = self.value(skip_space(self.text, at), wanted, depth, _BARE_IN_OBJECT)
+            at = self._separator(at, "}")
+        return found, at + 1
+
+    def array(self, at: int, schema: Schema, depth: int) -> tuple[list[Any], int]:
+        found: list[Any] = []
+        at = self._enter(at, depth)
+        items = resolve(schema.get("items"), self.root)
+        while not self.text.startswith("]", at):
+            value, at = self.value(at, items, depth, _BARE_IN_ARRAY)
+            found.append(value)
+            at = self._separator(at, "]")
+        return found, at + 1
+
+    def value(self, at: int, schema: Schema, depth: int, bare: re.Pattern[str]) -> tuple[Any, int]:
+        quoted = self._quoted(at)
+        if quoted is not None:
+            allowed = kinds(schema, self.root)
+            text, at = quoted
+            return (text if not allowed or "string" in allowed else self._typed(text, schema)), at
+        match self.text[at : at + 1]:
+            case "{":
+                return self.object(at, schema, depth + 1)
+            case "[":
+                return self.array(at, schema, depth + 1)
+            case '"':
+                return read_json(self.text, at)
+        found = bare.match(self.text, at)
+        if found is None or not found.group().strip():
+            raise ValueError("no value")
+        return self._typed(found.group().strip(), schema), found.end()
+
+    def _typed(self, text: str, schema: Schema) -> Any:
+        return typed(text, schema, self.root)
+
+    def _enter(self, at: int, depth: int) -> int:
+        if depth > _MAX_DEPTH:
+            raise ValueError("nested too deeply")
+        return skip_space(self.text, at + 1)
+
+    def _quoted(self, at: int) -> tuple[str, int] | None:
+        if self.body.find(QUOTE, at) != at:
+            return None
+        start = at + len(QUOTE)
+        end = self.body.find(QUOTE, start)
+        if end < 0:
+            raise Unterminated("a string without an end")
+        return self.text[start:end], end + len(QUOTE)
+
+    def _key(self, at: int) -> tuple[str, int]:
+        quoted = self._quoted(at)
+        if quoted is None and self.text.startswith('"', at):
+            quoted = read_json(self.text, at)
+        if quoted is None:
+            found = _KEY.match(self.text, at)
+            if found is None:
+                raise ValueError("no key")
+            return found.group(1), found.end()
+        key, at = quoted
+        at = skip_space(self.text, at)
+        if not self.text.startswith(":", at):
+            raise ValueError("no colon")
+        return key, at + 1
+
+    def _separator(self, at: int, closer: str) -> int:
+        at = skip_space(self.text, at)
+        if self.text.startswith(closer, at):
+            return at
+        found = _SEPARATOR.match(self.text, at)
+        if found is None:
+            raise ValueError("neither a comma nor an end")
+        return found.end()
+
+
+def _read(body: Body, tools: Tools) -> Reading:
+    calls: list[Call] = []
+    at = 0
+    while opening := _NAME.match(body.text, at):
+        name = opening.group(1)
+        schema = tools.get(name, Tool(name)).parameters
+        try:
+            arguments, end = _Reader(body, schema).object(opening.end(), schema, 0)
+            calls.append(Call(name, write_json(arguments)))
+        except Unterminated:
+            return Reading(tuple(calls), at, in_string=True)
+        except ValueError:
+            break
+        at = end
+    return Reading(tuple(calls), at)
+
+
+def _head(text: str, tools: Tools) -> bool | None:
+    compact = "".join(text.split())
+    if not compact.startswith("call:"):
+        return None if "call:".startswith(compact) else False
+    name, opened, _ = compact[len("call:") :].partition("{")
+    if opened:
+        return _NAME.match(text) is not None
+    return None if re.fullmatch(r"[\w.:/-]*", name) else False
+
+
+_LAYOUT = Layout(
+    sections={
+        "<|tool_call>": Section(
+            _read, _head, ends=frozenset({"<tool_call|>"}), inner=frozenset({QUOTE})
+        )
+    },
+    think=(frozenset({CHANNEL}), frozenset({CHANNEL_END})),
+    quiet=frozenset({"<|tool_response>", "<tool_call|>"}),
+)
+
+
+class _GemmaParser(Machine):
+    """Adds the label that follows `<|channel>` and says what the channel holds."""
+
+    def __init__(self, start: Start) -> None:
+        super().__init__(_LAYOUT, start)
+        self._label: str | None = None
+        if self.thinking:
+            position, _ = last_added(start)
+            self._label, self.mode = "", Mode.HEADER
+            self.on_text(start.vocabulary.decode(start.prompt_ids[position + 1 :]))
+            self.writer.take()  # the part of the thought that the prompt holds is not the answer's
+
+    def on_marker(self, marker: str) -> None:
+        self._settle_label(ended=True)
+        super().on_marker(marker)
+        if marker == CHANNEL and self.mode is Mode.THOUGHT:
+            self._label, self.mode = "", Mode.HEADER
+
+    def on_text(self, text: str) -> None:
+        if self._label is None:
+            super().on_text(text)
+            return
+        self._label += text
+        self._settle_label(ended=False)
+
+    def on_end(self, reason: FinishReason) -> None:
+        self._settle_label(ended=True)
+        super().on_end(reason)
+
+    def _settle_label(self, *, ended: bool) -> None:
+        """Decides what the open channel holds, once enough of its first line is there."""
+        if self._label is None:
+            return
+        held = self._label
+        found = _LABEL.match(held)
+        if found is None or found.end() == len(held):
+            bare = held.strip(" ")
+            undecided = any(label.startswith(bare) for label in _LABELS)
+            if undecided and not ended:
+                return
+            if undecided and found is None:
+                held = ""  # cut off inside the label
+        self._label, self.mode = None, Mode.THOUGHT
+        if found is not None and found.group(1) != "thought":
+            self.mode = self.resting()
+        rest = held[found.end() :].removeprefix("\n") if found else held
+        if rest:
+            super().on_text(rest)
+
+
+GEMMA4 = Dialect(
+    name="gemma4",
+    recognises=lambda template, model_type: (
+        "<|tool_call>" in template or "<|channel>" in template or model_type.startswith("gemma4")
+    ),
+    build=_GemmaParser,
+    thought=(CHANNEL, CHANNEL_END),
+    forced=forced_calls,
+)

@@ -1,0 +1,89 @@
+"""GLM 4.5 and later: `<tool_call>NAME<arg_key>K</arg_key><arg_value>V</arg_value></tool_call>`.
+
+Source: the chat template of zai-org/GLM-4.5. Values carry no type: strings come as they are,
+everything else as JSON, so the tool's schema decides.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from quire.text.dialects.base import Call, Dialect, Forced, Tool
+from quire.text.dialects.grammar import Arguments, argument_rules, marker
+from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.values import typed_argument, write_json
+
+BEGIN, END = "<tool_call>", "</tool_call>"
+KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
+THOUGHT = ("<think>", "</think>")
+_NAME = re.compile(r"\s*([\w.:/-]+)\s*")
+
+
+def _head(text: str, tools: Tools) -> bool | None:
+    name = _NAME.match(text)
+    if name is None:
+        return False if text.strip() else None
+    rest = text[name.end() :]
+    return rest.startswith(KEY) if rest else None
+
+
+def _read(body: Body, tools: Tools) -> Reading:
+    name = _NAME.match(body.text)
+    if name is None:
+        return Reading()
+    tool = tools.get(name.group(1), Tool(name.group(1)))
+    arguments: dict[str, Any] = {}
+    at = name.end()
+    while at < len(body.text):
+        key_end = body.find(KEY_END, at)
+        value = body.find(VALUE, key_end + 1)
+        if body.find(KEY, at) != at or key_end < 0 or value < 0:
+            return Reading()
+        value_end = body.find(VALUE_END, value)
+        if value_end < 0:
+            return Reading(in_string=True)
+        key = body.text[at + len(KEY) : key_end].strip()
+        text = body.text[value + len(VALUE) : value_end]
+        arguments[key] = typed_argument(tool, key, text)
+        at = value_end + len(VALUE_END)
+        at += len(body.text[at:]) - len(body.text[at:].lstrip())
+    if not body.closed:
+        return Reading()  # more arguments may have been on their way
+    return Reading((Call(tool.name, write_json(arguments)),), at)
+
+
+def _forced(forced: Forced) -> str:
+    begin, end, key, key_end, value, value_end = (
+        marker(text, forced.vocabulary) for text in (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
+    )
+    notation = Arguments(
+        opening=f"{KEY}{{}}{KEY_END}\n{VALUE}",
+        closing=f"{VALUE_END}\n",
+        opening_term=f'{key} {{}} {key_end} "\\n" {value}',
+        closing_term=f'{value_end} "\\n"' if VALUE_END in forced.vocabulary.added else "",
+    )
+    more = ' ("\\n" item)*' if forced.parallel else ""
+    rules = [f"start: item{more}", f"item: {begin} call {end}"]
+    return "\n".join(rules + argument_rules(forced, "{}\n", "", notation)) + "\n"
+
+
+_LAYOUT = Layout(
+    think=(frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]})),
+    sections={
+        BEGIN: Section(
+            _read,
+            _head,
+            ends=frozenset({END}),
+            inner=frozenset({KEY, KEY_END, VALUE, VALUE_END}),
+        )
+    },
+)
+
+GLM4 = Dialect(
+    name="glm4",
+    recognises=lambda template, model_type: KEY in template or model_type.startswith("glm4_moe"),
+    build=lambda start: Machine(_LAYOUT, start),
+    thought=THOUGHT,
+    forced=_forced,
+)

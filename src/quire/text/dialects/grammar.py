@@ -1,0 +1,113 @@
+"""Lark source for llguidance: grammars under which an answer is nothing but tool calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.text.dialects.base import Forced, Tool, Vocabulary
+from quire.text.dialects.values import kinds, property_schema
+
+
+def literal(text: str) -> str:
+    """A lark string for exactly this text."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def marker(text: str, vocabulary: Vocabulary) -> str:
+    """A lark term for a marker: its token by id if it has one, else its spelling."""
+    token_id = vocabulary.added.get(text)
+    return literal(text) if token_id is None else f"<[{token_id}]>"
+
+
+def schema_of(tool: Tool) -> str:
+    """The arguments' schema as a lark term. A schema without a type is an object all the same."""
+    return "%json " + json.dumps({"type": "object", **tool.parameters}, ensure_ascii=False)
+
+
+def json_rules(tools: Sequence[Tool], key: str = "arguments") -> list[str]:
+    """Rules `call_0`, `call_1`... for `{"name": ..., key: ...}`, one a tool, and `call` for any."""
+    rules = [alternatives("call", len(tools))]
+    for index, tool in enumerate(tools):
+        opening = literal(f'{{"name": {json.dumps(tool.name)}, "{key}": ')
+        rules.append(f'call_{index}: {opening} arguments_{index} "}}"')
+        rules.append(f"arguments_{index}: {schema_of(tool)}")
+    return rules
+
+
+def named_rules(tools: Sequence[Tool], before: str, between: str, after: str = "") -> list[str]:
+    """Rules as `json_rules` gives, for `before NAME between ARGUMENTS after`, all lark terms."""
+    rules = [alternatives("call", len(tools))]
+    for index, tool in enumerate(tools):
+        rules.append(f"call_{index}: {before} {literal(tool.name)} {between} args_{index} {after}")
+        rules.append(f"args_{index}: {schema_of(tool)}")
+    return rules
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """How one argument is written in grammars of tags: `opening` with the name for {}, `closing`.
+
+    Attributes:
+        opening_term, closing_term: lark terms for the two where they hold tokens and not just text.
+    """
+
+    opening: str
+    closing: str
+    opening_term: str = ""
+    closing_term: str = ""
+
+
+def argument_rules(forced: Forced, opening: str, closing: str, notation: Arguments) -> list[str]:
+    """Rules `call_0`... and `call` for calls that give each argument a tag of its own.
+
+    Arguments come in the schema's order. Those that are not required may be left out; strings are
+    free text up to the closing tag, everything else is JSON.
+    """
+    rules = [alternatives("call", len(forced.tools))]
+    for index, tool in enumerate(forced.tools):
+        terms = [literal(opening.format(tool.name))]
+        required = tool.parameters.get("required") or ()
+        for number, key in enumerate(tool.parameters.get("properties") or {}):
+            rule = f"call_{index}_{number}"
+            terms.append(rule if key in required else f"{rule}?")
+            rules += _argument(rule, tool, key, notation)
+        rules.append(f"call_{index}: {' '.join(terms)} {literal(closing)}")
+    return rules
+
+
+def _argument(rule: str, tool: Tool, key: str, notation: Arguments) -> list[str]:
+    schema = property_schema(tool.parameters, key, tool.parameters)
+    opening = notation.opening_term.replace("{}", literal(key)) or literal(
+        notation.opening.format(key)
+    )
+    closing = notation.closing_term or literal(notation.closing)
+    if kinds(schema, tool.parameters) != {"string"}:
+        shared = {
+            name: tool.parameters[name]
+            for name in ("$defs", "definitions")
+            if name in tool.parameters
+        }
+        source = json.dumps({**shared, **schema}, ensure_ascii=False)
+        return [f"{rule}: {opening} {rule}_value {closing}", f"{rule}_value: %json {source}"]
+    if "enum" in schema:
+        choices = " | ".join(literal(str(choice)) for choice in schema["enum"])
+        return [f"{rule}: {opening} ({choices}) {closing}"]
+    if notation.closing_term:
+        return [f"{rule}: {opening} /(?s:.)*/ {closing}"]
+    text = f"{rule}_text[suffix={closing}]: /(?s:.)*/"
+    return [f"{rule}: {opening} {rule}_text", text]
+
+
+def alternatives(name: str, count: int) -> str:
+    """A rule that is any of `name_0`, `name_1`..."""
+    return f"{name}: " + " | ".join(f"{name}_{index}" for index in range(count))
+
+
+def wrapped(forced: Forced, before: str, after: str, between: str = '"\\n"') -> str:
+    """A grammar of JSON calls, each between two markers; more of them if calls are parallel."""
+    opening, closing = marker(before, forced.vocabulary), marker(after, forced.vocabulary)
+    more = f" ({between} item)*" if forced.parallel else ""
+    rules = [f"start: item{more}", f'item: {opening} "\\n" call "\\n" {closing}']
+    return "\n".join(rules + json_rules(forced.tools)) + "\n"

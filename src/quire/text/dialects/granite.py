@@ -1,0 +1,63 @@
+"""Granite 3 and 4: JSON calls, thoughts in tags or announced in prose.
+
+Source: the chat templates of ibm-granite/granite-3.0 to 4.0. Calls are an array after
+`<|tool_call|>` (3.x) or Hermes objects in `<tool_call>` (4.0). Granite 3.2 thinks between the
+sentences "Here is my thought process:" and "Here is my response:", 3.3 in `<think>`, with the
+answer in `<response>`.
+"""
+
+from __future__ import annotations
+
+from quire.text.dialects.base import Dialect, Forced, Start
+from quire.text.dialects.grammar import json_rules, marker, wrapped
+from quire.text.dialects.machine import Layout, Machine, Mode, Section
+from quire.text.dialects.readers import array_head, read_json_calls
+
+THOUGHT = ("<think>", "</think>")
+_PROSE_OPENS = frozenset({"Here is my thought process:", "Here's my thought process:"})
+_PROSE_CLOSES = frozenset({"Here is my response:", "Here's my response:"})
+_LAYOUT = Layout(
+    think=(_PROSE_OPENS | {THOUGHT[0]}, _PROSE_CLOSES | {THOUGHT[1]}),
+    sections={
+        "<|tool_call|>": Section(read_json_calls, array_head),
+        "<tool_call>": Section(read_json_calls, array_head, ends=frozenset({"</tool_call>"})),
+    },
+    quiet=frozenset({"<response>", "</response>"}),
+)
+
+
+class _GraniteParser(Machine):
+    """Takes the prose sentences for markers only where they can be ones."""
+
+    def __init__(self, start: Start) -> None:
+        super().__init__(_LAYOUT, start)
+
+    def on_marker(self, marker: str) -> None:
+        fresh = self.mode is Mode.TEXT and not self.writer.wrote and not self.writer.calls
+        prose = (marker in _PROSE_OPENS and not fresh) or (
+            marker in _PROSE_CLOSES and self.mode is not Mode.THOUGHT
+        )
+        if prose:
+            self.on_text(marker)
+        else:
+            super().on_marker(marker)
+
+
+def _forced(forced: Forced) -> str:
+    if "<|tool_call|>" not in forced.vocabulary.added:
+        return wrapped(forced, "<tool_call>", "</tool_call>")
+    more = ' (", " call)*' if forced.parallel else ""
+    opening = marker("<|tool_call|>", forced.vocabulary)
+    rules = [f'start: {opening} "[" call{more} "]"', *json_rules(forced.tools)]
+    return "\n".join(rules) + "\n"
+
+
+GRANITE = Dialect(
+    name="granite",
+    recognises=lambda template, model_type: (
+        "<|start_of_role|>" in template or model_type.startswith("granite")
+    ),
+    build=_GraniteParser,
+    thought=THOUGHT,
+    forced=_forced,
+)

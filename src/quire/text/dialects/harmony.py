@@ -1,0 +1,127 @@
+"""gpt-oss: the harmony format, messages with a header and a channel.
+
+Source: OpenAI's harmony response format. A message is
+`<|start|>assistant<|channel|>CHANNEL<|message|>...<|end|>`. The channel `analysis` is a thought,
+`final` the answer, `commentary` a call if it has a recipient (`to=functions.NAME`) and a preamble
+for the user if it has none. `<|return|>` ends the answer, `<|call|>` ends a call.
+"""
+
+from __future__ import annotations
+
+import re
+
+from quire.request import FinishReason
+from quire.text.dialects.base import Dialect, Start
+from quire.text.dialects.machine import (
+    Body,
+    Layout,
+    Machine,
+    Mode,
+    Reading,
+    Section,
+    Tools,
+    last_added,
+)
+from quire.text.dialects.readers import head_of, read_named_json
+
+START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
+_ENDS = frozenset({"<|end|>", "<|call|>", "<|return|>"})
+_LAYOUT = Layout(quiet=frozenset({START, CHANNEL, MESSAGE, "<|constrain|>"}) | _ENDS)
+_RECIPIENT = re.compile(r"\bto=([\w.:/-]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_MAX_HEADER = 256
+
+
+class _HarmonyParser(Machine):
+    """Adds headers: between `<|start|>` or `<|channel|>` and `<|message|>` text is no content."""
+
+    def __init__(self, start: Start) -> None:
+        super().__init__(_LAYOUT, start)
+        self._header: list[str] | None = None
+        self._given = ""  # what of the header stands in the prompt
+        position, text = last_added(start)
+        if text not in (START, CHANNEL, MESSAGE):
+            return
+        opener = start.vocabulary.added.get(START)
+        while position > 0 and start.prompt_ids[position] != opener:
+            position -= 1
+        self._given = start.vocabulary.decode(start.prompt_ids[position:])
+        self._header, self.mode = [], Mode.HEADER
+        if MESSAGE in self._given:
+            self._given, _, begun = self._given.partition(MESSAGE)
+            self._begin_body()
+            if self.mode is Mode.SECTION:
+                self._hold(begun)
+
+    def on_marker(self, marker: str) -> None:
+        if self._header is not None and marker == MESSAGE:
+            self._begin_body()
+        elif self._header is not None and marker not in _ENDS and marker != START:
+            self._header.append(marker)
+        elif self._header is not None:
+            self._begin_body()
+            self.on_marker(marker)
+        elif self.mode is Mode.SECTION:
+            super().on_marker(marker)
+        elif marker in (START, CHANNEL):
+            self._header, self._given, self.mode = [marker], "", Mode.HEADER
+        elif marker in _ENDS:
+            self.mode = Mode.TEXT
+
+    def on_text(self, text: str) -> None:
+        if self._header is None:
+            super().on_text(text)
+            return
+        self._header.append(text)
+        if "\n" in text or sum(map(len, self._header)) > _MAX_HEADER:
+            self._abandon_header()
+
+    def on_end(self, reason: FinishReason) -> None:
+        if self._header is not None and reason is FinishReason.STOP:
+            self._abandon_header()
+        super().on_end(reason)
+
+    def _abandon_header(self) -> None:
+        """The model wrote no header: what it wrote is the answer."""
+        written, self._header, self._given = "".join(self._header or ()), None, ""
+        self.mode = Mode.TEXT
+        if written:
+            super().on_text(written)
+
+    def _begin_body(self) -> None:
+        written = "".join(self._header or ())
+        header = self._given + written
+        self._header, self._given = None, ""
+        recipient = _RECIPIENT.search(header)
+        channel = _CHANNEL.search(header)
+        if recipient is not None and self.tools:
+            name = recipient.group(1).removeprefix("functions.")
+            self.mode = Mode.TEXT
+            self.open(written + MESSAGE, _call_section(name))
+        elif channel is not None and channel.group(1) == "analysis":
+            self.writer.border()
+            self.mode = Mode.THOUGHT
+        else:
+            self.mode = Mode.TEXT
+            if self.writer.wrote:
+                self.writer.text("\n\n")  # a message of its own
+
+
+def _call_section(name: str) -> Section:
+    def read(body: Body, tools: Tools) -> Reading:
+        return read_named_json(name, body.text, 0)
+
+    return Section(read, head_of("{"), ends=_ENDS)
+
+
+HARMONY = Dialect(
+    name="harmony",
+    recognises=lambda template, model_type: (
+        (START in template and CHANNEL in template) or model_type.startswith("gpt_oss")
+    ),
+    build=_HarmonyParser,
+    thought=(
+        f"{CHANNEL}analysis{MESSAGE}",
+        f"<|end|>{START}assistant{CHANNEL}final{MESSAGE}",
+    ),
+)

@@ -1,0 +1,63 @@
+"""Kimi K2: calls that carry their own id.
+
+Source: docs/tool_call_guidance.md of moonshotai/Kimi-K2-Instruct. Inside a section each call is
+`<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>{...}<|tool_call_end|>`. The
+text before the arguments is the call's id, which the model expects to see again in the history.
+"""
+
+from __future__ import annotations
+
+from quire.text.dialects.base import Dialect, Forced
+from quire.text.dialects.grammar import alternatives, literal, marker, schema_of
+from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.readers import header_head, read_named_json
+
+ALL_BEGIN, ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+BEGIN, ARGUMENTS, END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+THOUGHT = ("<think>", "</think>")
+
+
+def _read(body: Body, tools: Tools) -> Reading:
+    separator = body.find(ARGUMENTS)
+    call_id = body.text[: max(separator, 0)].strip()
+    name, colon, index = call_id.rpartition(":")
+    if not colon or not index.isdigit():
+        name = call_id
+    name = name.removeprefix("functions.")
+    if not name:
+        return Reading()
+    return read_named_json(name, body.text, separator + len(ARGUMENTS), call_id)
+
+
+def _forced(forced: Forced) -> str:
+    begin, arguments, end, all_begin, all_end = (
+        marker(text, forced.vocabulary) for text in (BEGIN, ARGUMENTS, END, ALL_BEGIN, ALL_END)
+    )
+    rules = [
+        f"start: {all_begin} call{'+' if forced.parallel else ''} {all_end}",
+        alternatives("call", len(forced.tools)),
+    ]
+    for number, tool in enumerate(forced.tools):
+        name = literal(f"functions.{tool.name}:")
+        rules.append(f"call_{number}: {begin} {name} /[0-9]+/ {arguments} args_{number} {end}")
+        rules.append(f"args_{number}: {schema_of(tool)}")
+    return "\n".join(rules) + "\n"
+
+
+_LAYOUT = Layout(
+    think=(frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]})),
+    sections={
+        BEGIN: Section(
+            _read, header_head(ARGUMENTS), ends=frozenset({END}), inner=frozenset({ARGUMENTS})
+        )
+    },
+    quiet=frozenset({ALL_BEGIN, ALL_END, END}),
+)
+
+KIMI_K2 = Dialect(
+    name="kimi_k2",
+    recognises=lambda template, model_type: ALL_BEGIN in template or model_type.startswith("kimi"),
+    build=lambda start: Machine(_LAYOUT, start),
+    thought=THOUGHT,
+    forced=_forced,
+)

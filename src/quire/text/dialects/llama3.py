@@ -1,0 +1,129 @@
+"""Llama 3 and 4: an answer that is a call from its first character, as JSON or as Python.
+
+Source: Meta's prompt formats for Llama 3.1, 3.2 and 4. JSON calls are
+`{"name": ..., "parameters": {...}}`, several with `;` between, with or without `<|python_tag|>`;
+pythonic ones `[name(key=value, ...), ...]`. Nothing marks them, so only the name of a tool that
+exists makes an answer a call: other JSON is an answer in JSON.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import Any
+
+from quire.text.dialects.base import Call, Dialect, Forced, Start
+from quire.text.dialects.grammar import json_rules
+from quire.text.dialects.machine import NO_SECTION, Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.readers import read_json_calls
+from quire.text.dialects.values import write_json
+
+_KEYS = ("name", "type", "function", "parameters", "arguments", "id")
+_FIRST_KEY = re.compile(r'\{\s*"([^"]*)("?)')
+_CALLED = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
+
+
+def _head(text: str, tools: Tools) -> bool | None:
+    text = text.lstrip()
+    if text.startswith("["):
+        return _pythonic_head(text, tools)
+    if not text.startswith("{"):
+        return False if text else None
+    key = _FIRST_KEY.match(text)
+    if key is None:
+        return None if not text[1:].strip() else False
+    if not (
+        key.group(1) in _KEYS if key.group(2) else any(k.startswith(key.group(1)) for k in _KEYS)
+    ):
+        return False
+    name = _CALLED.search(text)
+    return None if name is None else name.group(1) in tools
+
+
+def _pythonic_head(text: str, tools: Tools) -> bool | None:
+    compact = text[1:].lstrip()
+    name, opened, _ = compact.partition("(")
+    if opened:
+        return name.strip() in tools
+    return None if any(tool.startswith(compact.rstrip()) for tool in tools) else False
+
+
+def _read(body: Body, tools: Tools) -> Reading:
+    if body.text.lstrip().startswith("["):
+        return _read_python(body.text, tools)
+    reading = read_json_calls(body, tools)
+    known = all(call.name in tools for call in reading.calls)
+    return reading if known else Reading(in_string=reading.in_string)
+
+
+def _read_python(text: str, tools: Tools) -> Reading:
+    """The list that the text begins with, if it is one of calls with constant keyword arguments."""
+    for end in (len(text), *(found.end() for found in re.finditer(r"\)\s*\]", text))):
+        try:
+            tree = ast.parse(text[:end].strip(), mode="eval").body
+            if not isinstance(tree, ast.List) or not tree.elts:
+                continue
+            return Reading(tuple(_python_call(element, tools) for element in tree.elts), end)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            continue  # `ast` raises all four on text that is no Python
+    return Reading()
+
+
+def _python_call(node: ast.expr, tools: Tools) -> Call:
+    if not isinstance(node, ast.Call) or node.args:
+        raise ValueError("no call with keyword arguments")
+    name = ast.unparse(node.func)
+    if name not in tools:
+        raise ValueError("no such tool")
+    arguments = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("** in a call")
+        arguments[keyword.arg] = _constant(keyword.value)
+    return Call(name, write_json(arguments))
+
+
+def _constant(node: ast.expr) -> Any:
+    names = {"true": True, "false": False, "null": None}
+    if isinstance(node, ast.Name) and node.id in names:
+        return names[node.id]
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_constant(element) for element in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [_constant(key) if key is not None else None for key in node.keys]
+        if not all(isinstance(key, str) for key in keys):
+            raise ValueError("a key that is no string")
+        return dict(zip(keys, map(_constant, node.values), strict=True))
+    value = ast.literal_eval(node)
+    if not isinstance(value, str | int | float | None):
+        raise ValueError("a value that JSON does not have")
+    return value
+
+
+def _forced(forced: Forced) -> str:
+    more = ' ("; " call)*' if forced.parallel else ""
+    return "\n".join([f"start: call{more}", *json_rules(forced.tools, "parameters")]) + "\n"
+
+
+_SECTION = Section(_read, _head)
+_LAYOUT = Layout(
+    sections={NO_SECTION: _SECTION, "<|python_tag|>": _SECTION},
+    quiet=frozenset({"<|eom_id|>"}),
+)
+
+
+def _build(start: Start) -> Machine:
+    return Machine(_LAYOUT, start)
+
+
+LLAMA3 = Dialect(
+    name="llama3",
+    recognises=lambda template, model_type: (
+        "<|python_tag|>" in template
+        or ("<|start_header_id|>" in template and "<think>" not in template)
+        or "<|header_start|>" in template
+        or model_type in ("llama4", "mllama")
+    ),
+    build=_build,
+    forced=_forced,
+)

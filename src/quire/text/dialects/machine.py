@@ -1,0 +1,288 @@
+"""The parser that most dialects share: thoughts between markers, calls in sections."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from quire.request import FinishReason
+from quire.text.dialects.base import Call, Start, Tool
+from quire.text.dialects.scanner import MarkerScanner
+from quire.text.dialects.writer import Writer, new_call_id
+from quire.text.events import Delta, Reasoning, Text
+
+Tools = Mapping[str, Tool]
+MAX_HEAD = 512
+"""Characters after which a section that may or may not be a call is taken for text."""
+
+NO_SECTION = ""
+"""The opener of a section that begins without a marker, at the start of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What a section holds so far, its opening marker not included.
+
+    Attributes:
+        marks: (offset in `text`, marker) of each marker, in order. A spelling of a marker that is
+            not listed is ordinary text.
+        closed: whether a closing marker follows the text.
+    """
+
+    text: str
+    marks: tuple[tuple[int, str], ...] = ()
+    closed: bool = False
+
+    def find(self, marker: str, start: int = 0) -> int:
+        """Offset of the first `marker` at or after `start`, or -1."""
+        for index in range(bisect_left(self.marks, (start, "")), len(self.marks)):
+            if self.marks[index][1] == marker:
+                return self.marks[index][0]
+        return -1
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a section says.
+
+    Attributes:
+        calls: the complete calls at its beginning.
+        end: offset after the last of them, separators included; what follows is no complete call.
+        in_string: the text ends inside a string, so a marker that follows is part of that string.
+    """
+
+    calls: tuple[Call, ...] = ()
+    end: int = 0
+    in_string: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A stretch of the answer that may hold calls.
+
+    Attributes:
+        read: reads the whole stretch. Total: anything that it can't read is no call.
+        head: from the first characters, whether this can be a call: True, False, or None while
+            more is needed. False gives the stretch back as text at once.
+        ends: markers that close it. So does any other marker that is not `inner`; that one is then
+            looked at in its own right. Without either, the end of the answer closes it.
+        inner: markers that are part of it.
+    """
+
+    read: Callable[[Body, Tools], Reading]
+    head: Callable[[str, Tools], bool | None]
+    ends: frozenset[str] = frozenset()
+    inner: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The markers of a dialect and what they mean.
+
+    Attributes:
+        think: markers that open a thought, and markers that close it.
+        sections: what each opening marker opens. `NO_SECTION` opens at the start of the answer.
+        quiet: markers that stand around sections and mean nothing by themselves.
+        new_id: makes the id of a call.
+    """
+
+    think: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    sections: Mapping[str, Section] = field(default_factory=dict)
+    quiet: frozenset[str] = frozenset()
+    new_id: Callable[[], str] = new_call_id
+
+    def markers(self) -> frozenset[str]:
+        """Every marker of the dialect."""
+        found = set(self.think[0] | self.think[1] | self.quiet)
+        for opener, section in self.sections.items():
+            found.update({opener} - {NO_SECTION}, section.ends, section.inner)
+        return frozenset(found)
+
+
+class Mode(Enum):
+    """What ordinary text is at the moment."""
+
+    START = auto()  # nothing yet, and a section may begin without a marker
+    TEXT = auto()
+    THOUGHT = auto()
+    SECTION = auto()
+    HEADER = auto()  # a subclass reads what the text after it will be
+
+
+def last_added(start: Start) -> tuple[int, str]:
+    """Position and text of the prompt's last added token; (-1, "") if it has none.
+
+    What stands before it is another turn's, so this alone tells how the prompt leaves the model.
+    """
+    names = {token_id: text for text, token_id in start.vocabulary.added.items()}
+    for position in range(len(start.prompt_ids) - 1, -1, -1):
+        text = names.get(start.prompt_ids[position])
+        if text is not None:
+            return position, text
+    return -1, ""
+
+
+class Machine:
+    """A `Parser` driven by a `Layout`. Dialects with states of their own override `on_*`."""
+
+    def __init__(self, layout: Layout, start: Start) -> None:
+        self.layout = layout
+        self.tools = start.tools
+        self.writer = Writer(layout.new_id)
+        added = start.vocabulary.added
+        markers = layout.markers()
+        self._ids = {added[marker]: marker for marker in markers if marker in added}
+        self._scanner = MarkerScanner(marker for marker in markers if marker not in added)
+        self._owned = frozenset(self._ids)
+        self.mode = Mode.START if self.tools and NO_SECTION in layout.sections else Mode.TEXT
+        if last_added(start)[1] in layout.think[0]:
+            self.mode = Mode.THOUGHT
+        self._opener = ""
+        self._section = Section(lambda body, tools: Reading(), lambda text, tools: False)
+        self._pieces: list[str] = []
+        self._length = 0
+        self._marks: list[tuple[int, str]] = []
+        self._sure = False
+        self._back = Mode.TEXT
+
+    @property
+    def thinking(self) -> bool:
+        return self.mode is Mode.THOUGHT
+
+    @property
+    def owned(self) -> frozenset[int]:
+        return self._owned
+
+    def feed(self, token_id: int, piece: str) -> list[Delta]:
+        marker = self._ids.get(token_id)
+        if marker is None:
+            if piece and not piece[-1].isspace() and self._scanner.ignores(piece):
+                if self.mode is Mode.TEXT and self.writer.text_flows:
+                    return [Text(piece)]
+                if self.mode is Mode.THOUGHT and self.writer.thought_flows:
+                    return [Reasoning(piece)]
+            self._scan(piece)
+            return self.writer.take()
+        self._scan(piece)
+        self._flush_scanner()
+        self.on_marker(marker)
+        return self.writer.take()
+
+    def finish(self, reason: FinishReason) -> list[Delta]:
+        self._flush_scanner()
+        self.on_end(reason)
+        self.writer.end(thinking=self.thinking)
+        return self.writer.take()
+
+    def _scan(self, piece: str) -> None:
+        for part, is_marker in self._scanner.feed(piece):
+            if is_marker:
+                self.on_marker(part)
+            else:
+                self.on_text(part)
+
+    def _flush_scanner(self) -> None:
+        held = self._scanner.flush()
+        if held:
+            self.on_text(held)
+
+    def on_text(self, text: str) -> None:
+        """Takes a run of ordinary text."""
+        if self.mode is Mode.TEXT:
+            self.writer.text(text)
+        elif self.mode is Mode.THOUGHT:
+            self.writer.reason(text)
+        elif self.mode is Mode.SECTION:
+            self._hold(text)
+        elif not text.strip():
+            self.writer.text(text)
+        else:
+            bare = text.lstrip()
+            self.writer.text(text[: len(text) - len(bare)])
+            self.open(NO_SECTION, self.layout.sections[NO_SECTION])
+            self._hold(bare)
+
+    def on_marker(self, marker: str) -> None:
+        """Takes a marker."""
+        opens, closes = self.layout.think
+        if self.mode is Mode.SECTION:
+            self._mark(marker)
+        elif marker in opens:
+            self.writer.border()
+            self.mode = Mode.THOUGHT
+        elif marker in closes:
+            self.writer.border()
+            self.mode = self.resting()
+        elif marker in self.layout.sections and self.tools:
+            self.open(marker, self.layout.sections[marker])
+        elif marker not in self.layout.quiet:
+            self.on_text(marker)
+
+    def on_end(self, reason: FinishReason) -> None:
+        """Takes the end of the answer."""
+        if self.mode is Mode.SECTION:
+            body = self.body(closed=False)
+            reading = self._section.read(body, self.tools)
+            cut_off = reason is not FinishReason.STOP
+            if reading.calls or not (cut_off and self._sure):
+                self._settle(body, reading, "", keep_rest=not cut_off)
+
+    def resting(self) -> Mode:
+        """What text is when no thought and no section is open."""
+        fresh = not self.writer.wrote and not self.writer.calls
+        return (
+            Mode.START if self.tools and fresh and NO_SECTION in self.layout.sections else Mode.TEXT
+        )
+
+    def open(self, opener: str, section: Section) -> None:
+        """Begins to hold a section. `opener` is the text that it gets back if it is no call."""
+        self._back = Mode.THOUGHT if self.mode is Mode.THOUGHT else Mode.TEXT
+        self.mode = Mode.SECTION
+        self._opener, self._section = opener, section
+        self._pieces, self._length, self._marks, self._sure = [], 0, [], False
+
+    def body(self, *, closed: bool) -> Body:
+        """What the open section holds."""
+        return Body("".join(self._pieces), tuple(self._marks), closed)
+
+    def _hold(self, text: str) -> None:
+        self._pieces.append(text)
+        self._length += len(text)
+        if self._sure:
+            return
+        head = self._section.head("".join(self._pieces), self.tools)
+        if head is False or (head is None and self._length > MAX_HEAD):
+            self._give_back("")
+        elif head:
+            self._sure = True
+
+    def _mark(self, marker: str) -> None:
+        if marker not in self._section.inner:
+            body = self.body(closed=True)
+            reading = self._section.read(body, self.tools)
+            if not reading.in_string:
+                ends = marker in self._section.ends
+                self._settle(body, reading, marker if ends else "", keep_rest=True)
+                if not ends:
+                    self.on_marker(marker)
+                return
+        self._marks.append((self._length, marker))
+        self._hold(marker)
+
+    def _settle(self, body: Body, reading: Reading, marker: str, *, keep_rest: bool) -> None:
+        if not reading.calls:
+            self._give_back(marker)
+            return
+        for call in reading.calls:
+            self.writer.call(call)
+        self.mode = Mode.TEXT
+        rest = body.text[reading.end :]
+        if keep_rest and rest.strip():
+            self.writer.text(rest + marker)
+
+    def _give_back(self, marker: str) -> None:
+        """The section was no call: its text goes where it would have gone without the opener."""
+        self.mode = self._back
+        self.on_text(self._opener + "".join(self._pieces) + marker)

@@ -1,0 +1,12 @@
+"""No dialect: everything that the model writes is the answer."""
+
+from __future__ import annotations
+
+from quire.text.dialects.base import Dialect
+from quire.text.dialects.machine import Layout, Machine
+
+NONE = Dialect(
+    name="none",
+    recognises=lambda template, model_type: True,
+    build=lambda start: Machine(Layout(), start),
+)

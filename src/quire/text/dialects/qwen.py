@@ -1,0 +1,101 @@
+"""Qwen: `<think>` thoughts; Hermes JSON calls (Qwen2.5, Qwen3) and XML calls (Coder, Qwen3.5).
+
+Source: the chat templates and model cards of Qwen/Qwen3-* and Qwen/Qwen3-Coder-*. Both kinds of
+call stand between `<tool_call>` and `</tool_call>` and begin differently, so one parser reads
+both. The coder models often leave out `<tool_call>`; `qwen3_coder` therefore also takes a bare
+`<function=`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.text.dialects.base import Dialect, Forced
+from quire.text.dialects.grammar import Arguments, argument_rules, marker, wrapped
+from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.readers import XmlNotation, head_of, read_json_calls
+
+THOUGHT = ("<think>", "</think>")
+_XML = XmlNotation("function", "=")
+OPENER, CLOSER = "<function=", "</function>"
+
+
+def _read(body: Body, tools: Tools) -> Reading:
+    if body.text.lstrip().startswith("<"):
+        return _XML.read(body.text, tools, lenient=True)
+    return read_json_calls(body, tools)
+
+
+def _read_bare(body: Body, tools: Tools) -> Reading:
+    text = OPENER + body.text + (CLOSER if body.closed else "")
+    reading = _XML.read(text, tools, lenient=not body.closed)
+    end = min(max(0, reading.end - len(OPENER)), len(body.text))
+    return Reading(reading.calls, end, reading.in_string)
+
+
+def _bare_head(text: str, tools: Tools) -> bool | None:
+    name, closed, _ = text.partition(">")
+    if closed:
+        return bool(name.strip()) and "\n" not in name
+    return False if "\n" in name else None
+
+
+_WRAPPED = Section(
+    _read,
+    head_of("{", OPENER),
+    ends=frozenset({"</tool_call>"}),
+    inner=frozenset({OPENER, CLOSER}),
+)
+_THINK = (frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]}))
+_HERMES = Layout(
+    think=_THINK,
+    sections={"<tool_call>": replace(_WRAPPED, inner=frozenset())},
+)
+_CODER = Layout(
+    think=_THINK,
+    sections={
+        "<tool_call>": _WRAPPED,
+        OPENER: Section(_read_bare, _bare_head, ends=frozenset({CLOSER})),
+    },
+    quiet=frozenset({"</tool_call>"}),
+)
+
+
+def _forced(forced: Forced) -> str:
+    return wrapped(forced, "<tool_call>", "</tool_call>")
+
+
+def _is_coder(template: str, model_type: str) -> bool:
+    return "<function=" in template and "<parameter=" in template
+
+
+def _is_qwen3(template: str, model_type: str) -> bool:
+    return "<tool_call>" in template or "<think>" in template or model_type.startswith("qwen")
+
+
+def _forced_xml(forced: Forced) -> str:
+    before, after = (
+        marker("<tool_call>", forced.vocabulary),
+        marker("</tool_call>", forced.vocabulary),
+    )
+    notation = Arguments("<parameter={}>\n", "\n</parameter>\n")
+    more = ' ("\\n" item)*' if forced.parallel else ""
+    rules = [f"start: item{more}", f'item: {before} "\\n" call "\\n" {after}']
+    rules += argument_rules(forced, "<function={}>\n", "</function>", notation)
+    return "\n".join(rules) + "\n"
+
+
+QWEN3 = Dialect(
+    name="qwen3",
+    recognises=_is_qwen3,
+    build=lambda start: Machine(_HERMES, start),
+    thought=THOUGHT,
+    forced=_forced,
+)
+QWEN3_CODER = Dialect(
+    name="qwen3_coder",
+    recognises=_is_coder,
+    build=lambda start: Machine(_CODER, start),
+    thought=THOUGHT,
+    forced=_forced_xml,
+)

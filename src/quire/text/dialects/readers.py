@@ -1,0 +1,147 @@
+"""Readers of sections that several dialects share: JSON calls, and calls of XML tags."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from quire.text.dialects.base import Call, Tool
+from quire.text.dialects.machine import Body, Reading, Tools
+from quire.text.dialects.values import (
+    Unterminated,
+    arguments_json,
+    call_from_object,
+    read_json,
+    skip_space,
+    typed_argument,
+    write_json,
+)
+
+
+def head_of(*openings: str) -> Callable[[str, Tools], bool | None]:
+    """A head check: after white space, the section has to begin with one of `openings`."""
+
+    def head(text: str, tools: Tools) -> bool | None:
+        text = text.lstrip()
+        if any(text.startswith(opening) for opening in openings):
+            return True
+        return None if any(opening.startswith(text) for opening in openings) else False
+
+    return head
+
+
+def header_head(separator: str) -> Callable[[str, Tools], bool | None]:
+    """A head check: one line, then `separator`."""
+
+    def head(text: str, tools: Tools) -> bool | None:
+        header, found, _ = text.partition(separator)
+        if "\n" in header.strip():
+            return False
+        return True if found else None
+
+    return head
+
+
+array_head = head_of("[", "{")
+
+
+def read_json_calls(body: Body, tools: Tools) -> Reading:
+    """Calls as JSON objects, one after the other or in an array, `;` or `,` between them."""
+    text = body.text
+    calls: list[Call] = []
+    end = 0
+    at = skip_space(text, 0)
+    while at < len(text):
+        try:
+            value, at = read_json(text, at)
+            found = [call_from_object(v) for v in (value if isinstance(value, list) else [value])]
+        except Unterminated:
+            return Reading(tuple(calls), end, in_string=True)
+        except ValueError:
+            break
+        calls.extend(found)
+        end = at
+        at = skip_space(text, at)
+        if text[at : at + 1] in (";", ","):
+            at = skip_space(text, at + 1)
+            end = at if at == len(text) else end
+    return Reading(tuple(calls), end)
+
+
+def read_named_json(name: str, text: str, at: int, call_id: str | None = None) -> Reading:
+    """A call whose name is known, from the JSON object that stands at `at`."""
+    try:
+        value, end = read_json(text, skip_space(text, at))
+        return Reading((Call(name, arguments_json(value), call_id),), end)
+    except Unterminated:
+        return Reading(in_string=True)
+    except ValueError:
+        return Reading()
+
+
+class XmlNotation:
+    """Calls as two levels of tags: a function, and in it one tag for each argument.
+
+    Qwen3-Coder writes `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`, MiniMax
+    `<invoke name="NAME"><parameter name="KEY">VALUE</parameter>...</invoke>`. Neither escapes its
+    values, so an argument's closing tag counts only where another argument or the call's end
+    follows. One newline on each side of a value belongs to the notation.
+
+    Args:
+        call: the tag of a call.
+        names: what stands between a tag and its name, e.g. "=" or " name=".
+    """
+
+    def __init__(self, call: str, names: str) -> None:
+        closing = f"</{call}>"
+        argument = f"<parameter{names}[^>\\n]+>"
+        following = f"(?:{argument}|{closing})"
+        self._call = re.compile(rf"\s*<{call}{names}([^>\n]+)>")
+        self._call_end = re.compile(rf"\s*{closing}")
+        self._argument = re.compile(rf"\s*<parameter{names}([^>\n]+)>\n?")
+        self._argument_end = re.compile(rf"\n?</parameter>(?=\s*(?:{following}|$))")
+        self._next = re.compile(rf"\n?(?={following})")
+
+    def read(self, text: str, tools: Tools, *, lenient: bool) -> Reading:
+        """The calls that `text` begins with, typed by the tools' schemas.
+
+        Args:
+            lenient: where a value has no closing tag, let the next tag end it.
+        """
+        calls: list[Call] = []
+        at = 0
+        while opening := self._call.match(text, at):
+            name = _unquoted(opening.group(1))
+            tool = tools.get(name, Tool(name))
+            try:
+                arguments, end = self._arguments(text, opening.end(), tool, lenient)
+                calls.append(Call(name, write_json(arguments)))
+            except Unterminated:
+                return Reading(tuple(calls), at, in_string=True)
+            except ValueError:
+                break
+            at = end
+        return Reading(tuple(calls), at)
+
+    def _arguments(
+        self, text: str, at: int, tool: Tool, lenient: bool
+    ) -> tuple[dict[str, Any], int]:
+        arguments = {}
+        while not (closing := self._call_end.match(text, at)):
+            opening = self._argument.match(text, at)
+            if opening is None:
+                raise ValueError("neither an argument nor the call's end")
+            ending = self._argument_end.search(text, opening.end())
+            if ending is None and lenient:
+                ending = self._next.search(text, opening.end())
+            if ending is None:
+                raise Unterminated("an argument without an end")
+            key = _unquoted(opening.group(1))
+            arguments[key] = typed_argument(tool, key, text[opening.end() : ending.start()])
+            at = ending.end()
+        return arguments, closing.end()
+
+
+def _unquoted(name: str) -> str:
+    return name.strip().strip("\"'")

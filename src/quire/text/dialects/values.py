@@ -1,0 +1,196 @@
+"""Arguments: read leniently as models write them, written strictly as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from quire.text.dialects.base import Call, Schema, Tool
+
+_MAX_REFERENCES = 8
+
+
+class Unterminated(ValueError):
+    """The text ends inside a string."""
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_no_constant)
+
+
+def read_json(text: str, start: int = 0) -> tuple[Any, int]:
+    """One JSON value that begins at `start`, and the offset after it.
+
+    Raw control characters in strings are taken, since models write them; NaN and Infinity aren't.
+
+    Raises:
+        Unterminated: the text ends inside a string.
+        ValueError: anything else is wrong.
+    """
+    try:
+        value, end = _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        if error.msg.startswith("Unterminated string"):
+            raise Unterminated(error.msg) from None
+        raise
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return value, end
+
+
+def skip_space(text: str, at: int) -> int:
+    """Offset of the first character at or after `at` that is not white space."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def write_json(value: Any) -> str:
+    """Compact enough for people, strict enough for any parser, and always encodable as UTF-8.
+
+    Raises:
+        ValueError: a number is infinite, or the value is nested too deeply.
+    """
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    return text
+
+
+def arguments_json(value: Any) -> str:
+    """The text of an arguments object, from the object or from a string that holds one.
+
+    Raises:
+        ValueError: it is no object.
+    """
+    if value is None:
+        value = {}
+    if isinstance(value, str):
+        value = json.loads(value, parse_constant=_no_constant) if value.strip() else {}
+    if not isinstance(value, dict):
+        raise ValueError("arguments are not an object")
+    return write_json(value)
+
+
+def call_from_object(value: Any) -> Call:
+    """A call from `{"name": ..., "arguments": ...}`; "parameters" and a "function" around it pass.
+
+    Raises:
+        ValueError: it is no such object.
+    """
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        raise ValueError("no call")
+    arguments = value["arguments"] if "arguments" in value else value.get("parameters")
+    call_id = value.get("id")
+    return Call(
+        value["name"],
+        arguments_json(arguments),
+        call_id if isinstance(call_id, str) and call_id else None,
+    )
+
+
+def property_schema(schema: Schema, key: str, root: Schema) -> Schema:
+    """The schema of property `key` of an object, `{}` if none says; references are followed."""
+    schema = resolve(schema, root)
+    properties = schema.get("properties")
+    if isinstance(properties, Mapping) and key in properties:
+        return resolve(properties[key], root)
+    return resolve(schema.get("additionalProperties"), root)
+
+
+def resolve(schema: Any, root: Schema) -> Schema:
+    """`schema` with `$ref` into `root` followed; `{}` for what is no schema or points nowhere."""
+    for _ in range(_MAX_REFERENCES):
+        if not isinstance(schema, Mapping):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return schema
+        schema = root
+        for part in reference.lstrip("#/").split("/") if reference.startswith("#") else [""]:
+            schema = schema.get(part) if isinstance(schema, Mapping) else None
+    return {}
+
+
+def kinds(schema: Schema, root: Schema) -> frozenset[str]:
+    """The JSON types that a schema allows; empty if it doesn't say."""
+    schema = resolve(schema, root)
+    kind = schema.get("type")
+    if isinstance(kind, str):
+        return frozenset((kind,))
+    if isinstance(kind, list):
+        return frozenset(entry for entry in kind if isinstance(entry, str))
+    found: set[str] = set()
+    for word in ("anyOf", "oneOf"):
+        for option in schema.get(word) or ():
+            found |= kinds(option, root) if option is not schema else set()
+    choices = schema.get("enum")
+    if isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices):
+        found.add("string")
+    return frozenset(found)
+
+
+def kind_of(value: Any) -> str:
+    """The JSON type of a Python value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def typed(text: str, schema: Schema, root: Schema) -> Any:
+    """The value that an untyped text stands for, as far as the schema says what it should be.
+
+    A schema that allows nothing but strings keeps the text. One that allows other types too, or
+    doesn't say, takes the text for JSON if it is JSON of an allowed type, and for a string if not:
+    a value that does not fit is passed on for the tool to refuse, not dropped.
+    """
+    allowed = kinds(schema, root)
+    if allowed == {"string"}:
+        return text
+    stripped = text.strip()
+    words = {"True": True, "False": False, "None": None}
+    lowered = stripped.lower()
+    if allowed and lowered in ("true", "false", "null", "none"):
+        value: Any = {"true": True, "false": False}.get(lowered)
+    elif stripped in words:
+        value = words[stripped]
+    else:
+        try:
+            value, end = read_json(stripped)
+            write_json(value)
+        except ValueError:
+            return text
+        if end != len(stripped):
+            return text
+    return value if fits(value, allowed) else text
+
+
+def typed_argument(tool: Tool, key: str, text: str) -> Any:
+    """The value of argument `key` of `tool`, see `typed`."""
+    return typed(text, property_schema(tool.parameters, key, tool.parameters), tool.parameters)
+
+
+def fits(value: Any, allowed: frozenset[str]) -> bool:
+    """Whether a value is of one of the JSON types `allowed`; any is if there are none."""
+    kind = kind_of(value)
+    if not allowed or kind in allowed or (kind == "integer" and "number" in allowed):
+        return True
+    return kind == "number" and "integer" in allowed and float(value).is_integer()

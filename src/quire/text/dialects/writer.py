@@ -1,0 +1,126 @@
+"""Collects the deltas of one answer, and decides what happens to white space at its borders."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from quire.text.dialects.base import Call
+from quire.text.events import (
+    Delta,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallBegun,
+    ToolCallEnded,
+)
+
+MAX_HELD_SPACE = 256
+"""Characters of white space held back at most, so that a loop of newlines stays linear."""
+
+
+def new_call_id() -> str:
+    """An id of the form that OpenAI's API gives."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+class Writer:
+    """Owns the deltas that wait to be taken, and the numbering of calls.
+
+    White space at the end of what was written is held until more of the same kind follows. So the
+    newlines that a template puts around a thought or a call are in neither the thought nor the
+    answer, while those inside stay as they came. Only white space is ever dropped.
+    """
+
+    __slots__ = (
+        "_bordered",
+        "_deltas",
+        "_new_id",
+        "_space",
+        "_thought_ended",
+        "_thought_space",
+        "_wrote",
+        "_wrote_thought",
+        "calls",
+    )
+
+    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
+        self._new_id = new_id
+        self._deltas: list[Delta] = []
+        self._space = ""
+        self._thought_space = ""
+        self._wrote = False
+        self._wrote_thought = False
+        self._thought_ended = False
+        self._bordered = False
+        self.calls = 0
+
+    @property
+    def wrote(self) -> bool:
+        """Whether the answer has text other than white space."""
+        return self._wrote
+
+    @property
+    def text_flows(self) -> bool:
+        """Whether text that does not end in white space may go past this writer."""
+        return self._wrote and not self._space
+
+    @property
+    def thought_flows(self) -> bool:
+        """Whether thought text that does not end in white space may go past this writer."""
+        return self._wrote_thought and not self._thought_space and not self._thought_ended
+
+    def text(self, piece: str) -> None:
+        """Adds text of the answer."""
+        piece = self._space + piece
+        if self._bordered and not self._wrote:
+            piece = piece.lstrip("\n")
+        body = piece.rstrip() if len(piece) - len(piece.rstrip()) <= MAX_HELD_SPACE else piece
+        self._space = piece[len(body) :]
+        if body:
+            self._wrote = True
+            self._deltas.append(Text(body))
+
+    def reason(self, piece: str) -> None:
+        """Adds text of a thought."""
+        piece = self._thought_space + piece
+        if not self._wrote_thought:
+            piece = piece.lstrip("\n")
+        body = piece.rstrip() if len(piece) - len(piece.rstrip()) <= MAX_HELD_SPACE else piece
+        if body and self._thought_ended:
+            if not self._thought_space:
+                body = "\n" + body
+                piece = "\n" + piece
+            self._thought_ended = False
+        self._thought_space = piece[len(body) :]
+        if body:
+            self._wrote_thought = True
+            self._deltas.append(Reasoning(body))
+
+    def border(self) -> None:
+        """A marker of a thought or a call stood here."""
+        self._bordered = True
+        self._thought_ended = self._wrote_thought
+
+    def call(self, call: Call) -> None:
+        """Adds a complete call."""
+        self.border()
+        index = self.calls
+        self.calls += 1
+        self._deltas.append(ToolCallBegun(index, call.id or self._new_id(), call.name))
+        self._deltas.append(ToolCallArguments(index, call.arguments))
+        self._deltas.append(ToolCallEnded(index))
+
+    def end(self, *, thinking: bool) -> None:
+        """Lets go of held white space, where it belongs to something that was cut off or ended."""
+        if thinking and self._thought_space and not self._thought_ended:
+            self._deltas.append(Reasoning(self._thought_space))
+        elif self._space and not self.calls and (self._wrote or not self._bordered):
+            self._deltas.append(Text(self._space))
+        self._space = self._thought_space = ""
+
+    def take(self) -> list[Delta]:
+        """Hands over what was collected since the last call."""
+        deltas = self._deltas
+        self._deltas = []
+        return deltas

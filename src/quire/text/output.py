@@ -1,0 +1,262 @@
+"""From what the engine says about one request to the events that every protocol renders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.request import Failure, FinishReason, Output, TokenLogprobs
+from quire.text.detokenizer import Detokenizer
+from quire.text.dialects.base import Parser
+from quire.text.events import (
+    Delta,
+    Event,
+    Failed,
+    Finished,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallBegun,
+    ToolCallEnded,
+    Usage,
+)
+from quire.text.stops import StopMatcher
+
+
+class OutputStream:
+    """Turns the outputs of one request into events, the last of which is the only terminal one.
+
+    Stop strings are looked for in the answer's text alone: not in thoughts, not in tool calls.
+    When one matches, the answer ends at once, `stopped` says which, and whoever feeds this stream
+    aborts the engine's request; what the engine still says is ignored.
+
+    Args:
+        detokenizer: made for this request.
+        parser: the dialect's, made for this request.
+        stops: the stop matcher, made for this request.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_completion",
+        "_detokenizer",
+        "_ended",
+        "_last",
+        "_logprobs",
+        "_owned",
+        "_parser",
+        "_reasoning",
+        "_stops",
+        "stopped",
+    )
+
+    def __init__(self, detokenizer: Detokenizer, parser: Parser, stops: StopMatcher) -> None:
+        self._detokenizer = detokenizer
+        self._parser = parser
+        self._owned = parser.owned
+        self._stops = stops
+        self._last = Output("")
+        self._logprobs: list[TokenLogprobs] = []
+        self._completion = 0
+        self._reasoning = 0
+        self._calls = 0
+        self._ended = False
+        self.stopped: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the terminal event is out."""
+        return self._ended
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far. Tokens after a stop string are not counted."""
+        return Usage(
+            prompt_tokens=self._last.prompt_tokens,
+            completion_tokens=self._completion,
+            reasoning_tokens=self._reasoning,
+            cached_tokens=self._last.cached_tokens,
+            reuse=self._last.reuse,
+        )
+
+    def feed(self, output: Output) -> list[Event]:
+        """The events that one output of the engine completes. After the end there are none."""
+        if self._ended:
+            return []
+        self._last = output
+        events: list[Event] = []
+        last = len(output.token_ids) - 1
+        for index, token_id in enumerate(output.token_ids):
+            if output.logprobs:
+                self._logprobs.append(output.logprobs[index])
+            stop_token = index == last and output.finish is FinishReason.STOP
+            self._token(token_id, events, stop_token=stop_token)
+            if self._ended:
+                return events
+        if output.error is not None or output.finish is FinishReason.ERROR:
+            events.append(self._fail(output.error))
+        elif output.finish is not None:
+            self._finish(output.finish, events)
+        return events
+
+    def fail(self, error: Failure) -> list[Event]:
+        """Ends the request with an error that did not come from the engine."""
+        return [] if self._ended else [self._fail(error)]
+
+    def _token(self, token_id: int, events: list[Event], *, stop_token: bool) -> None:
+        self._completion += 1
+        parser = self._parser
+        thinking = parser.thinking
+        if token_id in self._owned:
+            piece = self._detokenizer.flush()
+        elif stop_token:
+            return
+        else:
+            piece = self._detokenizer.add(token_id)
+        deltas = parser.feed(token_id, piece)
+        if thinking or parser.thinking:
+            self._reasoning += 1
+        if deltas:
+            self._pass_on(deltas, events)
+
+    def _pass_on(self, deltas: list[Delta], events: list[Event]) -> None:
+        for delta in deltas:
+            if type(delta) is Text:
+                self._text(delta.text, events)
+                if self._ended:
+                    return
+            else:
+                self._release(events)
+                self._logprobs.clear()
+                self._calls += type(delta) is ToolCallEnded
+                events.append(delta)
+
+    def _text(self, text: str, events: list[Event]) -> None:
+        safe, self.stopped = self._stops.feed(text)
+        if safe:
+            events.append(Text(safe, self._take_logprobs()))
+        if self.stopped is not None:
+            self._end(FinishReason.STOP, events)
+
+    def _release(self, events: list[Event]) -> None:
+        """What was held for a stop string is no part of one, as other than text follows."""
+        held = self._stops.flush()
+        if held:
+            events.append(Text(held, self._take_logprobs()))
+
+    def _take_logprobs(self) -> tuple[TokenLogprobs, ...]:
+        if not self._logprobs:
+            return ()
+        taken = tuple(self._logprobs)
+        self._logprobs.clear()
+        return taken
+
+    def _finish(self, reason: FinishReason, events: list[Event]) -> None:
+        held = self._detokenizer.flush()
+        if held:
+            self._pass_on(self._parser.feed(-1, held), events)
+        if not self._ended:
+            self._pass_on(self._parser.finish(reason), events)
+        if not self._ended:
+            self._release(events)
+            self._end(reason, events)
+
+    def _end(self, reason: FinishReason, events: list[Event]) -> None:
+        self._ended = True
+        events.append(Finished(reason, self.usage, self.stopped, self._calls))
+
+    def _fail(self, error: Failure | None) -> Failed:
+        self._ended = True
+        return Failed(error or Failure("the engine ended the request without a reason"), self.usage)
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A complete call of a folded answer. `arguments` is the text of one JSON object."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+    def parsed(self) -> Any:
+        """The arguments as a Python object."""
+        return json.loads(self.arguments)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a whole answer says: the fold of its events.
+
+    Attributes:
+        finish: the terminal event; None if the events ended without one.
+    """
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: Finished | Failed | None = None
+
+
+class Fold:
+    """Folds events into an `Answer`, one by one. Calls that never ended are left out."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._reasoning: list[str] = []
+        self._open: dict[int, ToolCall] = {}
+        self._answer = Answer()
+
+    def add(self, event: Event) -> None:
+        """Takes the next event."""
+        match event:
+            case Text(text, logprobs):
+                self._text.append(text)
+                self._answer.logprobs.extend(logprobs)
+            case Reasoning(text):
+                self._reasoning.append(text)
+            case ToolCallBegun(index, id, name):
+                self._open[index] = ToolCall(id, name)
+            case ToolCallArguments(index, piece):
+                self._open[index].arguments += piece
+            case ToolCallEnded(index):
+                self._answer.tool_calls.append(self._open.pop(index))
+            case Finished() | Failed():
+                self._answer.finish = event
+
+    def answer(self) -> Answer:
+        """What the events so far say."""
+        self._answer.text = "".join(self._text)
+        self._answer.reasoning = "".join(self._reasoning)
+        return self._answer
+
+
+def fold(events: Iterable[Event]) -> Answer:
+    """The whole answer that a stream of events spells."""
+    folding = Fold()
+    for event in events:
+        folding.add(event)
+    return folding.answer()
+
+
+def merge(events: Collection[Event]) -> Iterator[Event]:
+    """The same stream with neighbouring deltas of a kind joined, for readers who are behind."""
+    waiting: Event | None = None
+    for event in events:
+        joined = _join(waiting, event)
+        if joined is None and waiting is not None:
+            yield waiting
+        waiting = event if joined is None else joined
+    if waiting is not None:
+        yield waiting
+
+
+def _join(first: Event | None, second: Event) -> Event | None:
+    match first, second:
+        case Text(), Text():
+            return Text(first.text + second.text, first.logprobs + second.logprobs)
+        case Reasoning(), Reasoning():
+            return Reasoning(first.text + second.text)
+    return None
