@@ -35,7 +35,9 @@ class _Hub(BaseHTTPRequestHandler):
     def _answer(self, body: bool) -> None:
         path = urlsplit(self.path).path
         name = path.rsplit("/", 1)[1]
-        if path.startswith(f"/api/models/{REPOSITORY}"):
+        if path.startswith(f"/api/models/{REPOSITORY}/tree/"):
+            content = json.dumps([_entry(file) for file in self.folder.iterdir()]).encode()
+        elif path.startswith(f"/api/models/{REPOSITORY}"):
             files = [{"rfilename": file.name} for file in self.folder.iterdir()]
             content = json.dumps({"id": REPOSITORY, "sha": COMMIT, "siblings": files}).encode()
         elif path.startswith(f"/{REPOSITORY}/resolve/") and (self.folder / name).is_file():
@@ -53,6 +55,11 @@ class _Hub(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Silence."""
+
+
+def _entry(file: Path) -> dict[str, object]:
+    oid = hashlib.sha1(file.read_bytes()).hexdigest()
+    return {"type": "file", "path": file.name, "size": file.stat().st_size, "oid": oid}
 
 
 @pytest.fixture
