@@ -53,19 +53,34 @@ def probabilities(x: Floats, params: SamplingParams) -> Floats:
     return weights / weights.sum()
 
 
-def interval(p: Floats, token: int) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Where the two uniforms must lie for `token`: among the blocks, and inside its block."""
-    block = token // BLOCK
-    first, last = block * BLOCK, min((block + 1) * BLOCK, len(p))
-    inside = p[first:last]
-    start = p[first:token].sum() / inside.sum()
-    return (p[:first].sum(), p[:last].sum()), (start, start + p[token] / inside.sum())
+def draw_order(p: Floats, params: SamplingParams) -> list[int]:
+    """How the sampler lines tokens up: by id, or best first where it must rank them."""
+    if params.top_k == 0 and params.top_p == 1:
+        return list(range(len(p)))
+    n = next((n for n in (64, 256) if 0 < params.top_k <= n), len(p))
+    order: list[int] = np.argsort(-p, kind="stable")[:n].tolist()
+    return order
 
 
-def could_draw(p: Floats, token: int, seed: int, position: int, slack: float = 1e-5) -> bool:
-    """Whether `token` is what the row's uniforms pick, up to rounding at the borders."""
-    pairs = zip(interval(p, token), uniforms(seed, position), strict=True)
-    return p[token] > 0 and all(low - slack <= u <= high + slack for (low, high), u in pairs)
+def could_draw(
+    p: Floats, params: SamplingParams, token: int, seed: int, position: int, slack: float = 1e-5
+) -> bool:
+    """Whether `token` is what the row's uniforms pick, up to rounding at the borders.
+
+    The first uniform picks a block of tokens, unless there is but one, the second a token in it.
+    """
+    order = draw_order(p, params)
+    weights, at = p[order], order.index(token)
+    first = at // BLOCK * BLOCK
+    inside = weights[first : first + BLOCK]
+    low = weights[first:at].sum() / inside.sum()
+    ranges = [(low, low + p[token] / inside.sum())]
+    if len(order) > BLOCK:
+        ranges.insert(0, (weights[:first].sum(), weights[:first].sum() + inside.sum()))
+    us = uniforms(seed, position)[-len(ranges) :]
+    return p[token] > 0 and all(
+        low - slack <= u <= high + slack for (low, high), u in zip(ranges, us, strict=True)
+    )
 
 
 def chi_square(counts: npt.NDArray[np.int64], p: Floats) -> float:

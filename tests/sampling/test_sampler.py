@@ -40,14 +40,14 @@ def seeded(params: SamplingParams, seed: int) -> SamplingParams:
     return SamplingParams(**{**fields, "seed": seed})
 
 
-@pytest.mark.parametrize("vocab", [5, 128, 700])
+@pytest.mark.parametrize("vocab", [5, 128, 700, 9001])
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_draw_is_the_one_that_float64_makes(kind: str, vocab: int) -> None:
-    logits = np.random.default_rng(vocab).normal(0, 2, (200, vocab)).astype(np.float32)
-    rows = [RowSampling(seeded(KINDS[kind], i), 3 * i) for i in range(200)]
+    logits = np.random.default_rng(vocab).normal(0, 2, (100, vocab)).astype(np.float32)
+    rows = [RowSampling(seeded(KINDS[kind], i), 3 * i) for i in range(100)]
     for i, token in enumerate(tokens_of(mx.array(logits), rows)):
         p = reference.probabilities(logits[i].astype(np.float64), KINDS[kind])
-        assert reference.could_draw(p, token, i, 3 * i), (i, token)
+        assert reference.could_draw(p, KINDS[kind], token, i, 3 * i), (i, token)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -193,18 +193,26 @@ def test_no_logprobs_unless_asked() -> None:
     assert only_chosen.top_ids is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "greedy"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_logits_that_are_no_numbers_are_not_drawn_and_harm_no_neighbour(
-    kind: str, bad: float
-) -> None:
-    logits = np.random.default_rng(2).normal(0, 2, (30, 200)).astype(np.float32)
-    rows = [RowSampling(seeded(KINDS[kind], i), i) for i in range(30)]
+def test_logits_that_are_no_numbers_harm_no_neighbour(kind: str, bad: float) -> None:
+    params = KINDS.get(kind, SamplingParams(temperature=0))
+    logits = np.random.default_rng(2).normal(0, 2, (30, 9000)).astype(np.float32)
+    rows = [RowSampling(seeded(params, i), i) for i in range(30)]
     clean = tokens_of(mx.array(logits), rows)
-    logits[::2, 1::3] = bad
+    logits[::4] = bad
+    logits[2::4, 1::3] = bad
     tokens = tokens_of(mx.array(logits), rows)
     assert tokens[1::2] == clean[1::2]
-    assert all(token % 3 != 1 for token in tokens[::2])
+    assert all(0 <= token < 9000 for token in tokens)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_impossible_logits_are_never_drawn(kind: str) -> None:
+    logits = np.random.default_rng(2).normal(0, 2, (300, 9001)).astype(np.float32)
+    logits[:, np.arange(9001) % 1000 != 0] = -math.inf
+    rows = [RowSampling(seeded(KINDS[kind], i), i) for i in range(300)]
+    assert all(token % 1000 == 0 for token in tokens_of(mx.array(logits), rows))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -224,7 +232,8 @@ def test_only_tokens_of_the_mask_are_drawn(kind: str) -> None:
     assert set(tokens) <= allowed
     for i, token in enumerate(tokens):
         x = reference.adjusted(logits[i], KINDS[kind], allowed=allowed)
-        assert reference.could_draw(reference.probabilities(x, KINDS[kind]), token, i, i)
+        p = reference.probabilities(x, KINDS[kind])
+        assert reference.could_draw(p, KINDS[kind], token, i, i)
 
 
 def test_extreme_logits_and_temperatures_stay_finite() -> None:

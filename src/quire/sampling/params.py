@@ -7,8 +7,8 @@ import math
 from quire.errors import RequestError
 from quire.request import SamplingParams
 
-MAX_LOGPROBS = 256
-"""Alternatives a row may ask for. OpenAI allows 20; more cost a larger sort, not correctness."""
+MAX_LOGPROBS = 64
+"""Alternatives a row may ask for; OpenAI allows 20."""
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0.0, math.inf),

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from quire.request import SamplingParams
-from quire.sampling.adjust import adjust
+from quire.sampling.adjust import adjust, column
+from quire.sampling.params import MAX_LOGPROBS
 from quire.sampling.rows import History, RowSampling, Sampled
-from quire.sampling.top import BLOCK, blocks_of, top_k
+from quire.sampling.top import BLOCK, blocks_of, top
 
 __all__ = ["History", "RowSampling", "Sampled", "is_greedy", "sample", "uniforms"]
 
@@ -27,10 +28,8 @@ GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing by them says nothing that argmax does not."""
 
 TOP_SIZES = (64, 256)
-"""Candidate counts for rows with a top_k that small; a larger top_k, or none, sorts the row.
-
-Fixed sizes, so that a row's scan has the same length whatever top_k its neighbours ask for.
-"""
+"""Candidates taken for a row whose top_k is no more than that; other rows with a top_k or a top_p
+are sorted whole. Fixed, so that a row's sums don't depend on the top_k of its neighbours."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _U64 = (1 << 64) - 1
@@ -65,7 +64,8 @@ def sample(logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:
         rows: R of them, in the order of the logits. Parameters must have passed
             `quire.sampling.params.check_sampling`.
 
-    Nothing is evaluated. Logits that are NaN or +inf are never drawn by a row with a temperature.
+    Nothing is evaluated. A row with a NaN, a +inf or nothing but -inf gets some token of the
+    vocabulary and harms no other.
     """
     adjusted = adjust(logits, rows)
     tokens = _choose(adjusted, rows)
@@ -76,29 +76,67 @@ def sample(logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:
 
 def _choose(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
     """Greedy rows by argmax, the others by a draw; int32 [R]."""
-    drawn = [i for i, row in enumerate(rows) if not is_greedy(row.params)]
-    if not drawn:
-        return mx.argmax(logits, axis=-1).astype(mx.int32)
-    if len(drawn) == len(rows):
-        return _draw(logits, rows)
-    where = mx.array(drawn)
+    ways: dict[int | None, list[int]] = {}
+    for i, row in enumerate(rows):
+        if not is_greedy(row.params):
+            ways.setdefault(_candidates(row.params), []).append(i)
+    drawn = sum(len(members) for members in ways.values())
+    if drawn == len(rows) and len(ways) == 1:
+        return _draw(logits, rows, *ways)
     tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
-    tokens[where] = _draw(logits[where], [rows[i] for i in drawn])
+    for size, members in ways.items():
+        where = mx.array(members)
+        tokens[where] = _draw(logits[where], [rows[i] for i in members], size)
     return tokens
 
 
-def _draw(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
-    """Inverse transform sampling in two levels, a block of tokens and a token in it; int32 [R].
+def _candidates(params: SamplingParams) -> int | None:
+    """How many of a row's best tokens are drawn from, sorted: 0 is all; None is all, unsorted."""
+    if params.top_k == 0 and params.top_p >= 1:
+        return None
+    return next((size for size in TOP_SIZES if 0 < params.top_k <= size), 0)
 
-    Two levels keep float32 sums short: in one over 262,144 tokens the unlikely ones would drown.
-    """
-    logits = mx.where(logits < math.inf, logits, -math.inf)
-    top = logits.max(axis=-1, keepdims=True)  # [R, 1]
-    temperature = mx.array([row.params.temperature for row in rows], dtype=mx.float32)[:, None]
-    weights = mx.exp((logits - top) / temperature)  # [R, V], the likeliest is 1
-    if any(_is_filtered(row.params) for row in rows):
-        weights = mx.where(logits >= _cutoffs(logits, top, rows), weights, 0.0)
+
+def _draw(logits: mx.array, rows: Sequence[RowSampling], size: int | None) -> mx.array:
+    """One token for each of rows that take the same number of candidates; int32 [R]."""
+    params = [row.params for row in rows]
     u = mx.array([uniforms(row.params.seed, row.position) for row in rows], dtype=mx.float32)
+    if size is None:
+        return _inverse(_weights(logits, logits.max(axis=-1, keepdims=True), params), u)
+    ids, values = top(logits, min(size or logits.shape[1], logits.shape[1]))
+    weights = _nucleus(_weights(values, values[:, :1], params), params)
+    return mx.take_along_axis(ids, _inverse(weights, u)[:, None], axis=-1)[:, 0]
+
+
+def _weights(logits: mx.array, best: mx.array, params: Sequence[SamplingParams]) -> mx.array:
+    """Probabilities over the best one's, 0 under min_p; float32, shaped as `logits`."""
+    weights = mx.exp((logits - best) / column([p.temperature for p in params]))
+    if any(p.min_p > 0 for p in params):
+        weights = weights * (weights >= column([p.min_p for p in params]))
+    return weights
+
+
+def _nucleus(weights: mx.array, params: Sequence[SamplingParams]) -> mx.array:
+    """`weights` [R, N], best first, with those that top_k, then top_p, drop set to 0."""
+    n = weights.shape[-1]
+    k = mx.array([min(p.top_k or n, n) for p in params])[:, None]
+    weights = weights * (mx.arange(n) < k)
+    if any(p.top_p < 1 for p in params):
+        sums = mx.cumsum(weights, axis=-1)
+        share = column([p.top_p if p.top_p < 1 else math.inf for p in params])
+        # A token stays while those before it hold less than top_p of the whole.
+        weights = weights * (sums - weights < share * sums.max(axis=-1, keepdims=True))
+    return weights
+
+
+def _inverse(weights: mx.array, u: mx.array) -> mx.array:
+    """Inverse transform sampling of an index of `weights` [R, N] with `u` [R, 2]; int32 [R].
+
+    In two levels, a block and an index in it, because float32 sums must be short: in one over
+    262,144 tokens the unlikely ones would drown.
+    """
+    if weights.shape[-1] <= BLOCK:
+        return _pick(weights, u[:, 1:])
     blocks = blocks_of(weights, 0.0)  # [R, B, BLOCK]
     block = _pick(mx.cumsum(blocks, axis=-1)[..., -1], u[:, :1])  # [R]
     inside = mx.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]  # [R, BLOCK]
@@ -111,70 +149,26 @@ def _pick(weights: mx.array, u: mx.array) -> mx.array:
     An index of weight 0 is never picked, even where a parallel scan's rounding lets the running sum
     grow on it: only sums at positive weights count, for the whole too.
     """
-    sums = mx.where(weights > 0, mx.cumsum(weights, axis=-1), 0.0)
+    sums = mx.cumsum(weights, axis=-1) * (weights > 0)
     whole = sums.max(axis=-1, keepdims=True)
     return mx.argmax(sums > u * whole, axis=-1).astype(mx.int32)
 
 
-def _is_filtered(params: SamplingParams) -> bool:
-    return params.top_p < 1 or params.top_k > 0 or params.min_p > 0
-
-
-def _cutoffs(logits: mx.array, top: mx.array, rows: Sequence[RowSampling]) -> mx.array:
-    """The least logit that each row's filters keep; float32 [R, 1], -inf for rows without filters.
-
-    Tokens that tie with the least are all kept, as a cut-off by value has it.
-    """
-    cut = top + mx.array([_min_p_margin(row.params) for row in rows], dtype=mx.float32)[:, None]
-    for size in (*TOP_SIZES, 0):
-        members = [i for i, row in enumerate(rows) if _candidates(row.params) == size]
-        if members:
-            where = mx.array(members)
-            group = [rows[i].params for i in members]
-            part = logits[where]
-            ranked = top_k(part, min(size, part.shape[1]))[1] if size else -mx.sort(-part, axis=-1)
-            cut[where] = _top_cutoff(ranked, cut[where], group)
-    return cut
-
-
-def _min_p_margin(params: SamplingParams) -> float:
-    """How far under the top logit min_p cuts: p / p_max = exp((x - top) / temperature)."""
-    return params.temperature * math.log(params.min_p) if params.min_p > 0 else -math.inf
-
-
-def _candidates(params: SamplingParams) -> int | None:
-    """How many of a row's best tokens decide its cut-off; 0 is all, None: none are needed."""
-    if params.top_k == 0 and params.top_p >= 1:
-        return None
-    return next((size for size in TOP_SIZES if 0 < params.top_k <= size), 0)
-
-
-def _top_cutoff(ranked: mx.array, floor: mx.array, params: Sequence[SamplingParams]) -> mx.array:
-    """The least logit that top_k, then top_p, keep of those not under `floor`; float32 [R, 1].
-
-    Args:
-        ranked: float32 [R, N], best first.
-        floor: float32 [R, 1], the cut-off of min_p.
-    """
-    n = ranked.shape[-1]
-    k = mx.array([min(p.top_k or n, n) for p in params])[:, None]
-    keep = (mx.arange(n) < k) & (ranked >= floor)
-    temperature = mx.array([p.temperature for p in params], dtype=mx.float32)[:, None]
-    weights = mx.where(keep, mx.exp((ranked - ranked[:, :1]) / temperature), 0.0)
-    sums = mx.cumsum(weights, axis=-1)
-    top_p = mx.array([p.top_p for p in params], dtype=mx.float32)[:, None]
-    whole = sums.max(axis=-1, keepdims=True)
-    # A token stays while those before it hold less than top_p; top_p 1 keeps all despite rounding.
-    keep = keep & ((sums - weights < top_p * whole) | (top_p >= 1))
-    return mx.where(keep, ranked, math.inf).min(axis=-1, keepdims=True)
-
-
 def _with_logprobs(logits: mx.array, tokens: mx.array, rows: Sequence[RowSampling]) -> Sampled:
-    """Adds log-softmax values of the model's own logits to the chosen tokens."""
-    whole = mx.logsumexp(logits, axis=-1, keepdims=True)  # [R, 1]
-    logprobs = (mx.take_along_axis(logits, tokens[:, None], axis=-1) - whole)[:, 0]
-    most = max(row.params.logprobs or 0 for row in rows)
+    """Adds log-softmax values of the model's own logits to the tokens of rows that want them."""
+    wanted = [i for i, row in enumerate(rows) if row.params.logprobs is not None]
+    where = mx.array(wanted)
+    part = logits[where]
+    whole = mx.logsumexp(part, axis=-1, keepdims=True)  # [W, 1]
+    chosen = mx.take_along_axis(part, tokens[where][:, None], axis=-1) - whole
+    logprobs = mx.zeros(len(rows)).at[where].add(chosen[:, 0])
+    most = max(rows[i].params.logprobs or 0 for i in wanted)
     if most == 0:
         return Sampled(tokens, logprobs)
-    ids, values = top_k(logits, min(most, logits.shape[1]))
-    return Sampled(tokens, logprobs, ids, values - whole)
+    ids, values = top(part, min(MAX_LOGPROBS, part.shape[1]))
+    count = min(most, ids.shape[1])
+    shape = (len(rows), count)
+    top_ids = mx.zeros(shape, dtype=mx.int32).at[where].add(ids[:, :count])
+    return Sampled(
+        tokens, logprobs, top_ids, mx.zeros(shape).at[where].add(values[:, :count] - whole)
+    )

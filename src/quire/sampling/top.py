@@ -19,26 +19,38 @@ def blocks_of(rows: mx.array, fill: float) -> mx.array:
     return rows.reshape(count, -1, BLOCK)
 
 
-def top_k(logits: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """The k largest logits of each row, best first, equals by id.
+def top(logits: mx.array, n: int) -> tuple[mx.array, mx.array]:
+    """The n largest logits of each row, best first, equals by id.
+
+    Which of several equals is the n-th depends on the row and n only. Where fewer than n logits are
+    above -inf, the rest are ids of the vocabulary with -inf, perhaps repeated.
 
     Args:
         logits: float32 [R, V].
-        k: at most V.
+        n: at most V.
 
     Returns:
-        ids int32 [R, k] and values float32 [R, k].
+        ids int32 [R, n] and values float32 [R, n].
     """
-    blocks = blocks_of(logits, -math.inf)  # [R, B, BLOCK]
-    if k < blocks.shape[1]:
-        # Blocks in the order of their tokens, so that a stable sort settles ties by id.
-        chosen = mx.sort(mx.argsort(-blocks.max(axis=-1), axis=-1)[:, :k], axis=-1)  # [R, k]
-        blocks = mx.take_along_axis(blocks, chosen[..., None], axis=1)
-        ids = chosen[..., None] * BLOCK + mx.arange(BLOCK, dtype=chosen.dtype)
+    vocab = logits.shape[1]
+    if n == vocab:
+        ids = mx.argsort(-logits, axis=-1).astype(mx.int32)
+        return ids, mx.take_along_axis(logits, ids, axis=-1)
+    if n * BLOCK < vocab:
+        blocks = blocks_of(logits, -math.inf)  # [R, B, BLOCK]
+        chosen = _largest(blocks.max(axis=-1), n)  # [R, n]
+        ids = (chosen[..., None] * BLOCK + mx.arange(BLOCK)).flatten(1)
+        candidates = mx.take_along_axis(blocks, chosen[..., None], axis=1).flatten(1)
+        ids = mx.take_along_axis(ids, _largest(candidates, n), axis=-1)
     else:
-        ids = mx.arange(blocks.shape[1] * BLOCK, dtype=mx.uint32)[None]
-        ids = mx.broadcast_to(ids, (logits.shape[0], ids.shape[1]))
-    candidates = blocks.flatten(1)
-    order = mx.argsort(-candidates, axis=-1)[:, :k]
-    ids = mx.take_along_axis(ids.reshape(candidates.shape), order, axis=-1)
-    return ids.astype(mx.int32), mx.take_along_axis(candidates, order, axis=-1)
+        ids = _largest(logits, n)
+    ids = mx.sort(ids, axis=-1)
+    real = mx.minimum(ids, vocab - 1)  # blocks are filled up with tokens that don't exist
+    values = mx.where(ids == real, mx.take_along_axis(logits, real, axis=-1), -math.inf)
+    order = mx.argsort(-values, axis=-1)  # stable: equals stay sorted by id
+    return mx.take_along_axis(real, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
+
+
+def _largest(values: mx.array, n: int) -> mx.array:
+    """Where the n largest of each row are, in any order; int32 [R, n]."""
+    return mx.argpartition(-values, n - 1, axis=-1)[:, :n].astype(mx.int32)
