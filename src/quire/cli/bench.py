@@ -15,6 +15,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -236,19 +237,17 @@ def _cells(spread: Spread | None) -> tuple[str, str, str]:
 
 def table(levels: Sequence[Level], title: str) -> Table:
     """The levels as a table for the terminal."""
-    out = Table(title=title, title_justify="left", caption="times in milliseconds")
-    for heading in ("streams", "ok", "failed", "tokens/s", "requests/s"):
-        out.add_column(heading, justify="right")
+    out = Table(title=title, title_justify="left", caption="times in ms", box=SIMPLE)
+    for heading in ("streams", "ok", "tokens/s"):
+        out.add_column(heading, justify="right", no_wrap=True)
     for heading in ("TTFT", "gap"):
         for part in ("p50", "p95", "max"):
             out.add_column(f"{heading}\n{part}", justify="right", no_wrap=True)
     for level in levels:
         out.add_row(
             str(level.concurrency),
-            str(level.requests - level.failed),
-            str(level.failed),
+            f"{level.requests - level.failed}/{level.requests}",
             f"{level.tokens_per_s:,.0f}",
-            f"{level.requests_per_s:,.1f}",
             *_cells(level.ttft_ms),
             *_cells(level.itl_ms),
         )

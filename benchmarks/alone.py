@@ -1,0 +1,43 @@
+"""What the runs without HTTP share: what they are asked on stdin, and how they answer.
+
+Imports nothing of Quire, since the peers' environment runs it too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The load that `peers.py` gives to an engine alone: the same as over HTTP.
+
+    Attributes:
+        model: a folder.
+        levels: (streams at once, token ids of each prompt).
+        stop_ids: tokens that end an answer.
+    """
+
+    model: str
+    levels: tuple[tuple[int, tuple[tuple[int, ...], ...]], ...]
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+
+    @classmethod
+    def read(cls, text: str) -> Work:
+        """The inverse of `json.dumps(dataclasses.asdict(work))`."""
+        raw = json.loads(text)
+        levels = tuple(
+            (streams, tuple(tuple(prompt) for prompt in prompts))
+            for streams, prompts in raw["levels"]
+        )
+        return cls(raw["model"], levels, raw["max_tokens"], tuple(raw["stop_ids"]))
+
+
+def main(measure: Callable[[Work], dict[int, float]]) -> None:
+    """Reads the work, measures, prints `{"streams": tokens per second, ...}` as its last line."""
+    rates = measure(Work.read(sys.stdin.read()))
+    print(json.dumps({str(streams): round(rate, 2) for streams, rate in rates.items()}))

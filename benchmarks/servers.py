@@ -1,0 +1,143 @@
+"""The servers that are compared: how each is started, and when it is ready."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.cli.load import Target
+
+
+class StartError(Exception):
+    """A server did not come up; the message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One contender over HTTP.
+
+    Attributes:
+        package: the distribution whose version is reported.
+        peer: whether it runs from the peers' environment rather than this one.
+        command: arguments after `python`; `{model}` and `{port}` are filled in.
+        reuse_environment: variables that switch its prefix cache on, where that is not the default.
+        note: what a reader of the results must know.
+    """
+
+    name: str
+    package: str
+    peer: bool
+    command: tuple[str, ...]
+    reuse_environment: tuple[tuple[str, str], ...] = ()
+    note: str = ""
+
+
+_AT = ("--host", "127.0.0.1", "--port", "{port}")
+
+SERVERS = (
+    Server("quire", "quire", False, ("-m", "quire", "serve", "{model}", *_AT)),
+    Server(
+        "mlx_lm.server",
+        "mlx-lm",
+        True,
+        ("-m", "mlx_lm", "server", "--model", "{model}", *_AT, "--log-level", "WARNING"),
+        note="batches greedy requests only where they carry no seed",
+    ),
+    Server(
+        "mlx-vlm",
+        "mlx-vlm",
+        True,
+        ("-m", "mlx_vlm.server", "--model", "{model}", *_AT, "--log-level", "WARNING"),
+        reuse_environment=(("APC_ENABLED", "1"),),
+    ),
+    Server(
+        "vllm-mlx",
+        "vllm-mlx",
+        True,
+        ("-m", "vllm_mlx.cli", "serve", "{model}", *_AT, "--continuous-batching"),
+    ),
+)
+
+
+def child_environment(extra: tuple[tuple[str, str], ...] = ()) -> dict[str, str]:
+    """The environment of every contender: no hub, this checkout's sources."""
+    source = str(Path(__file__).resolve().parent.parent / "src")
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": source, **dict(extra)}
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def version(python: str, package: str) -> str:
+    """The installed version, or "source" where the package runs from a checkout."""
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "source"
+
+
+def _tail(log: Path, lines: int = 6) -> str:
+    return "\n".join(log.read_text(errors="replace").strip().splitlines()[-lines:])
+
+
+def _await_ready(process: subprocess.Popen[bytes], port: int, log: Path, limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise StartError(f"exited with {process.returncode} at start:\n{_tail(log)}")
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            pass
+        time.sleep(0.1)
+    raise StartError(f"not ready after {limit_s:g} s:\n{_tail(log)}")
+
+
+@contextmanager
+def running(
+    server: Server, model: str, peers_python: str, *, reuse: bool = False, limit_s: float = 90
+) -> Iterator[tuple[Target, float]]:
+    """Starts a server, waits until it is healthy, stops it at the end.
+
+    Yields:
+        Where to send requests, and the seconds from the start of the process until it was ready.
+
+    Raises:
+        StartError: it exited or was not healthy within `limit_s`.
+    """
+    port = free_port()
+    python = peers_python if server.peer else sys.executable
+    command = [python, *(part.format(model=model, port=port) for part in server.command)]
+    environment = child_environment(server.reuse_environment if reuse else ())
+    with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as out:
+            begun = time.monotonic()
+            process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, env=environment
+            )
+        try:
+            _await_ready(process, port, log, limit_s)
+            yield Target.parse(f"http://127.0.0.1:{port}"), time.monotonic() - begun
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
