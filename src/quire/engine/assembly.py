@@ -1,0 +1,67 @@
+"""From settings to a service that answers: the engine's process, and what the HTTP side needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.config import ServerConfig
+from quire.engine.interface import EngineClient
+from quire.engine.service import Service
+from quire.text.detokenizer import Detokenizer
+from quire.text.dialects import NONE, choose
+from quire.text.dialects.base import Dialect, Tool, Vocabulary
+from quire.text.output import OutputStream
+from quire.text.stops import StopMatcher
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+
+class Sources:
+    """Makes the output stream of each request; implements `service.EventSources`."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = Vocabulary(
+            tokenizer.added_tokens, tokenizer.encode, lambda ids: tokenizer.decode(ids)
+        )
+
+    def __call__(
+        self,
+        dialect: Dialect,
+        prompt_ids: Sequence[int],
+        tools: Sequence[Tool],
+        stops: Sequence[str],
+    ) -> OutputStream:
+        return OutputStream(
+            Detokenizer(self._tokenizer),
+            dialect.parser(prompt_ids, tools, self._vocabulary),
+            StopMatcher(stops),
+        )
+
+
+def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
+    """The service for a model that an engine has opened.
+
+    Args:
+        name: what clients call the model.
+
+    Raises:
+        ModelError: the folder lacks a tokenizer, or `config.dialect` names none.
+    """
+    folder = Path(client.info.path)
+    tokenizer = Tokenizer.open(folder)
+    template = ChatTemplate.open(folder, tokenizer.special_tokens)
+    dialect = choose(template.source, client.info.model_type, config.dialect)
+    return Service(
+        client,
+        tokenizer,
+        template,
+        dialect,
+        NONE,
+        Sources(tokenizer),
+        name=name,
+        default_max_tokens=config.default_max_tokens,
+        deadline_s=config.request_deadline_s,
+        drop_volatile=config.drop_volatile_headers,
+    )

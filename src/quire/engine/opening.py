@@ -1,0 +1,37 @@
+"""From settings to an engine that is ready to serve."""
+
+from __future__ import annotations
+
+import logging
+
+from quire.config import EngineConfig
+from quire.engine.engine import Engine
+from quire.engine.memory import use_recommended_limits
+from quire.models.loader import open_model
+
+log = logging.getLogger("quire.engine")
+
+
+def open_engine(config: EngineConfig) -> Engine:
+    """Opens the model, sizes the KV budget from what memory it leaves, and makes the engine.
+
+    Raises:
+        ModelError: the model cannot be opened, or memory does not suffice.
+    """
+    use_recommended_limits()
+    loaded = open_model(config.model, dtype=config.dtype)
+    engine = Engine(loaded, config)
+    info = engine.info
+    log.info(
+        "%s: %s in %s on %s, %.1f MB of weights, context %d, KV budget %.1f MB",
+        config.model,
+        info.model_type,
+        info.dtype,
+        info.device,
+        loaded.parameter_bytes / 1e6,
+        info.context_length,
+        info.kv_memory / 1e6,
+    )
+    for line in info.kv_table:
+        log.info("%s", line)
+    return engine

@@ -1,0 +1,258 @@
+"""The engine in a process of its own, as the HTTP side's event loop sees it.
+
+Python's interpreter lock would make building graphs and rendering streams take turns in one
+process. Apart, they run at the same time; and when the engine dies, the server is there to say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from quire.config import EngineConfig
+from quire.engine.interface import EngineStats, ModelInfo
+from quire.engine.wire import (
+    Abort,
+    AskStats,
+    Broken,
+    Frames,
+    Open,
+    Ready,
+    Refused,
+    Stats,
+    Step,
+    Submit,
+    ToEngine,
+    encode,
+)
+from quire.errors import EngineFailure, ModelError
+from quire.request import Failure, FinishReason, Output, Request
+
+log = logging.getLogger("quire.process")
+
+_GRACE_S = 5.0
+
+
+class ProcessTicket:
+    """A request in flight; implements `interface.Ticket`."""
+
+    def __init__(self, engine: ProcessEngine, request_id: str) -> None:
+        self._engine = engine
+        self._id = request_id
+        self._ready: deque[Output] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._last: Output | None = None
+        self._ended = False
+
+    def put(self, output: Output) -> None:
+        """Called by the engine's reader."""
+        self._last = output
+        self._ready.append(output)
+        self._ended = output.finish is not None
+        self._notify()
+
+    def put_token(self, token: int) -> None:
+        """Called by the engine's reader for an output that is just one more token."""
+        assert self._last is not None, "the first output of a request comes whole"
+        if self._ready and not self._ready[-1].logprobs:
+            waiting = self._ready[-1]
+            self._ready[-1] = replace(waiting, token_ids=(*waiting.token_ids, token))
+        else:
+            self._ready.append(replace(self._last, token_ids=(token,), logprobs=()))
+        self._notify()
+
+    def take(self) -> list[Output]:
+        """See `interface.Ticket.take`."""
+        outputs = list(self._ready)
+        self._ready.clear()
+        return outputs
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        while True:
+            while not self._ready:
+                if self._ended:
+                    return
+                self._wake = asyncio.get_running_loop().create_future()
+                await self._wake
+            output = self._ready.popleft()
+            yield output
+            if output.finish is not None:
+                return
+
+    def abort(self) -> None:
+        """See `interface.Ticket.abort`."""
+        if not self._ended:
+            self._engine.abort(self._id)
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+class ProcessEngine:
+    """Owns the engine's process; implements `interface.EngineClient`. Made by `start`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
+        self._process = process
+        self._pipe = pipe
+        self._frames = Frames(pipe)
+        self._loop = asyncio.get_running_loop()
+        self._outgoing = bytearray()
+        self._tickets: dict[str, ProcessTicket] = {}
+        self._stats: dict[int, asyncio.Future[EngineStats]] = {}
+        self._asked = 0
+        self._opened: asyncio.Future[ModelInfo] = self._loop.create_future()
+        self._failure: str | None = None
+        self._closing = False
+        self.broken = asyncio.Event()
+        """Set when the engine cannot go on."""
+
+    @classmethod
+    async def start(cls, config: EngineConfig, log_level: str = "info") -> ProcessEngine:
+        """Starts the process and waits until the model is open.
+
+        Raises:
+            ModelError: it cannot be opened.
+        """
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "quire.engine.worker", str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        theirs.close()
+        ours.setblocking(False)
+        engine = cls(process, ours)
+        engine._loop.add_reader(ours, engine._read)
+        engine._send(Open(config, log_level))
+        try:
+            await asyncio.shield(engine._opened)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is served."""
+        return self._opened.result()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine cannot go on, or None while it can."""
+        return self._failure
+
+    def submit(self, request: Request) -> ProcessTicket:
+        """Queues a request.
+
+        Raises:
+            EngineFailure: the engine is gone.
+        """
+        if self._failure is not None:
+            raise EngineFailure(self._failure)
+        ticket = self._tickets[request.id] = ProcessTicket(self, request.id)
+        self._send(Submit(request))
+        return ticket
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request by the next step."""
+        if request_id in self._tickets:
+            self._send(Abort(request_id))
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges, asked of the engine between two steps.
+
+        Raises:
+            EngineFailure: the engine is gone.
+        """
+        if self._failure is not None:
+            raise EngineFailure(self._failure)
+        self._asked += 1
+        answer = self._stats[self._asked] = self._loop.create_future()
+        self._send(AskStats(self._asked))
+        return await answer
+
+    async def close(self) -> None:
+        """Ends the process; what is in flight fails."""
+        self._closing = True
+        self._loop.remove_reader(self._pipe)
+        self._loop.remove_writer(self._pipe)
+        self._pipe.close()
+        self._break("the server is shutting down")
+        try:
+            await asyncio.to_thread(self._process.wait, _GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+    # -- the pipe ------------------------------------------------------------------------------
+
+    def _send(self, message: ToEngine) -> None:
+        waiting = bool(self._outgoing)
+        self._outgoing += encode(message)
+        if not waiting:
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            sent = self._pipe.send(self._outgoing)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            return  # the reader sees the end of the pipe and says why
+        del self._outgoing[:sent]
+        if self._outgoing:
+            self._loop.add_writer(self._pipe, self._write)
+        else:
+            self._loop.remove_writer(self._pipe)
+
+    def _read(self) -> None:
+        messages = self._frames.read()
+        if messages is None:
+            self._loop.remove_reader(self._pipe)
+            code = self._process.poll()
+            self._break(f"the engine's process ended (exit code {code})")
+            return
+        for message in messages:
+            if isinstance(message, Step):
+                self._deliver(message)
+            elif isinstance(message, Stats):
+                self._stats.pop(message.number).set_result(message.stats)
+            elif isinstance(message, Ready):
+                self._opened.set_result(message.info)
+            elif isinstance(message, Refused):
+                self._opened.set_exception(ModelError(message.message))
+            elif isinstance(message, Broken):
+                self._break(message.message)
+
+    def _deliver(self, step: Step) -> None:
+        for name, token in step.tokens:
+            self._tickets[name].put_token(token)
+        for output in step.outputs:
+            ticket = self._tickets.get(output.request_id)
+            if ticket is None:
+                continue
+            if output.finish is not None:
+                del self._tickets[output.request_id]
+            ticket.put(output)
+
+    def _break(self, reason: str) -> None:
+        """Every request in flight ends with an error; nothing new is taken."""
+        if self._failure is not None:
+            return
+        self._failure = reason
+        if not self._closing:
+            log.error("%s", reason)
+            self.broken.set()
+        failure = Failure(reason, 503, "server_error", code="engine_failure")
+        for name, ticket in self._tickets.items():
+            ticket.put(Output(name, finish=FinishReason.ERROR, error=failure))
+        self._tickets.clear()
+        for answer in self._stats.values():
+            answer.set_exception(EngineFailure(reason))
+        self._stats.clear()
+        if not self._opened.done():
+            self._opened.set_exception(ModelError(reason))

@@ -1,0 +1,126 @@
+"""The process that owns MLX: opens the model, then serves requests from the pipe, step by step."""
+
+from __future__ import annotations
+
+import logging
+import select
+import signal
+import socket
+import sys
+
+from quire.engine.wire import (
+    Abort,
+    AskStats,
+    Broken,
+    Frames,
+    FromEngine,
+    Open,
+    Ready,
+    Refused,
+    Stats,
+    Step,
+    Submit,
+    encode,
+)
+from quire.errors import EngineFailure, QuireError
+from quire.request import Output
+
+log = logging.getLogger("quire.worker")
+
+
+def main() -> int:
+    """Serves until the other end closes. Argument 1: the file descriptor of the pipe."""
+    # Ctrl-C and a service manager's TERM reach the whole group; the parent decides, and when its
+    # end of the pipe closes this process ends too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pipe = socket.socket(fileno=int(sys.argv[1]))
+    frames = Frames(pipe)
+    opening = frames.read()
+    if not opening or not isinstance(opening[0], Open):
+        return 1
+    logging.basicConfig(
+        level=opening[0].log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    # Here, not above: a process that only fails to open a model need not load MLX first.
+    from quire.engine.engine import Engine
+    from quire.engine.opening import open_engine
+
+    try:
+        engine: Engine = open_engine(opening[0].config)
+    except QuireError as error:
+        pipe.sendall(encode(Refused(str(error))))
+        return 1
+    pipe.sendall(encode(Ready(engine.info)))
+    return _Worker(pipe, frames, engine).run()
+
+
+class _Worker:
+    def __init__(self, pipe: socket.socket, frames: Frames, engine: object) -> None:
+        from quire.engine.engine import Engine
+
+        assert isinstance(engine, Engine)
+        self._pipe = pipe
+        self._frames = frames
+        self._engine = engine
+        self._poll = select.poll()
+        self._poll.register(pipe, select.POLLIN)
+        self._begun: set[str] = set()
+        """Requests whose first output went out."""
+
+    def run(self) -> int:
+        """Steps while there is work, sleeps while there is none."""
+        while True:
+            if not self._take_messages():
+                return 0
+            if not self._engine.has_work:
+                continue
+            try:
+                outputs = self._engine.step()
+            except EngineFailure as error:
+                log.error("the engine cannot go on: %s", error)
+                self._send(Broken(str(error)))
+                return 1
+            if outputs:
+                self._send(self._pack(outputs))
+
+    def _take_messages(self) -> bool:
+        """Takes in what has arrived; waits for something when idle. False when the pipe closed."""
+        while self._poll.poll(0 if self._engine.has_work else None):
+            messages = self._frames.read()
+            if messages is None:
+                return False
+            for message in messages:
+                if isinstance(message, Submit):
+                    self._engine.add(message.request)
+                elif isinstance(message, Abort):
+                    self._engine.abort(message.request_id)
+                elif isinstance(message, AskStats):
+                    self._send(Stats(message.number, self._engine.stats()))
+        return True
+
+    def _pack(self, outputs: list[Output]) -> Step:
+        """Most outputs are one token of a request that both ends know: send just that."""
+        full: list[Output] = []
+        tokens: list[tuple[str, int]] = []
+        for output in outputs:
+            name = output.request_id
+            if output.finish is None and not output.logprobs and name in self._begun:
+                tokens.extend((name, token) for token in output.token_ids)
+                continue
+            full.append(output)
+            if output.finish is None:
+                self._begun.add(name)
+            else:
+                self._begun.discard(name)
+        return Step(tuple(full), tuple(tokens))
+
+    def _send(self, message: FromEngine) -> None:
+        try:
+            self._pipe.sendall(encode(message))
+        except ConnectionError:
+            log.info("the server is gone")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
