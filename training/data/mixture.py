@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from functools import partial
 
-from training.data import text, tools
-from training.data.item import Generator, Item
+from training.data import pictures, text, tools
+from training.data.item import Generator, Item, draw
 
 
 def _long(low: int, high: int, rng: random.Random) -> Item:
@@ -30,3 +31,30 @@ TEXT_MIXTURE: dict[Generator, float] = {
     partial(_long, 2, 30): 6,
 }
 """Short skills, by how often they are drawn."""
+
+PICTURE_MIXTURE: dict[Generator, float] = {
+    pictures.shape: 3,
+    pictures.colour: 3,
+    pictures.how_many: 5,
+    pictures.where: 4,
+    pictures.digits: 6,
+    pictures.compare: 5,
+}
+"""Picture skills, by how often they are drawn."""
+
+
+def items(rng: random.Random, long_share: float, longest: int, picture_share: float) -> Iterator[Item]:
+    """The endless training stream.
+
+    `long_share` of the items are retrievals over up to `longest` sentences of filler (about 13
+    tokens each), `picture_share` have pictures.
+    """
+    short = (list(TEXT_MIXTURE), list(TEXT_MIXTURE.values()))
+    pictured = (list(PICTURE_MIXTURE), list(PICTURE_MIXTURE.values()))
+    while True:
+        roll = rng.random()
+        if roll < long_share:
+            yield draw(partial(_long, longest // 4, longest), rng, "train")
+            continue
+        generators, weights = pictured if roll < long_share + picture_share else short
+        yield draw(rng.choices(generators, weights)[0], rng, "train")
