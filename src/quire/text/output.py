@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from quire.request import Failure, FinishReason, Output, TokenLogprobs
 from quire.text.detokenizer import Detokenizer
@@ -29,7 +27,7 @@ class OutputStream:
     """Turns the outputs of one request into events, the last of which is the only terminal one.
 
     Stop strings are looked for in the answer's text alone: not in thoughts, not in tool calls.
-    When one matches, the answer ends at once, `stopped` says which, and whoever feeds this stream
+    When one matches, the answer ends at once, `stopped` says so, and whoever feeds this stream
     aborts the engine's request; what the engine still says is ignored.
 
     Args:
@@ -48,8 +46,8 @@ class OutputStream:
         "_owned",
         "_parser",
         "_reasoning",
+        "_stop",
         "_stops",
-        "stopped",
     )
 
     def __init__(self, detokenizer: Detokenizer, parser: Parser, stops: StopMatcher) -> None:
@@ -63,12 +61,17 @@ class OutputStream:
         self._reasoning = 0
         self._calls = 0
         self._ended = False
-        self.stopped: str | None = None
+        self._stop: str | None = None
 
     @property
     def ended(self) -> bool:
         """Whether the terminal event is out."""
         return self._ended
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the answer, so that the engine need not go on."""
+        return self._stop is not None
 
     @property
     def usage(self) -> Usage:
@@ -134,10 +137,10 @@ class OutputStream:
                 events.append(delta)
 
     def _text(self, text: str, events: list[Event]) -> None:
-        safe, self.stopped = self._stops.feed(text)
+        safe, self._stop = self._stops.feed(text)
         if safe:
             events.append(Text(safe, self._take_logprobs()))
-        if self.stopped is not None:
+        if self._stop is not None:
             self._end(FinishReason.STOP, events)
 
     def _release(self, events: list[Event]) -> None:
@@ -165,7 +168,7 @@ class OutputStream:
 
     def _end(self, reason: FinishReason, events: list[Event]) -> None:
         self._ended = True
-        events.append(Finished(reason, self.usage, self.stopped, self._calls))
+        events.append(Finished(reason, self.usage, self._stop, self._calls))
 
     def _fail(self, error: Failure | None) -> Failed:
         self._ended = True
@@ -179,10 +182,6 @@ class ToolCall:
     id: str
     name: str
     arguments: str = ""
-
-    def parsed(self) -> Any:
-        """The arguments as a Python object."""
-        return json.loads(self.arguments)
 
 
 @dataclass(slots=True)
@@ -239,24 +238,3 @@ def fold(events: Iterable[Event]) -> Answer:
     for event in events:
         folding.add(event)
     return folding.answer()
-
-
-def merge(events: Collection[Event]) -> Iterator[Event]:
-    """The same stream with neighbouring deltas of a kind joined, for readers who are behind."""
-    waiting: Event | None = None
-    for event in events:
-        joined = _join(waiting, event)
-        if joined is None and waiting is not None:
-            yield waiting
-        waiting = event if joined is None else joined
-    if waiting is not None:
-        yield waiting
-
-
-def _join(first: Event | None, second: Event) -> Event | None:
-    match first, second:
-        case Text(), Text():
-            return Text(first.text + second.text, first.logprobs + second.logprobs)
-        case Reasoning(), Reasoning():
-            return Reasoning(first.text + second.text)
-    return None

@@ -36,11 +36,17 @@ class Vocabulary:
             is recognised by its id alone; text that merely spells it stays text.
         encode: ids of a text in which added tokens stand for themselves, without bos or eos.
         decode: text of ids, added tokens included.
+        names: `added` the other way round.
     """
 
     added: Mapping[str, int]
     encode: Callable[[str], Sequence[int]]
     decode: Callable[[Sequence[int]], str]
+    names: Mapping[int, str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        names = {token_id: text for text, token_id in self.added.items()}
+        object.__setattr__(self, "names", names)
 
 
 @dataclass(frozen=True, slots=True)

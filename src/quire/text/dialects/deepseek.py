@@ -51,7 +51,7 @@ _LAYOUT = Layout(
             _read, header_head(SEPARATOR), ends=frozenset({END}), inner=frozenset({SEPARATOR})
         )
     },
-    quiet=frozenset({ALL_BEGIN, ALL_END, END}),
+    quiet=frozenset({ALL_BEGIN, ALL_END}),
 )
 
 DEEPSEEK = Dialect(

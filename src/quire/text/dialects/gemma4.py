@@ -169,7 +169,7 @@ _LAYOUT = Layout(
         )
     },
     think=(frozenset({CHANNEL}), frozenset({CHANNEL_END})),
-    quiet=frozenset({"<|tool_response>", "<tool_call|>"}),
+    quiet=frozenset({"<|tool_response>"}),
 )
 
 
@@ -183,6 +183,7 @@ class _GemmaParser(Machine):
             position, _ = last_added(start)
             self._label, self.mode = "", Mode.HEADER
             self.on_text(start.vocabulary.decode(start.prompt_ids[position + 1 :]))
+            self.writer.end(thinking=True)
             self.writer.take()  # the part of the thought that the prompt holds is not the answer's
 
     def on_marker(self, marker: str) -> None:

@@ -51,7 +51,7 @@ _LAYOUT = Layout(
             _read, header_head(ARGUMENTS), ends=frozenset({END}), inner=frozenset({ARGUMENTS})
         )
     },
-    quiet=frozenset({ALL_BEGIN, ALL_END, END}),
+    quiet=frozenset({ALL_BEGIN, ALL_END}),
 )
 
 KIMI_K2 = Dialect(

@@ -84,7 +84,8 @@ class Layout:
     Attributes:
         think: markers that open a thought, and markers that close it.
         sections: what each opening marker opens. `NO_SECTION` opens at the start of the answer.
-        quiet: markers that stand around sections and mean nothing by themselves.
+        quiet: markers that stand around sections and mean nothing by themselves. So does one that
+            closes a section and directly follows a call.
         new_id: makes the id of a call.
     """
 
@@ -116,7 +117,7 @@ def last_added(start: Start) -> tuple[int, str]:
 
     What stands before it is another turn's, so this alone tells how the prompt leaves the model.
     """
-    names = {token_id: text for text, token_id in start.vocabulary.added.items()}
+    names = start.vocabulary.names
     for position in range(len(start.prompt_ids) - 1, -1, -1):
         text = names.get(start.prompt_ids[position])
         if text is not None:
@@ -158,14 +159,17 @@ class Machine:
     def feed(self, token_id: int, piece: str) -> list[Delta]:
         marker = self._ids.get(token_id)
         if marker is None:
-            if piece and not piece[-1].isspace() and self._scanner.ignores(piece):
+            if not piece:
+                return []
+            if not piece[-1].isspace() and self._scanner.ignores(piece):
                 if self.mode is Mode.TEXT and self.writer.text_flows:
                     return [Text(piece)]
                 if self.mode is Mode.THOUGHT and self.writer.thought_flows:
                     return [Reasoning(piece)]
             self._scan(piece)
             return self.writer.take()
-        self._scan(piece)
+        if piece:
+            self._scan(piece)
         self._flush_scanner()
         self.on_marker(marker)
         return self.writer.take()
@@ -217,8 +221,11 @@ class Machine:
             self.mode = self.resting()
         elif marker in self.layout.sections and self.tools:
             self.open(marker, self.layout.sections[marker])
-        elif marker not in self.layout.quiet:
+        elif not (marker in self.layout.quiet or (self.writer.after_call and self._closes(marker))):
             self.on_text(marker)
+
+    def _closes(self, marker: str) -> bool:
+        return any(marker in section.ends for section in self.layout.sections.values())
 
     def on_end(self, reason: FinishReason) -> None:
         """Takes the end of the answer."""
@@ -226,7 +233,7 @@ class Machine:
             body = self.body(closed=False)
             reading = self._section.read(body, self.tools)
             cut_off = reason is not FinishReason.STOP
-            if reading.calls or not (cut_off and self._sure):
+            if reading.calls or not (cut_off and (self._sure or self._opener)):
                 self._settle(body, reading, "", keep_rest=not cut_off)
 
     def resting(self) -> Mode:

@@ -57,7 +57,6 @@ _CODER = Layout(
         "<tool_call>": _WRAPPED,
         OPENER: Section(_read_bare, _bare_head, ends=frozenset({CLOSER})),
     },
-    quiet=frozenset({"</tool_call>"}),
 )
 
 

@@ -30,6 +30,10 @@ class Writer:
     White space at the end of what was written is held until more of the same kind follows. So the
     newlines that a template puts around a thought or a call are in neither the thought nor the
     answer, while those inside stay as they came. Only white space is ever dropped.
+
+    Attributes:
+        calls: how many calls there are.
+        after_call: no text of the answer has come since the last of them.
     """
 
     __slots__ = (
@@ -41,6 +45,7 @@ class Writer:
         "_thought_space",
         "_wrote",
         "_wrote_thought",
+        "after_call",
         "calls",
     )
 
@@ -54,6 +59,7 @@ class Writer:
         self._thought_ended = False
         self._bordered = False
         self.calls = 0
+        self.after_call = False
 
     @property
     def wrote(self) -> bool:
@@ -63,7 +69,7 @@ class Writer:
     @property
     def text_flows(self) -> bool:
         """Whether text that does not end in white space may go past this writer."""
-        return self._wrote and not self._space
+        return self._wrote and not self._space and not self.after_call
 
     @property
     def thought_flows(self) -> bool:
@@ -79,6 +85,7 @@ class Writer:
         self._space = piece[len(body) :]
         if body:
             self._wrote = True
+            self.after_call = False
             self._deltas.append(Text(body))
 
     def reason(self, piece: str) -> None:
@@ -107,6 +114,7 @@ class Writer:
         self.border()
         index = self.calls
         self.calls += 1
+        self.after_call = True
         self._deltas.append(ToolCallBegun(index, call.id or self._new_id(), call.name))
         self._deltas.append(ToolCallArguments(index, call.arguments))
         self._deltas.append(ToolCallEnded(index))
