@@ -107,6 +107,22 @@ def test_seeds_outside_64_bits_still_give_uniforms() -> None:
     assert uniforms(-1, 5) == uniforms(2**64 - 1, 5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("vocab", [100, 9001])
+def test_the_ends_of_the_unit_interval_draw_possible_tokens(kind: str, vocab: int) -> None:
+    lowest, highest = 0x64166969B3969A0A, 0xBE12FE39FBD63F3C  # found by inverting the mixer
+    assert uniforms(lowest, 0) == (0, 0)
+    assert uniforms(highest, 0) == (1 - 2**-24, 1 - 2**-24)
+    logits = mx.random.normal((2, vocab), key=mx.random.key(1))
+    logits[:, :3] = -math.inf
+    logits[:, 40:] = -math.inf
+    rows = [RowSampling(seeded(KINDS[kind], seed), 0) for seed in (lowest, highest)]
+    tokens = tokens_of(logits, rows)
+    assert all(3 <= token < 40 for token in tokens)
+    if kind in ("plain", "hot"):
+        assert tokens == [3, 39]
+
+
 def mixed_rows() -> list[RowSampling]:
     """All kinds at once, with every adjustment somewhere."""
     rows = [RowSampling(seeded(params, i), 11 + i) for i, params in enumerate(KINDS.values())]

@@ -14,7 +14,6 @@ token by token before it is reported.
 from __future__ import annotations
 
 from collections import deque
-from itertools import islice, takewhile
 
 MIN_REPEATS = 3
 """The fewest repeats that this detection sees in time."""
@@ -68,7 +67,7 @@ class _Scale:
     Attributes:
         distance: how far back it is, if that is from `length / 2` (which is the part of the next
             smaller scale) to `length`; else 0.
-        run: how many tokens up to the last equal those `distance` before.
+        run: how many tokens up to the last equal those `distance` before, as far as was watched.
     """
 
     def __init__(self, length: int) -> None:
@@ -96,7 +95,7 @@ class _Scale:
         elif distance == self.distance:
             self.run += 1
         else:
-            self.distance, self.run = distance, _run(tokens, distance)
+            self.distance, self.run = distance, self.length
         self._remember(count)
 
     def _remember(self, count: int) -> None:
@@ -107,9 +106,3 @@ class _Scale:
             old = self._order.popleft()
             if self._seen[old] == count - self.length:
                 del self._seen[old]
-
-
-def _run(tokens: list[int], distance: int) -> int:
-    """How many tokens up to the last equal those `distance` before."""
-    pairs = zip(reversed(tokens), islice(reversed(tokens), distance, None), strict=False)
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
