@@ -93,7 +93,9 @@ def encode(dialect: str, pieces: Iterable[str], with_ids: bool = True) -> list[i
 def spelled(dialect: str, text: str) -> list[int]:
     """Token ids of a text whose markers are spelled by ordinary tokens."""
     made_with = tokenizer(dialect)
-    return [id for character in text for id in made_with.encode(character, add_special_tokens=False)]
+    return [
+        id for character in text for id in made_with.encode(character, add_special_tokens=False)
+    ]
 
 
 def events(

@@ -133,7 +133,7 @@ def test_several_calls_with_text_and_thought() -> None:
 
 
 def test_spaces_where_a_model_puts_them() -> None:
-    found = answer("gemma4", f"<|tool_call> call: get_weather { '{' } city : {Q}x{Q} }} <tool_call|>")
+    found = answer("gemma4", f"<|tool_call> call: get_weather {'{'} city : {Q}x{Q} }} <tool_call|>")
     assert [c.arguments for c in found.tool_calls] == ['{"city": "x"}']
 
 

@@ -1,0 +1,269 @@
+"""The other dialects, case by case: with their markers as tokens, and as text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from quire.request import FinishReason
+from quire.text.output import Answer, fold
+from tests.text.dialects.scripts import answer, events, spelled
+
+Calls = list[tuple[str, Any]]
+
+WEATHER: Calls = [("get_weather", {"city": "Tokyo"})]
+HERMES = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Tokyo"}}\n</tool_call>'
+XML = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nTokyo\n</parameter>\n"
+    "</function>\n</tool_call>"
+)
+V3 = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    '{"city": "Tokyo"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
+)
+V31 = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    '{"city": "Tokyo"}<｜tool▁call▁end｜>'
+)
+GLM = "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Tokyo</arg_value>\n</tool_call>"
+KIMI = (
+    "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+    '<|tool_call_argument_begin|>{"city": "Tokyo"}<|tool_call_end|>'
+)
+MINIMAX = (
+    '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Tokyo</parameter>\n'
+    "</invoke>\n</minimax:tool_call>"
+)
+HARMONY = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+HARMONY_CALL = (
+    "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    '{"city": "Tokyo"}<|call|>'
+)
+ASSISTANT = "<|start|>user<|message|>hi<|end|><|start|>assistant"
+
+
+def calls_of(found: Answer) -> Calls:
+    return [(call.name, json.loads(call.arguments)) for call in found.tool_calls]
+
+
+CASES: list[tuple[str, str, str, str, Calls]] = [
+    ("none", "<think>a</think><tool_call>", "", "<think>a</think><tool_call>", []),
+    # Qwen
+    ("qwen3", "<think>\nHm.\n</think>\n\nFour.\n", "Hm.", "Four.\n", []),
+    ("qwen3", "<think>\n\n</think>\n\nFour.", "", "Four.", []),
+    ("qwen3", "Hi\n" + HERMES + "\n" + HERMES, "", "Hi", WEATHER * 2),
+    ("qwen3", "<think>\nHm.</think>\n\n" + XML, "Hm.", "", WEATHER),
+    ("qwen3", "<think>\nHm." + HERMES + "ok", "Hm.", "ok", WEATHER),
+    ("qwen3", "a" + HERMES + "\nb", "", "a\nb", WEATHER),
+    (
+        "qwen3",
+        '<tool_call>{"name": "now", "arguments": {"x": "a</tool_call>b"}}</tool_call>',
+        "",
+        "",
+        [("now", {"x": "a</tool_call>b"})],
+    ),
+    ("qwen3", '<tool_call>{"name": "now"}</tool_call>', "", "", [("now", {})]),
+    ("qwen3", '<tool_call>{"name": "now", "arguments": "{}"}</tool_call>', "", "", [("now", {})]),
+    ("qwen3", '<tool_call>{"name": "now", "arguments": {"a":\t"b\nc"}}', "", "", [
+        ("now", {"a": "b\nc"}),
+    ]),
+    # Qwen coder
+    ("qwen3_coder", "I'll look.\n" + XML, "", "I'll look.", WEATHER),
+    ("qwen3_coder", XML.removeprefix("<tool_call>\n"), "", "", WEATHER),
+    ("qwen3_coder", XML + XML.removeprefix("<tool_call>\n") + "x", "", "x", WEATHER * 2),
+    (
+        "qwen3_coder",
+        "<tool_call><function=get_weather><parameter=city>\na\n</parameter>b</parameter>"
+        "<parameter=days>2</parameter><parameter=tags>[\"x\"]</parameter>"
+        "<parameter=exact>True</parameter><parameter=limit>null</parameter>"
+        "<parameter=where>{\"zip\": \"1\"}</parameter></function></tool_call>",
+        "",
+        "",
+        [("get_weather", {
+            "city": "a\n</parameter>b", "days": 2, "tags": ["x"], "exact": True, "limit": None,
+            "where": {"zip": "1"},
+        })],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call><function=get_weather><parameter=city>\nx\n<parameter=days>2\n</function>"
+        "</tool_call>",
+        "",
+        "",
+        [("get_weather", {"city": "x", "days": 2})],
+    ),
+    ("qwen3_coder", "<tool_call><function=now></function></tool_call>", "", "", [("now", {})]),
+    # Llama
+    ("llama3", '{"name": "get_weather", "parameters": {"city": "Tokyo"}}', "", "", WEATHER),
+    ("llama3", '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Tokyo"}}', "", "",
+     WEATHER),
+    ("llama3", '{"name": "get_weather", "parameters": {"city": "Tokyo"}}; {"type": "function", '
+     '"name": "now", "parameters": {}}', "", "", [*WEATHER, ("now", {})]),
+    ("llama3", '{"function": {"name": "now", "arguments": {}}}', "", "", [("now", {})]),
+    ("llama3", "[get_weather(city='Tokyo'), now()]", "", "", [*WEATHER, ("now", {})]),
+    ("llama3", " [db.find(a=-1, b=[1, {'x': None}], c=true)]", "",
+     " [db.find(a=-1, b=[1, {'x': None}], c=true)]", []),
+    ("llama3", "[get_weather(city=\"it's )] x\", days=-1, limit=None, exact=true)]", "", "", [
+        ("get_weather", {"city": "it's )] x", "days": -1, "limit": None, "exact": True}),
+    ]),
+    ("llama3", '{"name": "Alice", "age": 3}', "", '{"name": "Alice", "age": 3}', []),
+    ("llama3", '{"answer": [1, 2]}', "", '{"answer": [1, 2]}', []),
+    ("llama3", "[1, 2, 3]", "", "[1, 2, 3]", []),
+    ("llama3", "[get_weather(Tokyo)]", "", "[get_weather(Tokyo)]", []),
+    ("llama3", "Say {\"name\": \"now\"}", "", "Say {\"name\": \"now\"}", []),
+    ("llama3", "[", "", "[", []),
+    # Mistral
+    ("mistral", "[THINK]Hm.[/THINK]Four.", "Hm.", "Four.", []),
+    ("mistral", '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Tokyo"}}]', "", "",
+     WEATHER),
+    ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}, "id": "abc"}, {"name": "now"}]', "",
+     "", [("now", {}), ("now", {})]),
+    ("mistral", 'Ok.[TOOL_CALLS]get_weather[ARGS]{"city": "Tokyo"}[TOOL_CALLS]now[ARGS]{}', "",
+     "Ok.", [*WEATHER, ("now", {})]),
+    ("mistral", '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Tokyo"}', "", "", WEATHER),
+    ("mistral", '[TOOL_CALLS]get_weather{"city": "Tokyo"}', "", "", WEATHER),
+    ("mistral", '[TOOL_CALLS]now[ARGS]{"a": "[TOOL_CALLS]"}', "", "",
+     [("now", {"a": "[TOOL_CALLS]"})]),
+    # DeepSeek
+    ("deepseek", "<think>\nHm.\n</think>\n\nFour.", "Hm.", "Four.", []),
+    ("deepseek", "Ok." + V3, "", "Ok.", WEATHER),
+    ("deepseek", V31 + V31[len("<｜tool▁calls▁begin｜>") :] + "<｜tool▁calls▁end｜>", "", "",
+     WEATHER * 2),
+    # GLM
+    ("glm4", "<think>Hm.</think>\n" + GLM + "\n" + GLM, "Hm.", "", WEATHER * 2),
+    ("glm4", GLM.replace("\n", ""), "", "", WEATHER),
+    ("glm4", "<tool_call>now</tool_call>", "", "", [("now", {})]),
+    ("glm4", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>1</arg_value>"
+     "<arg_key>days</arg_key><arg_value>1</arg_value><arg_key>new</arg_key><arg_value>[1]"
+     "</arg_value></tool_call>", "", "", [("get_weather", {"city": "1", "days": 1, "new": [1]})]),
+    # Granite
+    ("granite", "Here is my thought process: Hm. Here is my response: Four.", " Hm.", " Four.", []),
+    ("granite", "Say: Here is my response: Four.", "", "Say: Here is my response: Four.", []),
+    ("granite", "<think>Hm.</think><response>Four.</response>", "Hm.", "Four.", []),
+    ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Tokyo"}}]', "", "",
+     WEATHER),
+    ("granite", HERMES, "", "", WEATHER),
+    # Kimi
+    ("kimi_k2", "<think>Hm.</think>Ok." + KIMI + "<|tool_calls_section_end|>", "Hm.", "Ok.", WEATHER),
+    ("kimi_k2", KIMI + KIMI[len("<|tool_calls_section_begin|>") :], "", "", WEATHER * 2),
+    # MiniMax
+    ("minimax", "<think>\nHm.\n</think>\n\n" + MINIMAX, "Hm.", "", WEATHER),
+    ("minimax", MINIMAX.replace("</minimax", MINIMAX[20:-20] + "</minimax"), "", "", WEATHER * 2),
+    # gpt-oss
+    ("harmony", HARMONY + "<|channel|>final<|message|>Four.<|return|>", "Hm.", "Four.", []),
+    ("harmony", HARMONY + HARMONY_CALL, "Hm.", "", WEATHER),
+    ("harmony", HARMONY + "<|channel|>commentary<|message|>I'll look.<|end|><|start|>assistant"
+     + HARMONY_CALL, "Hm.", "I'll look.", WEATHER),
+    ("harmony", " to=functions.get_weather<|channel|>commentary json<|message|>"
+     '{"city": "Tokyo"}<|call|>', "", "", WEATHER),
+    ("harmony", "<|channel|>commentary<|message|>One.<|end|><|start|>assistant<|channel|>final"
+     "<|message|>Two.<|return|>", "", "One.\n\nTwo.", []),
+    ("harmony", "<|channel|>final<|message|>say <|call|>", "", "say ", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+@pytest.mark.parametrize(("dialect", "text", "reasoning", "content", "calls"), CASES)
+def test_cases(
+    dialect: str, text: str, reasoning: str, content: str, calls: Calls, with_ids: bool
+) -> None:
+    if dialect == "harmony" and not with_ids:
+        text = "<|start|>assistant" + text  # without ids the prompt's tail cannot be known
+    found = answer(
+        dialect, text, prompt=ASSISTANT if dialect == "harmony" else "", with_ids=with_ids
+    )
+    assert (found.reasoning, found.text) == (reasoning, content)
+    assert calls_of(found) == calls
+
+
+MALFORMED = [
+    ("qwen3", "<tool_call>prose</tool_call>"),
+    ("qwen3", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
+    ("qwen3", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
+    ("qwen3", '<tool_call>{"name": "f", "arguments": {}</tool_call>'),
+    ("qwen3", '<tool_call>{"arguments": {}}</tool_call>'),
+    ("qwen3", "<tool_call>" + '{"name":' * 3000 + "</tool_call>"),
+    ("qwen3_coder", "<tool_call>\n<function=f>\nprose</function>\n</tool_call>"),
+    ("qwen3_coder", "<function=\n"),
+    ("mistral", "[TOOL_CALLS](now)"),
+    ("mistral", '[TOOL_CALLS]now[ARGS]["a"]'),
+    ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{1}<｜tool▁call▁end｜>"),
+    ("glm4", "<tool_call>get weather</tool_call>"),
+    ("glm4", "<tool_call>f<arg_value>1</arg_value></tool_call>"),
+    ("granite", "<|tool_call|>prose"),
+    ("kimi_k2", "<|tool_call_begin|>f:0<|tool_call_argument_begin|>x<|tool_call_end|>"),
+    ("minimax", '<minimax:tool_call><invoke name="f">x</invoke></minimax:tool_call>'),
+    ("harmony", "<|channel|>commentary to=functions.f<|message|>{prose<|call|>"),
+    ("harmony", "plain words"),
+]
+
+
+@pytest.mark.parametrize(("dialect", "text"), MALFORMED)
+def test_malformed_calls_are_text(dialect: str, text: str) -> None:
+    found = answer(dialect, text, prompt=ASSISTANT if dialect == "harmony" else "")
+    assert (found.text, found.tool_calls) == (text, [])
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("qwen3", HERMES),
+        ("qwen3_coder", XML),
+        ("llama3", '{"name": "get_weather", "parameters": {"city": "Tokyo"}}'),
+        ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Tokyo"}'),
+        ("deepseek", V3),
+        ("glm4", GLM),
+        ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Tokyo"}}]'),
+        ("kimi_k2", KIMI),
+        ("minimax", MINIMAX),
+        ("harmony", HARMONY_CALL),
+    ],
+)
+def test_cut_off_anywhere_leaves_a_whole_call_or_none(dialect: str, text: str) -> None:
+    prompt = ASSISTANT if dialect == "harmony" else ""
+    for end in range(1, len(text) - 1):
+        found = answer(dialect, text[:end], prompt=prompt, finish=FinishReason.LENGTH)
+        assert calls_of(found) in ([], WEATHER)
+        assert found.finish is not None
+        assert found.finish.reason is FinishReason.LENGTH
+    assert calls_of(answer(dialect, text, prompt=prompt)) == WEATHER
+
+
+@pytest.mark.parametrize(
+    ("dialect", "prompt", "thinks"),
+    [
+        ("qwen3", "<|im_start|>assistant\n<think>\n", True),
+        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+        ("qwen3", "<|im_start|>user\n<think>\n<|im_end|>\n<|im_start|>assistant\n", False),
+        ("deepseek", "hi<｜Assistant｜><think>\n", True),
+        ("deepseek", "<think><｜Assistant｜></think>", False),
+        ("mistral", "[INST][THINK]hi[/INST]", False),
+        ("harmony", "<|start|>assistant<|channel|>analysis<|message|>", True),
+        ("harmony", "<|start|>assistant<|channel|>final<|message|>", False),
+        ("harmony", "<|start|>user<|channel|>analysis<|message|>x<|end|>", False),
+    ],
+)
+def test_starts_as_the_prompt_ends(dialect: str, prompt: str, thinks: bool) -> None:
+    found = answer(dialect, "x", prompt=prompt)
+    assert (found.reasoning, found.text) == (("x", "") if thinks else ("", "x"))
+    assert found.finish is not None
+    assert found.finish.usage.reasoning_tokens == (1 if thinks else 0)
+
+
+@pytest.mark.parametrize(
+    ("dialect", "text"), [("qwen3", "<think>a</think>" + HERMES), ("kimi_k2", KIMI)]
+)
+def test_markers_spelled_by_ordinary_tokens_are_text(dialect: str, text: str) -> None:
+    found = fold(events(dialect, spelled(dialect, text)))
+    assert (found.text, found.reasoning, found.tool_calls) == (text, "", [])
+
+
+def test_ids_that_a_model_gives_are_kept() -> None:
+    assert answer("kimi_k2", KIMI).tool_calls[0].id == "functions.get_weather:0"
+    given = answer("mistral", "[TOOL_CALLS]now[CALL_ID]abcdefghi[ARGS]{}").tool_calls[0].id
+    assert given == "abcdefghi"
+    made = answer("mistral", "[TOOL_CALLS]now[ARGS]{}").tool_calls[0].id
+    assert len(made) == 9
+    assert made.isalnum()
