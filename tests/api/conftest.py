@@ -12,13 +12,10 @@ import pytest
 import quire
 from quire.api.app import build_app
 from quire.config import ServerConfig
+from quire.engine.assembly import assemble
 from quire.engine.interface import ModelInfo
-from quire.engine.service import Service
 from quire.request import Request
-from quire.text.dialects.gemma4 import GEMMA4
-from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
-from tests.support.plain_source import plain_sources
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import serving
 
@@ -71,17 +68,9 @@ def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
                 kv_formats=FORMATS,
             )
             engine = ScriptedEngine(info, chosen if callable(chosen) else lambda _: chosen)
-            template = ChatTemplate.open(MODEL, tokenizer.special_tokens)
-            service = Service(
-                engine,
-                tokenizer,
-                template,
-                GEMMA4,
-                GEMMA4,
-                plain_sources(tokenizer),
-                name="quire-demo",
-            )
-            url = stack.enter_context(serving(build_app(service, config or ServerConfig())))
+            settings = config or ServerConfig()
+            service = assemble(engine, "quire-demo", settings)
+            url = stack.enter_context(serving(build_app(service, settings)))
             return Served(url, engine, tokenizer)
 
         yield start

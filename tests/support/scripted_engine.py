@@ -16,8 +16,8 @@ class Script:
     """What a request gets.
 
     Attributes:
-        tokens: emitted one output each, `group` tokens an output; cut at the request's max_tokens
-            and at its stop tokens, as an engine does.
+        tokens: emitted `group` an output; cut at the request's max_tokens and at its stop tokens,
+            as an engine does, and followed by a stop token.
         delay_s: before each output.
         error: ends the request after the tokens.
         silent: never ends after the tokens, until it is aborted.
@@ -95,23 +95,22 @@ class ScriptedEngine:
                 **more,  # type: ignore[arg-type]
             )
 
-        tokens, finish = _cut(request, script.tokens)
+        tokens, finish = script.tokens, None
+        if not script.silent and script.error is None:
+            tokens, finish = _cut(request, tokens)
         groups = [tokens[i : i + script.group] for i in range(0, len(tokens), script.group)]
         for number, group in enumerate(groups):
             await asyncio.sleep(script.delay_s)
             if ticket.aborted:
                 break
-            last = number == len(groups) - 1 and not script.silent and script.error is None
-            ticket.put(output(group, finish=finish if last else None))
-            ticket.ended = last
+            ticket.ended = number == len(groups) - 1 and finish is not None
+            ticket.put(output(group, finish=finish if ticket.ended else None))
         while script.silent and not ticket.aborted:
             await asyncio.sleep(0.002)
         if ticket.aborted and not ticket.ended:
             ticket.put(output(finish=FinishReason.ABORT))
         elif script.error is not None:
             ticket.put(output(finish=FinishReason.ERROR, error=script.error))
-        elif not groups:
-            ticket.put(output(finish=FinishReason.STOP))
         ticket.ended = True
 
     async def stats(self) -> EngineStats:
@@ -129,12 +128,13 @@ class ScriptedEngine:
 
 
 def _cut(request: Request, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], FinishReason]:
+    """The tokens up to the first that ends the answer; one is added if the script has none."""
+    if len(tokens) < request.max_tokens and request.stop_token_ids:
+        tokens = (*tokens, min(request.stop_token_ids))
     for index, token in enumerate(tokens[: request.max_tokens]):
         if token in request.stop_token_ids:
             return tokens[: index + 1], FinishReason.STOP
-    if len(tokens) >= request.max_tokens:
-        return tokens[: request.max_tokens], FinishReason.LENGTH
-    return tokens, FinishReason.STOP
+    return tokens[: request.max_tokens], FinishReason.LENGTH
 
 
 def _logprobs(request: Request, tokens: Sequence[int]) -> tuple[TokenLogprobs, ...]:

@@ -21,7 +21,7 @@ from quire.api.errors import openai_body
 from quire.api.render import chat_logprobs, finish_reason, stop_reason, usage_body
 from quire.api.schema import GenerationFields, TokenCount, Wire, tag_by_type
 from quire.api.sse import EventStream, compact, quoted, run_headers
-from quire.api.whole import collect, fold
+from quire.api.whole import collect
 from quire.engine.runs import ChoiceEvent, Run
 from quire.engine.service import (
     RESERVED_VARIABLES,
@@ -41,6 +41,7 @@ from quire.text.events import (
     ToolCallBegun,
     ToolCallEnded,
 )
+from quire.text.output import Answer
 from quire.text.tokenizer import Tokenizer
 
 
@@ -307,10 +308,10 @@ class ChatChunks:
 
 
 def _choice(
-    index: int, events: list[Event], tokenizer: Tokenizer, *, with_logprobs: bool
+    index: int, answer: Answer, tokenizer: Tokenizer, *, with_logprobs: bool
 ) -> dict[str, Any]:
     """One choice of a whole answer."""
-    answer = fold(events)
+    assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
     calls = [
         {
             "id": call.id,
@@ -328,13 +329,13 @@ def _choice(
         message |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
     if calls:
         message["tool_calls"] = calls
-    entries = [entry for event in events if isinstance(event, Text) for entry in event.logprobs]
+    logprobs = {"content": chat_logprobs(tokenizer, answer.logprobs)} if with_logprobs else None
     return {
         "index": index,
         "message": message,
-        "logprobs": {"content": chat_logprobs(tokenizer, entries)} if with_logprobs else None,
-        "finish_reason": finish_reason(answer.end),
-        "stop_reason": stop_reason(answer.end),
+        "logprobs": logprobs,
+        "finish_reason": finish_reason(answer.finish),
+        "stop_reason": stop_reason(answer.finish),
     }
 
 
@@ -359,10 +360,10 @@ class Chat:
         if fields.stream:
             usage = fields.include_usage()
             return EventStream(run, ChatChunks(identity, run, tokenizer, usage=usage))
-        events = await collect(request, run)
+        answers = await collect(request, run)
         choices = [
             _choice(index, each, tokenizer, with_logprobs=fields.logprobs is True)
-            for index, each in enumerate(events)
+            for index, each in enumerate(answers)
         ]
         body = {
             **identity,

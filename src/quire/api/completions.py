@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
@@ -26,6 +26,7 @@ from quire.engine.service import Generation, Service
 from quire.errors import RequestError
 from quire.request import TokenLogprobs
 from quire.text.events import Event, Failed, Finished, Text
+from quire.text.output import Answer
 from quire.text.tokenizer import Tokenizer
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -112,7 +113,7 @@ class LogprobsWriter:
         self._tokenizer = tokenizer
         self._offset = 0
 
-    def write(self, entries: tuple[TokenLogprobs, ...]) -> dict[str, Any]:
+    def write(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """OpenAI's four parallel lists for the next tokens."""
         names = [token_text(self._tokenizer, entry.token_id) for entry in entries]
         offsets = []
@@ -188,20 +189,15 @@ class CompletionChunks:
         return self._constant + b'],"usage":' + usage + b"}\n\ndata: [DONE]\n\n"
 
 
-def _choice(
-    index: int, events: list[Event], echo: str, writer: LogprobsWriter | None
-) -> dict[str, Any]:
+def _choice(index: int, answer: Answer, echo: str, writer: LogprobsWriter | None) -> dict[str, Any]:
     """One choice of a whole answer."""
-    texts = [event for event in events if isinstance(event, Text)]
-    end = events[-1]
-    assert isinstance(end, Finished)  # `collect` raises for the other terminal event
-    entries = tuple(entry for event in texts for entry in event.logprobs)
+    assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
     return {
         "index": index,
-        "text": echo + "".join(event.text for event in texts),
-        "logprobs": None if writer is None else writer.write(entries),
-        "finish_reason": finish_reason(end),
-        "stop_reason": stop_reason(end),
+        "text": echo + answer.text,
+        "logprobs": None if writer is None else writer.write(answer.logprobs),
+        "finish_reason": finish_reason(answer.finish),
+        "stop_reason": stop_reason(answer.finish),
     }
 
 
@@ -228,7 +224,7 @@ class Completions:
                 identity, run, service.tokenizer, echoes=echoes, usage=fields.include_usage()
             )
             return EventStream(run, chunks)
-        events = await collect(request, run)
+        answers = await collect(request, run)
         choices = [
             _choice(
                 index,
@@ -236,7 +232,7 @@ class Completions:
                 echoes[index] if echoes is not None else "",
                 None if fields.logprobs is None else LogprobsWriter(service.tokenizer),
             )
-            for index, each in enumerate(events)
+            for index, each in enumerate(answers)
         ]
         body = {**identity, "choices": choices, "usage": usage_body(run.usage)}
         return JSONResponse(body, headers=run_headers(run))

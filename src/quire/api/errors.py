@@ -47,7 +47,7 @@ def failure_of(error: Exception) -> Failure:
         case RunFailed():
             return error.failure
         case EngineFailure():
-            return Failure(str(error), 503, "server_error", code="engine_failed")
+            return Failure(str(error), 503, "server_error", code="engine_failure")
         case HTTPException(status_code=404):
             return Failure("There is no such route.", 404, "not_found_error", code="unknown_url")
         case HTTPException():

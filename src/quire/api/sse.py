@@ -116,5 +116,8 @@ class EventStream(Response):
 
 def _refusal(batch: list[ChoiceEvent]) -> Failed | None:
     """The failure that a stream begins with, if it does."""
-    first = batch[0][1]
-    return first if isinstance(first, Failed) else None
+    match batch[:1]:
+        case [(_, Failed() as failed)]:
+            return failed
+        case _:
+            return None

@@ -89,16 +89,17 @@ class Choice:
     async def batches(self) -> AsyncGenerator[list[Event], None]:
         """All events that are ready at each wake-up; the last batch ends with the terminal one.
 
+        The first batch comes with the first token, and is empty if that token says nothing yet.
         What waits while a slow reader holds up its stream comes as one batch, merged.
         """
         try:
             async for output in self._ticket:
+                begun = self.first_token_s is not None
                 waiting = self._ticket.take()
                 events = self._feed(output) if not waiting else self._feed_all([output, *waiting])
-                if not events:
-                    continue
-                yield events
-                if isinstance(events[-1], Finished | Failed):
+                if events or not begun:
+                    yield events
+                if self.end is not None:
                     return
             yield [self._fail("The engine ended the request without saying why.")]
         finally:
@@ -108,7 +109,7 @@ class Choice:
         events: list[Event] = []
         for output in outputs:
             events += self._feed(output)
-            if events and isinstance(events[-1], Finished | Failed):
+            if self.end is not None:
                 break
         return merge(events)
 

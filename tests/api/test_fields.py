@@ -1,0 +1,279 @@
+"""Every field is honoured, refused by name, or known to change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
+from openai.types.completion_create_params import (
+    CompletionCreateParamsNonStreaming as TextParams,
+)
+
+from quire.api.chat import ChatRequest
+from quire.api.completions import CompletionRequest
+from quire.config import ServerConfig
+from tests.api.conftest import Serve
+
+ASK = [{"role": "user", "content": "Hi."}]
+
+
+def post(url: str, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
+    if path.endswith("chat/completions"):
+        body.setdefault("messages", ASK)
+    return httpx.post(f"{url}{path}", json=body, timeout=20)
+
+
+def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    error: dict[str, Any] = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def test_the_schemas_know_every_field_of_the_official_sdk() -> None:
+    chat = set(CompletionCreateParamsNonStreaming.__annotations__) | {"stream"}
+    for parent in CompletionCreateParamsNonStreaming.__orig_bases__:  # type: ignore[attr-defined]
+        chat |= set(parent.__annotations__)
+    assert chat - set(ChatRequest.model_fields) == set()
+    text = set(TextParams.__annotations__) | {"stream"}
+    for parent in TextParams.__orig_bases__:  # type: ignore[attr-defined]
+        text |= set(parent.__annotations__)
+    assert text - set(CompletionRequest.model_fields) == set()
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
+WRONG = [
+    ({"messages": []}, "messages", "array_below_min_length"),
+    ({"messages": "hi"}, "messages", "invalid_type"),
+    ({"messages": None}, "messages", "invalid_type"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "invalid_value"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "invalid_type"),
+    (
+        {"messages": [*ASK, {"role": "user", "content": [{"type": "smell"}]}]},
+        "messages[1].content[0].type",
+        "invalid_value",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "x", "mood": 1}]},
+        "messages[0].mood",
+        "unknown_parameter",
+    ),
+    ({"temperature": 2.5}, "temperature", "above_max_value"),
+    ({"temperature": "hot"}, "temperature", "invalid_type"),
+    ({"temperature": True}, "temperature", "invalid_type"),
+    ({"top_p": 0}, "top_p", "below_min_value"),
+    ({"max_tokens": 0}, "max_tokens", "below_min_value"),
+    ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
+    ({"n": 0}, "n", "below_min_value"),
+    ({"seed": 2**70}, "seed", "above_max_value"),
+    ({"stop": [""]}, "stop[0]", "string_below_min_length"),
+    ({"stop": 5}, "stop", "invalid_type"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"99999999": 1}}, "logit_bias", "invalid_value"),
+    ({"logit_bias": {"5": 101}}, "logit_bias.5", "above_max_value"),
+    ({"top_logprobs": 3}, "top_logprobs", "invalid_value"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "above_max_value"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+    ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
+    ({"tool_choice": "maybe"}, "tool_choice", "invalid_value"),
+    (
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+        "tool_choice",
+        "invalid_value",
+    ),
+    ({"tools": [{"type": "search"}]}, "tools[0].type", "invalid_value"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 5}}},
+        "response_format.json_schema.schema",
+        "invalid_type",
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "nonsense"}},
+            }
+        },
+        "response_format",
+        "invalid_schema",
+    ),
+    ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
+    ({"modalities": ["audio"]}, "modalities[0]", "invalid_value"),
+    ({"functions": []}, "functions", "unsupported_parameter"),
+    ({"function_call": "auto"}, "function_call", "unsupported_parameter"),
+    ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
+    ({"verbosity": "high"}, "verbosity", "invalid_value"),
+    ({"beam_width": 4}, "beam_width", "unknown_parameter"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", None),
+    ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs.self", None),
+    ({"chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs.mood", None),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+            ]
+        },
+        "messages[0].content[0]",
+        "unsupported_content",
+    ),
+    (
+        {
+            "messages": [
+                {
+                    "role": "assistant",
+                    "tool_calls": [
+                        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}
+                    ],
+                }
+            ]
+        },
+        "messages[0].tool_calls[0].function.arguments",
+        "invalid_value",
+    ),
+]
+
+
+def test_what_is_wrong_is_named(serve: Serve) -> None:
+    served = serve()
+    for body, param, code in WRONG:
+        error = error_of(post(served.url, **body))
+        assert error["param"] == param, (body, error)
+        assert code is None or error["code"] == code, (body, error)
+        assert error["type"] == "invalid_request_error"
+        assert param in error["message"] or param.split("[")[0] in error["message"]
+    assert served.engine.requests == []
+
+
+def test_a_refused_field_may_be_null(serve: Serve) -> None:
+    nothing = dict.fromkeys(set(ChatRequest.model_fields) - {"messages"})
+    assert post(serve().url, **nothing).status_code == 200
+
+
+def test_fields_without_effect_are_accepted(serve: Serve) -> None:
+    answer = post(
+        serve().url,
+        user="me",
+        metadata={"a": "b"},
+        store=True,
+        service_tier="flex",
+        safety_identifier="x",
+        prompt_cache_key="k",
+        prompt_cache_retention="24h",
+        prompt_cache_options={"mode": "implicit"},
+        prediction={"type": "content", "content": "x"},
+        verbosity="medium",
+        modalities=["text"],
+        parallel_tool_calls=True,
+        stream_options=None,
+    )
+    assert answer.status_code == 200, answer.text
+
+
+def test_unknown_fields_pass_where_the_operator_says_so(serve: Serve) -> None:
+    served = serve(config=ServerConfig(strict_fields=False))
+    messages = [{"role": "user", "content": "Hi.", "mood": 1}]
+    answer = post(
+        served.url, messages=messages, beam_width=4, chat_template_kwargs={"mood": 1}, top_k=3
+    )
+    assert answer.status_code == 200, answer.text
+    assert served.engine.requests[0].sampling.top_k == 3
+    assert error_of(post(served.url, beam_width=4, temperature=9))["param"] == "temperature"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b'{"messages": NaN}', b"\xff", b'{"a": "\\ud800"}', b"[" * 9999],
+)
+def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> None:
+    answer = httpx.post(f"{serve().url}/v1/chat/completions", content=body)
+    assert error_of(answer)["code"] in ("invalid_json", "invalid_type")
+
+
+FORMATS = [
+    ({"kv_bits": 4}, "page-4"),
+    ({"kv_bits": 8.0}, "page-8"),
+    ({"kv_bits": "8/4"}, "page-8/4"),
+    ({"kv_bits": "4", "kv_scheme": "page"}, "page-4"),
+    ({"kv_bits": 4, "kv_scheme": "uniform"}, "uniform-4-g64"),
+    ({"kv_bits": "none"}, "plain"),
+    ({"kv_bits": 0}, "plain"),
+    ({"kv_scheme": "plain"}, "plain"),
+    ({}, None),
+]
+
+
+@pytest.mark.parametrize("as_header", [False, True])
+def test_the_kv_format_is_chosen_by_field_or_header(serve: Serve, as_header: bool) -> None:
+    served = serve()
+    for fields, name in FORMATS:
+        headers = {f"x-quire-{k.replace('_', '-')}": str(v) for k, v in fields.items()}
+        answer = httpx.post(
+            f"{served.url}/v1/chat/completions",
+            json={"messages": ASK, **({} if as_header else fields)},
+            headers=headers if as_header else {},
+        )
+        assert answer.status_code == 200, answer.text
+        chosen = served.engine.requests[-1].kv_format
+        assert (None if chosen is None else chosen.name) == name
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "offered"),
+    [
+        ({"kv_bits": 7}, "kv_bits", "4, 8, 8/4, none"),
+        ({"kv_bits": "x"}, "kv_bits", "4, 8, 8/4, none"),
+        ({"kv_bits": 8, "kv_scheme": "uniform"}, "kv_bits", "4, none"),
+        ({"kv_scheme": "page"}, "kv_bits", "4, 8, 8/4, none"),
+        ({"kv_scheme": "zip", "kv_bits": 4}, "kv_scheme", "plain, page, uniform"),
+    ],
+)
+def test_a_kv_format_that_is_not_offered_is_refused(
+    serve: Serve, fields: dict[str, Any], param: str, offered: str
+) -> None:
+    error = error_of(post(serve().url, **fields))
+    assert (error["param"], error["code"]) == (param, f"invalid_{param}")
+    assert offered in error["message"]
+
+
+def test_messages_reach_the_template(serve: Serve) -> None:
+    served = serve()
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "One"}, {"type": "text", "text": "two"}],
+        },
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+        {"role": "user", "content": "Thanks."},
+    ]
+    tool = {"type": "function", "function": {"name": "add", "description": "Adds."}}
+    assert post(served.url, messages=messages, tools=[tool]).status_code == 200
+    prompt = served.tokenizer.decode(served.engine.requests[0].prompt)
+    for piece in (
+        "<|turn>system\nBe brief.",
+        "declaration:add{",
+        "<|turn>user\nOne\ntwo<turn|>",
+        "<|tool_call>call:add{a:1}<tool_call|>",
+        "response:add{",
+    ):
+        assert piece in prompt
+    assert post(served.url, messages=messages, tools=[tool], tool_choice="none").status_code == 200
+    assert "declaration" not in served.tokenizer.decode(served.engine.requests[1].prompt)
+
+
+def test_the_billing_header_of_an_agent_does_not_reach_the_prompt(serve: Serve) -> None:
+    served = serve()
+    for stamp in ("cch=36ee5;", "cch=99999;"):
+        header = f"x-anthropic-billing-header: cc_version=2.1; {stamp}"
+        system = [{"type": "text", "text": header}, {"type": "text", "text": "Be kind."}]
+        post(served.url, messages=[{"role": "system", "content": system}, *ASK])
+    first, second = (request.prompt for request in served.engine.requests)
+    assert first == second
