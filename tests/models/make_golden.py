@@ -24,6 +24,8 @@ _CONFIG_CLASSES = {
     "gemma4_text": transformers.Gemma4TextConfig,
     "llama": transformers.LlamaConfig,
     "qwen3": transformers.Qwen3Config,
+    "qwen3_5_moe_text": transformers.Qwen3_5MoeTextConfig,
+    "qwen3_5_text": transformers.Qwen3_5TextConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
 }
 
@@ -40,6 +42,12 @@ def reference_for(name: str) -> torch.nn.Module:
         parts = [weights.pop(f"{base}.{part}_proj.weight") for part in ("gate", "up", "down")]
         weights[f"{base}.gate_up_proj"] = torch.cat(parts[:2], dim=1)
         weights[f"{base}.down_proj"] = parts[2]
+    if config["model_type"].startswith("qwen3_5"):
+        for key in weights:
+            if key.endswith(".conv1d.weight"):
+                weights[key] = weights[key].transpose(-1, -2).contiguous()
+            elif key.endswith("norm.weight") and not key.endswith("linear_attn.norm.weight"):
+                weights[key] = weights[key] - 1.0
     if config["tie_word_embeddings"]:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     reference = transformers.AutoModelForCausalLM.from_config(

@@ -40,10 +40,10 @@ def _nested(config: Any) -> bool:
 
 def _draw(name: str, weight: torch.Tensor) -> torch.Tensor:
     noise = torch.randn_like(weight)
-    if name.endswith("bias"):
-        return 0.1 * noise
-    if weight.ndim == 1:
-        return 1.0 + 0.1 * noise
+    if name.endswith("conv1d.weight"):
+        return 0.6 * noise
+    if weight.ndim == 1:  # biases and zero-centred norms start at zero, the rest near one
+        return float(weight.any()) + 0.1 * noise
     if "embed" in name:
         return 0.04 * noise  # small, else a tied head repeats the token it was given
     return 1.5 * noise * weight.shape[-1] ** -0.5

@@ -4,8 +4,27 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from quire.cache.specs import LayerSpec, SharedKV, WindowKV
+from quire.cache.specs import LayerSpec, RecurrentState, SharedKV, WindowKV
 from quire.models.base import LanguageModel, RecurrentSegment
+
+
+class SoloSegment:
+    """One sequence that begins with this step."""
+
+    def __init__(self, rows: int, spec: RecurrentState, dtype: mx.Dtype) -> None:
+        self.n, self.t, self.rows = 1, rows, mx.arange(rows)
+        self.written: dict[str, mx.array] = {}
+        self._zeros = {
+            name: mx.zeros((1, *shape), dtype=mx.float32 if part == "float32" else dtype)
+            for name, shape, part in spec.arrays
+        }
+
+    def read(self, name: str) -> mx.array:
+        return self._zeros[name]
+
+    def write(self, name: str, value: mx.array) -> None:
+        assert value.shape == self._zeros[name].shape
+        self.written[name] = value
 
 
 class SoloStep:
@@ -50,7 +69,9 @@ class SoloStep:
         return out[0].swapaxes(0, 1)
 
     def recurrent(self, layer: int) -> list[RecurrentSegment]:
-        raise NotImplementedError(f"layer {layer} is not recurrent")
+        spec = self._layout[layer]
+        assert isinstance(spec, RecurrentState)
+        return [SoloSegment(len(self.tokens), spec, mx.float32)]
 
 
 def solo_logits(model: LanguageModel, tokens: list[int]) -> mx.array:

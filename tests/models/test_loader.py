@@ -184,6 +184,32 @@ def test_media_towers_and_unused_projections_are_left_out(tmp_path: Path) -> Non
     assert mx.array_equal(solo_logits(text.model, PROMPT), solo_logits(multimodal.model, PROMPT))
 
 
+def test_qwen3_5_reads_multimodal_checkpoints(tmp_path: Path) -> None:
+    text = open_model(str(tiny_model(tmp_path / "text", "qwen3_5")))
+    nested = {
+        "model_type": "qwen3_5",
+        "text_config": CONFIGS["qwen3_5"](),
+        "tie_word_embeddings": True,
+    }
+    folder = write_model(tmp_path / "nested", nested)
+    weights = {
+        name.replace("model.", "model.language_model.", 1): array
+        for name, array in _weights(folder).items()
+    }
+    for name, array in weights.items():  # as Hugging Face has them
+        if name.endswith("conv1d.weight"):
+            weights[name] = array.swapaxes(-1, -2)
+        elif name.endswith("norm.weight") and "linear_attn" not in name:
+            weights[name] = array - 1.0
+    weights |= {"model.visual.blocks.0.norm1.weight": mx.ones(2), "mtp.fc.weight": mx.ones((2, 2))}
+    _save(folder, weights | {"lm_head.weight": weights["model.language_model.embed_tokens.weight"]})
+
+    multimodal = open_model(str(folder))
+
+    difference = solo_logits(text.model, PROMPT) - solo_logits(multimodal.model, PROMPT)
+    assert mx.max(mx.abs(difference)).item() < 1e-5
+
+
 def test_broken_files_are_named(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path / "cut", "llama")
     file = folder / "model.safetensors"

@@ -20,6 +20,8 @@ from transformers import (  # noqa: E402
     Gemma4TextConfig,
     LlamaConfig,
     MistralConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -79,6 +81,8 @@ CONFIGS: dict[str, Any] = {
     "qwen3-moe-unnormalised": lambda: Qwen3MoeConfig(
         **tiny_models.qwen3_moe_config(norm_topk_prob=False)
     ),
+    "qwen3.5": lambda: Qwen3_5TextConfig(**tiny_models.qwen3_5_config()),
+    "qwen3.5-moe": lambda: Qwen3_5MoeTextConfig(**tiny_models.qwen3_5_moe_config()),
     "gemma4-31b": lambda: Gemma4TextConfig(**tiny_models.gemma4_config()),
     "gemma4-26b-a4b": lambda: Gemma4TextConfig(**tiny_models.gemma4_moe_config()),
     "gemma4-e2b": lambda: Gemma4TextConfig(**tiny_models.gemma4_ple_config()),

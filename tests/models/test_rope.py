@@ -74,3 +74,20 @@ def test_unknown_types_are_refused_by_name() -> None:
         RopeParameters.from_config({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}})
     with pytest.raises(ModelError, match="factor"):
         RopeParameters.from_config({"rope_scaling": {"rope_type": "llama3"}})
+
+
+def test_three_positions_turn_their_own_pairs() -> None:
+    rope = Rope(
+        64, RopeParameters(partial_rotary_factor=0.5, mrope_section=(6, 5, 5))
+    )  # 16 pairs: time, height, width in turn, the last ones time
+    x = mx.random.normal((1, 1, 1, 64), key=mx.random.key(3))
+
+    def moved(positions: list[int]) -> set[int]:
+        y = rope(mx.array(positions)[:, None])(x)
+        return {pair for pair in range(16) if abs((y - x)[0, 0, 0, pair].item()) > 0}
+
+    assert moved([0, 9, 0]) == set(range(1, 15, 3))
+    assert moved([0, 0, 9]) == set(range(2, 15, 3))
+    assert moved([9, 0, 0]) == set(range(0, 15, 3)) | {15}
+    same = rope(mx.array([[5], [5], [5]]))(x)
+    assert mx.array_equal(same, rope(mx.array([5]))(x))

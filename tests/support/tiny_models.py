@@ -17,7 +17,7 @@ from quire.models.registry import family
 
 VOCABULARY = 256
 WINDOW = 32
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
 def llama_config(**changes: Any) -> dict[str, Any]:
@@ -139,10 +139,58 @@ def qwen3_moe_config(**changes: Any) -> dict[str, Any]:
     return qwen3_config(**(moe | changes))
 
 
+def qwen3_5_config(**changes: Any) -> dict[str, Any]:
+    """Qwen3.5 in small: three delta-net layers, one of full attention."""
+    return {
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 1024,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [3, 3, 2],
+            "mrope_interleaved": True,
+        },
+        "layer_types": [LINEAR, LINEAR, FULL, LINEAR],
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "tie_word_embeddings": True,
+        "eos_token_id": 1,
+    } | changes
+
+
+def qwen3_5_moe_config(**changes: Any) -> dict[str, Any]:
+    """Qwen3.5 with experts, in small."""
+    moe = {
+        "model_type": "qwen3_5_moe_text",
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 48,
+    }
+    return qwen3_5_config(**(moe | changes))
+
+
 CONFIGS = {
     "llama": llama_config,
     "qwen3": qwen3_config,
     "qwen3_moe": qwen3_moe_config,
+    "qwen3_5": qwen3_5_config,
+    "qwen3_5_moe": qwen3_5_moe_config,
     "gemma4": gemma4_config,
     "gemma4_moe": gemma4_moe_config,
     "gemma4_ple": gemma4_ple_config,
@@ -157,7 +205,9 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]
     for name, place in sorted(named_parameters(model).items()):
         key, draw = mx.random.split(key)
         noise = mx.random.normal(place.shape, key=draw)
-        if place.ndim == 1:  # norms and scales stay near one
+        if name.endswith("conv1d.weight"):
+            weights[name] = 0.6 * noise
+        elif place.ndim == 1:  # norms and scales stay near one
             weights[name] = 1.0 + 0.1 * noise
         elif "embed" in name:
             weights[name] = 0.04 * noise  # small, else a tied head repeats the token it was given

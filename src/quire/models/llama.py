@@ -100,7 +100,7 @@ class Attention(Module):
 class DecoderLayer(Module):
     """Attention, then a feed-forward block, each on a normalised copy and added back."""
 
-    def __init__(self, args: LlamaArguments, attention: Attention, mlp: nn.Module) -> None:
+    def __init__(self, args: LlamaArguments, attention: Attention, mlp: Module) -> None:
         super().__init__()
         self.self_attn = attention
         self.mlp = mlp
@@ -117,7 +117,7 @@ class DecoderLayer(Module):
 class Decoder(Module):
     """Everything but the head, named as the checkpoints name it: `model.`"""
 
-    def __init__(self, args: LlamaArguments, layers: list[DecoderLayer]) -> None:
+    def __init__(self, args: LlamaArguments, layers: list[Module]) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
         self.layers = layers
@@ -142,29 +142,33 @@ class Llama(LanguageModel):
     def __init__(self, args: LlamaArguments) -> None:
         super().__init__()
         self.args = args
-        layers = [
-            DecoderLayer(args, self.attention(args, index), self.feed_forward(args, index))
-            for index in range(args.num_hidden_layers)
-        ]
-        self.model = Decoder(args, layers)
+        indices = range(args.num_hidden_layers)
+        self.model = Decoder(args, [self.decoder_layer(args, index) for index in indices])
         self.lm_head = (
             None
             if args.tie_word_embeddings
             else nn.Linear(args.hidden_size, args.vocab_size, bias=False)
         )
-        self._layout = tuple(_layer_spec(args, index) for index in range(args.num_hidden_layers))
+        self._layout = tuple(self.layer_spec(args, index) for index in indices)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         return cls(read_arguments(LlamaArguments, config, **shape_arguments(config)))
 
-    def attention(self, args: LlamaArguments, index: int) -> Attention:
-        """The attention of layer `index`."""
-        return Attention(args, index)
+    def decoder_layer(self, args: LlamaArguments, index: int) -> Module:
+        """Layer `index`: a module that is called like `DecoderLayer`."""
+        return DecoderLayer(args, Attention(args, index), self.feed_forward(args, index))
 
-    def feed_forward(self, args: LlamaArguments, index: int) -> nn.Module:
+    def feed_forward(self, args: LlamaArguments, index: int) -> Module:
         """The block after layer `index`'s attention."""
         return GatedMLP(args.hidden_size, args.intermediate_size, args.hidden_act, args.mlp_bias)
+
+    def layer_spec(self, args: LlamaArguments, index: int) -> LayerSpec:
+        """What layer `index` keeps."""
+        sliding = not args.layer_types or args.layer_types[index] == "sliding_attention"
+        if args.sliding_window is not None and sliding:
+            return WindowKV(args.num_key_value_heads, args.head_dim, args.sliding_window)
+        return FullKV(args.num_key_value_heads, args.head_dim)
 
     @property
     def layout(self) -> tuple[LayerSpec, ...]:
@@ -189,10 +193,3 @@ class Llama(LanguageModel):
         if self.lm_head is None:
             kept = {name: array for name, array in kept.items() if not name.startswith("lm_head.")}
         return kept
-
-
-def _layer_spec(args: LlamaArguments, index: int) -> LayerSpec:
-    sliding = not args.layer_types or args.layer_types[index] == "sliding_attention"
-    if args.sliding_window is not None and sliding:
-        return WindowKV(args.num_key_value_heads, args.head_dim, args.sliding_window)
-    return FullKV(args.num_key_value_heads, args.head_dim)

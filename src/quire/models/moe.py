@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from quire.models.base import Module
 from quire.models.layers import ACTIVATIONS
@@ -106,6 +107,36 @@ class Experts(Module):
         gate = self._activation(self.gate_proj(x, experts, sorted_experts))
         up = self.up_proj(x, experts, sorted_experts)
         return self.down_proj(gate * up, experts, sorted_experts)
+
+
+class SparseMoE(Module):
+    """Experts behind a softmax router; with `normalise`, the chosen ones' weights sum to one."""
+
+    def __init__(
+        self,
+        hidden: int,
+        intermediate: int,
+        experts: int,
+        k: int,
+        activation: str,
+        *,
+        normalise: bool,
+    ) -> None:
+        super().__init__()
+        self._k, self._normalise = k, normalise
+        self.gate = nn.Linear(hidden, experts, bias=False)
+        self.experts = Experts(experts, hidden, intermediate, activation)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        scores = self.gate(x).astype(mx.float32)
+        chosen, own = choose(scores, self._k)
+        if self._normalise:
+            # A softmax over all, cut to the chosen and scaled to one, is one over the chosen.
+            weights = mx.softmax(own, axis=-1)
+        else:
+            weights = mx.exp(own - mx.logsumexp(scores, axis=-1, keepdims=True))
+        return self.experts(x, chosen, weights)
 
 
 def choose(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:

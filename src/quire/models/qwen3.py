@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from quire.errors import ModelError
 from quire.models.arguments import read_arguments
 from quire.models.base import Module
 from quire.models.layers import GatedMLP
-from quire.models.llama import Attention, Llama, LlamaArguments, shape_arguments
-from quire.models.moe import Experts, choose, stack_experts
+from quire.models.llama import Attention, DecoderLayer, Llama, LlamaArguments, shape_arguments
+from quire.models.moe import SparseMoE, stack_experts
 
 
 def window_arguments(config: dict[str, Any]) -> dict[str, Any]:
@@ -35,11 +34,11 @@ class Qwen3(Llama):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         computed = shape_arguments(config) | window_arguments(config)
-        # read_arguments takes a null for absent; a window that is off is absent.
         return cls(read_arguments(LlamaArguments, config, **computed))
 
-    def attention(self, args: LlamaArguments, index: int) -> Attention:
-        return Attention(args, index, qk_norm=True)
+    def decoder_layer(self, args: LlamaArguments, index: int) -> Module:
+        attention = Attention(args, index, qk_norm=True)
+        return DecoderLayer(args, attention, self.feed_forward(args, index))
 
 
 @dataclass(frozen=True)
@@ -65,29 +64,6 @@ class Qwen3MoEArguments(LlamaArguments):
                 raise ModelError(f"config.json of a {self.model_type!r} model lacks {name!r}")
 
 
-class SparseMoE(Module):
-    """Experts behind a softmax router."""
-
-    def __init__(self, args: Qwen3MoEArguments) -> None:
-        super().__init__()
-        self._k, self._normalise = args.num_experts_per_tok, args.norm_topk_prob
-        self.gate = nn.Linear(args.hidden_size, args.num_experts, bias=False)
-        self.experts = Experts(
-            args.num_experts, args.hidden_size, args.moe_intermediate_size, args.hidden_act
-        )
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """`[T, hidden]` -> `[T, hidden]`."""
-        scores = self.gate(x).astype(mx.float32)
-        chosen, own = choose(scores, self._k)
-        if self._normalise:
-            # A softmax over all, cut to the chosen and scaled to one, is one over the chosen.
-            weights = mx.softmax(own, axis=-1)
-        else:
-            weights = mx.exp(own - mx.logsumexp(scores, axis=-1, keepdims=True))
-        return self.experts(x, chosen, weights)
-
-
 class Qwen3MoE(Qwen3):
     """The mixture of experts."""
 
@@ -102,12 +78,19 @@ class Qwen3MoE(Qwen3):
             )
         )
 
-    def feed_forward(self, args: LlamaArguments, index: int) -> nn.Module:
+    def feed_forward(self, args: LlamaArguments, index: int) -> Module:
         assert isinstance(args, Qwen3MoEArguments)
         sparse = (index + 1) % args.decoder_sparse_step == 0
         if index in args.mlp_only_layers or not sparse:
             return GatedMLP(args.hidden_size, args.intermediate_size, args.hidden_act)
-        return SparseMoE(args)
+        return SparseMoE(
+            args.hidden_size,
+            args.moe_intermediate_size,
+            args.num_experts,
+            args.num_experts_per_tok,
+            args.hidden_act,
+            normalise=args.norm_topk_prob,
+        )
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         return stack_experts(super().sanitize(weights))

@@ -7,6 +7,7 @@ from quire.models.base import LanguageModel
 from quire.models.gemma4 import Gemma4
 from quire.models.llama import Llama
 from quire.models.qwen3 import Qwen3, Qwen3MoE
+from quire.models.qwen3_5 import Qwen35
 
 FAMILIES: dict[str, type[LanguageModel]] = {
     "gemma4": Gemma4,
@@ -14,6 +15,10 @@ FAMILIES: dict[str, type[LanguageModel]] = {
     "llama": Llama,
     "mistral": Llama,
     "qwen3": Qwen3,
+    "qwen3_5": Qwen35,
+    "qwen3_5_moe": Qwen35,
+    "qwen3_5_moe_text": Qwen35,
+    "qwen3_5_text": Qwen35,
     "qwen3_moe": Qwen3MoE,
 }
 

@@ -32,6 +32,8 @@ class RopeParameters:
         partial_rotary_factor: the share of a head's dimensions that is rotated.
         factor: by how much the context was stretched.
         attention_factor: yarn: multiplies the rotated vectors; None follows from `factor`.
+        mrope_section: how many pairs turn with time, height and width, where a token has three
+            positions; the pairs take turns (interleaved, as in Qwen3-VL).
     """
 
     rope_theta: float = 10000.0
@@ -47,6 +49,7 @@ class RopeParameters:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    mrope_section: tuple[int, ...] = ()
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> RopeParameters:
@@ -73,6 +76,9 @@ class RopeParameters:
         if kind in ("linear", "llama3", "yarn") and values.get("factor") is None:
             raise ModelError(f"config.json: rope_type {kind!r} needs 'factor'")
         known = {name: values[name] for name in cls.__slots__ if values.get(name) is not None}
+        known["mrope_section"] = tuple(known.get("mrope_section", ()))
+        if known["mrope_section"]:
+            require("mrope_interleaved", values.get("mrope_interleaved", True), (True,))
         return cls(**(known | {"rope_type": kind}))
 
 
@@ -92,8 +98,9 @@ class Rope:
         # `mx.fast.rope` wants reciprocals; a pair that stays as it is has an infinite one.
         with np.errstate(divide="ignore"):
             self._periods = mx.array(1.0 / frequencies, dtype=mx.float32)
+        self._axes = mx.array(_axes(len(frequencies), parameters.mrope_section))
         self._fused = mx.default_device() != mx.cpu
-        mx.eval(self._frequencies, self._periods)
+        mx.eval(self._frequencies, self._periods, self._axes)
 
     def __call__(self, positions: mx.array) -> Rotate:
         """The rotation of one step, to be made once and used by all layers of this kind.
@@ -102,9 +109,11 @@ class Rope:
         included, in every call; sharing the angles between layers makes it half as long.
 
         Args:
-            positions: `[T]`, integers.
+            positions: `[T]`, integers, or `[3, T]`: time, height and width.
         """
-        return self._kernel(positions) if self._fused else self._table(positions)
+        if self._fused and positions.ndim == 1:
+            return self._kernel(positions)
+        return self._table(positions)
 
     def _kernel(self, positions: mx.array) -> Rotate:
         dims, periods, gain = self._dims, self._periods, self._gain
@@ -120,7 +129,10 @@ class Rope:
         return rotate
 
     def _table(self, positions: mx.array) -> Rotate:
-        angles = positions.astype(mx.float32)[:, None] * self._frequencies  # [T, dims / 2]
+        if positions.ndim == 1:
+            angles = positions.astype(mx.float32)[:, None] * self._frequencies  # [T, dims / 2]
+        else:
+            angles = positions[self._axes].T.astype(mx.float32) * self._frequencies
         cos, sin = mx.cos(angles) * self._gain, mx.sin(angles) * self._gain
         cos = mx.concatenate([cos, cos], axis=-1)[:, None, None]  # [T, 1, 1, dims]
         sin = mx.concatenate([-sin, sin], axis=-1)[:, None, None]
@@ -133,6 +145,15 @@ class Rope:
             return mx.concatenate([y, x[..., dims:]], axis=-1) if partial else y
 
         return rotate
+
+
+def _axes(pairs: int, section: tuple[int, ...]) -> list[int]:
+    """Which of the three positions turns each pair: height and width take every third pair."""
+    axes = [0] * pairs
+    for axis in (1, 2) if section else ():
+        for pair in range(axis, min(3 * section[axis], pairs), 3):
+            axes[pair] = axis
+    return axes
 
 
 def _frequencies(head_dim: int, p: RopeParameters) -> tuple[np.ndarray, float]:

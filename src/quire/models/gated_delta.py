@@ -1,0 +1,156 @@
+"""The gated delta rule (Gated DeltaNet, arXiv:2412.06464) and the layer around it in Qwen3.5.
+
+A layer keeps a matrix a head and the last inputs of a short convolution; both are of fixed size
+and each token replaces them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import RecurrentState
+from quire.models.base import Module, RecurrentSegment, Step
+from quire.models.layers import ACTIVATIONS
+
+_NORM_EPS = 1e-6  # of the keys' and queries' lengths, as in the flash-linear-attention library
+
+
+@dataclass(frozen=True)
+class GatedDeltaShape:
+    """The `linear_*` keys of `config.json`.
+
+    Attributes:
+        kernel: how many tokens the convolution sees, the current one included.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def channels(self) -> int:
+        """Channels that the convolution mixes in time: queries, keys, values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def state(self) -> RecurrentState:
+        """What a sequence keeps: the convolution's last inputs, and a matrix a value head."""
+        return RecurrentState(
+            (
+                ("conv", (self.kernel - 1, self.channels), ""),
+                ("delta", (self.value_heads, self.value_dim, self.key_dim), "float32"),
+            )
+        )
+
+
+class CausalConv(Module):
+    """One filter a channel over the last tokens, named as in the checkpoints: `conv1d`."""
+
+    def __init__(self, channels: int, kernel: int) -> None:
+        super().__init__()
+        self.weight = mx.zeros((channels, kernel, 1))
+
+    def __call__(self, window: mx.array) -> mx.array:
+        """`[n, kernel - 1 + t, channels]` -> `[n, t, channels]`."""
+        taps = self.weight.squeeze(-1).T  # [kernel, channels]
+        kernel = taps.shape[0]
+        t = window.shape[1] - kernel + 1
+        if t == 1:
+            return (window * taps).sum(axis=1, keepdims=True)
+        out = window[:, :t] * taps[0]
+        for offset in range(1, kernel):
+            out = out + window[:, offset : offset + t] * taps[offset]
+        return out
+
+
+class GatedDeltaNet(Module):
+    """Linear attention: what the matrix says of the query, written and forgotten by gates."""
+
+    def __init__(
+        self, hidden: int, shape: GatedDeltaShape, layer: int, activation: str, eps: float
+    ) -> None:
+        super().__init__()
+        self._shape, self._layer, self._eps = shape, layer, eps
+        self._activation = ACTIVATIONS[activation]
+        values = shape.value_heads * shape.value_dim
+        self.in_proj_qkv = nn.Linear(hidden, shape.channels, bias=False)
+        self.in_proj_z = nn.Linear(hidden, values, bias=False)
+        self.in_proj_b = nn.Linear(hidden, shape.value_heads, bias=False)
+        self.in_proj_a = nn.Linear(hidden, shape.value_heads, bias=False)
+        self.conv1d = CausalConv(shape.channels, shape.kernel)
+        self.dt_bias = mx.ones(shape.value_heads)
+        self.A_log = mx.zeros(shape.value_heads)
+        self.norm = nn.RMSNorm(shape.value_dim, eps=eps)
+        self.out_proj = nn.Linear(values, hidden, bias=False)
+
+    def __call__(self, x: mx.array, step: Step) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        segments = step.recurrent(self._layer)
+        rows = [segment.rows for segment in segments]
+        order = rows[0] if len(rows) == 1 else mx.concatenate(rows)
+        x = x[order]  # sequence after sequence, so that a segment is a slice
+        qkv = self.in_proj_qkv(x)
+        beta = mx.sigmoid(self.in_proj_b(x))  # how much of the old value is replaced
+        step_size = nn.softplus(self.in_proj_a(x).astype(mx.float32) + self.dt_bias)
+        decay = mx.exp(-mx.exp(self.A_log.astype(mx.float32)) * step_size)
+        outputs, start = [], 0
+        for segment in segments:
+            part = slice(start, start := start + segment.n * segment.t)
+            outputs.append(self._advance(segment, qkv[part], decay[part], beta[part]))
+        y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+        y = self.norm(y).reshape(x.shape[0], -1)
+        gate = self._activation(self.in_proj_z(x).astype(mx.float32))
+        out: mx.array = self.out_proj((y * gate).astype(x.dtype))
+        return out[mx.argsort(order)]
+
+    def _advance(
+        self, segment: RecurrentSegment, qkv: mx.array, decay: mx.array, beta: mx.array
+    ) -> mx.array:
+        """Runs `n` sequences `t` tokens on: `[n * t, ...]` -> `[n * t, value_heads, value_dim]`."""
+        s, n, t = self._shape, segment.n, segment.t
+        window = mx.concatenate([segment.read("conv"), qkv.reshape(n, t, -1)], axis=1)
+        segment.write("conv", window[:, t:])
+        mixed = self._activation(self.conv1d(window))
+        keys = s.key_heads * s.key_dim
+        q, k, v = mx.split(mixed, [keys, 2 * keys], axis=-1)
+        y, state = gated_delta(
+            _unit(q.reshape(n, t, s.key_heads, s.key_dim)) * s.key_dim**-0.5,
+            _unit(k.reshape(n, t, s.key_heads, s.key_dim)),
+            v.reshape(n, t, s.value_heads, s.value_dim),
+            decay.reshape(n, t, s.value_heads),
+            beta.reshape(n, t, s.value_heads),
+            segment.read("delta"),
+        )
+        segment.write("delta", state)
+        return y.reshape(n * t, s.value_heads, s.value_dim)
+
+
+def _unit(x: mx.array) -> mx.array:
+    """`x / sqrt(sum(x ** 2) + eps)` over the last axis, by the fused norm."""
+    dim = x.shape[-1]
+    normed: mx.array = mx.fast.rms_norm(x, None, _NORM_EPS / dim)
+    return normed * dim**-0.5
+
+
+def gated_delta(
+    q: mx.array, k: mx.array, v: mx.array, decay: mx.array, beta: mx.array, state: mx.array
+) -> tuple[mx.array, mx.array]:
+    """For each token: forget, compare the value at `k` with `v`, correct it by `beta`, read at `q`.
+
+    Args:
+        q, k: `[n, t, key_heads, key_dim]`; each serves consecutive value heads.
+        v: `[n, t, value_heads, value_dim]`.
+        decay, beta: `[n, t, value_heads]`, in (0, 1).
+        state: `[n, value_heads, value_dim, key_dim]`, float32.
+
+    Returns:
+        `[n, t, value_heads, value_dim]` and the state after the last token.
+    """
+    y: mx.array
+    y, state = mx.fast.gated_delta_update(q, k, v, decay, beta, initial_state=state)
+    return y, state
