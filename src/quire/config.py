@@ -65,6 +65,10 @@ class ServerConfig:
         max_concurrent: requests in flight before 429.
         cors_origins: origins allowed by CORS; empty is off.
         drop_volatile_headers: cut the parts of agents' system prompts that change with each request.
+        signing_key: signs the thoughts that clients carry; None draws one for this process, so that
+            no thought from before a restart is recognised.
+        stored_responses: how many answers of /v1/responses are kept for later reference.
+        stored_response_bytes: what they may take together, with the conversations they ended.
     """
 
     host: str = "127.0.0.1"
@@ -84,4 +88,7 @@ class ServerConfig:
     dialect: str | None = None
     default_max_tokens: int | None = None
     drop_volatile_headers: bool = True
+    signing_key: str | None = None
+    stored_responses: int = 1024
+    stored_response_bytes: int = 64 << 20
     log_level: str = "info"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,6 +13,7 @@ from quire.api.kv import BITS_HEADER, SCHEME_HEADER, choose_format
 from quire.api.limits import Slots, check_count, check_headers, read_body
 from quire.api.metrics import Metrics
 from quire.api.schema import GenerationFields, Wire, parse, parse_json
+from quire.cache.specs import KVFormat
 from quire.config import ServerConfig
 from quire.engine.service import Service
 from quire.errors import NotFound, RequestError
@@ -30,14 +31,19 @@ class Context:
     slots: Slots
     metrics: Metrics
 
-    async def read(self, request: Request, schema: type[Parsed]) -> Parsed:
-        """The request's body, validated.
+    async def read(
+        self,
+        request: Request,
+        schema: type[Parsed],
+        decode: Callable[[bytes], object] = parse_json,
+    ) -> Parsed:
+        """The request's body, validated; `decode` reads its JSON.
 
         Raises:
             RequestError: too large, not JSON, or not as the schema wants it.
         """
         check_headers(request)
-        payload = parse_json(await read_body(request, self.config.max_body_bytes))
+        payload = decode(await read_body(request, self.config.max_body_bytes))
         return parse(schema, payload, strict_fields=self.config.strict_fields)
 
     def check_model(self, name: str | None) -> None:
@@ -49,6 +55,20 @@ class Context:
                 param="model",
                 code="model_not_found",
             )
+
+    def kv_format(
+        self, bits: float | str | None, scheme: str | None, headers: Mapping[str, str]
+    ) -> KVFormat | None:
+        """The KV format that a request asks for, by its fields or else by its headers.
+
+        Raises:
+            RequestError: it is not offered.
+        """
+        return choose_format(
+            self.service.info.kv_formats,
+            bits if bits is not None else headers.get(BITS_HEADER),
+            scheme if scheme is not None else headers.get(SCHEME_HEADER),
+        )
 
     def check_messages(self, count: int) -> None:
         """Raises `RequestError` for more messages than the operator allows."""
@@ -74,16 +94,13 @@ def common_fields(
             param="stream_options",
             code="invalid_value",
         )
-    bits = fields.kv_bits if fields.kv_bits is not None else headers.get(BITS_HEADER)
-    scheme = fields.kv_scheme if fields.kv_scheme is not None else headers.get(SCHEME_HEADER)
-    info = context.service.info
     return {
-        "sampling": _sampling(fields, info.vocab_size, logprobs),
+        "sampling": _sampling(fields, context.service.info.vocab_size, logprobs),
         "n": fields.n or 1,
         "stops": fields.stops(),
         "stop_token_ids": frozenset(fields.stop_token_ids or ()),
         "ignore_eos": fields.ignore_eos is True,
-        "kv_format": choose_format(info.kv_formats, bits, scheme),
+        "kv_format": context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
         "cache_salt": fields.cache_salt or "",
     }
 

@@ -17,7 +17,8 @@ from quire.engine.runs import ChoiceEvent, Run
 from quire.text.events import Failed
 
 KEEPALIVE_S = 15.0
-"""Silence after which a comment is sent: no proxy shall take a long prefill for a dead stream."""
+"""Silence after which something is sent: a long prefill, or a long call that is held back until it
+is complete, shall not look like a dead stream."""
 
 _COMMENT = b": waiting\n\n"
 
@@ -63,15 +64,20 @@ class EventStream(Response):
     The status line waits for the first events (or for `KEEPALIVE_S`): a request that the engine
     refuses gets its own status, and the headers say what was read from the prefix cache. A batch is
     one write; `send` returns late when the reader is slow, and what is ready by then goes as one.
+
+    Args:
+        keepalive: what a silent stream is kept open with.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, run: Run, renderer: Renderer) -> None:
+    def __init__(self, run: Run, renderer: Renderer, *, keepalive: bytes = _COMMENT) -> None:
         super().__init__(media_type=self.media_type)
         self._run = run
         self._renderer = renderer
+        self._keepalive = keepalive
         self._started = False
+        self._written = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(abort_when_gone(receive, self._run))
@@ -85,6 +91,7 @@ class EventStream(Response):
                         await failed(scope, receive, send)
                         return
                     await self._write(send, self._renderer.render(batch))
+            keeper.cancel()
             await send({"type": "http.response.body", "body": self._renderer.end()})
         finally:
             watcher.cancel()
@@ -103,15 +110,16 @@ class EventStream(Response):
             raw = [(name.encode(), value.encode()) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": 200, "headers": raw})
         if body:
+            self._written += 1
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
     async def _keep_alive(self, send: Send) -> None:
-        """Comments until the first batch is there; from then on tokens keep the stream alive."""
+        """Breaks every silence, before the first token and while a call is held back."""
         while True:
+            before = self._written
             await asyncio.sleep(KEEPALIVE_S)
-            if self._run.choices[0].first_token_s is not None:
-                return
-            await self._write(send, _COMMENT)
+            if self._written == before:
+                await self._write(send, self._keepalive)
 
 
 def _refusal(batch: list[ChoiceEvent]) -> Failed | None:

@@ -172,6 +172,11 @@ class Service:
         known = THINKING_VARIABLES | {"reasoning_effort"}
         return self._dialect.thought is not None or bool(known & self.template.variables)
 
+    @property
+    def can_limit_thoughts(self) -> bool:
+        """Whether the end of a thought can be forced."""
+        return self._dialect.thought is not None
+
     def observe(self, observer: Observer) -> None:
         """Tells `observer` of everything that starts from now on."""
         self._observer = observer

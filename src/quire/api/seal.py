@@ -1,0 +1,64 @@
+"""Thoughts that clients carry between turns, sealed so that what comes back is what went out.
+
+A signature proves a thought that travels in the open beside it. A sealed thought holds the text as
+well, for clients that asked not to be shown it; it is compressed, not encrypted, since the thought
+of the model that a client talks to is no secret from that client.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import secrets
+import zlib
+
+_VERSION = "q1"
+_MAX_THOUGHT = 16 << 20  # bytes; what claims to be longer is not unpacked
+
+
+class Seal:
+    """Signs thoughts with a key.
+
+    Args:
+        key: None draws one, so that only this process knows its own thoughts again.
+    """
+
+    def __init__(self, key: str | None = None) -> None:
+        self._key = key.encode() if key is not None else secrets.token_bytes(32)
+
+    def sign(self, thought: str) -> str:
+        """The signature of a thought that is shown beside it."""
+        return f"{_VERSION}.{_encode(self._mac(thought))}"
+
+    def verifies(self, thought: str, signature: str) -> bool:
+        """Whether `signature`, or the sealed thought, was made here for this very text."""
+        return hmac.compare_digest(self._head(signature).encode(), self.sign(thought).encode())
+
+    def seal(self, thought: str) -> str:
+        """The thought itself, signed."""
+        packed = zlib.compress(thought.encode("utf-8", "surrogatepass"))
+        return f"{self.sign(thought)}.{_encode(packed)}"
+
+    def open(self, sealed: str) -> str | None:
+        """The thought that was sealed here; None for anything else."""
+        head = self._head(sealed)
+        try:
+            packed = base64.urlsafe_b64decode(sealed[len(head) + 1 :].encode())
+            unpacked = zlib.decompressobj().decompress(packed, _MAX_THOUGHT)
+            thought = unpacked.decode("utf-8", "surrogatepass")
+        except (binascii.Error, zlib.error, UnicodeError):
+            return None
+        return thought if self.verifies(thought, head) else None
+
+    def _mac(self, thought: str) -> bytes:
+        return hmac.digest(self._key, thought.encode("utf-8", "surrogatepass"), "sha256")
+
+    @staticmethod
+    def _head(sealed: str) -> str:
+        """The signature that a sealed thought begins with."""
+        return ".".join(sealed.split(".", 2)[:2])
+
+
+def _encode(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode()
