@@ -21,23 +21,43 @@ from quire.text.stops import StopMatcher
 from quire.text.tokenizer import Tokenizer
 from tests.text.made import CORPUS
 
+_HERMES = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 MARKERS = {
-    "gemma4": ["<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>']
-    + ["<|tool_response>", "<|turn>", "<turn|>"],
-    "qwen3": ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_start|>", "<|im_end|>"],
+    "gemma4": [
+        "<|channel>",
+        "<channel|>",
+        "<|tool_call>",
+        "<tool_call|>",
+        '<|"|>',
+        "<|turn>",
+        "<turn|>",
+        "<|tool_response>",
+    ],
+    "qwen3": [*_HERMES, "<|im_start|>", "<|im_end|>"],
     "qwen3_coder": ["<tool_call>", "</tool_call>", "<|im_start|>", "<|im_end|>"],
     "llama3": ["<|python_tag|>", "<|eom_id|>", "<|eot_id|>", "<|start_header_id|>"],
     "mistral": ["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "[THINK]", "[/THINK]", "[INST]", "[/INST]"],
-    "deepseek": ["<think>", "</think>", BEGIN, END, SEPARATOR, ALL_BEGIN, ALL_END]
-    + ["<｜Assistant｜>"],
-    "glm4": ["<think>", "</think>", "<tool_call>", "</tool_call>", "<|assistant|>"]
-    + ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
-    "harmony": ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"]
-    + ["<|call|>", "<|return|>"],
+    "deepseek": [*_HERMES[:2], BEGIN, END, SEPARATOR, ALL_BEGIN, ALL_END, "<｜Assistant｜>"],
+    "glm4": [*_HERMES, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|assistant|>"],
+    "harmony": [
+        "<|start|>",
+        "<|channel|>",
+        "<|message|>",
+        "<|constrain|>",
+        "<|end|>",
+        "<|call|>",
+        "<|return|>",
+    ],
     "granite": ["<|tool_call|>", "<|start_of_role|>", "<|end_of_role|>"],
-    "kimi_k2": ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", "<think>"]
-    + ["</think>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"],
-    "minimax": ["<minimax:tool_call>", "</minimax:tool_call>", "<think>", "</think>"],
+    "kimi_k2": [
+        *_HERMES[:2],
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+    ],
+    "minimax": [*_HERMES[:2], "<minimax:tool_call>", "</minimax:tool_call>"],
     "none": [],
 }
 STOP_TOKEN = "<stop>"

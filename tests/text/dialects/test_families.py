@@ -122,7 +122,8 @@ CASES: list[tuple[str, str, str, str, Calls]] = [
      "", [("now", {}), ("now", {})]),
     ("mistral", 'Ok.[TOOL_CALLS]get_weather[ARGS]{"city": "Tokyo"}[TOOL_CALLS]now[ARGS]{}', "",
      "Ok.", [*WEATHER, ("now", {})]),
-    ("mistral", '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Tokyo"}', "", "", WEATHER),
+    ("mistral", '[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{"city": "Tokyo"}', "", "",
+     WEATHER),
     ("mistral", '[TOOL_CALLS]get_weather{"city": "Tokyo"}', "", "", WEATHER),
     ("mistral", '[TOOL_CALLS]now[ARGS]{"a": "[TOOL_CALLS]"}', "", "",
      [("now", {"a": "[TOOL_CALLS]"})]),
@@ -146,7 +147,8 @@ CASES: list[tuple[str, str, str, str, Calls]] = [
      WEATHER),
     ("granite", HERMES, "", "", WEATHER),
     # Kimi
-    ("kimi_k2", "<think>Hm.</think>Ok." + KIMI + "<|tool_calls_section_end|>", "Hm.", "Ok.", WEATHER),
+    ("kimi_k2", "<think>Hm.</think>Ok." + KIMI + "<|tool_calls_section_end|>", "Hm.", "Ok.",
+     WEATHER),
     ("kimi_k2", KIMI + KIMI[len("<|tool_calls_section_begin|>") :], "", "", WEATHER * 2),
     # MiniMax
     ("minimax", "<think>\nHm.\n</think>\n\n" + MINIMAX, "Hm.", "", WEATHER),

@@ -1,4 +1,9 @@
-"""Forced calls in Gemma 4's notation: a JSON schema becomes lark rules for llguidance."""
+"""Forced calls in Gemma 4's notation: a JSON schema becomes lark rules for llguidance.
+
+Types, properties, enumerations, alternatives, references, bounds of numbers and lengths are
+enforced. `pattern`, `format`, `allOf` and bounds on free objects are not: the notation has no
+counterpart in llguidance's own JSON grammar.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.text.dialects.base import Forced, Schema, Vocabulary
-from quire.text.dialects.grammar import alternatives, literal, marker
+from quire.text.dialects.grammar import alternatives, json_term, literal, marker
 from quire.text.dialects.values import resolve
 
 _SHARED = r"""
@@ -17,7 +22,6 @@ free_pair: KEY ":" any
 free_array: "[" (any ("," any)*)? "]"
 KEY: /[A-Za-z_][A-Za-z0-9_.-]*/
 NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/
-INTEGER: /-?(0|[1-9][0-9]*)/
 """
 
 
@@ -26,41 +30,52 @@ class _Rules:
 
     def __init__(self, root: Schema, prefix: str, quote: str, lines: list[str]) -> None:
         self._root, self._prefix, self._quote, self._lines = root, prefix, quote, lines
-        self._names: dict[int, str] = {}
-        self._count = 0
+        self._names: list[tuple[Schema, str]] = []
 
     def of(self, schema: Any) -> str:
         """A lark term for a value of this schema."""
         found = resolve(schema, self._root)
-        if id(found) in self._names:
-            return self._names[id(found)]
-        for word in ("const", "enum"):
-            if word in found:
-                choices = found[word] if word == "enum" else [found[word]]
-                return "(" + " | ".join(self._constant(choice) for choice in choices) + ")"
+        for known, name in self._names:
+            if known is found:
+                return name
+        if "const" in found:
+            return self._constant(found["const"])
+        if "enum" in found:
+            return "(" + " | ".join(map(self._constant, found["enum"])) + ")"
         kind = found.get("type")
         options = found.get("anyOf") or found.get("oneOf")
         if isinstance(kind, list):
             options = [{**found, "type": entry} for entry in kind]
         if options:
             name = self._name(found)
-            self._lines.append(f"{name}: " + " | ".join(self.of(option) for option in options))
+            self._lines.append(f"{name}: " + " | ".join(map(self.of, options)))
             return name
-        simple = {
-            "string": "string",
-            "number": "NUMBER",
-            "integer": "INTEGER",
-            "boolean": '("true" | "false")',
-            "null": '"null"',
-        }
-        if kind in simple:
-            return simple[kind]
-        if kind == "array":
+        if kind in ("number", "integer", "boolean", "null"):
             name = self._name(found)
-            item = self.of(found.get("items", {}))
-            self._lines.append(f'{name}: "[" ({item} ("," {item})*)? "]"')
+            self._lines.append(f"{name}: {json_term(found)}")
             return name
+        if kind == "string":
+            return self._string(found)
+        if kind == "array":
+            return self._array(found)
         return self.object(found) if kind == "object" or "properties" in found else "any"
+
+    def _string(self, schema: Schema) -> str:
+        shortest, longest = schema.get("minLength", 0), schema.get("maxLength", "")
+        if not shortest and longest == "":
+            return "string"
+        return f"{self._quote} /(?s:.){{{shortest},{longest}}}/ {self._quote}"
+
+    def _array(self, schema: Schema) -> str:
+        name = self._name(schema)
+        item = self.of(schema.get("items", {}))
+        fewest, most = schema.get("minItems", 0), schema.get("maxItems")
+        if most == 0:
+            self._lines.append(f'{name}: "[]"')
+            return name
+        more = f'("," {item}){{{max(fewest - 1, 0)},{"" if most is None else most - 1}}}'
+        self._lines.append(f'{name}: "[" ({item} {more}){"" if fewest else "?"} "]"')
+        return name
 
     def object(self, schema: Schema) -> str:
         """A lark term for an object: its properties in the schema's order, optional ones or not."""
@@ -85,18 +100,13 @@ class _Rules:
         return name
 
     def _name(self, schema: Schema) -> str:
-        name = f"{self._prefix}_{self._count}"
-        self._count += 1
-        self._names[id(schema)] = name
+        name = f"{self._prefix}_{len(self._names)}"
+        self._names.append((schema, name))
         return name
 
     def _constant(self, value: Any) -> str:
         if isinstance(value, str):
-            return (
-                f"{self._quote} {literal(value)} {self._quote}"
-                if value
-                else f"{self._quote} {self._quote}"
-            )
+            return f"{self._quote} {literal(value)} {self._quote}"
         return literal(json.dumps(value))
 
 

@@ -6,8 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.text.dialects.base import Forced, Tool, Vocabulary
+from quire.text.dialects.base import Forced, Schema, Tool, Vocabulary
 from quire.text.dialects.values import kinds, property_schema
+
+# Blanks within JSON are bounded, or a model that has lost its way writes them until its tokens end.
+_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}", "lenient": False}
 
 
 def literal(text: str) -> str:
@@ -23,7 +26,12 @@ def marker(text: str, vocabulary: Vocabulary) -> str:
 
 def schema_of(tool: Tool) -> str:
     """The arguments' schema as a lark term. A schema without a type is an object all the same."""
-    return "%json " + json.dumps({"type": "object", **tool.parameters}, ensure_ascii=False)
+    return json_term({"type": "object", **tool.parameters})
+
+
+def json_term(schema: Schema) -> str:
+    """A lark term for JSON of this schema. Keywords that can't be enforced are refused."""
+    return "%json " + json.dumps({**schema, "x-guidance": _OPTIONS}, ensure_ascii=False)
 
 
 def json_rules(tools: Sequence[Tool], key: str = "arguments") -> list[str]:
@@ -89,8 +97,8 @@ def _argument(rule: str, tool: Tool, key: str, notation: Arguments) -> list[str]
             for name in ("$defs", "definitions")
             if name in tool.parameters
         }
-        source = json.dumps({**shared, **schema}, ensure_ascii=False)
-        return [f"{rule}: {opening} {rule}_value {closing}", f"{rule}_value: %json {source}"]
+        value = json_term({**shared, **schema})
+        return [f"{rule}: {opening} {rule}_value {closing}", f"{rule}_value: {value}"]
     if "enum" in schema:
         choices = " | ".join(literal(str(choice)) for choice in schema["enum"])
         return [f"{rule}: {opening} ({choices}) {closing}"]

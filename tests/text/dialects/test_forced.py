@@ -1,0 +1,186 @@
+"""Grammars that force tool calls: they compile, let good calls through, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from quire.errors import RequestError
+from quire.request import FinishReason
+from quire.text.dialects import DIALECTS, Tool
+from quire.text.output import fold
+from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, encode, events, tokenizer, vocabulary
+
+FORCING = [name for name, dialect in DIALECTS.items() if dialect.forced is not None]
+Q = '<|"|>'
+GOOD = {
+    "gemma4": f'<|tool_call>call:get_weather{{city:{Q}a "b" {{c}}{Q},days:3,tags:[{Q}x{Q}]}}'
+    "<tool_call|>",
+    "qwen3": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "x"}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nx < y\n</parameter>\n"
+    "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "llama3": '{"name": "get_weather", "parameters": {"city": "x"}}',
+    "mistral": '[TOOL_CALLS]get_weather[ARGS]{"city": "x"}',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    '{"city": "x"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "glm4": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>x</arg_value>\n"
+    "</tool_call>",
+    "granite": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "x"}}]',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+    '<|tool_call_argument_begin|>{"city": "x"}<|tool_call_end|><|tool_calls_section_end|>',
+    "minimax": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">x'
+    "</parameter>\n</invoke>\n</minimax:tool_call>",
+}
+
+
+def matcher(dialect: str, source: str, *, with_ids: bool = True) -> LLMatcher:
+    known = tokenizer(dialect, with_ids)
+    lark = LLMatcher.grammar_from_lark(source)
+    made = LLTokenizer(
+        known.backend.to_str(),
+        n_vocab=known.vocab_size,
+        eos_token=known.backend.token_to_id(STOP_TOKEN),
+    )
+    found = LLMatcher(made, lark, log_level=0)
+    assert not found.is_error(), found.get_error()
+    return found
+
+
+def source_of(
+    dialect: str,
+    tools: list[Tool],
+    name: str | None = None,
+    *,
+    parallel: bool = False,
+    with_ids: bool = True,
+) -> str:
+    return DIALECTS[dialect].tool_grammar(tools, name, parallel, vocabulary(dialect, with_ids))
+
+
+def accepted(found: LLMatcher, ids: list[int]) -> bool:
+    return (
+        found.validate_tokens(ids) == len(ids)
+        and found.consume_tokens(ids)
+        and found.is_accepting()
+    )
+
+
+@pytest.mark.parametrize("with_ids", [True, False])
+@pytest.mark.parametrize("dialect", FORCING)
+def test_lets_a_good_call_through_and_no_other(dialect: str, with_ids: bool) -> None:
+    good = GOOD[dialect]
+    if not with_ids and dialect == "granite":
+        good = GOOD["qwen3"]
+    if not with_ids and dialect == "mistral":
+        good = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "x"}}]'
+    source = source_of(dialect, TOOLS, with_ids=with_ids)
+    assert accepted(matcher(dialect, source, with_ids=with_ids), encode(dialect, [good], with_ids))
+    bad = encode(dialect, [good.replace("get_weather", "get_rain")], with_ids)
+    assert not accepted(matcher(dialect, source, with_ids=with_ids), bad)
+    prose = encode(dialect, ["Sure."], with_ids)
+    assert matcher(dialect, source, with_ids=with_ids).validate_tokens(prose) == 0
+    found = fold(events(dialect, encode(dialect, [good], with_ids), with_ids=with_ids))
+    assert [call.name for call in found.tool_calls] == ["get_weather"]
+
+
+@pytest.mark.parametrize("dialect", FORCING)
+def test_named_and_parallel(dialect: str) -> None:
+    now = encode(dialect, [GOOD[dialect]])
+    assert not accepted(matcher(dialect, source_of(dialect, TOOLS, "now")), now)
+    one = matcher(dialect, source_of(dialect, TOOLS))
+    many = matcher(dialect, source_of(dialect, TOOLS, parallel=True))
+    assert one.consume_tokens(now)
+    assert many.consume_tokens(now)
+    assert one.is_stopped() or one.compute_bitmask() != many.compute_bitmask()
+
+
+def sample(dialect: str, source: str, seed: int) -> tuple[list[int], bool]:
+    """Tokens drawn from those that the grammar allows, and whether they came to an end."""
+    found, draw = matcher(dialect, source), random.Random(seed)
+    known = tokenizer(dialect)
+    stop, ids = known.backend.token_to_id(STOP_TOKEN), []
+    for _ in range(600):
+        mask = found.compute_bitmask()
+        allowed = [i for i in range(known.vocab_size) if mask[i // 8] >> (i % 8) & 1]
+        if stop in allowed:
+            return ids, True
+        # Characters that end a string or an object are favoured, or random text never ends.
+        ending = [
+            i
+            for i in allowed
+            if i in known.special_ids or known.token_bytes(i) in (b'"', b"}", b"]", b"<")
+        ]
+        ids.append(draw.choice(ending if ending and draw.random() < 0.5 else allowed))
+        assert found.consume_token(ids[-1])
+    return ids, False
+
+
+CHECKED = Tool(
+    "check",
+    {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["a", "b", 3]},
+            "count": {"type": "integer", "minimum": 3},
+            "flag": {"type": ["boolean", "null"]},
+            "node": {"$ref": "#/$defs/node"},
+            "names": {
+                "type": "array",
+                "items": {"type": "string", "minLength": 1, "maxLength": 3},
+                "minItems": 1,
+                "maxItems": 2,
+            },
+        },
+        "required": ["kind", "count"],
+        "additionalProperties": False,
+        "$defs": {
+            "node": {
+                "type": "object",
+                "properties": {"next": {"$ref": "#/$defs/node"}},
+                "additionalProperties": False,
+            },
+        },
+    },
+)
+
+
+def check(arguments: dict[str, Any]) -> None:
+    assert {"kind", "count"} <= arguments.keys() <= CHECKED.parameters["properties"].keys()
+    assert arguments["kind"] in ("a", "b", 3)
+    assert isinstance(arguments["count"], int)
+    assert arguments["count"] >= 3
+    assert isinstance(arguments.get("flag"), bool | None)
+    assert 1 <= len(arguments.get("names", ["x"])) <= 2
+    assert all(1 <= len(name) <= 3 for name in arguments.get("names", []))
+    node = arguments.get("node", {})
+    while node:
+        assert list(node) == ["next"]
+        node = node["next"]
+
+
+@pytest.mark.parametrize("dialect", ["gemma4", "qwen3", "qwen3_coder", "llama3", "mistral", "glm4"])
+def test_what_the_grammar_lets_through_is_read_as_a_call_of_that_schema(dialect: str) -> None:
+    source, ended = source_of(dialect, [CHECKED]), 0
+    for seed in range(8):
+        ids, complete = sample(dialect, source, seed)
+        reason = FinishReason.STOP if complete else FinishReason.LENGTH
+        found = fold(events(dialect, ids, tools=[CHECKED], finish=reason))
+        assert found.text == ""
+        assert len(found.tool_calls) == int(complete)
+        ended += complete
+        for call in found.tool_calls:
+            check(json.loads(call.arguments))
+    assert ended >= 2
+
+
+def test_what_cannot_be_forced_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match="harmony"):
+        source_of("harmony", TOOLS)
+    with pytest.raises(RequestError, match="'rain'"):
+        source_of("qwen3", TOOLS, "rain")
+    with pytest.raises(RequestError, match="any tool"):
+        source_of("qwen3", [])
