@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import pytest
 
-import quire
 from quire.api.app import build_app
 from quire.config import ServerConfig
+from quire.demo import MODEL_DIR
 from quire.engine.assembly import assemble
 from quire.engine.interface import ModelInfo
 from quire.request import Request
@@ -19,7 +18,7 @@ from quire.text.tokenizer import Tokenizer
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import serving
 
-MODEL = Path(quire.__file__).parent / "demo" / "model"
+NAME = "quire-demo"
 FORMATS = ("plain", "page-4", "page-8", "page-8/4", "uniform-4-g64")
 
 
@@ -38,39 +37,53 @@ class Served:
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
-    return Tokenizer.open(MODEL)
+    return Tokenizer.open(MODEL_DIR)
+
+
+def start(stack: ExitStack, tokenizer: Tokenizer, config: ServerConfig) -> Served:
+    """A server that runs until the stack is closed."""
+    info = ModelInfo(
+        path=str(MODEL_DIR),
+        model_type="gemma4",
+        vocab_size=tokenizer.vocab_size,
+        context_length=4096,
+        dtype="float32",
+        device="cpu",
+        kv_memory=1 << 20,
+        kv_formats=FORMATS,
+    )
+    engine = ScriptedEngine(info, lambda _: Script())
+    url = stack.enter_context(serving(build_app(assemble(engine, NAME, config), config)))
+    return Served(url, engine, tokenizer)
+
+
+@pytest.fixture(scope="session")
+def shared(tokenizer: Tokenizer) -> Iterator[Served]:
+    """The server of all tests that need no settings of their own."""
+    with ExitStack() as stack:
+        yield start(stack, tokenizer, ServerConfig())
 
 
 Serve = Callable[..., Served]
 
 
 @pytest.fixture
-def serve(tokenizer: Tokenizer) -> Iterator[Serve]:
-    """Starts servers that end with the test: `serve(script, config=..., context_length=...)`."""
+def serve(tokenizer: Tokenizer, shared: Served) -> Iterator[Serve]:
+    """`serve(script, config=..., context_length=...)`: a server whose engine does as it is told."""
     with ExitStack() as stack:
 
-        def start(
-            script: str | Script | Callable[[Request], Script] = "Hello there.",
+        def serve(
+            script: str | Callable[[Request], Script] = "Hello there.",
             config: ServerConfig | None = None,
             context_length: int = 4096,
         ) -> Served:
+            served = shared if config is None else start(stack, tokenizer, config)
             if isinstance(script, str):
-                script = Script(tuple(tokenizer.encode(script)))
-            chosen = script
-            info = ModelInfo(
-                str(MODEL),
-                "gemma4",
-                tokenizer.vocab_size,
-                context_length,
-                "float32",
-                "cpu",
-                1 << 20,
-                kv_formats=FORMATS,
-            )
-            engine = ScriptedEngine(info, chosen if callable(chosen) else lambda _: chosen)
-            settings = config or ServerConfig()
-            service = assemble(engine, "quire-demo", settings)
-            url = stack.enter_context(serving(build_app(service, settings)))
-            return Served(url, engine, tokenizer)
+                tokens = served.ids(script)
+                served.engine.reset(lambda _: Script(tokens))
+            else:
+                served.engine.reset(script)
+            served.engine.info = replace(served.engine.info, context_length=context_length)
+            return served
 
-        yield start
+        yield serve

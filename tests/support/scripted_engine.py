@@ -68,11 +68,15 @@ class ScriptedEngine:
 
     def __init__(self, info: ModelInfo, script: Callable[[Request], Script]) -> None:
         self.info = info
+        self.reset(script)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def reset(self, script: Callable[[Request], Script]) -> None:
+        """Forgets what was asked so far; from now on, requests get this script."""
         self.script = script
         self.failure: str | None = None
         self.requests: list[Request] = []
         self.tickets: list[ScriptedTicket] = []
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def submit(self, request: Request) -> ScriptedTicket:
         ticket = ScriptedTicket()

@@ -1,0 +1,266 @@
+"""Fetches what a request points at, without becoming a way into the operator's network or disk.
+
+`data:` URLs always work. http(s) works where the operator allows it, and only to public addresses:
+a name is resolved once, every address it has is checked, and the connection goes to the address
+that was checked, at each redirect anew. `file://` works below the folders that the operator names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import ipaddress
+import os
+import socket
+import stat
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import SplitResult, unquote, unquote_to_bytes, urljoin, urlsplit
+
+import httpcore
+
+from quire.errors import RequestError
+
+IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+
+def is_public(address: IPAddress) -> bool:
+    """Whether an address is on the internet; one that carries another is judged by that."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if address in _NAT64:
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(inner)
+        if address.teredo is not None:
+            return False
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPolicy:
+    """What may be fetched.
+
+    Attributes:
+        allow_hosts: whether http(s) may be used at all.
+        folders: where `file://` may read; links out of them are not followed.
+        max_bytes: of one item, as it goes over the wire.
+        timeout_s: for one item, redirects included.
+        may_connect: judges each address that a name resolves to.
+    """
+
+    allow_hosts: bool = False
+    folders: tuple[Path, ...] = ()
+    max_bytes: int = 20 << 20
+    timeout_s: float = 20.0
+    max_redirects: int = 3
+    may_connect: Callable[[IPAddress], bool] = is_public
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An item's bytes, and the media type that its source claims; empty if it claims none."""
+
+    data: bytes
+    media_type: str = ""
+
+
+async def fetch(url: str, policy: FetchPolicy, *, param: str) -> Fetched:
+    """Fetches one item.
+
+    Args:
+        param: the request field that holds the URL, for errors.
+
+    Raises:
+        RequestError: it may not or cannot be fetched, or is too large.
+    """
+    scheme = url.partition(":")[0].lower()
+    try:
+        match scheme:
+            case "data":
+                return _decode_data(url, policy)
+            case "http" | "https":
+                if not policy.allow_hosts:
+                    raise _Refused("this server fetches nothing from the network", "not_allowed")
+                return await _fetch_http(url, policy)
+            case "file":
+                return await asyncio.to_thread(_read_file, url, policy)
+            case _:
+                raise _Refused("its scheme is none of data, http, https and file", "invalid")
+    except _Refused as refused:
+        raise RequestError(
+            f"'{param}' cannot be used: {refused}.", param=param, code=f"media_{refused.code}"
+        ) from refused
+
+
+class _Refused(Exception):
+    """Why an item is not fetched; `code` is the end of the wire code."""
+
+    def __init__(self, reason: str, code: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+def _too_large(policy: FetchPolicy) -> _Refused:
+    return _Refused(f"it is larger than {policy.max_bytes} bytes", "too_large")
+
+
+def _decode_data(url: str, policy: FetchPolicy) -> Fetched:
+    """RFC 2397."""
+    head, comma, body = url[len("data:") :].partition(",")
+    if not comma:
+        raise _Refused("the data URL has no comma", "invalid")
+    media_type, *parameters = head.split(";")
+    if "base64" not in parameters:
+        data = unquote_to_bytes(body)
+    elif len(body) * 3 // 4 > policy.max_bytes + 3:
+        raise _too_large(policy)
+    else:
+        try:
+            data = base64.b64decode(unquote(body), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise _Refused("the data URL is not valid base64", "invalid") from error
+    if len(data) > policy.max_bytes:
+        raise _too_large(policy)
+    return Fetched(data, media_type)
+
+
+def _read_file(url: str, policy: FetchPolicy) -> Fetched:
+    """Reads below the named folders; whether a file exists elsewhere cannot be told from errors."""
+    try:
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost"):
+            raise _Refused("the file URL names another machine", "invalid")
+        path = Path(os.path.realpath(unquote(parts.path)))
+        inside = any(path.is_relative_to(os.path.realpath(folder)) for folder in policy.folders)
+    except ValueError as error:
+        raise _Refused("the file URL holds no path", "invalid") from error
+    if not inside:
+        raise _Refused("it lies in no folder that this server reads from", "not_allowed")
+    try:
+        # The path is resolved: a link here is newer than that. A pipe must not block.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise _Refused("it is not a file", "unavailable")
+            data = file.read(policy.max_bytes + 1)
+    except OSError as error:
+        raise _Refused(f"it cannot be read ({error.strerror})", "unavailable") from error
+    if len(data) > policy.max_bytes:
+        raise _too_large(policy)
+    return Fetched(data)
+
+
+async def _fetch_http(url: str, policy: FetchPolicy) -> Fetched:
+    try:
+        async with asyncio.timeout(policy.timeout_s):
+            for _ in range(policy.max_redirects + 1):
+                answer = await _get(url, policy)
+                if isinstance(answer, Fetched):
+                    return answer
+                url = answer
+    except TimeoutError as error:
+        raise _Refused(f"it took longer than {policy.timeout_s:g} s", "unavailable") from error
+    except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException) as error:
+        raise _Refused("its server could not be talked to", "unavailable") from error
+    raise _Refused(f"it redirects more than {policy.max_redirects} times", "unavailable")
+
+
+async def _get(url: str, policy: FetchPolicy) -> Fetched | str:
+    """The item, or where a redirect leads."""
+    parts, target = _split(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise _Refused("it does not lead to an http(s) address", "not_allowed")
+    if parts.username is not None or parts.password is not None:
+        raise _Refused("its URL holds credentials", "invalid")
+    headers = {"host": parts.netloc, "accept-encoding": "identity", "user-agent": "quire"}
+    async with (
+        httpcore.AsyncConnectionPool(network_backend=_Checked(policy)) as pool,
+        pool.stream("GET", target, headers=list(headers.items())) as response,
+    ):
+        found = {name.lower(): value.decode("latin-1") for name, value in response.headers}
+        if response.status in _REDIRECTS and b"location" in found:
+            return _followed(url, found[b"location"])
+        if response.status != 200:
+            raise _Refused(f"its server answered {response.status}", "unavailable")
+        if found.get(b"content-encoding", "identity").lower() != "identity":
+            raise _Refused("its server sent it compressed", "unavailable")
+        length = found.get(b"content-length", "")
+        if length.isdecimal() and int(length) > policy.max_bytes:
+            raise _too_large(policy)
+        data = bytearray()
+        async for piece in response.aiter_stream():
+            data += piece
+            if len(data) > policy.max_bytes:
+                raise _too_large(policy)
+    media_type = found.get(b"content-type", "").partition(";")[0].strip()
+    return Fetched(bytes(data), media_type)
+
+
+def _followed(url: str, location: str) -> str:
+    """Where a redirect from `url` leads."""
+    try:
+        return urljoin(url, location)
+    except ValueError as error:
+        raise _Refused("it redirects to no valid URL", "unavailable") from error
+
+
+def _split(url: str) -> tuple[SplitResult, httpcore.URL]:
+    """A URL's parts, to look at and to ask for."""
+    try:
+        parts = urlsplit(url)
+        if parts.port == 0:
+            raise ValueError("no port 0")
+        return parts, httpcore.URL(url.encode("ascii"))
+    except ValueError as error:
+        raise _Refused("its URL is not valid", "invalid") from error
+
+
+class _Checked(httpcore.AsyncNetworkBackend):
+    """Connects to the address that was checked; TLS still verifies the name."""
+
+    def __init__(self, policy: FetchPolicy) -> None:
+        self._policy = policy
+        self._backend = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        address = await self._resolve(host, port)
+        return await self._backend.connect_tcp(
+            address, port, timeout, local_address, socket_options
+        )
+
+    async def connect_unix_socket(
+        self,
+        path: str,
+        timeout: float | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        raise _Refused("it leads to a local socket", "not_allowed")
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _resolve(self, host: str, port: int) -> str:
+        """One of the name's addresses, all of which may be connected to."""
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise _Refused("its host name cannot be resolved", "unavailable") from error
+        addresses = [str(entry[4][0]).partition("%")[0] for entry in found]
+        for address in addresses:
+            if not self._policy.may_connect(ipaddress.ip_address(address)):
+                raise _Refused("its host is not on the public internet", "not_allowed")
+        return addresses[0]
