@@ -30,8 +30,8 @@ from report import update_readme
 from servers import SERVERS, Server, StartError, child_environment, running, version
 from tokenizers import Tokenizer
 
-from quire.cli.bench import BenchError, Level, Load, calibrate, run_async, run_level
-from quire.cli.load import Target
+from quire.cli.bench import Level, Load, calibrate, run_async, run_level
+from quire.cli.load import LoadError, Target
 from quire.demo import MODEL_DIR
 
 HERE = Path(__file__).parent
@@ -40,6 +40,7 @@ ALONE = {
     "mlx-lm BatchGenerator alone": ("batch_generator.py", True),
 }
 TIMEOUT_S = 300.0
+PROBE_S = 40.0  # some servers are healthy without a model, and then never answer
 
 Round = dict[str, Any]
 """One contender in one round: either `error`, or `levels` by number of streams."""
@@ -49,14 +50,14 @@ async def load_server(target: Target, load: Load, args: argparse.Namespace) -> l
     """Warms a server up, then measures each number of streams.
 
     Raises:
-        BenchError: the warm-up failed.
+        LoadError: the warm-up failed.
     """
-    words = await calibrate(target, load, args.prompt_tokens, TIMEOUT_S)
+    words = await calibrate(target, load, args.prompt_tokens, PROBE_S)
     load = replace(load, prompt_words=words)
     warm = await run_level(target, load, max(args.streams), max(args.streams), first=10**6,
                            timeout_s=TIMEOUT_S)  # fmt: skip
     if warm.failed:
-        raise BenchError(warm.errors[0][0])
+        raise LoadError(warm.errors[0][0])
     levels = []
     for number, streams in enumerate(args.streams):
         levels.append(
@@ -80,7 +81,7 @@ def measure_server(server: Server, model: Path, args: argparse.Namespace) -> Rou
     try:
         with running(server, str(model), args.peers_python) as (target, ready_s):
             levels = run_async(load_server(target, load, args))
-    except (StartError, BenchError) as error:
+    except StartError as error:
         return {"error": str(error)}
     rows = {str(level.concurrency): asdict(level) for level in levels}
     return {"ready_s": round(ready_s, 2), "levels": rows}

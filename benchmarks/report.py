@@ -56,6 +56,12 @@ def _ratios(contenders: dict[str, Any], streams: list[str]) -> list[str]:
     return _grid(["ratio", *streams], rows) if rows else []
 
 
+def telling_line(error: str) -> str:
+    """The line of an error, with the end of a log, that says what happened."""
+    lines = error.strip().splitlines()
+    return next((line for line in reversed(lines) if "Error" in line), lines[-1])
+
+
 def peers_section(report: dict[str, Any]) -> list[str]:
     """The tables of one run of `peers.py`."""
     contenders = report["contenders"]
@@ -87,7 +93,7 @@ def peers_section(report: dict[str, Any]) -> list[str]:
     lines += [*ratios, ""] if ratios else []
     for who, one in contenders.items():
         if one["errors"]:
-            last = one["errors"][-1].strip().splitlines()[-1]
+            last = telling_line(one["errors"][-1])
             count = len(one["errors"])
             lines += [f"{who} gave no figures in {count} of {count + one['rounds']} rounds: "
                       f"`{last}`", ""]  # fmt: skip
@@ -99,7 +105,7 @@ def replay_section(report: dict[str, Any]) -> list[str]:
     rows = []
     for who, one in report["contenders"].items():
         if "error" in one:
-            rows.append([who, "-", "-", "-", "-", one["error"].strip().splitlines()[-1]])
+            rows.append([who, "-", "-", "-", "-", telling_line(one["error"])])
             continue
         rows.append(
             [

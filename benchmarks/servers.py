@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from quire.cli.load import Target
+from quire.cli.load import LoadError, Target
 
 
 class StartError(Exception):
-    """A server did not come up; the message ends with the last lines of its log."""
+    """A server did not come up or did not stay; the message ends with the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,9 @@ class Server:
 _AT = ("--host", "127.0.0.1", "--port", "{port}")
 
 SERVERS = (
-    Server("quire", "quire", False, ("-m", "quire", "serve", "{model}", *_AT)),
+    Server(
+        "quire", "quire", False, ("-m", "quire", "serve", "{model}", *_AT, "--log-level", "warning")
+    ),
     Server(
         "mlx_lm.server",
         "mlx-lm",
@@ -118,7 +120,8 @@ def running(
         Where to send requests, and the seconds from the start of the process until it was ready.
 
     Raises:
-        StartError: it exited or was not healthy within `limit_s`.
+        StartError: it was not healthy within `limit_s`, exited before it was stopped, or the body
+            raised a `LoadError`; with the end of its log.
     """
     port = free_port()
     python = peers_python if server.peer else sys.executable
@@ -134,6 +137,10 @@ def running(
         try:
             _await_ready(process, port, log, limit_s)
             yield Target.parse(f"http://127.0.0.1:{port}"), time.monotonic() - begun
+            if process.poll() is not None:
+                raise StartError(f"exited with {process.returncode} under load:\n{_tail(log)}")
+        except LoadError as error:
+            raise StartError(f"{error}; its log ends:\n{_tail(log)}") from error
         finally:
             process.terminate()
             try:

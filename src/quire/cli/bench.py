@@ -11,7 +11,6 @@ import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import asdict, dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from quire.cli.load import Answer, Target, closed_loop, error_message, send
+from quire.cli.load import Answer, LoadError, Target, closed_loop, send, served_model
 
 T = TypeVar("T")
 
@@ -32,10 +31,6 @@ _WORDS = (
     *("what", "all", "were", "when", "we", "there", "can", "an", "your", "which", "their", "said"),
     *("if", "do", "will", "each", "about", "how", "up", "out", "them", "then", "she", "many"),
 )
-
-
-class BenchError(Exception):
-    """The run cannot go on: no server, no model, or a probe that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,47 +172,20 @@ async def calibrate(target: Target, load: Load, tokens: int, timeout_s: float) -
     """How many words make a prompt of about `tokens` tokens for this server's tokenizer.
 
     Raises:
-        BenchError: the probe failed.
+        LoadError: the probe failed.
     """
     counts = []
     for words in (16, 80):
         probe = Load(load.model, load.endpoint, prompt_words=words, max_tokens=1, seed=load.seed)
         answer = await send(target, load.route, probe.body(-words), timeout_s)
         if answer.error is not None:
-            raise BenchError(answer.error)
+            raise LoadError(answer.error)
         if answer.prompt_tokens is None:
             return tokens
         counts.append(answer.prompt_tokens)
     per_word = max((counts[1] - counts[0]) / 64, 0.1)
     template = counts[0] - 16 * per_word
     return max(1, round((tokens - template) / per_word))
-
-
-def served_model(target: Target, timeout_s: float) -> str:
-    """The first model that the server lists.
-
-    Raises:
-        BenchError: it cannot be reached or lists none.
-    """
-    kind = HTTPSConnection if target.tls else HTTPConnection
-    connection = kind(target.host, target.port, timeout=timeout_s)
-    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-    try:
-        connection.request("GET", f"{target.path}/models", headers=headers)
-        response = connection.getresponse()
-        body = response.read()
-    except (OSError, HTTPException) as error:
-        raise BenchError(f"cannot reach {target.host}:{target.port}: {error}") from error
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise BenchError(f"GET {target.path}/models: HTTP {response.status}: {error_message(body)}")
-    try:
-        return str(json.loads(body)["data"][0]["id"])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise BenchError(
-            f"GET {target.path}/models lists no model; name one with --model"
-        ) from error
 
 
 def run_async(job: Coroutine[Any, Any, T]) -> T:
@@ -274,7 +242,7 @@ async def _measure(args: argparse.Namespace, target: Target, console: Console) -
             target, load, args.warmup, args.warmup, first=first, timeout_s=args.timeout
         )
         if warm.failed:
-            raise BenchError(warm.errors[0][0])
+            raise LoadError(warm.errors[0][0])
         first += args.warmup
     levels: list[Level] = []
     for concurrency in args.concurrency:
@@ -367,7 +335,7 @@ def run(args: argparse.Namespace) -> int:
         target = Target.parse(args.url, args.api_key)
         args.model = args.model or served_model(target, args.timeout)
         levels = run_async(_measure(args, target, console))
-    except (BenchError, ValueError, OSError) as error:
+    except (LoadError, ValueError, OSError) as error:
         console.print(f"quire bench: {error}", style="red", markup=False)
         return 2
     return _report(args, levels, Console())

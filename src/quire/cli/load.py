@@ -14,8 +14,11 @@ import ssl
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import cast
 from urllib.parse import urlsplit
+
+from quire.errors import QuireError
 
 # A delta that brings text of any kind: answer, thought, legacy completion, tool arguments or name.
 _TEXT = re.compile(
@@ -23,6 +26,10 @@ _TEXT = re.compile(
 )
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _ERROR = re.compile(rb'^\{\s*"error"\s*:')
+
+
+class LoadError(QuireError):
+    """A server that cannot be measured: not reached, no model, or a probe that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +294,33 @@ class _Exchange(asyncio.Protocol):
         )
         if self._transport is not None:
             self._transport.abort()
+
+
+def served_model(target: Target, timeout_s: float) -> str:
+    """The first model that the server lists.
+
+    Raises:
+        LoadError: it cannot be reached or lists none.
+    """
+    kind = HTTPSConnection if target.tls else HTTPConnection
+    connection = kind(target.host, target.port, timeout=timeout_s)
+    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+    try:
+        connection.request("GET", f"{target.path}/models", headers=headers)
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, HTTPException) as error:
+        raise LoadError(f"cannot reach {target.host}:{target.port}: {error}") from error
+    finally:
+        connection.close()
+    if response.status != 200:
+        raise LoadError(f"GET {target.path}/models: HTTP {response.status}: {error_message(body)}")
+    try:
+        return str(json.loads(body)["data"][0]["id"])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise LoadError(
+            f"GET {target.path}/models lists no model; name one with --model"
+        ) from error
 
 
 async def send(target: Target, route: str, body: bytes, timeout_s: float) -> Answer:

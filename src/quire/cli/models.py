@@ -1,0 +1,214 @@
+"""`quire models`: what models are on this disk, and which of them Quire can serve."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from quire.demo import MODEL_DIR
+from quire.errors import ModelError
+
+_SIDE_TENSORS = (".scales", ".biases")  # of packed weights; they are no parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One model folder.
+
+    Attributes:
+        name: what to pass to `quire serve`: a hub id or a path; "" serves the embedded model.
+        where: "embedded", "hub cache" or "folder".
+        parameters: numbers that the weights stand for; packed codes count each.
+        weight_bytes: size of the weight files.
+        quantization: e.g. "4 bits, group 64", or "" for plain weights.
+        context: tokens that prompt and answer may have together, by `config.json`.
+        problem: why Quire cannot serve it, or None.
+    """
+
+    name: str
+    where: str
+    path: str
+    family: str = ""
+    parameters: int = 0
+    weight_bytes: int = 0
+    quantization: str = ""
+    context: int | None = None
+    problem: str | None = None
+
+
+def inspect(folder: Path, name: str, where: str) -> Found:
+    """What a model folder says about itself, from its configuration and its tensors' headers."""
+    # Imported late, since they load MLX: `quire --help` need not wait for it.
+    from quire.models.quantization import check_config
+    from quire.models.registry import family
+    from quire.models.safetensors import find_shards, read_header
+
+    config: dict[str, Any] = {}
+    parameters = size = 0
+    problem = None
+    try:
+        config = _read_config(folder)
+        bits = (config.get("quantization") or {}).get("bits")
+        for shard in find_shards(folder):
+            size += shard.stat().st_size
+            parameters += _count(json.loads(read_header(shard)), bits)
+        check_config(config)
+        family(str(config.get("model_type"))).from_config(config)
+        if not (folder / "tokenizer.json").is_file():
+            raise ModelError("no tokenizer.json")
+    except ModelError as error:
+        problem = str(error).removeprefix(f"{folder}: ")
+    text = config.get("text_config") or config
+    return Found(
+        name=name,
+        where=where,
+        path=str(folder),
+        family=str(config.get("model_type", "")),
+        parameters=parameters,
+        weight_bytes=size,
+        quantization=_packing(config),
+        context=text.get("max_position_embeddings"),
+        problem=problem,
+    )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError("no config.json") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"config.json cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ModelError("config.json holds no object")
+    return config
+
+
+def _count(header: dict[str, Any], bits: int | None) -> int:
+    """Parameters of one file. A packed weight holds 32 / bits codes an element."""
+    packed = {name.removesuffix(".scales") for name in header if name.endswith(".scales")}
+    total = 0
+    for name, entry in header.items():
+        if name == "__metadata__" or name.endswith(_SIDE_TENSORS):
+            continue
+        elements = prod(entry["shape"])
+        if bits and entry["dtype"] == "U32" and name.removesuffix(".weight") in packed:
+            elements = elements * 32 // bits
+        total += elements
+    return total
+
+
+def _packing(config: dict[str, Any]) -> str:
+    packing = config.get("quantization")
+    if packing:
+        mode = packing.get("mode", "affine")
+        words = [f"{packing.get('bits')} bits", f"group {packing.get('group_size')}"]
+        return ", ".join(words if mode == "affine" else [mode])
+    foreign = config.get("quantization_config") or {}
+    return str(foreign.get("quant_method", ""))
+
+
+def in_hub_cache() -> Iterator[Found]:
+    """Models in the Hugging Face cache: the newest snapshot of each repository."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return
+    for repository in sorted(repositories, key=lambda one: one.repo_id):
+        if repository.repo_type != "model" or not repository.revisions:
+            continue
+        newest = max(repository.revisions, key=lambda one: one.last_modified)
+        names = {file.file_name for file in newest.files}
+        # Tokenizers and datasets are cached alike; what has neither part is no model at all.
+        if "config.json" in names or any(name.endswith(".safetensors") for name in names):
+            yield inspect(newest.snapshot_path, repository.repo_id, "hub cache")
+
+
+def in_folder(root: Path) -> Iterator[Found]:
+    """The folder itself if it is a model, else those one or two levels below it.
+
+    Raises:
+        ModelError: there is no such folder.
+    """
+    if not root.is_dir():
+        raise ModelError(f"--dir {root}: no such folder")
+    configs = [root / "config.json"] if (root / "config.json").is_file() else []
+    for config in configs or sorted([*root.glob("*/config.json"), *root.glob("*/*/config.json")]):
+        yield inspect(config.parent, str(config.parent), "folder")
+
+
+def find_models(folders: list[Path]) -> list[Found]:
+    """The embedded model, the hub cache, the folders, in this order."""
+    found = [inspect(MODEL_DIR, "", "embedded")] if (MODEL_DIR / "config.json").is_file() else []
+    found += in_hub_cache()
+    for folder in folders:
+        found += in_folder(folder)
+    return found
+
+
+def _short(number: int, units: str, step: int) -> str:
+    value = float(number)
+    for unit in units:
+        if value < step:
+            return f"{value:.3g}{unit}".strip()
+        value /= step
+    return f"{value:,.3g}{units[-1]}"
+
+
+def table(models: list[Found]) -> Table:
+    """The models as a table for the terminal."""
+    out = Table(box=SIMPLE)
+    for heading in ("model", "family"):
+        out.add_column(heading, overflow="fold")
+    for heading in ("parameters", "on disk", "context"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    for heading in ("packed", "Quire"):
+        out.add_column(heading, overflow="fold")
+    for model in models:
+        out.add_row(
+            model.name or "(embedded)",
+            model.family,
+            _short(model.parameters, " KMBT", 1000) if model.parameters else "-",
+            _short(model.weight_bytes, " KMGT", 1000) + "B" if model.weight_bytes else "-",
+            f"{model.context:,}" if model.context else "-",
+            model.quantization or "-",
+            "serves it" if model.problem is None else f"no: {model.problem}",
+        )
+    return out
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `models` to the command line."""
+    parser = subparsers.add_parser(
+        "models",
+        help="list the models on this disk",
+        description="Lists the embedded model, the Hugging Face cache, and the folders named, with "
+        "what Quire can serve and, where it cannot, why not. Nothing is loaded or downloaded.",
+    )
+    parser.add_argument(
+        "--dir", action="append", type=Path, default=[], help="also look here; may be given again"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints what was found."""
+    models = find_models([folder.expanduser() for folder in args.dir])
+    if args.json:
+        print(json.dumps([asdict(model) for model in models], indent=2))
+    else:
+        Console().print(table(models))
+    return 0

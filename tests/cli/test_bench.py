@@ -1,0 +1,107 @@
+"""`quire bench` against a real server on loopback."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from quire.cli import main
+from quire.cli.bench import Spread
+from quire.request import Failure, Request
+from tests.api.conftest import Serve
+from tests.support.scripted_engine import Script
+
+QUICK = ["--prompt-tokens", "40", "--warmup", "1", "--timeout", "20"]
+
+
+def test_levels_are_measured_and_written(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = Script(tuple(range(300, 310)), delay_s=0.01, cached_tokens=4)
+    served = serve(lambda _: script)
+    out = tmp_path / "out.json"
+    command = ["bench", "--url", served.url, "--concurrency", "1,4", "--requests", "8", "--json"]
+    assert main([*command, str(out), "--max-tokens", "6", "--api-key", "secret", *QUICK]) == 0
+    text = out.read_text()
+    assert "secret" not in text
+    report = json.loads(text)
+    one, four = report["levels"]
+    for level in (one, four):
+        assert level["requests"] == 8
+        assert level["failed"] == 0
+        assert level["completion_tokens"] == 8 * 6
+        assert level["cached_tokens"] == 8 * 4
+        assert level["tokens_from_usage"]
+        assert level["itl_ms"]["median"] >= 9
+        assert level["ttft_ms"]["median"] >= 10
+    # Closed loop: four streams share the wall time that one needs for the same requests.
+    assert four["tokens_per_s"] > 2 * one["tokens_per_s"]
+    assert "tokens/s" in capsys.readouterr().out
+
+
+def test_prompts_have_the_length_asked_for_and_differ(serve: Serve) -> None:
+    served = serve("Hello there.")
+    command = ["bench", "--url", served.url, "--concurrency", "2", "--requests", "4"]
+    assert main([*command, "--warmup", "0", "--prompt-tokens", "60"]) == 0
+    measured = served.engine.requests[2:]  # the first two are the probes
+    assert len({request.prompt for request in measured}) == 4
+    assert all(50 <= len(request.prompt) <= 70 for request in measured)
+    assert all(request.sampling.temperature == 0 for request in measured)
+
+
+def test_a_prompt_file_and_the_legacy_endpoint(serve: Serve, tmp_path: Path) -> None:
+    served = serve("Hello there.")
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("Once upon a time")
+    command = ["bench", "--url", served.url + "/v1", "--endpoint", "completions", "--warmup", "0"]
+    assert main([*command, "--prompt-file", str(prompt), "--concurrency", "1"]) == 0
+    assert all(served.ids("Once upon a time")[-3:] == r.prompt[-3:] for r in served.engine.requests)
+
+
+def test_failed_requests_are_named_and_fail_the_run(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def script(request: Request) -> Script:
+        # Probes and the warm-up ask for one token or go first; the others fail half-way.
+        broken = Failure("the engine lost a page") if len(served.engine.requests) > 3 else None
+        return Script((300, 301, 302), error=broken)
+
+    served = serve(script)
+    assert main(["bench", "--url", served.url, "--concurrency", "2", *QUICK]) == 1
+    told = capsys.readouterr().out
+    assert "8 of 8 requests at 2 streams failed" in told
+    assert "lost a page" in told
+
+
+def test_a_model_that_is_not_served_is_reported(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve("Hello there.")
+    assert main(["bench", "--url", served.url, "--model", "other", *QUICK]) == 2
+    error = capsys.readouterr().err
+    assert "HTTP 404" in error
+    assert "quire-demo" in error
+
+
+def test_no_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        assert main(["bench", "--url", url, "--timeout", "5"]) == 2
+        assert "cannot reach" in capsys.readouterr().err
+        assert main(["bench", "--url", url, "--model", "m", "--timeout", "5"]) == 2
+        assert "cannot connect" in capsys.readouterr().err
+
+
+def test_a_url_without_a_scheme_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--url", "localhost:8000"]) == 2
+    assert "not an http" in capsys.readouterr().err
+
+
+def test_percentiles_are_nearest_rank() -> None:
+    spread = Spread.of([n / 1000 for n in range(101)])
+    assert spread == Spread(median=50, p95=95, max=100)
+    assert Spread.of([]) is None

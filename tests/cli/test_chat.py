@@ -1,0 +1,172 @@
+"""`quire chat` through a pipe, against a real server on loopback."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from quire.cli import main
+from quire.request import Failure, Request
+from tests.api.conftest import Serve, Served
+from tests.support.scripted_engine import Script
+
+CALL = '<|tool_call>call:get_weather{city:<|"|>Tokyo<|"|>}<tool_call|>'
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def chat(monkeypatch: pytest.MonkeyPatch, served: Served, lines: list[str], *options: str) -> int:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    return main(["chat", "--url", served.url, *options])
+
+
+def prompts(served: Served) -> list[str]:
+    return [served.tokenizer.decode(list(request.prompt)) for request in served.engine.requests]
+
+
+def test_turns_are_remembered_until_reset(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve("Hello there.")
+    assert chat(monkeypatch, served, ["first", "second", "/reset", "third", "/exit", "never"]) == 0
+    assert capsys.readouterr().out == "Hello there.\n" * 3
+    one, two, three = prompts(served)
+    assert "first" in one
+    assert all(word in two for word in ("first", "Hello there.", "second"))
+    assert "third" in three
+    assert "first" not in three
+
+
+def test_the_system_message_begins_anew(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = serve("Hello there.")
+    lines = ["first", "/system Talk like a pirate.", "second"]
+    assert chat(monkeypatch, served, lines, "--system", "Be brief.") == 0
+    one, two = prompts(served)
+    assert "Be brief." in one
+    assert "Talk like a pirate." in two
+    assert "Be brief." not in two
+    assert "first" not in two
+
+
+def test_thoughts_are_shown_but_not_sent_back(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve("<|channel>thought\nLet me see.<channel|>It is four.")
+    assert chat(monkeypatch, served, ["2+2?", "again"]) == 0
+    out = capsys.readouterr().out
+    assert "Let me see." in out
+    assert out.index("Let me see.") < out.index("It is four.")
+    assert "Let me see." not in prompts(served)[1]
+
+
+def test_calls_are_shown_and_their_results_sent(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    def script(request: Request) -> Script:
+        first = len(served.engine.requests) == 1
+        return Script(served.ids(CALL if first else "It rains."))
+
+    served = serve(script)
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps([TOOL]))
+    lines = ["Weather in Tokyo?", "heavy rain"]
+    assert chat(monkeypatch, served, lines, "--tools", str(tools)) == 0
+    out = capsys.readouterr().out
+    name, _, arguments = out.splitlines()[-2].partition("(")
+    assert name == "get_weather"
+    assert json.loads(arguments.removesuffix(")")) == {"city": "Tokyo"}
+    assert out.endswith("It rains.\n")
+    assert "heavy rain" in prompts(served)[1]
+
+
+def test_a_failed_turn_is_told_and_forgotten(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def script(request: Request) -> Script:
+        failure = Failure("out of paper") if len(served.engine.requests) == 1 else None
+        return Script(served.ids("Hello there."), error=failure)
+
+    served = serve(script)
+    assert chat(monkeypatch, served, ["first", "second"]) == 1
+    captured = capsys.readouterr()
+    assert "out of paper" in captured.err
+    assert captured.out.endswith("Hello there.\n")
+    assert "first" not in prompts(served)[1]
+
+
+def test_a_refused_request_is_told(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve("Hello there.")
+    assert chat(monkeypatch, served, ["first"], "--temperature", "-1") == 1
+    error = capsys.readouterr().err
+    assert "HTTP 400" in error
+    assert "temperature" in error
+
+
+def test_an_unknown_command_is_named_and_not_sent(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve("Hello there.")
+    assert chat(monkeypatch, served, ["/rest", " /rest is sent"]) == 0
+    assert "unknown command /rest" in capsys.readouterr().err
+    assert len(served.engine.requests) == 1
+
+
+def test_no_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "http://127.0.0.1:9"]) == 2
+    assert "cannot reach 127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_served_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["chat", "--model", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "did not start" in error
+    assert "config.json" in error
+
+
+def test_interrupting_stops_the_answer_and_keeps_the_chat(serve: Serve) -> None:
+    served = serve(lambda _: Script(served.ids(" word" * 20), delay_s=0.002, silent=True))
+    child = subprocess.Popen(
+        [sys.executable, "-m", "quire", "chat", "--url", served.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdin is not None
+        for turn in (1, 2):
+            child.stdin.write(f"turn {turn}\n")
+            child.stdin.flush()
+            deadline = time.monotonic() + 20
+            while len(served.engine.tickets) < turn and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(0.4)  # the forty tokens are out; the answer hangs
+            child.send_signal(signal.SIGINT)
+            while not served.engine.tickets[-1].aborted and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert served.engine.tickets[-1].aborted
+        out, _ = child.communicate("/exit\n", timeout=20)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == 0
+    assert out.count("(stopped)") == 2
+    assert "turn 1" in prompts(served)[1]

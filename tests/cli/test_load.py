@@ -1,0 +1,96 @@
+"""The load client's reading of bytes, cut anywhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from quire.cli.load import Dechunker, EventCounter, Target, error_message
+
+
+def delta(**fields: object) -> str:
+    return json.dumps({"choices": [{"index": 0, "delta": fields}], "usage": None})
+
+
+USAGE = {
+    "prompt_tokens": 7,
+    "completion_tokens": 5,
+    "prompt_tokens_details": {"cached_tokens": 3},
+}
+EVENTS = [
+    ": keepalive",
+    "data: " + delta(role="assistant", content=""),
+    "data: " + delta(content='"quoted"'),
+    "data:" + delta(reasoning_content="hm", content=None),
+    "event: message\ndata: " + delta(content="é\n"),
+    "data: " + delta(tool_calls=[{"index": 0, "function": {"arguments": '{"a"'}}]),
+    "data: " + delta(content=None),
+    "data: " + json.dumps({"choices": [], "usage": USAGE}),
+    "data: [DONE]",
+]
+WITH_TEXT = 4
+
+
+def pieces(data: bytes, cuts: set[int]) -> list[bytes]:
+    ends = [*sorted(cut for cut in cuts if 0 < cut < len(data)), len(data)]
+    return [data[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+
+
+CUTS = st.sets(st.integers(1, 2000), max_size=20)
+
+
+@given(CUTS, CUTS, st.sampled_from(["\n\n", "\r\n\r\n"]))
+@example(set(range(2000)), set(range(9000)), "\r\n\r\n")
+def test_events_cut_anywhere_count_the_same(
+    chunk_cuts: set[int], read_cuts: set[int], between: str
+) -> None:
+    body = "".join(event + between for event in EVENTS).encode()
+    chunks = [b"%x;ext=1\r\n%s\r\n" % (len(part), part) for part in pieces(body, chunk_cuts)]
+    dechunker, counter = Dechunker(), EventCounter()
+    for read in pieces(b"".join(chunks) + b"0\r\n\r\n", read_cuts):
+        counter.feed(dechunker.feed(read), 1.0)
+    assert dechunker.done
+    assert counter.done
+    assert counter.error is None
+    assert len(counter.text_times) == WITH_TEXT
+    assert counter.usage() == (7, 5, 3)
+
+
+def test_an_error_in_the_stream_is_kept() -> None:
+    counter = EventCounter()
+    counter.feed(b'data: {"error": {"message": "out of paper"}}\n\n', 0.0)
+    assert counter.error == "out of paper"
+    assert counter.text_times == []
+
+
+def test_a_bad_chunk_size_is_refused() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        Dechunker().feed(b"xyz\r\n")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://a:1", ("a", 1, False, "/v1")),
+        ("http://a:1/v1/", ("a", 1, False, "/v1")),
+        ("https://a/proxy", ("a", 443, True, "/proxy/v1")),
+    ],
+)
+def test_urls(url: str, expected: tuple[str, int, bool, str]) -> None:
+    target = Target.parse(url)
+    assert (target.host, target.port, target.tls, target.path) == expected
+
+
+@pytest.mark.parametrize("url", ["ftp://a", "localhost:8000", "http://"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="not an http"):
+        Target.parse(url)
+
+
+def test_error_bodies_of_any_shape_are_shown() -> None:
+    assert error_message(b'{"error": {"message": "m", "code": 1}}') == "m"
+    assert error_message(b'{"error": "m"}') == "m"
+    assert error_message(b"<html>gone</html>") == "<html>gone</html>"
