@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 log = logging.getLogger("quire.access")
 
 _KEY = "quire.note"
+_CLIENT_LEFT = 499
 
 
 def note(scope: Scope, details: dict[str, Any]) -> None:
@@ -22,17 +23,25 @@ def note(scope: Scope, details: dict[str, Any]) -> None:
 
 
 class AccessLog:
-    """Outermost middleware: names each request, times it, logs it as one line of JSON."""
+    """Outermost middleware: names each request, times it, logs it as one line of JSON.
 
-    def __init__(self, app: ASGIApp, observe: Callable[[str, int, float], None]) -> None:
+    Args:
+        observe: told path, status and seconds of each; 499 if the client left before the status.
+        paths: the routes; other paths are observed as `other`, so that nobody can make up labels.
+    """
+
+    def __init__(
+        self, app: ASGIApp, observe: Callable[[str, int, float], None], paths: frozenset[str]
+    ) -> None:
         self._app = app
         self._observe = observe
+        self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id, started, status = uuid.uuid4().hex, time.perf_counter(), 0
+        request_id, started, status = uuid.uuid4().hex, time.perf_counter(), _CLIENT_LEFT
         details = scope.setdefault(_KEY, {})
 
         async def send_named(message: Message) -> None:
@@ -49,7 +58,8 @@ class AccessLog:
             await self._app(scope, receive, send_named)
         finally:
             seconds = time.perf_counter() - started
-            self._observe(scope["path"], status, seconds)
+            path = scope["path"] if scope["path"] in self._paths else "other"
+            self._observe(path, status, seconds)
             line = {
                 "id": request_id,
                 "method": scope["method"],

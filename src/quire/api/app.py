@@ -50,7 +50,7 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
 
     return Starlette(
         routes=routes,
-        middleware=_middleware(context),
+        middleware=_middleware(context, frozenset(route.path for route in routes)),
         exception_handlers={
             QuireError: handle,
             RunFailed: handle,
@@ -61,10 +61,10 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
     )
 
 
-def _middleware(context: Context) -> list[Middleware]:
+def _middleware(context: Context, paths: frozenset[str]) -> list[Middleware]:
     """From the outside in: the log sees all, CORS answers preflights that carry no key."""
     config = context.config
-    stack = [Middleware(AccessLog, observe=context.metrics.response)]
+    stack = [Middleware(AccessLog, observe=context.metrics.response, paths=paths)]
     if config.cors_origins:
         stack.append(
             Middleware(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from quire.api.schema import Wire, tag_by_type, tag_text_or_list
+from quire.api.schema import Wire, tag_by_role, tag_by_type, tag_text_or_list
 from quire.errors import RequestError
 
 
@@ -142,25 +142,23 @@ class ToolMessage(Wire):
     name: str | None = None
 
 
-def _tag_by_role(value: object) -> str | None:
-    role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
-    return f"@{role}" if isinstance(role, str) else None
-
-
 Message = Annotated[
     Annotated[SystemMessage, Tag("@system")]
     | Annotated[SystemMessage, Tag("@developer")]
     | Annotated[UserMessage, Tag("@user")]
     | Annotated[AssistantMessage, Tag("@assistant")]
     | Annotated[ToolMessage, Tag("@tool")],
-    Discriminator(_tag_by_role),
+    Discriminator(tag_by_role),
 ]
+
+
+FunctionName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:/-]+$")]
 
 
 class Function(Wire):
     """A function that the model may call; `parameters` is a JSON schema."""
 
-    name: str = Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:/-]+$")
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -173,11 +171,31 @@ class Tool(Wire):
     function: Function
 
     def to_template(self) -> dict[str, Any]:
-        """The shape that chat templates read, without what the client left out."""
-        function = self.function.model_dump(include={"name", "description", "parameters"})
-        function = {key: value for key, value in function.items() if value is not None}
-        function.setdefault("parameters", {"type": "object", "properties": {}})
-        return {"type": "function", "function": function}
+        """The shape that chat templates read."""
+        function = self.function
+        return function_tool(function.name, function.description, function.parameters)
+
+
+def function_tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None
+) -> dict[str, Any]:
+    """A function in the shape that chat templates read."""
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    function["parameters"] = (
+        {"type": "object", "properties": {}} if parameters is None else parameters
+    )
+    return {"type": "function", "function": function}
+
+
+def text_only(kind: str, param: str) -> RequestError:
+    """The refusal of media, for no model that takes them is served."""
+    return RequestError(
+        f"'{param}' is of type '{kind}', but the model that is served takes text only.",
+        param=param,
+        code="unsupported_content",
+    )
 
 
 def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
@@ -231,31 +249,35 @@ def _parts(content: Content, param: str) -> str | list[dict[str, str]]:
             case TextPart(text=text) | RefusalPart(refusal=text):
                 parts.append({"type": "text", "text": text})
             case _:
-                raise RequestError(
-                    f"'{param}[{index}]' is of type '{part.type}', but the model that is served "
-                    "takes text only.",
-                    param=f"{param}[{index}]",
-                    code="unsupported_content",
-                )
+                raise text_only(part.type, f"{param}[{index}]")
     return parts
 
 
 def _call(call: ToolCall, param: str) -> dict[str, Any]:
-    """A tool call with its arguments as an object."""
-    text = call.function.arguments
+    arguments = read_arguments(call.function.arguments, f"{param}.function.arguments")
+    return function_call(call.id, call.function.name, arguments)
+
+
+def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A call that the assistant made, in the shape that chat templates read."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def read_arguments(text: str, param: str) -> dict[str, Any]:
+    """A call's arguments as an object; an empty text is an empty one.
+
+    Raises:
+        RequestError: they are no JSON object.
+    """
     try:
         arguments = json.loads(text) if text.strip() else {}
     except ValueError as error:
         raise _bad_arguments(param, f"is not valid JSON: {error}") from error
     if not isinstance(arguments, dict):
         raise _bad_arguments(param, "must be a JSON object")
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
+    return arguments
 
 
 def _bad_arguments(param: str, what: str) -> RequestError:
-    name = f"{param}.function.arguments"
-    return RequestError(f"'{name}' {what}.", param=name, code="invalid_value")
+    return RequestError(f"'{param}' {what}.", param=param, code="invalid_value")

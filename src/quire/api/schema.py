@@ -158,6 +158,12 @@ def tag_by_type(value: object) -> str | None:
     return f"@{kind}" if isinstance(kind, str) else None
 
 
+def tag_by_role(value: object) -> str | None:
+    """The union tag of a message."""
+    role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
+    return f"@{role}" if isinstance(role, str) else None
+
+
 def tag_text_or_list(value: object) -> str:
     """The union tag of a field that may be one string or a list."""
     return "@list" if isinstance(value, list) else "@text"
