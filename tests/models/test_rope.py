@@ -30,7 +30,7 @@ PARAMETERS = {
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_table_and_kernel_agree_at_ragged_positions(name: str) -> None:
     rope = Rope(64, PARAMETERS[name])
-    x = mx.random.normal((5, 3, 1, 64), key=mx.random.key(1))
+    x = mx.random.normal((5, 3, 64), key=mx.random.key(1))
     positions = mx.array([0, 900, 3, 3, 77])
 
     table, kernel = rope._table(positions)(x), rope._kernel(positions)(x)
@@ -41,14 +41,14 @@ def test_table_and_kernel_agree_at_ragged_positions(name: str) -> None:
 
 
 def test_half_precision_stays_half_precision() -> None:
-    x = mx.ones((2, 1, 1, 64), dtype=mx.bfloat16)
+    x = mx.ones((2, 1, 64), dtype=mx.bfloat16)
     assert Rope(64, PARAMETERS["yarn"])(mx.array([1, 2]))(x).dtype == mx.bfloat16
 
 
 def test_proportional_leaves_the_slow_pairs_alone() -> None:
-    x = mx.random.normal((1, 1, 1, 64), key=mx.random.key(2))
+    x = mx.random.normal((1, 1, 64), key=mx.random.key(2))
     y = Rope(64, PARAMETERS["proportional"])(mx.array([100]))(x)
-    moved = (mx.abs(y - x)[0, 0, 0] > 0).tolist()
+    moved = (mx.abs(y - x)[0, 0] > 0).tolist()
     assert moved == [i % 32 < 8 for i in range(64)]
 
 
@@ -80,11 +80,11 @@ def test_three_positions_turn_their_own_pairs() -> None:
     rope = Rope(
         64, RopeParameters(partial_rotary_factor=0.5, mrope_section=(6, 5, 5))
     )  # 16 pairs: time, height, width in turn, the last ones time
-    x = mx.random.normal((1, 1, 1, 64), key=mx.random.key(3))
+    x = mx.random.normal((1, 1, 64), key=mx.random.key(3))
 
     def moved(positions: list[int]) -> set[int]:
         y = rope(mx.array(positions)[:, None])(x)
-        return {pair for pair in range(16) if abs((y - x)[0, 0, 0, pair].item()) > 0}
+        return {pair for pair in range(16) if abs((y - x)[0, 0, pair].item()) > 0}
 
     assert moved([0, 9, 0]) == set(range(1, 15, 3))
     assert moved([0, 0, 9]) == set(range(2, 15, 3))

@@ -6,6 +6,7 @@ and each token replaces them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
 from quire.models.base import Module, RecurrentSegment, Step
-from quire.models.layers import ACTIVATIONS
+from quire.models.layers import ACTIVATIONS, GATES
 
 _NORM_EPS = 1e-6  # of the keys' and queries' lengths, as in the flash-linear-attention library
 
@@ -76,7 +77,7 @@ class GatedDeltaNet(Module):
     ) -> None:
         super().__init__()
         self._shape, self._layer, self._eps = shape, layer, eps
-        self._activation = ACTIVATIONS[activation]
+        self._activation, self._gate = ACTIVATIONS[activation], GATES[activation]
         values = shape.value_heads * shape.value_dim
         self.in_proj_qkv = nn.Linear(hidden, shape.channels, bias=False)
         self.in_proj_z = nn.Linear(hidden, values, bias=False)
@@ -104,8 +105,8 @@ class GatedDeltaNet(Module):
             outputs.append(self._advance(segment, qkv[part], decay[part], beta[part]))
         y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
         y = self.norm(y).reshape(x.shape[0], -1)
-        gate = self._activation(self.in_proj_z(x).astype(mx.float32))
-        out: mx.array = self.out_proj((y * gate).astype(x.dtype))
+        y = self._gate(self.in_proj_z(x).astype(mx.float32), y)
+        out: mx.array = self.out_proj(y.astype(x.dtype))
         return out[mx.argsort(order)]
 
     def _advance(
@@ -134,7 +135,7 @@ def _unit(x: mx.array) -> mx.array:
     """`x / sqrt(sum(x ** 2) + eps)` over the last axis, by the fused norm."""
     dim = x.shape[-1]
     normed: mx.array = mx.fast.rms_norm(x, None, _NORM_EPS / dim)
-    return normed * dim**-0.5
+    return normed * (1 / math.sqrt(dim))
 
 
 def gated_delta(

@@ -17,7 +17,7 @@ from quire.cache.specs import FullKV, LayerSpec, SharedKV, WindowKV
 from quire.errors import ModelError
 from quire.models.arguments import read_arguments, require
 from quire.models.base import LanguageModel, Module, Step
-from quire.models.layers import ACTIVATIONS, GatedMLP, embed, project_logits
+from quire.models.layers import ACTIVATIONS, GATES, GatedMLP, embed, project_logits
 from quire.models.moe import Experts, choose, stack_experts
 from quire.models.rope import Rope, RopeParameters, Rotate
 
@@ -181,8 +181,7 @@ class Attention(Module):
     def __call__(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         rows = x.shape[0]
-        q = self.q_norm(self.q_proj(x).reshape(rows, self._heads, 1, self._head_dim))
-        q = rotate(q).reshape(rows, self._heads, self._head_dim)
+        q = rotate(self.q_norm(self.q_proj(x).reshape(rows, self._heads, self._head_dim)))
         k = v = None
         if self._writes:
             k, v = self._keys_and_values(x, rotate)
@@ -192,10 +191,9 @@ class Attention(Module):
 
     def _keys_and_values(self, x: mx.array, rotate: Rotate) -> tuple[mx.array, mx.array]:
         shape = (x.shape[0], self._kv_heads, self._head_dim)
-        k = self.k_proj(x).reshape(x.shape[0], self._kv_heads, 1, self._head_dim)
-        v = k if self._one_projection else self.v_proj(x)
-        v = mx.fast.rms_norm(v.reshape(shape), None, self._eps)
-        return rotate(self.k_norm(k)).reshape(shape), v
+        k = self.k_proj(x).reshape(shape)
+        v = k if self._one_projection else self.v_proj(x).reshape(shape)
+        return rotate(self.k_norm(k)), mx.fast.rms_norm(v, None, self._eps)
 
 
 class Router(Module):
@@ -248,7 +246,7 @@ class DecoderLayer(Module):
             self.per_layer_input_gate = nn.Linear(hidden, own, bias=False)
             self.per_layer_projection = nn.Linear(own, hidden, bias=False)
             self.post_per_layer_input_norm = nn.RMSNorm(hidden, eps=eps)
-            self._activation = ACTIVATIONS[args.hidden_activation]
+            self._gate = GATES[args.hidden_activation]
 
     def __call__(self, x: mx.array, own: mx.array | None, step: Step, rotate: Rotate) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`; `own` is `[T, hidden_size_per_layer_input]` or None."""
@@ -256,7 +254,7 @@ class DecoderLayer(Module):
         x = x + self.post_attention_layernorm(y)
         x = x + self.post_feedforward_layernorm(self._feed_forward(x))
         if own is not None:
-            y = self.per_layer_projection(self._activation(self.per_layer_input_gate(x)) * own)
+            y = self.per_layer_projection(self._gate(self.per_layer_input_gate(x), own))
             x = x + self.post_per_layer_input_norm(y)
         return x * self.layer_scalar
 

@@ -10,6 +10,7 @@ import mlx.nn as nn
 from quire.models.base import Module
 
 Activation = Callable[[mx.array], mx.array]
+Gate = Callable[[mx.array, mx.array], mx.array]
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": nn.silu,
@@ -17,6 +18,18 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu": nn.gelu,
 }
 """The values of `hidden_act` and `hidden_activation` that are known."""
+
+
+def _gate(activation: Activation) -> Gate:
+    def gate(x: mx.array, y: mx.array) -> mx.array:
+        return activation(x) * y
+
+    compiled: Gate = mx.compile(gate, shapeless=True)
+    return compiled
+
+
+GATES: dict[str, Gate] = {name: _gate(function) for name, function in ACTIVATIONS.items()}
+"""By the same names, `activation(x) * y` in one kernel."""
 
 
 class GatedMLP(Module):
@@ -29,11 +42,11 @@ class GatedMLP(Module):
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
-        self._activation = ACTIVATIONS[activation]
+        self._gate = GATES[activation]
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
-        y: mx.array = self.down_proj(self._activation(self.gate_proj(x)) * self.up_proj(x))
+        y: mx.array = self.down_proj(self._gate(self.gate_proj(x), self.up_proj(x)))
         return y
 
 

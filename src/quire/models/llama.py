@@ -81,18 +81,13 @@ class Attention(Module):
     def __call__(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         rows, dim = x.shape[0], self._head_dim
-        q = self.q_proj(x).reshape(rows, self._heads, 1, dim)
-        k = self.k_proj(x).reshape(rows, self._kv_heads, 1, dim)
+        q = self.q_proj(x).reshape(rows, self._heads, dim)
+        k = self.k_proj(x).reshape(rows, self._kv_heads, dim)
         v = self.v_proj(x).reshape(rows, self._kv_heads, dim)
         if self._qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
-        out = step.attend(
-            self._layer,
-            rotate(q).reshape(rows, self._heads, dim),
-            rotate(k).reshape(rows, self._kv_heads, dim),
-            v,
-            scale=self._scale,
-        )  # [T, heads, head_dim]
+        # [T, heads, head_dim]
+        out = step.attend(self._layer, rotate(q), rotate(k), v, scale=self._scale)
         y: mx.array = self.o_proj(out.reshape(rows, -1))
         return y
 

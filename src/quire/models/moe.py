@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.models.base import Module
-from quire.models.layers import ACTIVATIONS
+from quire.models.layers import GATES
 
 # From this many (row, expert) pairs on, sorting them by expert pays: rows of one expert are
 # multiplied together instead of one at a time.
@@ -79,7 +79,7 @@ class Experts(Module):
         self.gate_proj = ExpertLinear(count, hidden, intermediate)
         self.up_proj = ExpertLinear(count, hidden, intermediate)
         self.down_proj = ExpertLinear(count, intermediate, hidden)
-        self._activation = ACTIVATIONS[activation]
+        self._gate = GATES[activation]
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         """The weighted sum of the chosen experts' outputs.
@@ -104,9 +104,10 @@ class Experts(Module):
         return mixed.squeeze(1)
 
     def _mlp(self, x: mx.array, experts: mx.array, sorted_experts: bool) -> mx.array:
-        gate = self._activation(self.gate_proj(x, experts, sorted_experts))
+        gate = self.gate_proj(x, experts, sorted_experts)
         up = self.up_proj(x, experts, sorted_experts)
-        return self.down_proj(gate * up, experts, sorted_experts)
+        y: mx.array = self.down_proj(self._gate(gate, up), experts, sorted_experts)
+        return y
 
 
 class SparseMoE(Module):

@@ -89,15 +89,10 @@ class GatedAttention(Module):
         """`[T, hidden]` -> `[T, hidden]`."""
         rows, dim = x.shape[0], self._head_dim
         q, gate = mx.split(self.q_proj(x).reshape(rows, self._heads, 2 * dim), 2, axis=-1)
-        q = self.q_norm(q).reshape(rows, self._heads, 1, dim)
-        k = self.k_norm(self.k_proj(x).reshape(rows, self._kv_heads, 1, dim))
-        out = step.attend(
-            self._layer,
-            rotate(q).reshape(rows, self._heads, dim),
-            rotate(k).reshape(rows, self._kv_heads, dim),
-            self.v_proj(x).reshape(rows, self._kv_heads, dim),
-            scale=self._scale,
-        )  # [T, heads, head_dim]
+        q = rotate(self.q_norm(q))
+        k = rotate(self.k_norm(self.k_proj(x).reshape(rows, self._kv_heads, dim)))
+        v = self.v_proj(x).reshape(rows, self._kv_heads, dim)
+        out = step.attend(self._layer, q, k, v, scale=self._scale)  # [T, heads, head_dim]
         y: mx.array = self.o_proj((out * mx.sigmoid(gate)).reshape(rows, -1))
         return y
 

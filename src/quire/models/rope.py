@@ -1,7 +1,7 @@
 """Rotary position embeddings, with the scalings that checkpoints ask for.
 
-Every row of a step has its own position, so rotation takes the T rows as a batch of one-token
-sequences `[T, heads, 1, head_dim]` with an array of offsets.
+Every row of a step has its own position: a rotation is made for the positions of a step, and turns
+`[T, heads, head_dim]`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.models.arguments import require
 KINDS = ("default", "linear", "llama3", "yarn", "proportional")
 
 Rotate = Callable[[mx.array], mx.array]
-"""`[T, heads, 1, head_dim]` -> the same, rotated to the positions of a step."""
+"""`[T, heads, head_dim]` -> the same, rotated to the positions of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,16 @@ class Rope:
         dims, periods, gain = self._dims, self._periods, self._gain
 
         def rotate(x: mx.array) -> mx.array:
+            # The T rows are a batch of sequences of one token: [T, heads, 1, head_dim].
             y = mx.fast.rope(
-                x, dims, traditional=False, base=None, scale=1.0, offset=positions, freqs=periods
-            )
+                mx.expand_dims(x, 2),
+                dims,
+                traditional=False,
+                base=None,
+                scale=1.0,
+                offset=positions,
+                freqs=periods,
+            ).squeeze(2)
             if gain == 1.0:
                 return y
             return mx.concatenate([y[..., :dims] * gain, y[..., dims:]], axis=-1)
@@ -134,8 +141,8 @@ class Rope:
         else:
             angles = positions[self._axes].T.astype(mx.float32) * self._frequencies
         cos, sin = mx.cos(angles) * self._gain, mx.sin(angles) * self._gain
-        cos = mx.concatenate([cos, cos], axis=-1)[:, None, None]  # [T, 1, 1, dims]
-        sin = mx.concatenate([-sin, sin], axis=-1)[:, None, None]
+        cos = mx.concatenate([cos, cos], axis=-1)[:, None]  # [T, 1, dims]
+        sin = mx.concatenate([-sin, sin], axis=-1)[:, None]
         half, dims, partial = self._dims // 2, self._dims, self._dims < self._head_dim
 
         def rotate(x: mx.array) -> mx.array:
