@@ -92,10 +92,9 @@ class OutputStream:
         events: list[Event] = []
         last = len(output.token_ids) - 1
         for index, token_id in enumerate(output.token_ids):
-            if output.logprobs:
-                self._logprobs.append(output.logprobs[index])
+            logprobs = output.logprobs[index] if output.logprobs else None
             stop_token = index == last and output.finish is FinishReason.STOP
-            self._token(token_id, events, stop_token=stop_token)
+            self._token(token_id, logprobs, events, stop_token=stop_token)
             if self._ended:
                 return events
         if output.error is not None or output.finish is FinishReason.ERROR:
@@ -108,7 +107,14 @@ class OutputStream:
         """Ends the request with an error that did not come from the engine."""
         return [] if self._ended else [self._fail(error)]
 
-    def _token(self, token_id: int, events: list[Event], *, stop_token: bool) -> None:
+    def _token(
+        self,
+        token_id: int,
+        logprobs: TokenLogprobs | None,
+        events: list[Event],
+        *,
+        stop_token: bool,
+    ) -> None:
         self._completion += 1
         parser = self._parser
         thinking = parser.thinking
@@ -121,13 +127,15 @@ class OutputStream:
         deltas = parser.feed(token_id, piece)
         if thinking or parser.thinking:
             self._reasoning += 1
+        elif logprobs is not None and token_id not in self._owned:
+            self._logprobs.append(logprobs)
         if deltas:
             self._pass_on(deltas, events)
 
     def _pass_on(self, deltas: list[Delta], events: list[Event]) -> None:
         for delta in deltas:
             if type(delta) is Text:
-                self._text(delta.text, events)
+                self._text(delta, events)
                 if self._ended:
                     return
             else:
@@ -136,9 +144,11 @@ class OutputStream:
                 self._calls += type(delta) is ToolCallEnded
                 events.append(delta)
 
-    def _text(self, text: str, events: list[Event]) -> None:
-        safe, self._stop = self._stops.feed(text)
-        if safe:
+    def _text(self, delta: Text, events: list[Event]) -> None:
+        safe, self._stop = self._stops.feed(delta.text)
+        if safe is delta.text and not self._logprobs:
+            events.append(delta)
+        elif safe:
             events.append(Text(safe, self._take_logprobs()))
         if self._stop is not None:
             self._end(FinishReason.STOP, events)

@@ -33,7 +33,7 @@ def _read(body: Body, tools: Tools) -> Reading:
         return Reading()
     reading = read_named_json(name, body.text, at)
     fence = _FENCE_END.match(body.text, reading.end) if fenced is not None else None
-    return Reading(reading.calls, fence.end() if fence else reading.end, reading.in_string)
+    return Reading(reading.calls, fence.end() if fence else reading.end, reading.until)
 
 
 def _forced(forced: Forced) -> str:

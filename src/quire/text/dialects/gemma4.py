@@ -107,7 +107,7 @@ class _Reader:
         start = at + len(QUOTE)
         end = self.body.find(QUOTE, start)
         if end < 0:
-            raise Unterminated("a string without an end")
+            raise Unterminated(QUOTE)
         return self.text[start:end], end + len(QUOTE)
 
     def _key(self, at: int) -> tuple[str, int]:
@@ -144,8 +144,8 @@ def _read(body: Body, tools: Tools) -> Reading:
         try:
             arguments, end = _Reader(body, schema).object(opening.end(), schema, 0)
             calls.append(Call(name, write_json(arguments)))
-        except Unterminated:
-            return Reading(tuple(calls), at, in_string=True)
+        except Unterminated as error:
+            return Reading(tuple(calls), at, error.until)
         except ValueError:
             break
         at = end

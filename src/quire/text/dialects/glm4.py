@@ -12,7 +12,7 @@ from typing import Any
 from quire.text.dialects.base import Call, Dialect, Forced, Tool
 from quire.text.dialects.grammar import Arguments, argument_rules, marker
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
-from quire.text.dialects.values import typed_argument, write_json
+from quire.text.dialects.values import skip_space, typed_argument, write_json
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
@@ -42,12 +42,11 @@ def _read(body: Body, tools: Tools) -> Reading:
             return Reading()
         value_end = body.find(VALUE_END, value)
         if value_end < 0:
-            return Reading(in_string=True)
+            return Reading(until=VALUE_END)
         key = body.text[at + len(KEY) : key_end].strip()
         text = body.text[value + len(VALUE) : value_end]
         arguments[key] = typed_argument(tool, key, text)
-        at = value_end + len(VALUE_END)
-        at += len(body.text[at:]) - len(body.text[at:].lstrip())
+        at = skip_space(body.text, value_end + len(VALUE_END))
     if not body.closed:
         return Reading()  # more arguments may have been on their way
     return Reading((Call(tool.name, write_json(arguments)),), at)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
+from itertools import islice
 from typing import Any
 
 from quire.text.dialects.base import Call, Dialect, Forced, Start
@@ -17,6 +19,9 @@ from quire.text.dialects.grammar import json_rules
 from quire.text.dialects.machine import NO_SECTION, Body, Layout, Machine, Reading, Section, Tools
 from quire.text.dialects.readers import read_json_calls
 from quire.text.dialects.values import write_json
+
+_MAX_TRIES = 32
+"""Places tried for the end of a pythonic list, which only a parse can tell."""
 
 _KEYS = ("name", "type", "function", "parameters", "arguments", "id")
 _FIRST_KEY = re.compile(r'\{\s*"([^"]*)("?)')
@@ -53,14 +58,17 @@ def _read(body: Body, tools: Tools) -> Reading:
         return _read_python(body.text, tools)
     reading = read_json_calls(body, tools)
     known = all(call.name in tools for call in reading.calls)
-    return reading if known else Reading(in_string=reading.in_string)
+    return reading if known else Reading(until=reading.until)
 
 
 def _read_python(text: str, tools: Tools) -> Reading:
     """The list that the text begins with, if it is one of calls with constant keyword arguments."""
-    for end in (len(text), *(found.end() for found in re.finditer(r"\)\s*\]", text))):
+    closers = islice(re.finditer(r"\)\s*\]", text), _MAX_TRIES)
+    for end in (len(text), *(found.end() for found in closers)):
         try:
-            tree = ast.parse(text[:end].strip(), mode="eval").body
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of escapes in strings that Python doesn't know
+                tree = ast.parse(text[:end].strip(), mode="eval").body
             if not isinstance(tree, ast.List) or not tree.elts:
                 continue
             return Reading(tuple(_python_call(element, tools) for element in tree.elts), end)

@@ -50,12 +50,13 @@ class Reading:
     Attributes:
         calls: the complete calls at its beginning.
         end: offset after the last of them, separators included; what follows is no complete call.
-        in_string: the text ends inside a string, so a marker that follows is part of that string.
+        until: the text ends inside a string that cannot end before this comes, so a marker that
+            follows is part of that string; empty if it doesn't.
     """
 
     calls: tuple[Call, ...] = ()
     end: int = 0
-    in_string: bool = False
+    until: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,8 @@ class Machine:
         self._length = 0
         self._marks: list[tuple[int, str]] = []
         self._sure = False
+        self._until = ""  # what the section's open string needs, as of `_read_pieces` pieces
+        self._read_pieces = 0
         self._back = Mode.TEXT
 
     @property
@@ -249,6 +252,7 @@ class Machine:
         self.mode = Mode.SECTION
         self._opener, self._section = opener, section
         self._pieces, self._length, self._marks, self._sure = [], 0, [], False
+        self._until, self._read_pieces = "", 0
 
     def body(self, *, closed: bool) -> Body:
         """What the open section holds."""
@@ -266,17 +270,25 @@ class Machine:
             self._sure = True
 
     def _mark(self, marker: str) -> None:
-        if marker not in self._section.inner:
+        if marker not in self._section.inner and not self._still_in_string():
             body = self.body(closed=True)
             reading = self._section.read(body, self.tools)
-            if not reading.in_string:
+            if not reading.until:
                 ends = marker in self._section.ends
                 self._settle(body, reading, marker if ends else "", keep_rest=True)
                 if not ends:
                     self.on_marker(marker)
                 return
+            self._until = reading.until
         self._marks.append((self._length, marker))
         self._hold(marker)
+
+    def _still_in_string(self) -> bool:
+        """Whether the string that the last reading ended in goes on: saves reading all again."""
+        overlap = max(0, self._read_pieces - len(self._until))
+        fresh = "".join(self._pieces[overlap:])
+        self._read_pieces = len(self._pieces)
+        return bool(self._until) and self._until not in fresh
 
     def _settle(self, body: Body, reading: Reading, marker: str, *, keep_rest: bool) -> None:
         if not reading.calls:

@@ -30,7 +30,7 @@ def _read_bare(body: Body, tools: Tools) -> Reading:
     text = OPENER + body.text + (CLOSER if body.closed else "")
     reading = _XML.read(text, tools, lenient=not body.closed)
     end = min(max(0, reading.end - len(OPENER)), len(body.text))
-    return Reading(reading.calls, end, reading.in_string)
+    return Reading(reading.calls, end, reading.until)
 
 
 def _bare_head(text: str, tools: Tools) -> bool | None:

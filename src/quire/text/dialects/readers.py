@@ -56,8 +56,8 @@ def read_json_calls(body: Body, tools: Tools) -> Reading:
         try:
             value, at = read_json(text, at)
             found = [call_from_object(v) for v in (value if isinstance(value, list) else [value])]
-        except Unterminated:
-            return Reading(tuple(calls), end, in_string=True)
+        except Unterminated as error:
+            return Reading(tuple(calls), end, error.until)
         except ValueError:
             break
         calls.extend(found)
@@ -74,8 +74,8 @@ def read_named_json(name: str, text: str, at: int, call_id: str | None = None) -
     try:
         value, end = read_json(text, skip_space(text, at))
         return Reading((Call(name, arguments_json(value), call_id),), end)
-    except Unterminated:
-        return Reading(in_string=True)
+    except Unterminated as error:
+        return Reading(until=error.until)
     except ValueError:
         return Reading()
 
@@ -94,7 +94,7 @@ class XmlNotation:
     """
 
     def __init__(self, call: str, names: str) -> None:
-        closing = f"</{call}>"
+        closing = self._closing = f"</{call}>"
         argument = f"<parameter{names}[^>\\n]+>"
         following = f"(?:{argument}|{closing})"
         self._call = re.compile(rf"\s*<{call}{names}([^>\n]+)>")
@@ -117,8 +117,8 @@ class XmlNotation:
             try:
                 arguments, end = self._arguments(text, opening.end(), tool, lenient)
                 calls.append(Call(name, write_json(arguments)))
-            except Unterminated:
-                return Reading(tuple(calls), at, in_string=True)
+            except Unterminated as error:
+                return Reading(tuple(calls), at, error.until)
             except ValueError:
                 break
             at = end
@@ -128,15 +128,17 @@ class XmlNotation:
         self, text: str, at: int, tool: Tool, lenient: bool
     ) -> tuple[dict[str, Any], int]:
         arguments = {}
+        closed = True  # closing tags are searched for only while there are any
         while not (closing := self._call_end.match(text, at)):
             opening = self._argument.match(text, at)
             if opening is None:
                 raise ValueError("neither an argument nor the call's end")
-            ending = self._argument_end.search(text, opening.end())
+            ending = self._argument_end.search(text, opening.end()) if closed else None
+            closed = ending is not None
             if ending is None and lenient:
                 ending = self._next.search(text, opening.end())
             if ending is None:
-                raise Unterminated("an argument without an end")
+                raise Unterminated(self._closing if lenient else "</parameter>")
             key = _unquoted(opening.group(1))
             arguments[key] = typed_argument(tool, key, text[opening.end() : ending.start()])
             at = ending.end()

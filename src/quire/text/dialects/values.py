@@ -12,7 +12,11 @@ _MAX_REFERENCES = 8
 
 
 class Unterminated(ValueError):
-    """The text ends inside a string."""
+    """The text ends inside a string; `until` is what the rest must hold to end it."""
+
+    def __init__(self, until: str) -> None:
+        super().__init__(f"a string without {until!r}")
+        self.until = until
 
 
 def _no_constant(name: str) -> None:
@@ -35,7 +39,7 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
         if error.msg.startswith("Unterminated string"):
-            raise Unterminated(error.msg) from None
+            raise Unterminated('"') from None
         raise
     except RecursionError:
         raise ValueError("nested too deeply") from None

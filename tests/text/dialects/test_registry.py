@@ -1,0 +1,64 @@
+"""Which dialect a model gets, and what holds for all of them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from quire.errors import ModelError
+from quire.text.dialects import DIALECTS, choose
+from quire.text.dialects.machine import Machine
+from tests.text.dialects.scripts import encode, vocabulary
+
+
+@pytest.mark.parametrize(
+    ("template", "model_type", "name"),
+    [
+        ("{{ bos }}<|turn>{% tools %}<|tool_call>call:", "gemma4", "gemma4"),
+        ("", "gemma4_text", "gemma4"),
+        ("<|im_start|>...<tool_call>\n{...}", "qwen3", "qwen3"),
+        ("<|im_start|>...<tool_call>\n<function=example><parameter=a>", "qwen3_5", "qwen3_coder"),
+        ("<|im_start|>", "qwen2", "qwen3"),
+        ("<|start_header_id|>...<|python_tag|>", "llama", "llama3"),
+        ("<|header_start|>", "llama4", "llama3"),
+        ("[INST] ... [TOOL_CALLS]", "mistral", "mistral"),
+        ("<｜User｜>...<｜Assistant｜><｜tool▁calls▁begin｜>", "qwen2", "deepseek"),
+        ("", "deepseek_v3", "deepseek"),
+        ("<tool_call>{{ name }}<arg_key>", "glm4_moe", "glm4"),
+        ("<|start|>assistant<|channel|>", "gpt_oss", "harmony"),
+        ("<|start_of_role|>...<tool_call>", "granitemoehybrid", "granite"),
+        ("<|tool_calls_section_begin|>", "deepseek_v3", "kimi_k2"),
+        ("<minimax:tool_call>", "minimax_m2", "minimax"),
+        ("{{ messages }}", "llama", "none"),
+        ("", "gpt2", "none"),
+    ],
+)
+def test_choice_from_template_and_type(template: str, model_type: str, name: str) -> None:
+    assert choose(template, model_type).name == name
+
+
+def test_override() -> None:
+    assert choose("<|tool_call>", "gemma4", "none").name == "none"
+    assert choose("", "gpt2", "qwen3_coder").name == "qwen3_coder"
+    with pytest.raises(ModelError, match=r"'hermes'.*qwen3"):
+        choose("", "gpt2", "hermes")
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_no_marker_begins_another(name: str) -> None:
+    parser = DIALECTS[name].parser([], [], vocabulary(name))
+    assert isinstance(parser, Machine)
+    markers = sorted(parser.layout.markers())
+    assert not any(b.startswith(a) for a, b in pairwise(markers))
+
+
+def test_thinking_ids() -> None:
+    def ids(name: str) -> list[list[int]] | None:
+        found = DIALECTS[name].thinking(vocabulary(name))
+        return None if found is None else [list(part) for part in found]
+
+    assert ids("qwen3") == [encode("qwen3", ["<think>"]), encode("qwen3", ["</think>"])]
+    assert ids("gemma4") == [encode("gemma4", ["<|channel>"]), encode("gemma4", ["<channel|>"])]
+    assert ids("llama3") is None
+    assert ids("none") is None
