@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import pytest
 
 from quire.models.base import named_parameters
 from quire.models.gated_delta import GatedDeltaNet, GatedDeltaShape, gated_delta
@@ -81,8 +82,9 @@ def test_mixed_segments_equal_whole_sequences() -> None:
         assert mx.max(mx.abs(alone - mx.concatenate(parts))).item() < 1e-5
 
 
-def test_the_rule_token_by_token() -> None:
-    n, t, heads, key_dim, value_dim = 2, 70, 4, 16, 8
+@pytest.mark.parametrize("t", [1, 15, 16, 32, 70])  # by chunks from 16 tokens on
+def test_the_rule_token_by_token(t: int) -> None:
+    n, heads, key_dim, value_dim = 2, 4, 16, 8
     draws = mx.random.split(mx.random.key(1), 6)
     q = mx.random.normal((n, t, 2, key_dim), key=draws[0]) * key_dim**-0.5
     k = mx.random.normal((n, t, 2, key_dim), key=draws[1]) * key_dim**-0.5
@@ -91,7 +93,7 @@ def test_the_rule_token_by_token() -> None:
     beta = mx.random.uniform(shape=(n, t, heads), key=draws[4])
     state = start = mx.random.normal((n, heads, value_dim, key_dim), key=draws[5])
 
-    y, after = gated_delta(q, k, v, decay, beta, start)
+    y, after = gated_delta(q, k, v, mx.log(decay), beta, start)
 
     for i in range(t):
         keys, queries = (mx.repeat(x[:, i], 2, axis=1)[:, :, None] for x in (k, q))

@@ -99,13 +99,13 @@ class Gemma4Arguments:
         layers = text.get("num_hidden_layers", 0)
         types = text.get("layer_types") or [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
         types = [*types[:-1], FULL]  # the last layer is full whatever the file says
-        rope = text.get("rope_parameters") or _DEFAULT_ROPE
+        rope = _DEFAULT_ROPE | (text.get("rope_parameters") or {})
         head_dim, kv_heads = _full_layer_shape(text, types)
         return read_arguments(
             cls,
             text,
             layer_types=tuple(types),
-            rope={kind: RopeParameters.from_dict(rope[kind]) for kind in set(types)},
+            rope={kind: RopeParameters.from_dict(rope[kind]) for kind in (FULL, SLIDING)},
             global_head_dim=head_dim,
             num_global_key_value_heads=kv_heads,
             # A null means no such embedding; only an absent key means the default size.
