@@ -304,6 +304,8 @@ class PrefixIndex:
                 self._ledger.drop(page)
             gone.pages.clear()
             gone.snapshots.clear()
+            gone.children.clear()
+            gone.parent = None  # a sequence whose trail ends here sees that it is lost
         if parent is not None:
             self.prune(parent)
 

@@ -217,7 +217,10 @@ class Ledger:
         """Brings a pool's free pages to `wanted`, or changes nothing and says no."""
         if not self.can_allocate({book.key: wanted}):
             return False
-        self._grow(book, max(wanted - len(book.free), book.capacity, _FIRST_PAGES))
+        first = (
+            1 if book.key.open else _FIRST_PAGES
+        )  # a sequence has one open page, but many others
+        self._grow(book, max(wanted - len(book.free), book.capacity, first))
         while len(book.free) < wanted and book.kept:
             self._evict(next(iter(book.kept)))
         if len(book.free) < wanted:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.formats import LayerShape, LayerStore, store_type
+from quire.cache.formats.base import LayerShape, LayerStore
+from quire.cache.formats.registry import store_type
 from quire.cache.ledger import Page, PoolKey, Resize
 from quire.cache.specs import KVFormat, KVGroup, RecurrentState
 from quire.cache.states import StatePool

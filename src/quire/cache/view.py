@@ -7,7 +7,7 @@ that a window's rows list only the pages that the window touches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import mlx.core as mx
@@ -35,7 +35,7 @@ class DecodeBatch:
         rows: where they are among the format's rows.
         pages: `[B, P]` page ids, padded with page 0.
         first, last: `[B]` the visible keys, inclusive; `last` is the row's own.
-        opens: `[B]` the plain page that holds the row's own page of tokens, in formats that seal.
+        opens: `[B]` the open page that holds the row's own page as written, in formats that seal.
     """
 
     rows: slice
@@ -58,6 +58,42 @@ class DecodeBatch:
         visible = (keys >= self.first[:, None]) & (keys <= self.last[:, None])
         return mx.array(visible[:, None, None, :])
 
+    @cached_property
+    def open_heads(self) -> mx.array:
+        """`[B, kv_heads]` rows of the open pool's arrays."""
+        assert self.opens is not None, "the format does not seal"
+        return mx.array(head_rows(self.opens[:, None], self.kv_heads)[..., 0])
+
+    @cached_property
+    def open_mask(self) -> mx.array:
+        """`[B, 1, 1, page_tokens]`, true where visible in the row's own page."""
+        keys = np.arange(self.page_tokens, dtype=np.int32)
+        start = self.last // self.page_tokens * self.page_tokens
+        visible = (keys >= (self.first - start)[:, None]) & (keys <= (self.last - start)[:, None])
+        return mx.array(visible[:, None, None, :])
+
+    @cached_property
+    def sealed_heads(self) -> mx.array | None:
+        """`[B, kv_heads, P]` rows of the pages before the rows' own; None where there are none."""
+        count = int(self.last.max()) // self.page_tokens
+        return mx.array(head_rows(self.pages[:, :count], self.kv_heads)) if count else None
+
+    @cached_property
+    def sealed_mask(self) -> mx.array:
+        """`[B, 1, 1, P * page_tokens]`, true where visible in `sealed_heads`."""
+        start = self.last // self.page_tokens * self.page_tokens
+        keys = np.arange(int(start.max()), dtype=np.int32)
+        visible = (keys >= self.first[:, None]) & (keys < start[:, None])
+        return mx.array(visible[:, None, None, :])
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The pages that a chunk writes to, as written, `[n, kv_heads, page_tokens, head_dim]`."""
+
+    keys: mx.array
+    values: mx.array
+
 
 @dataclass
 class Chunk:
@@ -67,7 +103,7 @@ class Chunk:
         rows: where they are among the format's rows.
         pages: `[P]` ids of the pages from the first visible key on.
         first, last: `[t]` the visible keys of each row, inclusive; `last` is the row's own.
-        opens: plain pages of the pages that the chunk writes to, in formats that seal.
+        open: the open page of the sequence, in formats that seal.
     """
 
     rows: slice
@@ -76,7 +112,45 @@ class Chunk:
     last: Ints
     kv_heads: int
     page_tokens: int
-    opens: Ints | None = None
+    open: int | None = None
+
+    @property
+    def offset(self) -> int:
+        """Tokens before the chunk in its first own page."""
+        return int(self.last[0]) % self.page_tokens
+
+    @property
+    def own_pages(self) -> int:
+        """Pages that the chunk writes to; they are the last of `pages`."""
+        return -(-(self.offset + len(self.last)) // self.page_tokens)
+
+    @property
+    def full_pages(self) -> int:
+        """Own pages that the chunk fills."""
+        return (self.offset + len(self.last)) // self.page_tokens
+
+    @cached_property
+    def open_rows(self) -> mx.array:
+        """`[kv_heads]` rows of the open pool's arrays."""
+        assert self.open is not None, "the format does not seal"
+        return mx.array(head_rows(np.array([self.open], dtype=np.int32), self.kv_heads)[:, 0])
+
+    @cached_property
+    def own_mask(self) -> mx.array:
+        """`[n, 1, 1, page_tokens, page_tokens]`: what rows see of their own pages.
+
+        Rows before and behind the chunk stand for nothing, and see the first key.
+        """
+        size, count = self.page_tokens, self.own_pages
+        start = int(self.last[0]) // size * size
+        first = np.zeros(count * size, dtype=np.int32)
+        last = np.zeros(count * size, dtype=np.int32)
+        rows = slice(self.offset, self.offset + len(self.last))
+        own = np.arange(count * size, dtype=np.int32)[rows] // size * size + start
+        first[rows], last[rows] = self.first - own, self.last - own
+        keys = np.arange(size, dtype=np.int32)
+        visible = (keys >= first[:, None]) & (keys <= last[:, None])
+        return mx.array(visible.reshape(count, 1, 1, size, size))
 
     @cached_property
     def heads(self) -> mx.array:
@@ -101,8 +175,8 @@ class View:
 
     Attributes:
         pages, offsets: `[T]` where each row's key and value belong.
-        open_pages: `[T]` the plain page of each row, in formats that seal.
-        seals: (plain page ids, page ids) of the pages that this step fills.
+        blocks: by the store that wrote them, the chunks' own pages as written: layers that share
+            another's keys read them later in the step. Formats that seal put them here.
     """
 
     pages: Ints
@@ -111,8 +185,7 @@ class View:
     chunks: list[Chunk]
     kv_heads: int
     page_tokens: int
-    open_pages: Ints | None = None
-    seals: tuple[Ints, Ints] | None = None
+    blocks: dict[object, list[Block]] = field(default_factory=dict)
 
     @cached_property
     def write_rows(self) -> mx.array:
@@ -120,10 +193,32 @@ class View:
         return mx.array(head_rows(self.pages[:, None], self.kv_heads)[..., 0])
 
     @cached_property
+    def decode_rows(self) -> int:
+        """Rows that generate; they come first."""
+        return self.batches[-1].rows.stop if self.batches else 0
+
+    @cached_property
+    def _opens(self) -> Ints:
+        parts = [batch.opens for batch in self.batches if batch.opens is not None]
+        return np.concatenate(parts)
+
+    @cached_property
     def open_rows(self) -> mx.array:
-        """`[T, kv_heads]` rows of the open pool's arrays."""
-        assert self.open_pages is not None, "the format does not seal"
-        return mx.array(head_rows(self.open_pages[:, None], self.kv_heads)[..., 0])
+        """`[decode_rows, kv_heads]` rows of the open pool's arrays."""
+        return mx.array(head_rows(self._opens[:, None], self.kv_heads)[..., 0])
+
+    @cached_property
+    def filled(self) -> tuple[mx.array, mx.array] | None:
+        """Rows of the open pool and of the pool, `[n * kv_heads]` each, of the pages that
+
+        generating rows fill in this step; None when there are none.
+        """
+        full = np.flatnonzero(self.offsets[: self.decode_rows] == self.page_tokens - 1)
+        if not len(full):
+            return None
+        opens = head_rows(self._opens[full, None], self.kv_heads).reshape(-1)
+        pages = head_rows(self.pages[full, None], self.kv_heads).reshape(-1)
+        return mx.array(opens), mx.array(pages)
 
     @cached_property
     def write_offsets(self) -> mx.array:

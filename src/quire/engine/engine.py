@@ -158,6 +158,10 @@ class Engine:
             kv_memory=self._scheduler.ledger.budget,
         )
 
+    def worst_case_bytes(self, format: KVFormat, tokens: int) -> int:
+        """Bytes of KV that a lone sequence of so many tokens holds at most."""
+        return self._scheduler.worst_case_bytes(format, tokens)
+
     def stats(self) -> EngineStats:
         """Counters and gauges."""
         scheduler = self._scheduler

@@ -200,8 +200,6 @@ class StepInputs:
         for w, table, where in zip(work[single:], ids[single:], positions[single:], strict=True):
             view.chunks.append(_chunk(spec, w, table, where, at, group, size))
             at += w.count
-        if work[0].seq.format.seals:
-            _add_seals(view, work, ids, group, size)
         return view
 
     def _ids(self, work: Work, group: int) -> Ints:
@@ -283,7 +281,7 @@ def _batches(
         first = np.array([first_visible(spec, work[i].start) for i in some], dtype=np.int32)
         opens = None
         if work[at].seq.format.seals:
-            opens = np.array([work[i].opens[group][0].id for i in some], dtype=np.int32)
+            opens = np.array([work[i].seq.opens[group].id for i in some], dtype=np.int32)
         batches.append(
             DecodeBatch(slice(at, end), pages, first - base, own - base, spec.kv_heads, size, opens)
         )
@@ -305,25 +303,8 @@ def _chunk(
     first = positions * 0
     if isinstance(spec, WindowKV):
         first = np.maximum(positions - spec.window + 1, 0)
-    opens = None
-    if work.seq.format.seals:
-        opens = np.array([page.id for page in work.opens[group]], dtype=np.int32)
+    opens = work.seq.opens[group].id if work.seq.format.seals else None
     rows = slice(at, at + work.count)
     # Rows that see everything see from the first page on, which is then also the first listed.
     base = low * size
     return Chunk(rows, ids[low:high], first - base, positions - base, spec.kv_heads, size, opens)
-
-
-def _add_seals(view: View, work: list[Work], ids: list[Ints], group: int, size: int) -> None:
-    """Where rows of the open pages go, and which of those pages this step fills."""
-    open_rows, full, targets = [], [], []
-    for w, table in zip(work, ids, strict=True):
-        first = w.start // size
-        opens = np.array([page.id for page in w.opens[group]], dtype=np.int32)
-        open_rows.append(opens[np.arange(w.start, w.end) // size - first])
-        for number in range(first, w.end // size):
-            full.append(opens[number - first])
-            targets.append(table[number])
-    view.open_pages = np.concatenate(open_rows)
-    if full:
-        view.seals = np.array(full, dtype=np.int32), np.array(targets, dtype=np.int32)

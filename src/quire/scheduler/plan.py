@@ -14,15 +14,12 @@ class Work:
 
     Attributes:
         sample: whether the last of them yields a new token.
-        opens: by group, in formats that seal: the plain page for each page that the tokens touch,
-            in order.
     """
 
     seq: Sequence
     start: int
     count: int
     sample: bool
-    opens: dict[int, list[Page]] = field(default_factory=dict)
 
     @property
     def end(self) -> int:

@@ -103,8 +103,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
-        return bool(self._sequences)
+        """Whether any request is unfinished, or its end not yet taken."""
+        return bool(self._sequences or self._outbox)
 
     def add(self, request: Request, format: KVFormat) -> Sequence:
         """Queues a request.
@@ -185,7 +185,7 @@ class Scheduler:
                 count = min(pages, group.spec.window // self.config.page_tokens + 3)
             total += count * self.ledger.page_bytes(key)
             if format.seals and not isinstance(group.spec, RecurrentState):
-                total += 2 * self.ledger.page_bytes(PoolKey(group.index, format, open=True))
+                total += self.ledger.page_bytes(PoolKey(group.index, format, open=True))
         return total
 
     # -- planning ------------------------------------------------------------------------------
@@ -198,9 +198,9 @@ class Scheduler:
         self._plan_prompts(plan, self.pace.prompt_budget(len(plan.work)))
         if not (plan.work or plan.copies):
             return None
-        plan.resizes = self.ledger.take_resizes()
         for work in plan.work:
             self._advance(work, plan)
+        plan.resizes = self.ledger.take_resizes()
         self.counters.steps += 1
         return plan
 
@@ -248,9 +248,11 @@ class Scheduler:
             if share == 0 or sequence not in self.running:
                 continue
             work = self._chunk(sequence, min(share, self._until_snapshot(sequence)))
-            while work.count > self.config.page_tokens and not self._allocate(work):
+            fits = self._allocate(work)
+            while not fits and work.count > self.config.page_tokens:
                 work = self._chunk(sequence, work.count // 2)
-            if self._make_room(work, plan):
+                fits = self._allocate(work)
+            if fits or self._make_room(work, plan):
                 plan.work.append(work)
 
     def _chunk(self, sequence: Sequence, count: int) -> Work:
@@ -312,6 +314,8 @@ class Scheduler:
         for group in self.groups:
             have = match.length // size
             wanted[PoolKey(group.index, sequence.format)] = self._first_pages(group, total, have)
+            if sequence.format.seals and not isinstance(group.spec, RecurrentState):
+                wanted[PoolKey(group.index, sequence.format, open=True)] = 1
         fits = self.ledger.can_allocate(wanted)
         fresh = {key: self.ledger.allocate(key, n) if fits else None for key, n in wanted.items()}
         if any(pages is None for pages in fresh.values()):
@@ -327,6 +331,7 @@ class Scheduler:
                 plan.copies.append((source, pages[0]))
             table: list[Page | None] = list(match.pages.get(group.index, []))
             sequence.tables.append(table + list(pages))
+        sequence.opens = {key.group: pages[0] for key, pages in fresh.items() if key.open and pages}
         self._launched_pages.extend(sources)
         self._begin(sequence, match)
         return True
@@ -378,16 +383,13 @@ class Scheduler:
     def _allocate(self, work: Work) -> bool:
         """The pages that hold the work's tokens; all of them or none."""
         sequence, size = work.seq, self.config.page_tokens
-        first, last = work.start // size, (work.end - 1) // size
+        last = (work.end - 1) // size
         wanted: dict[PoolKey, int] = {}
         for group in self.groups:
             if isinstance(group.spec, RecurrentState):
                 continue
             missing = last + 1 - len(sequence.tables[group.index])
             wanted[PoolKey(group.index, sequence.format)] = max(0, missing)
-            if sequence.format.seals:
-                open_pages = last + 1 - first - (group.index in sequence.opens)
-                wanted[PoolKey(group.index, sequence.format, open=True)] = open_pages
         got: dict[PoolKey, list[Page]] = {}
         for key, count in wanted.items():
             if count == 0:
@@ -399,24 +401,12 @@ class Scheduler:
                 return False
             got[key] = pages
         for key, pages in got.items():
-            if key.open:
-                held = sequence.opens.get(key.group)
-                work.opens[key.group] = [held, *pages] if held is not None else pages
-            else:
-                sequence.tables[key.group].extend(pages)
-        if sequence.format.seals:
-            for index, page in sequence.opens.items():
-                work.opens.setdefault(index, [page])
+            sequence.tables[key.group].extend(pages)
         return True
 
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
         """Takes a sequence's pages; it waits, first in line, and computes again what is lost."""
         self.counters.preemptions += 1
-        for work in plan.work:
-            if work.seq is sequence:
-                for group, pages in work.opens.items():
-                    held = sequence.opens.get(group)
-                    self.ledger.release_all(page for page in pages if page is not held)
         plan.work = [work for work in plan.work if work.seq is not sequence]
         own = {page for table in sequence.tables for page in table}
         plan.copies = [copy for copy in plan.copies if copy[1] not in own]
@@ -432,20 +422,8 @@ class Scheduler:
         sequence.computed = work.end
         if work.sample:
             sequence.pending += 1
-        self._seal(work)
         self._register(sequence)
         self._save_states(sequence, plan)
-
-    def _seal(self, work: Work) -> None:
-        """Full pages leave the open pool after this step; the last one may stay open."""
-        sequence, size = work.seq, self.config.page_tokens
-        for group, pages in work.opens.items():
-            sequence.opens.pop(group, None)
-            done = pages
-            if work.end % size:
-                sequence.opens[group] = pages[-1]
-                done = pages[:-1]
-            self._launched_pages.extend(done)
 
     def _register(self, sequence: Sequence) -> None:
         """Tells the index of pages that are full and whose tokens the host has read."""
@@ -502,15 +480,16 @@ class Scheduler:
         return any(isinstance(group.spec, RecurrentState) for group in self.groups)
 
     def _snapshot_positions(self, sequence: Sequence) -> set[int]:
-        """Message ends, the page boundary before the prompt's end, and every so often between."""
+        """Message ends, the prompt's last token but one, and every so often between.
+
+        Formats that seal are shared by whole pages, so there the positions are page boundaries.
+        """
         size, every = self.config.page_tokens, self.config.snapshot_every
         length = sequence.prompt_length
-        regular = set(range(every, length, every))
-        return (
-            {p for p in sequence.request.snapshots if 0 < p < length}
-            | regular
-            | {(length - 1) // size * size}
-        )
+        wanted = {*sequence.request.snapshots, *range(every, length, every), length - 1}
+        if sequence.format.seals:
+            wanted = {position // size * size for position in wanted}
+        return {position for position in wanted if 0 < position < length}
 
     def _save_states(self, sequence: Sequence, plan: StepPlan) -> None:
         """Keeps a copy of the state where another prompt is likely to part from this one."""

@@ -59,7 +59,7 @@ class Sequence:
     Attributes:
         computed: tokens whose keys and values are written, or will be by a step already planned.
         tables: by group, pages by page number; None where a page left the window.
-        opens: by group, the plain page that still fills, in formats that seal.
+        opens: by group, in formats that seal, the plain page for the tokens of the page that fills.
         cached: prompt tokens that were reused when the sequence first ran.
         trail: the index node of the last registered page; None once the trail is lost.
         registered: pages (not tokens) that the index knows.

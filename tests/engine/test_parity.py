@@ -1,0 +1,40 @@
+"""Promise 1 of DESIGN section 7: each request as if it were alone, whatever its company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quire.config import EngineConfig
+from quire.models.loader import LoadedModel, open_model
+from tests.support.parity import SCENARIOS, Answer, alone, assert_same, prompts
+from tests.support.tiny_models import CONFIGS, tiny_model
+
+Opened = tuple[LoadedModel, EngineConfig, dict[str, Answer]]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
+    """A family's tiny model and what each prompt gets alone, computed once."""
+    known: dict[str, Opened] = {}
+
+    def find(name: str) -> Opened:
+        if name not in known:
+            folder = tiny_model(Path(tmp_path_factory.mktemp(name)), name)
+            loaded = open_model(str(folder), dtype="float32")
+            config = EngineConfig(str(folder), kv_memory=64 << 20, prefix_cache=False)
+            known[name] = loaded, config, alone(loaded, config, prompts())
+        return known[name]
+
+    return find
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("family", CONFIGS)
+def test_as_if_alone(opened: Callable[[str], Opened], family: str, scenario: str) -> None:
+    loaded, config, expected = opened(family)
+    wanted = prompts()
+    got = SCENARIOS[scenario](loaded, config, wanted)
+    assert_same(got, expected, [request.id for request in wanted])

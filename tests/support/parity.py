@@ -1,0 +1,171 @@
+"""Runs requests through an engine in many kinds of company and compares each with itself alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import mlx.core as mx
+import numpy as np
+
+from quire.config import EngineConfig
+from quire.engine.engine import Engine
+from quire.models.loader import LoadedModel
+from quire.request import FinishReason, Output, Request, SamplingParams
+from quire.scheduler.plan import Work
+
+TOLERANCE = 1e-4
+"""The most that two logits of one row may differ, relative to the largest of the row."""
+
+LENGTHS = (1, 5, 40, 64, 65, 130)
+"""Prompts shorter than a page, of a page, past it, past the tiny models' window of 32."""
+
+
+@dataclass
+class Answer:
+    """What a request got: tokens, the logits each was drawn from, and its end."""
+
+    tokens: list[int] = field(default_factory=list)
+    logits: dict[int, mx.array] = field(default_factory=dict)
+    ends: list[Output] = field(default_factory=list)
+
+
+class Company:
+    """An engine, and what each request got from it."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+        self.engine = Engine(loaded, config, self._observe)
+        self.answers: dict[str, Answer] = {}
+
+    def _observe(self, work: list[Work], logits: mx.array) -> None:
+        for row, item in enumerate(work):
+            self.answers[item.seq.id].logits[item.end] = logits[row]
+
+    def add(self, request: Request) -> None:
+        self.answers[request.id] = Answer()
+        self.engine.add(request)
+
+    def step(self) -> None:
+        for output in self.engine.step():
+            answer = self.answers[output.request_id]
+            assert not answer.ends, f"{output.request_id} went on after its end"
+            answer.tokens += output.token_ids
+            if output.finish is not None:
+                answer.ends.append(output)
+
+    def run(self, requests: Iterable[Request], every: int = 0) -> dict[str, Answer]:
+        """Serves requests, all at once or one more every so many steps."""
+        waiting = list(requests)
+        steps = 0
+        while waiting or self.engine.has_work:
+            while waiting and (every == 0 or steps % every == 0):
+                self.add(waiting.pop(0))
+                if every:
+                    break
+            self.step()
+            steps += 1
+        return self.answers
+
+
+def prompts(lengths: Iterable[int] = LENGTHS, tokens: int = 60, seed: int = 0) -> list[Request]:
+    """Greedy requests with unrelated prompts of the given lengths."""
+    rng = random.Random(seed)
+    return [
+        Request(
+            f"r{number}",
+            tuple(rng.randrange(3, 250) for _ in range(length)),
+            SamplingParams(temperature=0),
+            max_tokens=tokens,
+        )
+        for number, length in enumerate(lengths)
+    ]
+
+
+def alone(loaded: LoadedModel, config: EngineConfig, requests: list[Request]) -> dict[str, Answer]:
+    """Each request in an engine of its own, its prompt read in one piece."""
+    config = replace(config, prefix_cache=False)
+    answers: dict[str, Answer] = {}
+    for request in requests:
+        answers |= Company(loaded, config).run([request])
+    return answers
+
+
+def assert_same(got: dict[str, Answer], expected: dict[str, Answer], names: Iterable[str]) -> None:
+    """Equal tokens, logits within tolerance, one proper end each."""
+    for name in names:
+        ours, theirs = got[name], expected[name]
+        assert ours.tokens == theirs.tokens, f"{name}: tokens differ"
+        assert [end.finish for end in ours.ends] == [FinishReason.LENGTH]
+        for position, logits in theirs.logits.items():
+            if position not in ours.logits:
+                continue
+            a, b = np.array(ours.logits[position]), np.array(logits)
+            error = np.abs(a - b).max() / np.abs(b).max()
+            assert error < TOLERANCE, f"{name}: logits at {position} differ by {error:.2e}"
+
+
+Scenario = Callable[[LoadedModel, EngineConfig, list[Request]], dict[str, Answer]]
+
+
+def in_batch(loaded: LoadedModel, config: EngineConfig, wanted: list[Request]) -> dict[str, Answer]:
+    return Company(loaded, config).run(wanted)
+
+
+def staggered(
+    loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
+) -> dict[str, Answer]:
+    return Company(loaded, config).run(wanted, every=5)
+
+
+def beside_cancelled(
+    loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
+) -> dict[str, Answer]:
+    """Neighbours go away while they generate, and in the middle of a prompt."""
+    company = Company(loaded, replace(config, max_step_tokens=48))
+    for request in wanted[:3]:
+        company.add(request)
+    for number, length in enumerate((30, 400)):
+        rng = random.Random(number)
+        prompt = tuple(rng.randrange(3, 250) for _ in range(length))
+        company.add(Request(f"gone{number}", prompt, SamplingParams(temperature=0), 200))
+    for _ in range(4):
+        company.step()
+    company.engine.abort("gone0")
+    company.engine.abort("gone1")
+    company.run(wanted[3:], every=2)
+    for number in range(2):
+        assert [end.finish for end in company.answers[f"gone{number}"].ends] == [FinishReason.ABORT]
+    return company.answers
+
+
+def chunked(size: int) -> Scenario:
+    def scenario(
+        loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
+    ) -> dict[str, Answer]:
+        return Company(loaded, replace(config, max_step_tokens=size)).run(wanted, every=3)
+
+    return scenario
+
+
+def preempted(
+    loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
+) -> dict[str, Answer]:
+    """A budget that holds one long sequence, so that the younger ones give way again and again."""
+    probe = Engine(loaded, config)
+    budget = int(probe.worst_case_bytes(config.kv_format, 320))
+    company = Company(loaded, replace(config, kv_memory=budget))
+    company.run(wanted)
+    assert company.engine.stats().preemptions > 0, "the budget was no pressure"
+    return company.answers
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "batch of unequal lengths": in_batch,
+    "staggered arrivals": staggered,
+    "beside a cancelled neighbour": beside_cancelled,
+    "in chunks of 9": chunked(9),
+    "in chunks of 33": chunked(33),
+    "in chunks of 64": chunked(64),
+    "pre-empted and resumed": preempted,
+}
