@@ -7,18 +7,15 @@ everything else OpenAI.
 from __future__ import annotations
 
 import json
-import logging
 import math
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from quire.errors import EngineFailure, Overloaded, RequestError
 from quire.request import Failure
-
-log = logging.getLogger("quire.api")
 
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -48,6 +45,8 @@ def failure_of(error: Exception) -> Failure:
             return error.failure
         case EngineFailure():
             return Failure(str(error), 503, "server_error", code="engine_failure")
+        case ClientDisconnect():
+            return Failure("The client left before its request was whole.", 499)
         case HTTPException(status_code=404):
             return Failure("There is no such route.", 404, "not_found_error", code="unknown_url")
         case HTTPException():
@@ -87,13 +86,11 @@ def error_response(path: str, failure: Failure, headers: dict[str, str] | None =
 
 
 async def handle(request: Request, error: Exception) -> Response:
-    """Starlette's exception handler for every class of error."""
+    """Starlette's handler for every class of error; the server logs those nobody expected."""
     failure = failure_of(error)
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, HTTPException) and error.headers:
         headers.update(error.headers)
-    if failure.code == "internal_error":
-        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return error_response(request.url.path, failure, headers)

@@ -1,0 +1,169 @@
+"""`/openapi.json`, built from the models that validate the requests, so that it cannot disagree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic.json_schema import models_json_schema
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import quire
+from quire.api.chat import ChatRequest
+from quire.api.completions import CompletionRequest
+from quire.api.misc import DetokenizeRequest, TokenizeRequest
+from quire.api.schema import Wire
+
+_JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path.
+
+    Attributes:
+        body: the model of the request's body; None if it has none.
+        answers: media types of a good answer.
+        open: whether it needs no key.
+        statuses: of answers that are not good, beside 400, 401, 413 and 500 for those with a body.
+    """
+
+    method: str
+    path: str
+    summary: str
+    body: type[Wire] | None = None
+    answers: tuple[str, ...] = (_JSON,)
+    open: bool = False
+    statuses: tuple[int, ...] = ()
+
+
+_GENERATING = (404, 429, 501, 503)
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "Answers a conversation",
+        ChatRequest,
+        (_JSON, _EVENTS),
+        statuses=_GENERATING,
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "Goes on with a text",
+        CompletionRequest,
+        (_JSON, _EVENTS),
+        statuses=_GENERATING,
+    ),
+    Operation("get", "/v1/models", "The model that is served, as a list"),
+    Operation("get", "/v1/models/{name}", "The model that is served", statuses=(404,)),
+    Operation("post", "/v1/embeddings", "Not offered", statuses=(501,), answers=()),
+    Operation(
+        "post", "/tokenize", "Text or messages to token ids", TokenizeRequest, statuses=(404,)
+    ),
+    Operation("post", "/detokenize", "Token ids to text", DetokenizeRequest, statuses=(404,)),
+    Operation("get", "/health", "Whether the engine can go on", open=True, statuses=(503,)),
+    Operation("get", "/metrics", "Counters for Prometheus", answers=(_TEXT,), statuses=(503,)),
+    Operation("get", "/openapi.json", "This document"),
+)
+
+_REASONS = {
+    400: "The request cannot be served as it is; `param` names the field at fault",
+    401: "No valid API key",
+    404: "There is no such model",
+    413: "The body is too large",
+    429: "Too many requests are in flight; `retry-after` says when to try again",
+    500: "The server failed",
+    501: "Not offered",
+    503: "The engine cannot go on",
+}
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def document(operations: tuple[Operation, ...] = OPERATIONS) -> dict[str, Any]:
+    """The OpenAPI 3.1 document."""
+    models = [operation.body for operation in operations if operation.body is not None]
+    _, schemas = models_json_schema(
+        [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
+    )
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Quire", "version": quire.__version__},
+        "paths": paths,
+        "components": {
+            "schemas": {**schemas["$defs"], "Error": _ERROR},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+        "security": [{}, {"bearer": []}, {"header": []}],
+    }
+
+
+def _describe(operation: Operation) -> dict[str, Any]:
+    statuses = {*operation.statuses, 500}
+    if operation.body is not None:
+        statuses |= {400, 413}
+    if not operation.open:
+        statuses.add(401)
+    error = {"schema": {"$ref": "#/components/schemas/Error"}}
+    if operation.open:
+        error = {"schema": {"type": "object"}}
+    responses: dict[str, Any] = {
+        str(status): {"description": _REASONS[status], "content": {_JSON: error}}
+        for status in sorted(statuses)
+    }
+    if operation.answers:
+        content = {media: _content(media) for media in operation.answers}
+        responses["200"] = {"description": "The answer", "content": content}
+    described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
+    if operation.body is not None:
+        schema = {"$ref": f"#/components/schemas/{operation.body.__name__}"}
+        described["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
+    if "{name}" in operation.path:
+        described["parameters"] = [
+            {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+        ]
+    if operation.open:
+        described["security"] = []
+    return described
+
+
+def _content(media: str) -> dict[str, Any]:
+    """An answer's schema; OpenAPI 3.1 has no words for the events of a stream."""
+    if media == _EVENTS:
+        return {}
+    return {"schema": {"type": "object" if media == _JSON else "string"}}
+
+
+class OpenApi:
+    """The endpoint."""
+
+    def __init__(self) -> None:
+        self._document = document()
+
+    async def get(self, request: Request) -> Response:
+        """`GET /openapi.json`."""
+        return JSONResponse(self._document)
