@@ -30,7 +30,8 @@ class Match:
     Attributes:
         length: tokens whose state is there.
         pages: by group, the shared pages by page number; None where the group needs none.
-        partial: by group, the page to copy that holds tokens up to `length`, when it parts mid-page.
+        partial: by group, the page to copy that holds the tokens up to `length`, if that is within a
+            page.
         snapshots: by group, the recurrent state at `length`.
         reason: why it is not longer.
     """

@@ -2,8 +2,8 @@
 
 The fate of a page:
 
-    free --allocate--> live (refs > 0) --release--> kept, if the prefix index holds it --evict--> free
-                                       --release--> free, if not
+    free --allocate--> live (refs > 0) --release--> free, or if the prefix index holds it:
+                                                    kept --evict--> free
 
 All pools draw on one budget. A pool claims the bytes of its capacity, used or not, so what the
 ledger counts is what the arrays hold. Pools grow while there is unclaimed budget, then evict what
@@ -245,7 +245,7 @@ class Ledger:
             self.drop(page)
 
     def _take_from_others(self, book: _Book, need: int) -> None:
-        """Makes `need` unclaimed bytes: evicts what other pools used least recently, shrinks them."""
+        """Makes `need` unclaimed bytes: other pools evict what they used least recently, and shrink."""
         others = [other for other in self._books.values() if other is not book]
         spare = self.budget - self.claimed
         while spare + sum(len(b.free) * b.page_bytes for b in others) < need:

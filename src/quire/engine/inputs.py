@@ -80,7 +80,7 @@ class StepInputs:
         self._layout = layout
         self._pools = pools
         self._epoch = epoch
-        self._saves = {source: target for source, target in plan.saves}
+        self._saves = dict(plan.saves)
         self.embeddings: mx.array | None = None
         self.work = sorted(plan.work, key=lambda w: _row_order(w, pools.page_tokens))
         counts = [work.count for work in self.work]

@@ -1,6 +1,6 @@
 """How many prompt tokens a step may read, so that running streams do not stall.
 
-The time of a step is modelled as the time of a step that only generates, plus a cost a prompt token.
+The time of a step is modelled as that of a step that only generates, plus a cost a prompt token.
 Both are learned from the steps that ran.
 """
 

@@ -260,7 +260,7 @@ class Scheduler:
         return Work(sequence, sequence.computed, count, sample=end == len(sequence.tokens))
 
     def _admit(self, prompts: list[Sequence], plan: StepPlan, budget: int) -> None:
-        """Moves waiting sequences to `prompts`, first come first served, as far as memory allows."""
+        """Moves waiting sequences to `prompts`, first come first served, while memory allows."""
         deferred: list[Sequence] = []
         while self.waiting and len(self.running) < self.config.max_sequences:
             if len(prompts) >= max(1, budget):
@@ -283,7 +283,7 @@ class Scheduler:
         prompts.sort(key=lambda s: s.order)
 
     def _match(self, sequence: Sequence) -> Match:
-        """What the index has for a sequence. Sets `waits_on` if a neighbour is about to have more."""
+        """What the index has for a sequence; sets `waits_on` if a neighbour is computing more."""
         sequence.waits_on = None
         if not self.config.prefix_cache:
             return Match(reason="off")
