@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from quire.api.access import AccessLog
@@ -18,8 +19,11 @@ from quire.api.completions import Completions
 from quire.api.context import Context
 from quire.api.errors import RunFailed, handle
 from quire.api.limits import Slots, Slotted
+from quire.api.messages import Messages
 from quire.api.metrics import Metrics
 from quire.api.misc import Misc
+from quire.api.openapi import OpenApi
+from quire.api.seal import Seal
 from quire.config import ServerConfig
 from quire.engine.service import Service
 from quire.errors import QuireError
@@ -31,9 +35,12 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
     service.observe(context.metrics)
     slotted = [Middleware(Slotted, slots=context.slots)]
     chat, completions, misc = Chat(context), Completions(context), Misc(context)
+    messages = Messages(context, Seal(config.signing_key))
     routes = [
         Route("/v1/chat/completions", chat.create, methods=["POST"], middleware=slotted),
         Route("/v1/completions", completions.create, methods=["POST"], middleware=slotted),
+        Route("/v1/messages", messages.create, methods=["POST"], middleware=slotted),
+        Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
         Route("/v1/models", misc.models),
         Route("/v1/models/{name:path}", misc.model),
         Route("/v1/embeddings", misc.embeddings, methods=["POST"]),
@@ -41,6 +48,7 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
         Route("/detokenize", misc.detokenize, methods=["POST"]),
         Route("/health", misc.health),
         Route("/metrics", misc.metrics),
+        Route("/openapi.json", OpenApi().get),
     ]
 
     @asynccontextmanager
@@ -55,6 +63,7 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
             QuireError: handle,
             RunFailed: handle,
             HTTPException: handle,
+            ClientDisconnect: handle,
             Exception: handle,
         },
         lifespan=lifespan,

@@ -6,10 +6,10 @@ list of typed parts; a tool call's arguments are an object, not JSON text.
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
+from pydantic_core import from_json
 
 from quire.api.schema import Wire, tag_by_role, tag_by_type, tag_text_or_list
 from quire.errors import RequestError
@@ -271,7 +271,7 @@ def read_arguments(text: str, param: str) -> dict[str, Any]:
         RequestError: they are no JSON object.
     """
     try:
-        arguments = json.loads(text) if text.strip() else {}
+        arguments = from_json(text, allow_inf_nan=False) if text.strip() else {}
     except ValueError as error:
         raise _bad_arguments(param, f"is not valid JSON: {error}") from error
     if not isinstance(arguments, dict):

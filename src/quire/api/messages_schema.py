@@ -213,10 +213,18 @@ class BlockBinding(Wire):
     prefix_mismatch_behavior: Literal["error", "drop_block"] | None = None
 
 
-class ThinkingEnabled(Wire):
-    """Think first, for at most `budget_tokens`; `adaptive` leaves to the model how long."""
+class ThinkingAdaptive(Wire):
+    """Think first, for as long as the model likes within `max_tokens`."""
 
-    type: Literal["enabled", "adaptive"]
+    type: Literal["adaptive"]
+    display: Literal["summarized", "omitted"] | None = None
+    block_binding: BlockBinding | None = None
+
+
+class ThinkingEnabled(Wire):
+    """Think first, for at most `budget_tokens`."""
+
+    type: Literal["enabled"]
     budget_tokens: TokenCount | None = None
     display: Literal["summarized", "omitted"] | None = None
     block_binding: BlockBinding | None = None
@@ -230,7 +238,7 @@ class ThinkingDisabled(Wire):
 
 Thinking = Annotated[
     Annotated[ThinkingEnabled, Tag("@enabled")]
-    | Annotated[ThinkingEnabled, Tag("@adaptive")]
+    | Annotated[ThinkingAdaptive, Tag("@adaptive")]
     | Annotated[ThinkingDisabled, Tag("@disabled")],
     Discriminator(tag_by_type),
 ]

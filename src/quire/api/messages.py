@@ -1,0 +1,226 @@
+"""Anthropic's `/v1/messages`: from its requests to generations, and the endpoints.
+
+Thoughts go out signed and come back with later requests. One whose signature does not verify, since
+another server or an earlier process made it, is left out of the prompt, and the answer says so in
+`input_transformations`; a request that sets `thinking.block_binding` gets a 400 instead.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from quire.api.access import note
+from quire.api.context import Context
+from quire.api.lenient_json import parse_lenient
+from quire.api.messages_prompt import Conversation, continues, conversation
+from quire.api.messages_render import (
+    PING,
+    Answering,
+    MessageChunks,
+    MessageEvents,
+    Thoughts,
+    WireEvent,
+    fold,
+)
+from quire.api.messages_schema import (
+    CountRequest,
+    MessagesRequest,
+    ThinkingAdaptive,
+    ThinkingDisabled,
+    ThinkingEnabled,
+)
+from quire.api.seal import Seal
+from quire.api.sse import EventStream, compact, run_headers
+from quire.api.whole import consume
+from quire.engine.service import Generation, Thinking, ToolChoice
+from quire.errors import RequestError
+from quire.request import SamplingParams
+
+Fields = TypeVar("Fields", bound=CountRequest)
+
+VERSIONS = ("2026-10-21", "2023-06-01")
+"""Versions of the API that are served alike. The later one of Anthropic's drops `temperature`,
+`top_p` and `top_k`; here they keep their meaning in both."""
+
+_SHARE = 0.8  # of `max_tokens`, for a thought whose length is left to the model
+
+
+class Messages:
+    """The endpoints."""
+
+    def __init__(self, context: Context, seal: Seal) -> None:
+        self._context = context
+        self._seal = seal
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/messages`."""
+        context = self._context
+        fields = await self._read(request, MessagesRequest)
+        said = conversation(fields, self._seal)
+        if said.dropped:
+            note(request.scope, {"dropped_thoughts": len(said.dropped)})
+        run = await context.service.start(_generation(context, fields, said, request.headers))
+        answering = Answering(
+            id=f"msg_{uuid.uuid4().hex}",
+            model=context.service.name,
+            max_tokens=fields.max_tokens,
+            thoughts=_thoughts(fields),
+            dropped=said.dropped,
+            edits=fields.context_management is not None,
+        )
+        events = MessageEvents(answering, run, self._seal)
+        if fields.stream:
+            return EventStream(run, MessageChunks(events), keepalive=PING)
+        wire: list[WireEvent] = []
+        await consume(request, run, lambda _, event: wire.extend(events.feed(event)))
+        return JSONResponse(fold([*events.begin(), *wire]), headers=run_headers(run))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """`POST /v1/messages/count_tokens`: through the same template, hence exact."""
+        fields = await self._read(request, CountRequest)
+        said = conversation(fields, self._seal)
+        (prompt,) = await self._context.service.tokens(_prompt(self._context, fields, said))
+        body: WireEvent = {"input_tokens": len(prompt)}
+        if fields.context_management is not None:
+            body["context_management"] = {"original_input_tokens": len(prompt)}
+        return JSONResponse(body)
+
+    async def _read(self, request: Request, schema: type[Fields]) -> Fields:
+        version = request.headers.get("anthropic-version", VERSIONS[0])
+        if version not in VERSIONS:
+            raise RequestError(
+                f"The header 'anthropic-version' is '{version[:40]}'; "
+                f"served are: {', '.join(VERSIONS)}.",
+                param="anthropic-version",
+            )
+        fields = await self._context.read(request, schema, parse_lenient)
+        self._context.check_model(fields.model)
+        self._context.check_messages(len(fields.messages))
+        return fields
+
+
+def _prompt(context: Context, fields: CountRequest, said: Conversation) -> Generation:
+    """The part of a generation that shapes its prompt.
+
+    Raises:
+        RequestError: a tool choice that the tools cannot meet.
+    """
+    choice = fields.tool_choice
+    return Generation(
+        messages=said.messages,
+        tools=tuple(tool.to_template() for tool in fields.tools or ()),
+        tool_choice=_tool_choice(fields),
+        parallel_tool_calls=choice is None or choice.disable_parallel_tool_use is not True,
+        thinking=_thinking(context, fields),
+        continue_final=continues(fields.messages),
+    )
+
+
+def _generation(
+    context: Context, fields: MessagesRequest, said: Conversation, headers: Mapping[str, str]
+) -> Generation:
+    """What is asked for, free of the protocol.
+
+    Raises:
+        RequestError: fields that contradict each other or this server's limits.
+    """
+    prompt = _prompt(context, fields, said)
+    return replace(
+        prompt,
+        sampling=SamplingParams(
+            temperature=1.0 if fields.temperature is None else fields.temperature,
+            top_p=1.0 if fields.top_p is None else fields.top_p,
+            top_k=fields.top_k or 0,
+            seed=secrets.randbits(63),
+        ),
+        max_tokens=fields.max_tokens,
+        stops=tuple(fields.stop_sequences or ()),
+        schema=_schema(fields),
+        thinking=_limited(context, fields, prompt.thinking),
+        kv_format=context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
+        cache_salt=fields.cache_salt or "",
+    )
+
+
+def _tool_choice(fields: CountRequest) -> ToolChoice:
+    choice = fields.tool_choice
+    if choice is None:
+        return ToolChoice()
+    if choice.type == "any" and not fields.tools:
+        raise _bad_choice("is 'any', but there are no 'tools'")
+    if choice.type == "tool":
+        if choice.name not in [tool.name for tool in fields.tools or ()]:
+            raise _bad_choice(f"names '{choice.name}', which is not among 'tools'")
+        return ToolChoice("named", choice.name)
+    return ToolChoice("required" if choice.type == "any" else choice.type)
+
+
+def _bad_choice(what: str) -> RequestError:
+    return RequestError(f"'tool_choice' {what}.", param="tool_choice", code="invalid_value")
+
+
+def _thinking(context: Context, fields: CountRequest) -> Thinking:
+    """Whether to think first. A model that has no thoughts keeps within any budget for them."""
+    effort = fields.output_config.effort if fields.output_config is not None else None
+    match fields.thinking:
+        case ThinkingDisabled():
+            return Thinking(False, effort=effort)
+        case ThinkingEnabled() | ThinkingAdaptive() if context.service.can_think:
+            return Thinking(True, effort=effort)
+        case _:
+            return Thinking(effort=effort)
+
+
+def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> Thinking:
+    """The limit on a thought; without one, some of the tokens are still left for the answer.
+
+    Raises:
+        RequestError: a budget that leaves nothing for the answer, or that cannot be kept.
+    """
+    if not thinking.enabled:
+        return thinking
+    asked = fields.thinking
+    budget = asked.budget_tokens if isinstance(asked, ThinkingEnabled) else None
+    if budget is not None and budget >= fields.max_tokens:
+        raise RequestError(
+            f"'thinking.budget_tokens' is {budget}, but must be below 'max_tokens', "
+            f"{fields.max_tokens}.",
+            param="thinking.budget_tokens",
+            code="above_max_value",
+        )
+    if not context.service.can_limit_thoughts:
+        if budget is None:
+            return thinking
+        raise RequestError(
+            "'thinking.budget_tokens' is not offered: the model that is served marks no thoughts.",
+            param="thinking.budget_tokens",
+            code="unsupported_parameter",
+        )
+    if budget is None and thinking.effort is None:
+        budget = int(fields.max_tokens * _SHARE)
+    return replace(thinking, budget=budget)
+
+
+def _schema(fields: MessagesRequest) -> str | None:
+    """JSON text of the schema that the answer must meet."""
+    config = fields.output_config
+    wanted = fields.output_format if config is None or config.format is None else config.format
+    return None if wanted is None else compact(wanted.schema_).decode()
+
+
+def _thoughts(fields: CountRequest) -> Thoughts:
+    """What a client sees of thoughts. Of those that it did not want it gets a seal."""
+    match fields.thinking:
+        case ThinkingDisabled():
+            return "redacted"
+        case ThinkingEnabled(display="omitted") | ThinkingAdaptive(display="omitted"):
+            return "omitted"
+        case _:
+            return "shown"
