@@ -105,6 +105,14 @@ def test_starts_as_the_prompt_ends(prompt: str, reasoning: str, content: str) ->
         (f"{{{Q}city{Q}:{Q}Tokyo{Q}}}", {"city": "Tokyo"}),
         (f"{{deep:[{{a:[1,{{b:{Q}c{Q}}}]}}]}}", {"deep": [{"a": [1, {"b": "c"}]}]}),
         (f"{{city:{Q}Tokyo{Q},}}", {"city": "Tokyo"}),
+        (f"{{city:New York, NY{Q}}}", {"city": "New York, NY"}),
+        (f"{{city:Paris, France{Q},days:5}}", {"city": "Paris, France", "days": 5}),
+        (f"{{days:5,city:{Q}, x{Q}}}", {"days": 5, "city": ", x"}),
+        (f"{{city:{Q}look{Q}days:90}}", {"city": "look", "days": 90}),
+        (f"(city={Q}ls -a (x){Q}, days=2)", {"city": "ls -a (x)", "days": 2}),
+        ("(city=New York, NY, days=2)", {"city": "New York, NY", "days": 2}),
+        ("{city='it, is',days=2}", {"city": "it, is", "days": 2}),
+        ("()", {}),
         (f"{{city:{Q}Zürich 東京 🙂{Q}}}", {"city": "Zürich 東京 🙂"}),
     ],
 )
@@ -137,6 +145,11 @@ def test_spaces_where_a_model_puts_them() -> None:
     assert [c.arguments for c in found.tool_calls] == ['{"city": "x"}']
 
 
+def test_call_left_out() -> None:
+    found = answer("gemma4", "<|tool_call>:get_weather{days:1}<tool_call|>")
+    assert [(c.name, c.arguments) for c in found.tool_calls] == [("get_weather", '{"days": 1}')]
+
+
 @pytest.mark.parametrize("at", range(1, 60, 3))
 def test_a_call_cut_off_leaves_no_half_call(at: int) -> None:
     ids = encode("gemma4", ["So:" + call(f"{{city:{Q}A long name of a place{Q},days:3}}")])
@@ -151,7 +164,8 @@ def test_a_call_cut_off_leaves_no_half_call(at: int) -> None:
     "body",
     [
         "<|tool_call>get_weather(city=1)<tool_call|>",
-        "<|tool_call>call:get_weather(city=1)<tool_call|>",
+        "<|tool_call>call:get_weather(city=1}<tool_call|>",
+        "<|tool_call>call:get_weather city=1<tool_call|>",
         "<|tool_call>call:get_weather{city 1}<tool_call|>",
         "<|tool_call>call:get_weather{city:[1}<tool_call|>",
         "<|tool_call>call:get_weather{city:1<tool_call|>",

@@ -2,7 +2,11 @@
 
 Source: the chat template of google/gemma-4-*-it. A thought is `<|channel>thought\\n...<channel|>`;
 a call is `<|tool_call>call:NAME{key:value,...}<tool_call|>`, where keys are bare, strings stand
-between two `<|"|>` tokens without escapes, and everything else looks like JSON.
+between two `<|"|>` tokens without escapes, and everything else looks like JSON. Reported of the
+models as they run, and read as meant: parentheses for the outer braces, `=` for `:`, `call` left
+out, commas left out between arguments, a string that lacks its first `<|"|>`, or that has none
+(vllm-project/vllm issues 53642 and 53431, sgl-project/sglang pull request 39240, ollama/ollama
+issue 17882, hybridgroup/yzma pull request 243).
 """
 
 from __future__ import annotations
@@ -39,13 +43,16 @@ QUOTE = '<|"|>'
 _LABELS = ("thought", "response", "content", "final")
 _MAX_DEPTH = 64
 
-_NAME = re.compile(r"\s*call\s*:\s*([\w.:/-]+)\s*(?=\{)")
-_KEY = re.compile(r"\s*([^\s:,{}\[\]\"<]+)\s*:")
+_NAME = re.compile(r"\s*(?:call)?\s*:\s*([\w.:/-]+)\s*(?=[{(])")
+_NAME_BEGUN = re.compile(r":[\w.:/-]*")
+_KEY = re.compile(r"\s*([^\s:=,{}()\[\]\"'<]+)\s*[:=]")
+_APOSTROPHES = re.compile(r"'([^']*)'(?=\s*[,})\]])")
 # A label may be followed by the text at once, but "thoughtful" is a word.
 _LABEL = re.compile(rf" *({'|'.join(_LABELS)})(?![a-z]) *")
 _SEPARATOR = re.compile(r"\s*,\s*")
 # A bare value runs on through commas, unless a next key follows the comma.
 _BARE_IN_OBJECT = re.compile(r"[^,{}\[\]]+(?:,(?!\s*(?:[\w.-]+|\"[^\"]*\")\s*:)[^,{}\[\]]*)*")
+_BARE_IN_PARENTHESES = re.compile(r"[^,()\[\]{}]+(?:,(?!\s*[\w.-]+\s*[:=])[^,()\[\]{}]*)*")
 _BARE_IN_ARRAY = re.compile(r"[^,{}\[\]]+")
 
 
@@ -57,12 +64,14 @@ class _Reader:
 
     def object(self, at: int, schema: Schema, depth: int) -> tuple[dict[str, Any], int]:
         found: dict[str, Any] = {}
+        braces = self.text.startswith("{", at)
+        closer, bare = ("}", _BARE_IN_OBJECT) if braces else (")", _BARE_IN_PARENTHESES)
         at = self._enter(at, depth)
-        while not self.text.startswith("}", at):
+        while not self.text.startswith(closer, at):
             key, at = self._key(at)
             wanted = property_schema(schema, key, self.root)
-            found[key], at = self.value(skip_space(self.text, at), wanted, depth, _BARE_IN_OBJECT)
-            at = self._separator(at, "}")
+            found[key], at = self.value(skip_space(self.text, at), wanted, depth, bare)
+            at = self._separator(at, closer, _KEY)
         return found, at + 1
 
     def array(self, at: int, schema: Schema, depth: int) -> tuple[list[Any], int]:
@@ -72,7 +81,7 @@ class _Reader:
         while not self.text.startswith("]", at):
             value, at = self.value(at, items, depth, _BARE_IN_ARRAY)
             found.append(value)
-            at = self._separator(at, "]")
+            at = self._separator(at, "]", None)
         return found, at + 1
 
     def value(self, at: int, schema: Schema, depth: int, bare: re.Pattern[str]) -> tuple[Any, int]:
@@ -88,6 +97,9 @@ class _Reader:
                 return self.array(at, schema, depth + 1)
             case '"':
                 return read_json(self.text, at)
+        quoted = self._half_quoted(at, bare)
+        if quoted is not None:
+            return quoted
         found = bare.match(self.text, at)
         if found is None or not found.group().strip():
             raise ValueError("no value")
@@ -110,6 +122,16 @@ class _Reader:
             raise Unterminated(QUOTE)
         return self.text[start:end], end + len(QUOTE)
 
+    def _half_quoted(self, at: int, bare: re.Pattern[str]) -> tuple[str, int] | None:
+        apostrophes = _APOSTROPHES.match(self.text, at)
+        if apostrophes is not None:
+            return apostrophes.group(1), apostrophes.end()
+        end = self.body.find(QUOTE, at)
+        found = bare.match(self.text, at, end) if end >= 0 else None
+        if found is None or found.end() != end:
+            return None
+        return self.text[at:end], end + len(QUOTE)
+
     def _key(self, at: int) -> tuple[str, int]:
         quoted = self._quoted(at)
         if quoted is None and self.text.startswith('"', at):
@@ -125,14 +147,16 @@ class _Reader:
             raise ValueError("no colon")
         return key, at + 1
 
-    def _separator(self, at: int, closer: str) -> int:
+    def _separator(self, at: int, closer: str, following: re.Pattern[str] | None) -> int:
         at = skip_space(self.text, at)
         if self.text.startswith(closer, at):
             return at
         found = _SEPARATOR.match(self.text, at)
-        if found is None:
+        if found is not None:
+            return found.end()
+        if following is None or not following.match(self.text, at):
             raise ValueError("neither a comma nor an end")
-        return found.end()
+        return at
 
 
 def _read(body: Body, tools: Tools) -> Reading:
@@ -153,13 +177,10 @@ def _read(body: Body, tools: Tools) -> Reading:
 
 
 def _head(text: str, tools: Tools) -> bool | None:
-    compact = "".join(text.split())
-    if not compact.startswith("call:"):
-        return None if "call:".startswith(compact) else False
-    name, opened, _ = compact[len("call:") :].partition("{")
-    if opened:
-        return _NAME.match(text) is not None
-    return None if re.fullmatch(r"[\w.:/-]*", name) else False
+    if _NAME.match(text):
+        return True
+    compact = "".join(text.split()).removeprefix("call")
+    return None if "call".startswith(compact) or _NAME_BEGUN.fullmatch(compact) else False
 
 
 _LAYOUT = Layout(

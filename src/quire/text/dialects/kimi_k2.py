@@ -45,7 +45,7 @@ def _forced(forced: Forced) -> str:
 
 
 _LAYOUT = Layout(
-    think=(frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]})),
+    think=(frozenset({THOUGHT[0], "◁think▷"}), frozenset({THOUGHT[1], "◁/think▷"})),
     sections={
         BEGIN: Section(
             _read, header_head(ARGUMENTS), ends=frozenset({END}), inner=frozenset({ARGUMENTS})
