@@ -56,6 +56,9 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, send_named)
+        except Exception:
+            status = 500
+            raise
         finally:
             seconds = time.perf_counter() - started
             path = scope["path"] if scope["path"] in self._paths else "other"

@@ -101,6 +101,7 @@ class GrammarState:
     def __init__(self, matcher: LLMatcher, spec: GrammarSpec, vocab_size: int) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
+        self._words = -(-vocab_size // 32)
         self._opening = spec.opened_by
         self._opened = 0  # how many ids of `_opening` have come
         self._end = SequenceWatcher(spec.start_after)
@@ -126,7 +127,8 @@ class GrammarState:
             return None
         if self._opened:
             return mask_of(self._opening[self._opened : self._opened + 1], self._vocab_size)
-        words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
+        # llguidance gives one word more where the vocabulary fills its last one.
+        words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)[: self._words]
         self._raise_if_failed()
         return words | mask_of(self._opening[:1], self._vocab_size) if self._opening else words
 

@@ -1,0 +1,212 @@
+"""Tool calls, thoughts and bound answers, in the embedded model's dialect."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import httpx
+import pytest
+from openai import BadRequestError, OpenAI
+
+from quire.request import GrammarSpec
+from quire.sampling.grammar import GrammarCompiler
+from tests.api.conftest import Serve, Served
+from tests.support.scripted_engine import Script
+
+ASK: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
+
+
+def tool(name: str) -> dict[str, Any]:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS: Any = [tool("get_weather"), tool("get_time")]
+CALL = '<|tool_call>call:get_weather{city:<|"|>Oslo<|"|>}<tool_call|>'
+OTHER = '<|tool_call>call:get_time{city:<|"|>Rome<|"|>}<tool_call|>'
+THOUGHT = "<|channel>thought\nLet me see.<channel|>"
+SCHEMA = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "number", "schema": SCHEMA}}
+
+
+def create(served: Served, **fields: Any) -> Any:
+    sdk = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    fields.setdefault("messages", ASK)
+    return sdk.chat.completions.create(model="quire-demo", **fields)
+
+
+def test_calls_whole_and_streamed(serve: Serve) -> None:
+    served = serve(f"{THOUGHT}I look.{CALL}{OTHER}")
+    whole = create(served, tools=TOOLS).choices[0]
+    assert (whole.finish_reason, whole.message.content) == ("tool_calls", "I look.")
+    assert whole.message.reasoning_content.strip() == "Let me see."
+    calls = [(c.function.name, json.loads(c.function.arguments)) for c in whole.message.tool_calls]
+    assert calls == [("get_weather", {"city": "Oslo"}), ("get_time", {"city": "Rome"})]
+    assert len({call.id for call in whole.message.tool_calls}) == 2
+
+    deltas = [chunk.choices[0] for chunk in create(served, tools=TOOLS, stream=True)]
+    assert deltas[-1].finish_reason == "tool_calls"
+    streamed: dict[int, list[str]] = {}
+    for delta in deltas:
+        for piece in delta.delta.tool_calls or ():
+            call = streamed.setdefault(piece.index, ["", ""])
+            call[0] += piece.function.name or ""
+            call[1] += piece.function.arguments or ""
+    expected = [[c.function.name, c.function.arguments] for c in whole.message.tool_calls]
+    assert [streamed[0], streamed[1]] == expected
+    thought = "".join(getattr(d.delta, "reasoning_content", None) or "" for d in deltas)
+    assert thought == whole.message.reasoning_content
+    assert "".join(d.delta.content or "" for d in deltas) == "I look."
+
+
+def test_an_answer_of_calls_alone_has_no_content(serve: Serve) -> None:
+    message = create(serve(CALL), tools=TOOLS).choices[0].message
+    assert message.content is None
+    assert message.tool_calls is not None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_one_call_at_a_time(serve: Serve, stream: bool) -> None:
+    served = serve(lambda _: Script(served.ids(CALL + OTHER + " and"), delay_s=0.002, silent=True))
+    answer = create(served, tools=TOOLS, parallel_tool_calls=False, stream=stream)
+    if stream:
+        chunks = [chunk.choices[0] for chunk in answer]
+        names = [
+            c.function.name for d in chunks for c in d.delta.tool_calls or () if c.function.name
+        ]
+        reason = chunks[-1].finish_reason
+    else:
+        names = [call.function.name for call in answer.choices[0].message.tool_calls]
+        reason = answer.choices[0].finish_reason
+    assert (names, reason) == (["get_weather"], "tool_calls")
+    deadline = time.monotonic() + 5
+    while not served.engine.tickets[0].aborted:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_call_that_is_cut_off_is_no_call(serve: Serve) -> None:
+    served = serve(CALL)
+    choice = create(served, tools=TOOLS, max_tokens=4).choices[0]
+    assert choice.finish_reason == "length"
+    assert choice.message.tool_calls is None
+
+
+def test_reasoning_tokens_are_counted(serve: Serve) -> None:
+    served = serve(f"{THOUGHT}42")
+    whole = create(served)
+    assert whole.choices[0].message.content == "42"
+    assert whole.choices[0].message.reasoning == whole.choices[0].message.reasoning_content
+    details = whole.usage.completion_tokens_details
+    assert 0 < details.reasoning_tokens < whole.usage.completion_tokens
+
+
+def allows(served: Served, grammar: GrammarSpec | None, text: str) -> bool:
+    """Whether the grammar lets this text through as a whole answer."""
+    assert grammar is not None
+    tokenizer = served.tokenizer
+    compiler = GrammarCompiler(tokenizer.backend, tokenizer.vocab_size, tokenizer.eos_ids)
+    state = compiler.compile(grammar)
+    for token in (*served.ids(text), min(tokenizer.eos_ids)):
+        mask = state.mask()
+        if mask is not None and not mask[token // 32] >> (token % 32) & 1:
+            return False
+        state.accept(token)
+    return True
+
+
+def test_forced_calls_are_bound_by_a_grammar(serve: Serve) -> None:
+    served = serve(CALL)
+    create(served, tools=TOOLS, tool_choice="required")
+    create(served, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    named = {"type": "function", "function": {"name": "get_time"}}
+    create(served, tools=TOOLS, tool_choice=named)
+    create(served, tools=TOOLS)
+    create(served, tools=TOOLS, tool_choice="none")
+    many, one, only, free, none = (request.grammar for request in served.engine.requests)
+    assert free is none is None
+    assert [allows(served, many, text) for text in (CALL, CALL + OTHER, "Hello")] == [
+        True,
+        True,
+        False,
+    ]
+    assert [allows(served, one, text) for text in (CALL, CALL + OTHER)] == [True, False]
+    assert [allows(served, only, text) for text in (CALL, OTHER)] == [False, True]
+
+
+def test_a_schema_binds_the_answer(serve: Serve) -> None:
+    served = serve('{"n": 4}')
+    assert json.loads(create(served, response_format=FORMAT).choices[0].message.content) == {"n": 4}
+    create(served, response_format={"type": "json_object"})
+    create(served, response_format={"type": "text"})
+    schema, json_object, free = (request.grammar for request in served.engine.requests)
+    assert free is None
+    assert [allows(served, schema, text) for text in ('{"n": 4}', '{"m": 4}')] == [True, False]
+    assert [allows(served, json_object, text) for text in ('{"m": [1]}', "[1]")] == [True, False]
+
+
+def test_beside_tools_a_schema_binds_what_is_no_call(serve: Serve) -> None:
+    served = serve('{"n": 4}')
+    create(served, response_format=FORMAT, tools=TOOLS)
+    grammar = served.engine.requests[0].grammar
+    allowed = [allows(served, grammar, text) for text in ('{"n": 4}', CALL, "Hello", '{"m": 1}')]
+    assert allowed == [True, True, False, False]
+
+
+def test_a_bound_answer_may_be_thought_about_first(serve: Serve) -> None:
+    served = serve('{"n": 4}')
+    create(served, response_format=FORMAT, extra_body={"enable_thinking": True})
+    create(served, response_format=FORMAT, extra_body={"enable_thinking": False})
+    thinking, plain = (request.grammar for request in served.engine.requests)
+    assert allows(served, thinking, THOUGHT + '{"n": 4}')
+    assert not allows(served, thinking, THOUGHT + "Hello")
+    assert not allows(served, plain, THOUGHT + '{"n": 4}')
+
+
+def test_thinking_is_asked_of_the_template_and_limited_by_the_engine(serve: Serve) -> None:
+    served = serve("42")
+    create(served)
+    create(served, extra_body={"enable_thinking": True, "thinking_budget": 7})
+    create(served, reasoning_effort="low", max_tokens=100)
+    create(served, reasoning_effort="none")
+    create(served, extra_body={"chat_template_kwargs": {"enable_thinking": True}})
+    prompts = [served.tokenizer.decode(request.prompt) for request in served.engine.requests]
+    assert ["<|think|>" in prompt for prompt in prompts] == [False, True, True, False, True]
+    budgets = [request.thinking for request in served.engine.requests]
+    assert [None if each is None else each.max_tokens for each in budgets] == [
+        None,
+        7,
+        20,
+        None,
+        None,
+    ]
+    assert budgets[1] is not None
+    assert served.tokenizer.decode(budgets[1].end_ids) == "<channel|>"
+
+
+def test_a_tool_whose_schema_no_grammar_can_hold_is_named(serve: Serve) -> None:
+    bad = tool("f")
+    bad["function"]["parameters"] = {"type": "object", "properties": {"a": {"type": "nonsense"}}}
+    with pytest.raises(BadRequestError) as caught:
+        create(serve(), tools=[*TOOLS, bad], tool_choice="required")
+    assert caught.value.param == "tools[2].function.parameters"
+
+
+def test_a_message_can_be_gone_on_with(serve: Serve) -> None:
+    served = serve(" was a fox")
+    messages = [*ASK, {"role": "assistant", "content": "There"}]
+    body = {"messages": messages, "continue_final_message": True}
+    assert httpx.post(f"{served.url}/v1/chat/completions", json=body).status_code == 200
+    assert served.tokenizer.decode(served.engine.requests[0].prompt).endswith("There")
