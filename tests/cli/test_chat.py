@@ -143,7 +143,8 @@ def test_a_model_that_cannot_be_served_is_reported(
 
 
 def test_interrupting_stops_the_answer_and_keeps_the_chat(serve: Serve) -> None:
-    served = serve(lambda _: Script(served.ids(" word" * 20), delay_s=0.002, silent=True))
+    script = Script(tuple(range(300, 320)), delay_s=0.002, silent=True)
+    served = serve(lambda _: script)
     child = subprocess.Popen(
         [sys.executable, "-m", "quire", "chat", "--url", served.url],
         stdin=subprocess.PIPE,

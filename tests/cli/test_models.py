@@ -12,11 +12,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from mlx.utils import tree_flatten
 
 from quire.cli import main
 from quire.cli.models import find_models
 from quire.demo import MODEL_DIR
+from quire.models.base import named_parameters
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -67,7 +67,7 @@ def test_the_embedded_model_comes_first() -> None:
 
 def test_packed_weights_count_as_what_they_stand_for(tmp_path: Path) -> None:
     layer = nn.QuantizedLinear(256, 128, bias=False, group_size=64, bits=4)
-    weights = {f"model.q.{name}": array for name, array in tree_flatten(layer.parameters())}
+    weights = {f"model.q.{name}": array for name, array in named_parameters(layer).items()}
     weights["model.norm.weight"] = mx.ones((64,))
     config = LLAMA | {"quantization": {"bits": 4, "group_size": 64}}
     folder = write_folder(tmp_path / "packed", config, weights)
