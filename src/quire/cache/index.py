@@ -28,7 +28,8 @@ class Match:
     """What a prompt can reuse.
 
     Attributes:
-        length: tokens whose state is there.
+        length: tokens whose state is there, for every group.
+        reached: tokens that agree with what somebody computed, whether or not all of it is there.
         pages: by group, the shared pages by page number; None where the group needs none.
         partial: by group, the page to copy that holds the tokens up to `length`, if that is within a
             page.
@@ -37,6 +38,7 @@ class Match:
     """
 
     length: int = 0
+    reached: int = 0
     pages: dict[int, list[Page | None]] = field(default_factory=dict)
     partial: dict[int, Page] = field(default_factory=dict)
     snapshots: dict[int, Page] = field(default_factory=dict)
@@ -128,8 +130,12 @@ class PrefixIndex:
             reached -= reached % self.page_tokens
         if reached == 0:
             return Match(reason="new" if not path else f"first difference at token {reached}")
-        length, reason = self._longest(path, last, reached, full=reached == limit)
-        return self._collect(path, last, length, reason)
+        length, reason = self._longest(
+            path, last, reached, full=reached == limit, partial=partial
+        )
+        match = self._collect(path, last, length, reason)
+        match.reached = reached
+        return match
 
     def _walk(
         self, root: Node, tokens: Seq[int], keys: Seq[bytes]
@@ -147,14 +153,14 @@ class PrefixIndex:
         return path, last, at + common
 
     def _longest(
-        self, path: list[Node], last: Node | None, reached: int, *, full: bool
+        self, path: list[Node], last: Node | None, reached: int, *, full: bool, partial: bool
     ) -> tuple[int, str]:
         """The longest length at which every group has what it needs, and why not longer."""
         reason = "" if full else f"first difference at token {reached}"
         length = reached
         while length > 0:
             if self._recurrent:
-                place = self._snapshot_at_most(path, last, length)
+                place = self._snapshot_at_most(path, last, length, partial)
                 if place < length:
                     length, reason = place, "snapshot missing"
                     continue
@@ -180,13 +186,20 @@ class PrefixIndex:
                     break  # anchors are there for every node of the path
         return worst
 
-    def _snapshot_at_most(self, path: list[Node], last: Node | None, length: int) -> int:
-        """The last position up to `length` at which every recurrent group has a snapshot."""
+    def _snapshot_at_most(
+        self, path: list[Node], last: Node | None, length: int, partial: bool
+    ) -> int:
+        """The last position up to `length` at which every recurrent group has a snapshot.
+
+        Without `partial` only ends of pages count.
+        """
         nodes = [*path, last] if last is not None else path
         for number in range(min(len(nodes) - 1, (length - 1) // self.page_tokens), -1, -1):
             base = number * self.page_tokens
             node = nodes[number]
             for offset in sorted({offset for _, offset in node.snapshots}, reverse=True):
+                if not partial and offset != self.page_tokens:
+                    continue
                 if base + offset <= length and all(
                     (group.index, offset) in node.snapshots for group in self._recurrent
                 ):

@@ -297,7 +297,7 @@ class Scheduler:
             limit=limit,
             partial=not sequence.format.seals,
         )
-        following = match.length // size
+        following = match.reached // size
         if following < len(keys) and keys[following] in self._computing:
             sequence.waits_on = keys[following]
         return match
