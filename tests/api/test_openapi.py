@@ -35,7 +35,7 @@ def test_it_lists_the_routes_that_there_are(shared: Served) -> None:
 
 
 def test_it_is_served(serve: Serve) -> None:
-    assert httpx.get(f"{serve().url}/openapi.json").json() == document()
+    assert httpx.get(f"{serve().url}/openapi.json").json() == document("quire-demo")
 
 
 @pytest.mark.slow

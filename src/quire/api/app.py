@@ -48,7 +48,7 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
         Route("/detokenize", misc.detokenize, methods=["POST"]),
         Route("/health", misc.health),
         Route("/metrics", misc.metrics),
-        Route("/openapi.json", OpenApi().get),
+        Route("/openapi.json", OpenApi(service.name).get),
     ]
 
     @asynccontextmanager

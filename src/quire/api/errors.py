@@ -73,10 +73,14 @@ def anthropic_body(failure: Failure) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": failure.message}}
 
 
+def speaks_anthropic(path: str) -> bool:
+    """Whether a path belongs to Anthropic's protocol."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
 def body_for(path: str, failure: Failure) -> dict[str, Any]:
     """The error's body in the shape of the protocol that `path` belongs to."""
-    anthropic = path == "/v1/messages" or path.startswith("/v1/messages/")
-    return anthropic_body(failure) if anthropic else openai_body(failure)
+    return anthropic_body(failure) if speaks_anthropic(path) else openai_body(failure)
 
 
 def error_response(path: str, failure: Failure, headers: dict[str, str] | None = None) -> Response:

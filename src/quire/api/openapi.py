@@ -12,6 +12,8 @@ from starlette.responses import JSONResponse, Response
 import quire
 from quire.api.chat import ChatRequest
 from quire.api.completions import CompletionRequest
+from quire.api.errors import speaks_anthropic
+from quire.api.messages_schema import CountRequest, MessagesRequest
 from quire.api.misc import DetokenizeRequest, TokenizeRequest
 from quire.api.schema import Wire
 
@@ -57,6 +59,21 @@ OPERATIONS: tuple[Operation, ...] = (
         (_JSON, _EVENTS),
         statuses=_GENERATING,
     ),
+    Operation(
+        "post",
+        "/v1/messages",
+        "Answers a conversation, as Anthropic's API does",
+        MessagesRequest,
+        (_JSON, _EVENTS),
+        statuses=_GENERATING,
+    ),
+    Operation(
+        "post",
+        "/v1/messages/count_tokens",
+        "Counts the tokens of a conversation",
+        CountRequest,
+        statuses=(404,),
+    ),
     Operation("get", "/v1/models", "The model that is served, as a list"),
     Operation("get", "/v1/models/{name}", "The model that is served", statuses=(404,)),
     Operation("post", "/v1/embeddings", "Not offered", statuses=(501,), answers=()),
@@ -98,21 +115,50 @@ _ERROR = {
 }
 
 
-def document(operations: tuple[Operation, ...] = OPERATIONS) -> dict[str, Any]:
-    """The OpenAPI 3.1 document."""
-    models = [operation.body for operation in operations if operation.body is not None]
-    _, schemas = models_json_schema(
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
+
+
+def document(model: str) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of a server of `model`."""
+    models = [operation.body for operation in OPERATIONS if operation.body is not None]
+    references, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
     )
+    bodies = {body: reference for (body, _), reference in references.items()}
+    for schema in schemas["$defs"].values():
+        if "model" in schema.get("properties", {}):
+            optional = "model" not in schema.get("required", ())
+            schema["properties"]["model"] = {"enum": [model, None] if optional else [model]}
     paths: dict[str, dict[str, Any]] = {}
-    for operation in operations:
+    for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
+        if operation.body is not None:
+            content = {_JSON: {"schema": bodies[operation.body]}}
+            paths[operation.path][operation.method]["requestBody"] = {
+                "required": True,
+                "content": content,
+            }
     return {
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": quire.__version__},
         "paths": paths,
         "components": {
-            "schemas": {**schemas["$defs"], "Error": _ERROR},
+            "schemas": {
+                **schemas["$defs"],
+                "Error": _ERROR,
+                "AnthropicError": _ANTHROPIC_ERROR,
+            },
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -128,7 +174,8 @@ def _describe(operation: Operation) -> dict[str, Any]:
         statuses |= {400, 413}
     if not operation.open:
         statuses.add(401)
-    error = {"schema": {"$ref": "#/components/schemas/Error"}}
+    shape = "AnthropicError" if speaks_anthropic(operation.path) else "Error"
+    error = {"schema": {"$ref": f"#/components/schemas/{shape}"}}
     if operation.open:
         error = {"schema": {"type": "object"}}
     responses: dict[str, Any] = {
@@ -139,9 +186,6 @@ def _describe(operation: Operation) -> dict[str, Any]:
         content = {media: _content(media) for media in operation.answers}
         responses["200"] = {"description": "The answer", "content": content}
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
-    if operation.body is not None:
-        schema = {"$ref": f"#/components/schemas/{operation.body.__name__}"}
-        described["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
     if "{name}" in operation.path:
         described["parameters"] = [
             {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
@@ -161,8 +205,8 @@ def _content(media: str) -> dict[str, Any]:
 class OpenApi:
     """The endpoint."""
 
-    def __init__(self) -> None:
-        self._document = document()
+    def __init__(self, model: str) -> None:
+        self._document = document(model)
 
     async def get(self, request: Request) -> Response:
         """`GET /openapi.json`."""
