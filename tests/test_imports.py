@@ -1,0 +1,90 @@
+"""DESIGN section 6: imports go one way, and what must be light stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "quire"
+
+LAYERS: dict[str, set[str]] = {
+    # package: the packages that it may import, beside itself and the core types
+    "cli": {"api", "engine", "models", "text", "cache", "demo", "sampling", "scheduler"},
+    "api": {"engine", "text", "media", "cache", "sampling"},
+    "engine": {"scheduler", "models", "sampling", "media", "text", "cache", "kernels"},
+    "models": {"cache", "kernels"},
+    "scheduler": {"cache", "sampling"},
+    "sampling": {"cache"},
+    "media": set(),
+    "text": {"cache"},
+    "cache": {"kernels"},
+    "kernels": set(),
+    "demo": set(),
+}
+CORE = {"errors", "config", "request"}
+NO_MLX = [
+    "quire.scheduler.scheduler",
+    "quire.cache.ledger",
+    "quire.cache.index",
+    "quire.cache.specs",
+    "quire.api.app",
+    "quire.engine.process",
+    "quire.engine.service",
+    "quire.engine.assembly",
+    "quire.sampling.grammar",
+]
+
+
+def imported(path: Path) -> set[str]:
+    """Packages or core modules of Quire that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "quire" and len(parts) > 1:
+                found.add(parts[1])
+    return found
+
+
+def test_every_package_has_its_layer() -> None:
+    packages = {path.name for path in SOURCE.iterdir() if (path / "__init__.py").exists()}
+    assert packages == set(LAYERS)
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_imports_go_one_way(package: str) -> None:
+    allowed = LAYERS[package] | CORE | {package}
+    for path in sorted((SOURCE / package).rglob("*.py")):
+        extra = imported(path) - allowed
+        assert not extra, f"{path.relative_to(SOURCE)} imports {', '.join(sorted(extra))}"
+
+
+def test_the_core_imports_no_package_but_the_cache_specs() -> None:
+    for name in CORE:
+        assert imported(SOURCE / f"{name}.py") <= CORE | {"cache"}
+
+
+@pytest.mark.parametrize("module", NO_MLX)
+def test_runs_without_mlx(module: str) -> None:
+    code = f"import sys; sys.modules['mlx'] = None; import {module}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_import_is_quick() -> None:
+    """Under 0.3 s, the best of three so that a busy machine does not decide."""
+    code = "import time; t = time.perf_counter(); import quire; print(time.perf_counter() - t)"
+    times = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout)
+        for _ in range(3)
+    ]
+    assert min(times) < 0.3
