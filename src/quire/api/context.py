@@ -9,15 +9,19 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from quire.api.kv import BITS_HEADER, SCHEME_HEADER, choose_format
 from quire.api.limits import Slots, check_count, check_headers, read_body
 from quire.api.metrics import Metrics
 from quire.api.schema import GenerationFields, Wire, parse, parse_json
+from quire.cache.formats.choose import choose_format
 from quire.cache.specs import KVFormat
 from quire.config import ServerConfig
 from quire.engine.service import Service
 from quire.errors import NotFound, RequestError
 from quire.request import SamplingParams
+
+BITS_HEADER = "x-quire-kv-bits"
+SCHEME_HEADER = "x-quire-kv-scheme"
+"""For clients whose SDK drops fields that it does not know."""
 
 Parsed = TypeVar("Parsed", bound=Wire)
 

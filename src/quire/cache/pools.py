@@ -63,7 +63,7 @@ class Pools:
         group = self.groups[key.group]
         if isinstance(group.spec, RecurrentState):
             return StatePool.slot_bytes(group, self.dtype)
-        shape = self._shape(group)
+        shape = self.shape(group)
         total = 0
         for layer in group.layers:
             store = store_type(key.format, layer)
@@ -75,7 +75,7 @@ class Pools:
         """The pool of an attention group."""
         pool = self._kv.get((group, format))
         if pool is None:
-            shape = self._shape(self.groups[group])
+            shape = self.shape(self.groups[group])
             pool = self._kv[group, format] = KVPool(
                 {
                     layer: store_type(format, layer)(shape, format)
@@ -118,11 +118,12 @@ class Pools:
         pools: list[KVPool | StatePool] = [*self._kv.values(), *self._states.values()]
         return [array for pool in pools for array in pool.arrays()]
 
+    def shape(self, group: KVGroup) -> LayerShape:
+        """What each layer of an attention group stores."""
+        assert not isinstance(group.spec, RecurrentState)
+        return LayerShape(group.spec.kv_heads, group.spec.head_dim, self.page_tokens, self.dtype)
+
     def _pool(self, key: PoolKey) -> KVPool | StatePool:
         if isinstance(self.groups[key.group].spec, RecurrentState):
             return self.states(key.group, key.format)
         return self.kv(key.group, key.format)
-
-    def _shape(self, group: KVGroup) -> LayerShape:
-        assert not isinstance(group.spec, RecurrentState)
-        return LayerShape(group.spec.kv_heads, group.spec.head_dim, self.page_tokens, self.dtype)

@@ -15,6 +15,7 @@ import uvicorn
 
 from quire.api.app import build_app
 from quire.api.auth import check_exposure
+from quire.cache.formats.choose import add_kv_arguments, format_of
 from quire.config import DiskConfig, EngineConfig, ServerConfig
 from quire.demo import MODEL_DIR
 from quire.engine.assembly import assemble
@@ -53,6 +54,7 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--kv-memory", type=byte_count, help="for all KV pages, e.g. 8GB; default: a share of free"
     )
+    add_kv_arguments(group)
     group.add_argument("--max-sequences", type=positive, default=defaults.max_sequences)
     group.add_argument("--max-context", type=positive, help="tokens of prompt and answer together")
     group.add_argument("--max-tokens", type=positive, help="for requests that name no limit")
@@ -143,6 +145,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         model=args.model or str(MODEL_DIR),
         dtype=args.dtype,
         kv_memory=args.kv_memory,
+        kv_format=format_of(args),
+        kv_skip_layers=args.kv_skip_layers,
         max_sequences=args.max_sequences,
         max_context=args.max_context,
         step_ms=args.step_ms,
@@ -216,6 +220,7 @@ async def _serve(engine: EngineConfig, config: ServerConfig, listener: socket.so
     watch = asyncio.create_task(_stop_when_broken(client, server))
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
+    print("\n".join(client.info.kv_table), file=sys.stderr)
     print(f"quire serves {service.name} at http://{shown}:{port}/v1", file=sys.stderr, flush=True)
     await server.serve(sockets=[listener])
     watch.cancel()

@@ -9,6 +9,8 @@ from hashlib import blake2b
 
 import mlx.core as mx
 
+from quire.cache.formats.choose import offered, skipped_layers, with_skips
+from quire.cache.formats.table import kv_table
 from quire.cache.ledger import Ledger
 from quire.cache.specs import KVFormat
 from quire.config import EngineConfig
@@ -57,7 +59,8 @@ class Engine:
             Pace(config.step_ms / 1e3, config.stall_factor, config.max_step_tokens),
             self._identity,
         )
-        check_context(self._scheduler.fit_context(config.kv_format))
+        self._skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
+        check_context(self._scheduler.fit_context(self._format(None)))
         self._guides = GuideFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
         self._running: Launched | None = None
         self._launched_at = 0.0
@@ -70,7 +73,7 @@ class Engine:
         """Queues a request; one that can't be served ends with an error at the next step."""
         try:
             guide = self._guides.make(request)
-            sequence = self._scheduler.add(request, request.kv_format or self.config.kv_format)
+            sequence = self._scheduler.add(request, self._format(request.kv_format))
             if guide is not None:
                 sequence.guide, sequence.mask = guide, guide.mask()
             if self.config.stop_on_loop:
@@ -156,7 +159,22 @@ class Engine:
             dtype=self._loaded.dtype,
             device=str(mx.default_device()),
             kv_memory=self._scheduler.ledger.budget,
+            kv_formats=tuple(each.name for each in self._offered()),
+            kv_table=kv_table(
+                self._runner.groups,
+                self._format(None),
+                self.config.page_tokens,
+                self._runner.pools.dtype,
+                self._scheduler.config.max_context,
+            ),
         )
+
+    def _offered(self) -> tuple[KVFormat, ...]:
+        return offered(self.config.page_tokens, self.config.kv_format.group_size)
+
+    def _format(self, wanted: KVFormat | None) -> KVFormat:
+        """The format that a request gets: its own or the default, less the layers left plain."""
+        return with_skips(wanted or self.config.kv_format, self._skipped)
 
     def worst_case_bytes(self, format: KVFormat, tokens: int) -> int:
         """Bytes of KV that a lone sequence of so many tokens holds at most."""

@@ -51,7 +51,7 @@ class LayerStore(ABC):
 
     @abstractmethod
     def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        """Mutates: moves pages (from id, to id), then keeps the first `capacity`, adding new ones."""
+        """Mutates: moves pages (from id, to id), then cuts or extends to `capacity` pages."""
 
     def resize_open(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
         """Mutates: the same for open pages."""

@@ -1,0 +1,178 @@
+"""How one vector a token becomes codes, and how attention reads vectors from them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+
+from quire.cache.formats.packing import SCALE, Affine, affine, affine_parts, pack, unpack
+from quire.cache.formats.rotation import rotation
+
+_FEW = 8
+"""Rows up to which multiplying by codes beats decoding them first (CPU, head_dim 64 to 256)."""
+
+_F16_MAX = 65504.0
+
+
+def padded(dim: int) -> int:
+    """Elements that a coded vector takes: packed words hold 32 codes."""
+    return -(-dim // 32) * 32
+
+
+class Codec(ABC):
+    """Codes vectors of `dim` elements. Stateless; attention works in the codec's own coordinates.
+
+    Attributes:
+        size: elements of a vector in those coordinates.
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.dim = dim
+        self.size = padded(dim)
+
+    @abstractmethod
+    def parts(self) -> list[tuple[int, mx.Dtype]]:
+        """(elements a vector, type) of each array that holds codes."""
+
+    @abstractmethod
+    def encode(self, x: mx.array) -> list[mx.array]:
+        """`[..., dim]` to arrays `[..., elements]`, one a part."""
+
+    @abstractmethod
+    def decode(self, parts: list[mx.array]) -> mx.array:
+        """`[..., S, size]`, float32, in the codec's coordinates."""
+
+    @abstractmethod
+    def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array:
+        """`[..., M, size]` times the coded `[..., S, size]`: `[..., M, S]`."""
+
+    @abstractmethod
+    def mix(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
+        """`[..., M, S]` times the coded `[..., S, size]`: `[..., M, size]`."""
+
+    def turn(self, x: mx.array) -> mx.array:
+        """`[..., dim]` to the codec's coordinates, `[..., size]`."""
+        if self.size == self.dim:
+            return x
+        return mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self.size - self.dim)])
+
+    def turn_back(self, x: mx.array) -> mx.array:
+        """Undoes `turn`."""
+        return x if self.size == self.dim else x[..., : self.dim]
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one coded vector."""
+        return sum(width * dtype.size for width, dtype in self.parts())
+
+
+class AffineCodec(Codec):
+    """A scale and a bias for each group of elements of a vector.
+
+    Args:
+        group_size: halved to 32 where 64 does not divide the vector.
+        rotate: apply a random rotation first.
+        refit: see `packing.affine`.
+    """
+
+    def __init__(self, dim: int, bits: int, group_size: int, *, rotate: bool, refit: bool) -> None:
+        super().__init__(dim)
+        self._layout = Affine(group_size if self.size % group_size == 0 else 32, bits)
+        self._rotation = rotation(self.size) if rotate else None
+        self._refit = refit
+
+    def parts(self) -> list[tuple[int, mx.Dtype]]:
+        return affine_parts(self.size, self._layout)
+
+    def turn(self, x: mx.array) -> mx.array:
+        x = super().turn(x)
+        return x if self._rotation is None else self._rotation.forward(x)
+
+    def turn_back(self, x: mx.array) -> mx.array:
+        return super().turn_back(x if self._rotation is None else self._rotation.back(x))
+
+    def encode(self, x: mx.array) -> list[mx.array]:
+        turned = self.turn(x.astype(mx.float32))
+        return list(affine(turned, self._layout, refit=self._refit))
+
+    def decode(self, parts: list[mx.array]) -> mx.array:
+        return self._layout.decode(parts)
+
+    def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array:
+        if q.shape[-2] > _FEW:
+            return q @ self.decode(parts).swapaxes(-1, -2)
+        return self._layout.product(q, parts, transpose=True)
+
+    def mix(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
+        if weights.shape[-2] > _FEW:
+            return weights @ self.decode(parts)
+        return self._layout.product(weights, parts, transpose=False)
+
+
+class CodebookCodec(Codec):
+    """TurboQuant's MSE variant (arXiv:2504.19874): the norm apart, the direction rotated at random,
+
+    each of its elements rounded to the codebook that is best for a random direction.
+    """
+
+    def __init__(self, dim: int, bits: int) -> None:
+        super().__init__(dim)
+        self.bits = bits
+        self._rotation = rotation(self.size)
+        self._levels = mx.array(codebook(self.size, bits))
+
+    def parts(self) -> list[tuple[int, mx.Dtype]]:
+        return [(self.size * self.bits // 32, mx.uint32), (1, SCALE)]
+
+    def turn(self, x: mx.array) -> mx.array:
+        return self._rotation.forward(super().turn(x))
+
+    def turn_back(self, x: mx.array) -> mx.array:
+        return super().turn_back(self._rotation.back(x))
+
+    def encode(self, x: mx.array) -> list[mx.array]:
+        x = x.astype(mx.float32)
+        norm = mx.linalg.norm(x, axis=-1, keepdims=True)
+        turned = self.turn(x / mx.maximum(norm, 1e-30))
+        codes = mx.zeros(turned.shape, dtype=mx.uint32)
+        for edge in range(2**self.bits - 1):
+            codes = codes + (turned > (self._levels[edge] + self._levels[edge + 1]) / 2)
+        return [pack(codes, self.bits), mx.minimum(norm, _F16_MAX).astype(SCALE)]
+
+    def decode(self, parts: list[mx.array]) -> mx.array:
+        codes, norms = parts
+        return self._directions(codes) * norms.astype(mx.float32)
+
+    def _directions(self, codes: mx.array) -> mx.array:
+        return self._levels[unpack(codes, self.bits).astype(mx.uint8)]
+
+    def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array:
+        codes, norms = parts
+        products = q @ self._directions(codes).swapaxes(-1, -2)
+        return products * norms.astype(mx.float32).swapaxes(-1, -2)
+
+    def mix(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
+        codes, norms = parts
+        return (weights * norms.astype(mx.float32).swapaxes(-1, -2)) @ self._directions(codes)
+
+
+@cache
+def codebook(dim: int, bits: int) -> tuple[float, ...]:
+    """The levels with the least mean squared error for one element of a random unit vector.
+
+    The density is proportional to (1 - x^2)^((dim - 3) / 2); Lloyd's iteration on a fine grid.
+    """
+    x = np.linspace(-1, 1, 200_001)[1:-1]
+    density = np.exp((dim - 3) / 2 * np.log1p(-(x**2)))
+    mass = np.concatenate([[0.0], np.cumsum(density)])
+    moment = np.concatenate([[0.0], np.cumsum(density * x)])
+    shares = (np.arange(2**bits) + 0.5) / 2**bits
+    levels = np.interp(shares * mass[-1], mass[1:], x)
+    for _ in range(500):
+        edges = np.searchsorted(x, (levels[1:] + levels[:-1]) / 2)
+        cuts = np.concatenate([[0], edges, [len(x)]])
+        levels = np.diff(moment[cuts]) / np.maximum(np.diff(mass[cuts]), 1e-300)
+    return tuple(((levels - levels[::-1]) / 2).astype(np.float32).tolist())

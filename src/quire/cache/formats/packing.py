@@ -1,0 +1,124 @@
+"""Integer codes in the layout of `mx.quantize`, and affine coding with scales of our own choice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+SCALE = mx.float16
+"""Of scales and biases. bfloat16 costs a third more error at 8 bits and saves nothing."""
+
+_F16_MAX = 65504.0
+_LOADING = {2: 1.494, 3: 2.051}
+"""Half the range, in standard deviations, that suits a Gaussian (Max, 1960). From 4 bits on the
+largest of 64 elements is about as far out as the best range, so the range itself is taken."""
+
+_REFITS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """The layout of affine codes."""
+
+    group_size: int
+    bits: int
+
+    def decode(self, parts: list[mx.array]) -> mx.array:
+        """The coded numbers, float32."""
+        codes, scales, biases = parts
+        return mx.dequantize(
+            codes,
+            scales.astype(mx.float32),
+            biases.astype(mx.float32),
+            group_size=self.group_size,
+            bits=self.bits,
+        )
+
+    def product(self, x: mx.array, parts: list[mx.array], *, transpose: bool) -> mx.array:
+        """x times the coded matrix, or its transpose, straight from the codes."""
+        codes, scales, biases = parts
+        return mx.quantized_matmul(
+            x,
+            codes,
+            scales,
+            biases,
+            transpose=transpose,
+            group_size=self.group_size,
+            bits=self.bits,
+        )
+
+
+def affine_parts(n: int, layout: Affine) -> list[tuple[int, mx.Dtype]]:
+    """(elements, type) of the codes, scales and biases of n numbers."""
+    groups = n // layout.group_size
+    return [(n * layout.bits // 32, mx.uint32), (groups, SCALE), (groups, SCALE)]
+
+
+def pack(codes: mx.array, bits: int) -> mx.array:
+    """Codes `[..., n]` below `2**bits`, 32 divides n, to uint32 words `[..., n * bits / 32]`."""
+    *lead, n = codes.shape
+    eights = codes.astype(mx.uint64).reshape(*lead, n // 8, 8)
+    shifts = mx.array(np.arange(8, dtype=np.uint64) * bits)
+    words = mx.sum(eights << shifts, axis=-1, keepdims=True)
+    # Eight codes of b bits are b bytes, lowest bits first.
+    used = words.view(mx.uint8)[..., :bits]
+    return mx.contiguous(used.reshape(*lead, n * bits // 8)).view(mx.uint32)
+
+
+def unpack(words: mx.array, bits: int) -> mx.array:
+    """The codes that `pack` was given, as float32."""
+    *lead, width = words.shape
+    groups = width // bits
+    ones = mx.ones((*lead, groups), dtype=mx.float32)
+    return mx.dequantize(words, ones, mx.zeros_like(ones), group_size=32, bits=bits)
+
+
+def affine(x: mx.array, layout: Affine, *, refit: bool) -> tuple[mx.array, mx.array, mx.array]:
+    """Affine codes along the last axis, as `mx.dequantize` and `mx.quantized_matmul` read them.
+
+    Args:
+        x: `[..., n]`, n a multiple of the group size.
+        refit: choose scale and bias by least squares over the codes, twice, not by the range.
+
+    Returns:
+        uint32 codes `[..., n * bits / 32]`, float16 scales and biases `[..., n / group_size]`.
+    """
+    *lead, n = x.shape
+    group_size, bits = layout.group_size, layout.bits
+    grouped = x.astype(mx.float32).reshape(*lead, n // group_size, group_size)
+    low, high = grouped.min(axis=-1, keepdims=True), grouped.max(axis=-1, keepdims=True)
+    if refit and bits in _LOADING:
+        mean = grouped.mean(axis=-1, keepdims=True)
+        reach = _LOADING[bits] * mx.sqrt(grouped.var(axis=-1, keepdims=True))
+        low, high = mx.maximum(low, mean - reach), mx.minimum(high, mean + reach)
+    scale, bias = _stored((high - low) / (2**bits - 1)), _stored(low)
+    codes = _round(grouped, scale, bias, bits)
+    for _ in range(_REFITS if refit else 0):
+        scale, bias = _fit(grouped, codes, scale, bias)
+        codes = _round(grouped, scale, bias, bits)
+    words = pack(codes.astype(mx.uint32).reshape(*lead, n), bits)
+    return words, scale[..., 0].astype(SCALE), bias[..., 0].astype(SCALE)
+
+
+def _stored(x: mx.array) -> mx.array:
+    """Rounded to what will be stored, so that codes are chosen for the scale that reads them."""
+    return mx.clip(x, -_F16_MAX, _F16_MAX).astype(SCALE).astype(mx.float32)
+
+
+def _round(x: mx.array, scale: mx.array, bias: mx.array, bits: int) -> mx.array:
+    steps = mx.where(scale == 0, 0.0, (x - bias) / mx.where(scale == 0, 1.0, scale))
+    return mx.clip(mx.round(steps), 0, 2**bits - 1)
+
+
+def _fit(
+    x: mx.array, codes: mx.array, scale: mx.array, bias: mx.array
+) -> tuple[mx.array, mx.array]:
+    """The scale and bias that read these codes with the least squared error."""
+    centred = codes - codes.mean(axis=-1, keepdims=True)
+    spread = (centred * centred).sum(axis=-1, keepdims=True)
+    fitted = (centred * x).sum(axis=-1, keepdims=True) / mx.maximum(spread, 0.25)
+    better = _stored(mx.where(spread == 0, scale, fitted))
+    offset = x.mean(axis=-1, keepdims=True) - better * codes.mean(axis=-1, keepdims=True)
+    return better, _stored(mx.where(spread == 0, bias, offset))

@@ -1,0 +1,48 @@
+"""Random rotations, which spread what a vector holds evenly over its elements before rounding."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+
+_SEED = 20250428
+"""Part of the meaning of stored codes: another seed reads them as noise."""
+
+
+class Rotation:
+    """An orthogonal map of vectors of `dim` elements, the same in every process.
+
+    A power of two takes a randomised Hadamard transform. Other sizes take a random orthogonal
+    matrix, because MLX 0.32's Hadamard transform is wrong on the CPU for some of
+    them (72, 144, 576).
+
+    Args:
+        dim: elements of a vector.
+    """
+
+    def __init__(self, dim: int) -> None:
+        rng = np.random.default_rng([_SEED, dim])
+        self._fast = dim & (dim - 1) == 0
+        if self._fast:
+            self._map = mx.array(rng.choice(np.array([-1.0, 1.0], dtype=np.float32), dim))
+        else:
+            q, r = np.linalg.qr(rng.standard_normal((dim, dim)))
+            self._map = mx.array((q * np.sign(np.diag(r))).astype(np.float32))
+
+    def forward(self, x: mx.array) -> mx.array:
+        """`[..., dim]` to its rotated form, of the same type."""
+        turn = self._map.astype(x.dtype)
+        return mx.hadamard_transform(x * turn) if self._fast else x @ turn
+
+    def back(self, x: mx.array) -> mx.array:
+        """Undoes `forward`."""
+        turn = self._map.astype(x.dtype)
+        return mx.hadamard_transform(x) * turn if self._fast else x @ turn.T
+
+
+@cache
+def rotation(dim: int) -> Rotation:
+    """The rotation of a size, made once."""
+    return Rotation(dim)

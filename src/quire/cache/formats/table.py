@@ -1,0 +1,116 @@
+"""What the KV cache costs: the table that is shown at start-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from quire.cache.formats.base import LayerShape
+from quire.cache.formats.registry import store_type
+from quire.cache.specs import FullKV, KVFormat, KVGroup, RecurrentState, WindowKV
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCost:
+    """Layers of one group that are stored alike.
+
+    Attributes:
+        token_bytes, plain_bytes: of one token in one of the layers, as stored, and as plain pages.
+        open_bytes: of the open page that each sequence has in one of the layers.
+    """
+
+    layers: tuple[int, ...]
+    spec: FullKV | WindowKV
+    name: str
+    page_tokens: int
+    token_bytes: float
+    plain_bytes: float
+    open_bytes: int
+
+    def context_bytes(self, tokens: int) -> tuple[int, int]:
+        """Bytes of one sequence of so many tokens in these layers, as stored and as plain pages."""
+        pages = -(-tokens // self.page_tokens)
+        if isinstance(self.spec, WindowKV):
+            pages = min(pages, -(-self.spec.window // self.page_tokens) + 1)
+        held = pages * self.page_tokens
+        count = len(self.layers)
+        stored = count * (held * self.token_bytes + self.open_bytes)
+        return int(stored), int(count * held * self.plain_bytes)
+
+
+def layer_costs(
+    groups: tuple[KVGroup, ...], format: KVFormat, page_tokens: int, dtype: mx.Dtype
+) -> list[LayerCost]:
+    """What every attention layer costs in a format, layers that are stored alike together."""
+    costs = []
+    for group in groups:
+        spec = group.spec
+        if isinstance(spec, RecurrentState):
+            continue
+        shape = LayerShape(spec.kv_heads, spec.head_dim, page_tokens, dtype)
+        skipped = tuple(layer for layer in group.layers if layer in format.skip_layers)
+        for layers in (tuple(layer for layer in group.layers if layer not in skipped), skipped):
+            if not layers:
+                continue
+            store = store_type(format, layers[0])
+            plain = KVFormat()
+            costs.append(
+                LayerCost(
+                    layers,
+                    spec,
+                    "plain" if layers is skipped else format.name,
+                    page_tokens,
+                    store.page_bytes(shape, format) / page_tokens,
+                    store_type(plain, layers[0]).page_bytes(shape, plain) / page_tokens,
+                    store.open_page_bytes(shape, format),
+                )
+            )
+    return costs
+
+
+def kv_table(
+    groups: tuple[KVGroup, ...],
+    format: KVFormat,
+    page_tokens: int,
+    dtype: mx.Dtype,
+    context: int,
+) -> tuple[str, ...]:
+    """Lines for people: layers, format, bytes a token, and what a full context will cost."""
+    costs = layer_costs(groups, format, page_tokens, dtype)
+    rows = [("layers", "sees", "heads", "format", "bytes a token", "plain")]
+    for cost in costs:
+        seen = f"{cost.spec.window} tokens" if isinstance(cost.spec, WindowKV) else "all"
+        count = len(cost.layers)
+        rows.append(
+            (
+                _ranges(cost.layers),
+                seen,
+                f"{cost.spec.kv_heads} x {cost.spec.head_dim}",
+                cost.name,
+                f"{count * cost.token_bytes:,.0f}",
+                f"{count * cost.plain_bytes:,.0f}",
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    sizes = [cost.context_bytes(context) for cost in costs]
+    stored, plain_total = sum(s for s, _ in sizes), sum(p for _, p in sizes)
+    last = f"a context of {context:,} tokens takes {stored / 1e6:,.1f} MB"
+    if stored != plain_total:
+        last += f"; plain would take {plain_total / 1e6:,.1f} MB, {plain_total / stored:.2f} times"
+    return (*lines, last)
+
+
+def _ranges(layers: tuple[int, ...]) -> str:
+    """`0-2,4` for layers 0, 1, 2 and 4."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in runs)

@@ -1,0 +1,110 @@
+"""Formats that code every token by itself: every key, a row's own too, is read as its code."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import mlx.core as mx
+
+from quire.cache.formats.base import LayerShape, LayerStore
+from quire.cache.formats.codecs import Codec
+from quire.cache.formats.paging import page_rows, resized
+from quire.cache.formats.softmax import Tile, finish, see, see_pages
+from quire.cache.specs import KVFormat
+from quire.cache.view import Chunk, DecodeBatch, Ints, View
+
+
+class TokenStore(LayerStore):
+    """Codes of keys and values, `[pages * kv_heads, page_tokens, elements]` a part."""
+
+    def __init__(self, shape: LayerShape, format: KVFormat) -> None:
+        super().__init__(shape, format)
+        self._key_codec, self._value_codec = self.codecs(shape.head_dim, format)
+        self._keys = [self._empty(*part) for part in self._key_codec.parts()]
+        self._values = [self._empty(*part) for part in self._value_codec.parts()]
+
+    @classmethod
+    @abstractmethod
+    def codecs(cls, head_dim: int, format: KVFormat) -> tuple[Codec, Codec]:
+        """Those of keys and of values."""
+
+    @classmethod
+    def page_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
+        size = sum(codec.vector_bytes for codec in cls.codecs(shape.head_dim, format))
+        return shape.kv_heads * shape.page_tokens * size
+
+    def _empty(self, elements: int, dtype: mx.Dtype) -> mx.array:
+        return mx.zeros((0, self.shape.page_tokens, elements), dtype=dtype)
+
+    def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
+        for arrays in (self._keys, self._values):
+            for number, array in enumerate(arrays):
+                arrays[number] = resized(array, self.shape.kv_heads, capacity, moves)
+                mx.eval(arrays[number])
+
+    def write(self, k: mx.array, v: mx.array, view: View) -> None:
+        rows, offsets = view.write_rows, view.write_offsets
+        for array, codes in zip(self._keys, self._key_codec.encode(k), strict=True):
+            array[rows, offsets] = codes
+        for array, codes in zip(self._values, self._value_codec.encode(v), strict=True):
+            array[rows, offsets] = codes
+
+    def attend(
+        self, q: mx.array, view: View, *, scale: float, sinks: mx.array | None = None
+    ) -> mx.array:
+        q = q * scale
+        parts = [self._decode(q[batch.rows], batch, sinks) for batch in view.batches]
+        parts += [self._prefill(q[chunk.rows], chunk, sinks) for chunk in view.chunks]
+        out = parts[0] if len(parts) == 1 else mx.concatenate(parts)
+        return out.astype(q.dtype)
+
+    def _decode(self, q: mx.array, batch: DecodeBatch, sinks: mx.array | None) -> mx.array:
+        size, heads, _ = q.shape
+        kv_heads = self.shape.kv_heads
+        q = self._key_codec.turn(q).reshape(size, kv_heads, heads // kv_heads, -1)
+        keys = self._gather(self._keys, batch.heads)
+        values = self._gather(self._values, batch.heads)
+        scores = self._key_codec.scores(q, keys)
+        seen = see(scores, batch.mask, lambda weights: self._value_codec.mix(weights, values))
+        out = finish(seen, None if sinks is None else sinks.reshape(kv_heads, -1, 1))
+        return self._value_codec.turn_back(out).reshape(size, heads, -1)
+
+    def _prefill(self, q: mx.array, chunk: Chunk, sinks: mx.array | None) -> mx.array:
+        count, heads, _ = q.shape
+        kv_heads = self.shape.kv_heads
+        turned = self._key_codec.turn(q).reshape(count, kv_heads, heads // kv_heads, -1)
+
+        def read(some: mx.array, pages: slice, after: list[mx.array]) -> Tile:
+            rows = mx.depends([chunk.heads[0, :, pages]], after)[0]
+            keys, values = self._gather(self._keys, rows), self._gather(self._values, rows)
+            scores = self._key_codec.scores(some, keys)
+            return scores, lambda weights: self._value_codec.mix(weights, values)
+
+        seen = see_pages(
+            turned.transpose(1, 2, 0, 3),
+            chunk.first,
+            chunk.last,
+            self.shape.page_tokens,
+            self._value_codec.size,
+            read,
+        )
+        out = finish(seen, None if sinks is None else sinks.reshape(kv_heads, -1, 1, 1))
+        out = self._value_codec.turn_back(out)  # [kv_heads, G, t, head_dim]
+        return out.transpose(2, 0, 1, 3).reshape(count, heads, -1)
+
+    def _gather(self, arrays: list[mx.array], rows: mx.array) -> list[mx.array]:
+        """`[..., P]` rows to `[..., P * page_tokens, elements]` of each part."""
+        shape = (*rows.shape[:-1], rows.shape[-1] * self.shape.page_tokens)
+        return [array[rows].reshape(*shape, array.shape[-1]) for array in arrays]
+
+    def arrays(self) -> list[mx.array]:
+        return [*self._keys, *self._values]
+
+    def export(self, pages: Ints) -> list[mx.array]:
+        rows = page_rows(pages, self.shape.kv_heads)
+        return [array[rows] for array in self.arrays()]
+
+    def restore(self, pages: Ints, contents: list[mx.array]) -> None:
+        rows = page_rows(pages, self.shape.kv_heads)
+        for array, content in zip(self.arrays(), contents, strict=True):
+            array[rows] = content
