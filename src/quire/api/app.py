@@ -23,6 +23,7 @@ from quire.api.messages import Messages
 from quire.api.metrics import Metrics
 from quire.api.misc import Misc
 from quire.api.openapi import OpenApi
+from quire.api.responses import Responses
 from quire.api.seal import Seal
 from quire.config import ServerConfig
 from quire.engine.service import Service
@@ -35,12 +36,16 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
     service.observe(context.metrics)
     slotted = [Middleware(Slotted, slots=context.slots)]
     chat, completions, misc = Chat(context), Completions(context), Misc(context)
-    messages = Messages(context, Seal(config.signing_key))
+    seal = Seal(config.signing_key)
+    messages, responses = Messages(context, seal), Responses(context, seal)
     routes = [
         Route("/v1/chat/completions", chat.create, methods=["POST"], middleware=slotted),
         Route("/v1/completions", completions.create, methods=["POST"], middleware=slotted),
         Route("/v1/messages", messages.create, methods=["POST"], middleware=slotted),
         Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
+        Route("/v1/responses", responses.create, methods=["POST"], middleware=slotted),
+        Route("/v1/responses/{id}", responses.retrieve),
+        Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
         Route("/v1/models", misc.models),
         Route("/v1/models/{name:path}", misc.model),
         Route("/v1/embeddings", misc.embeddings, methods=["POST"]),
@@ -79,7 +84,7 @@ def _middleware(context: Context, paths: frozenset[str]) -> list[Middleware]:
             Middleware(
                 CORSMiddleware,
                 allow_origins=list(config.cors_origins),
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
                 expose_headers=["x-request-id", "x-quire-cached-tokens", "x-quire-cache-reuse"],
             )

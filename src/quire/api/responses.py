@@ -1,0 +1,305 @@
+"""OpenAI's `/v1/responses`: from its requests to generations, and the endpoints."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from quire.api.access import note
+from quire.api.context import Context
+from quire.api.limits import check_count
+from quire.api.responses_items import WireEvent
+from quire.api.responses_prompt import Translator
+from quire.api.responses_render import Responding, ResponseChunks, ResponseEvents
+from quire.api.responses_schema import (
+    HostedTool,
+    Item,
+    MessageItem,
+    Reasoning,
+    ReferenceItem,
+    ResponsesRequest,
+    TextFormat,
+)
+from quire.api.responses_store import ResponseStore, Stored
+from quire.api.responses_tools import Toolbox, toolbox
+from quire.api.seal import Seal
+from quire.api.sse import EventStream, compact, run_headers
+from quire.api.whole import consume
+from quire.engine.service import Generation, Service, Thinking
+from quire.errors import NotFound, RequestError
+from quire.request import SamplingParams
+
+_ITEMS: TypeAdapter[tuple[Item, ...]] = TypeAdapter(tuple[Item, ...])
+_ROOM = 8  # the share of the context that `truncation: auto` leaves for an answer, one in so many
+
+
+class Responses:
+    """The endpoints."""
+
+    def __init__(self, context: Context, seal: Seal) -> None:
+        self._context = context
+        self._seal = seal
+        config = context.config
+        self._store = ResponseStore(config.stored_responses, config.stored_response_bytes)
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/responses`."""
+        context = self._context
+        fields = await context.read(request, ResponsesRequest)
+        context.check_model(fields.model)
+        new = self._new_items(fields)
+        items = (*self._previous(fields), *new)
+        check_count(len(items), context.config.max_messages, "input")
+        tools, translator = toolbox(fields), Translator(self._seal)
+        spec = Generation(
+            messages=translator.turns(fields.instructions, items, len(new)),
+            **_generation(context, fields, tools, request.headers),
+        )
+        if fields.truncation == "auto":
+            spec = await _truncated(context.service, spec)
+        if tools.left_out:
+            note(request.scope, {"tools_left_out": tools.left_out})
+        run = await context.service.start(spec)
+        body = _body(context.service.name, fields, translator.dropped)
+
+        def keep(body: WireEvent) -> None:
+            if body["store"]:
+                output = _ITEMS.validate_json(compact(body["output"]))
+                self._store.add(body, (*items, *output))
+
+        events = ResponseEvents(
+            Responding(
+                body,
+                tools,
+                context.service.tokenizer,
+                summary=_summary(fields.reasoning) is not None,
+                seal=self._seal if _includes(fields, "reasoning.encrypted_content") else None,
+                keep=keep,
+            )
+        )
+        if fields.stream:
+            return EventStream(run, ResponseChunks(events))
+        wire: list[WireEvent] = []
+        await consume(request, run, lambda _, event: wire.extend(events.feed(event)))
+        return JSONResponse(wire[-1]["response"], headers=run_headers(run))
+
+    async def retrieve(self, request: Request) -> Response:
+        """`GET /v1/responses/{id}`."""
+        if request.query_params.get("stream", "false") != "false":
+            raise RequestError(
+                "'stream' is not offered for a response that has ended.",
+                param="stream",
+                code="unsupported_parameter",
+            )
+        return JSONResponse(self._stored(request.path_params["id"], "id").body)
+
+    async def delete(self, request: Request) -> Response:
+        """`DELETE /v1/responses/{id}`."""
+        response_id = request.path_params["id"]
+        if not self._store.remove(response_id):
+            raise _missing("response", response_id, "id")
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    def _stored(self, response_id: str, param: str) -> Stored:
+        stored = self._store.get(response_id)
+        if stored is None:
+            raise _missing("response", response_id, param)
+        return stored
+
+    def _previous(self, fields: ResponsesRequest) -> Sequence[Item]:
+        """What was said up to the response that this request goes on from."""
+        if fields.previous_response_id is None:
+            return ()
+        return self._stored(fields.previous_response_id, "previous_response_id").items
+
+    def _new_items(self, fields: ResponsesRequest) -> list[Item]:
+        """The request's own items, with references to stored ones resolved."""
+        if isinstance(fields.input, str):
+            return [MessageItem(role="user", content=fields.input)]
+        items: list[Item] = []
+        for index, item in enumerate(fields.input or ()):
+            if isinstance(item, ReferenceItem):
+                found = self._store.item(item.id)
+                if found is None:
+                    raise _missing("item", item.id, f"input[{index}].id")
+                item = found
+            items.append(item)
+        return items
+
+
+def _missing(what: str, missing_id: str, param: str) -> NotFound:
+    return NotFound(
+        f"There is no {what} '{missing_id[:80]}' here; those used last are kept.",
+        param=param,
+        code=f"{what}_not_found",
+    )
+
+
+def _generation(
+    context: Context, fields: ResponsesRequest, tools: Toolbox, headers: Mapping[str, str]
+) -> dict[str, Any]:
+    """The parts of a `Generation` beside its messages.
+
+    Raises:
+        RequestError: fields that contradict each other or this server's limits.
+    """
+    if fields.stream_options is not None and not fields.stream:
+        raise RequestError(
+            "'stream_options' needs 'stream' to be true.",
+            param="stream_options",
+            code="invalid_value",
+        )
+    wants_logprobs = bool(fields.top_logprobs) or _includes(fields, "message.output_text.logprobs")
+    return {
+        "tools": tools.templates,
+        "tool_choice": tools.choice,
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "sampling": SamplingParams(
+            temperature=1.0 if fields.temperature is None else fields.temperature,
+            top_p=1.0 if fields.top_p is None else fields.top_p,
+            seed=secrets.randbits(63),
+            logprobs=fields.top_logprobs or 0 if wants_logprobs else None,
+        ),
+        "max_tokens": fields.max_output_tokens,
+        "schema": _schema(fields),
+        "thinking": _thinking(context, fields),
+        "kv_format": context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
+        "cache_salt": fields.cache_salt or "",
+    }
+
+
+def _includes(fields: ResponsesRequest, what: str) -> bool:
+    return what in (fields.include or ())
+
+
+def _summary(reasoning: Reasoning | None) -> str | None:
+    return None if reasoning is None else reasoning.summary or reasoning.generate_summary
+
+
+def _schema(fields: ResponsesRequest) -> str | None:
+    """JSON text of the schema that the answer must meet."""
+    match fields.text.format if fields.text is not None else None:
+        case TextFormat(type="json_object"):
+            return '{"type":"object"}'
+        case TextFormat(type="json_schema", schema_=schema):
+            if schema is None:
+                raise RequestError(
+                    "Missing required parameter: 'text.format.schema'.",
+                    param="text.format.schema",
+                    code="missing_required_parameter",
+                )
+            return compact(schema).decode()
+        case _:
+            return None
+
+
+def _thinking(context: Context, fields: ResponsesRequest) -> Thinking:
+    """How to think first; a model that cannot is not asked to.
+
+    Raises:
+        RequestError: thinking is asked for, the model knows none, and the server is strict.
+    """
+    effort = fields.reasoning.effort if fields.reasoning is not None else None
+    if effort is None:
+        return Thinking()
+    if effort == "none":
+        return Thinking(False)
+    if context.service.can_think:
+        return Thinking(True, effort=effort)
+    if context.config.strict_fields:
+        raise RequestError(
+            "'reasoning.effort' asks for thoughts, which the model that is served does not have.",
+            param="reasoning.effort",
+            code="unsupported_parameter",
+        )
+    return Thinking()
+
+
+async def _truncated(service: Service, spec: Generation) -> Generation:
+    """The generation without the turns at its beginning for which the context has no room.
+
+    What is cut ends before a turn of the user's; the system prompt stays. If even the last such
+    turn is too long, nothing is cut, and the service refuses it all.
+    """
+    limit = service.info.context_length
+    room = limit - min(spec.max_tokens or limit // _ROOM, limit // 2)
+    head = 1 if spec.messages and spec.messages[0]["role"] == "system" else 0
+    starts = [
+        index
+        for index, turn in enumerate(spec.messages)
+        if index >= head and turn["role"] == "user"
+    ]
+
+    async def fits(start: int) -> Generation | None:
+        cut = replace(spec, messages=(*spec.messages[:head], *spec.messages[start:]))
+        (prompt,) = await service.tokens(cut)
+        return cut if len(prompt) <= room else None
+
+    fitting = await fits(head)
+    if fitting is not None:
+        return fitting
+    low, high = 0, len(starts)
+    while low < high:  # the first start from which all fits
+        middle = (low + high) // 2
+        cut = await fits(starts[middle])
+        if cut is None:
+            low = middle + 1
+        else:
+            fitting, high = cut, middle
+    return fitting or spec
+
+
+def _body(name: str, fields: ResponsesRequest, dropped: Sequence[str]) -> WireEvent:
+    """The response as it begins: what was asked for, as far as it was understood."""
+    reasoning, text = fields.reasoning or Reasoning(), fields.text
+    wanted = (
+        text.format if text is not None and text.format is not None else TextFormat(type="text")
+    )
+    body: WireEvent = {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "model": name,
+        "output": [],
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": fields.previous_response_id,
+        "reasoning": {"effort": reasoning.effort, "summary": _summary(fields.reasoning)},
+        "service_tier": "default",
+        "store": fields.store is not False,
+        "temperature": 1.0 if fields.temperature is None else fields.temperature,
+        "text": {"format": _dump(wanted), "verbosity": "medium"},
+        "tool_choice": "auto" if fields.tool_choice is None else _dump(fields.tool_choice),
+        "tools": [_dump(t) for t in fields.tools or () if not isinstance(t, HostedTool)],
+        "top_logprobs": fields.top_logprobs or 0,
+        "top_p": 1.0 if fields.top_p is None else fields.top_p,
+        "truncation": fields.truncation or "disabled",
+        "usage": None,
+        "user": fields.user,
+    }
+    if dropped:
+        body["input_transformations"] = [
+            {"type": "reasoning", "id": each, "action": "removed", "reason": "model_mismatch"}
+            for each in dropped
+        ]
+    return body
+
+
+def _dump(value: Any) -> Any:
+    """A part of the request as the client spelled it."""
+    return value if isinstance(value, str) else value.model_dump(by_alias=True, exclude_unset=True)

@@ -1,0 +1,120 @@
+"""Items of a response's input as chat templates read them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quire.api.content import function_call, read_arguments, text_only
+from quire.api.responses_schema import (
+    CallOutputItem,
+    Content,
+    CustomCallItem,
+    FunctionCallItem,
+    Item,
+    MediaPart,
+    MessageItem,
+    ReasoningItem,
+    RefusalPart,
+)
+from quire.api.responses_tools import INPUT, model_name
+from quire.api.seal import Seal
+from quire.api.turns import Turn, merge
+from quire.errors import RequestError
+
+
+class Translator:
+    """Translates the items of one conversation in order; knows the calls that were made so far.
+
+    Attributes:
+        dropped: ids of thoughts that are sealed by somebody else.
+    """
+
+    def __init__(self, seal: Seal) -> None:
+        self._seal = seal
+        self._names: dict[str, str] = {}
+        self.dropped: list[str] = []
+
+    def turns(self, instructions: str | None, items: Sequence[Item], new: int) -> tuple[Turn, ...]:
+        """The conversation, its instructions first.
+
+        Args:
+            new: how many of the items are the request's own; errors count from these.
+
+        Raises:
+            RequestError: media, since the model takes text only; an output without its call;
+                arguments that are no JSON object.
+        """
+        turns: list[Turn] = []
+        if instructions:
+            turns.append({"role": "system", "content": instructions})
+        for index, item in enumerate(items, new - len(items)):
+            turn = self._turn(item, f"input[{index}]")
+            if turn is not None:
+                turns.append(turn)
+        return tuple(merge(turns))
+
+    def _turn(self, item: Item, param: str) -> Turn | None:
+        match item:
+            case MessageItem(role=role, content=content):
+                role = "system" if role == "developer" else role
+                return {"role": role, "content": _parts(content, f"{param}.content")}
+            case ReasoningItem():
+                thought = self._thought(item)
+                if not thought:
+                    return None
+                return {"role": "assistant", "content": "", "reasoning_content": thought}
+            case FunctionCallItem():
+                arguments = read_arguments(item.arguments, f"{param}.arguments")
+                return self._call(item, arguments)
+            case CustomCallItem():
+                return self._call(item, {INPUT: item.input})
+            case CallOutputItem():
+                return self._output(item, param)
+            case _:  # references have been resolved
+                raise AssertionError(item)
+
+    def _call(self, item: FunctionCallItem | CustomCallItem, arguments: dict[str, Any]) -> Turn:
+        name = self._names[item.call_id] = model_name(item.name, item.namespace)
+        call = function_call(item.call_id, name, arguments)
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    def _output(self, item: CallOutputItem, param: str) -> Turn:
+        name = self._names.get(item.call_id)
+        if name is None:
+            raise RequestError(
+                f"'{param}.call_id' is '{item.call_id}', which no call before it has.",
+                param=f"{param}.call_id",
+                code="invalid_value",
+            )
+        return {
+            "role": "tool",
+            "content": _parts(item.output, f"{param}.output"),
+            "tool_call_id": item.call_id,
+            "name": name,
+        }
+
+    def _thought(self, item: ReasoningItem) -> str:
+        """The text of an earlier thought; empty if the item holds none that can be read."""
+        opened = self._seal.open(item.encrypted_content) if item.encrypted_content else None
+        if opened is not None:
+            return opened
+        parts = item.content or item.summary or []
+        if not parts and item.encrypted_content:
+            self.dropped.append(item.id or "")
+        return "\n".join(part.text for part in parts)
+
+
+def _parts(content: Content, param: str) -> str | list[dict[str, str]]:
+    if isinstance(content, str):
+        return content
+    parts = []
+    for index, part in enumerate(content):
+        match part:
+            case MediaPart():
+                raise text_only(part.type, f"{param}[{index}]")
+            case RefusalPart(refusal=text):
+                parts.append({"type": "text", "text": text})
+            case _:
+                parts.append({"type": "text", "text": part.text})
+    return parts
