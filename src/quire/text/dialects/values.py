@@ -9,6 +9,7 @@ from typing import Any
 from quire.text.dialects.base import Call, Schema, Tool
 
 _MAX_REFERENCES = 8
+_ESCAPE = len(r"\u0000")
 
 
 class Unterminated(ValueError):
@@ -38,7 +39,9 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
     try:
         value, end = _DECODER.raw_decode(text, start)
     except json.JSONDecodeError as error:
-        if error.msg.startswith("Unterminated string"):
+        # An escape at the very end is what the decoder complains of first.
+        escape = error.msg.startswith("Invalid \\uXXXX") and len(text) - error.pos <= _ESCAPE
+        if escape or error.msg.startswith("Unterminated string"):
             raise Unterminated('"') from None
         raise
     except RecursionError:
