@@ -4,29 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import mlx.core as mx
 import numpy as np
 
 from quire.cache.pools import KVPool, Pools
 from quire.cache.specs import (
-    FullKV,
     KVFormat,
     KVGroup,
     LayerSpec,
     RecurrentState,
     SharedKV,
-    WindowKV,
-    first_visible,
 )
 from quire.cache.states import Segment
-from quire.cache.view import Chunk, DecodeBatch, Ints, View
+from quire.cache.view import View
+from quire.engine.views import build_view, length_class
 from quire.models.base import RecurrentSegment
 from quire.scheduler.plan import StepPlan, Work
-from quire.scheduler.sequence import PageIds
-
-_SHORT_PAGES = 15
-"""Page tables up to this long share one batch; longer ones share with those of like length."""
 
 
 @dataclass
@@ -82,18 +77,20 @@ class StepInputs:
         self._epoch = epoch
         self._saves = dict(plan.saves)
         self.embeddings: mx.array | None = None
-        self.work = sorted(plan.work, key=lambda w: _row_order(w, pools.page_tokens))
-        counts = [work.count for work in self.work]
-        ends = np.cumsum(counts)
-        self._starts = ends - counts
+        self.work = _in_row_order(plan.work, pools.page_tokens)
+        self._starts = [0, *accumulate(work.count for work in self.work)]
+        total = self._starts.pop()
         self.sampled = [work for work in self.work if work.sample]
-        total = int(ends[-1])
-        wanted = [int(end) - 1 for end, w in zip(ends, self.work, strict=True) if w.sample]
-        self.wanted = None if len(wanted) == total else mx.array(np.array(wanted, dtype=np.int32))
+        self.wanted: mx.array | None = None
+        if len(self.sampled) == total:
+            positions = np.array([work.start for work in self.work], dtype=np.int32)
+        else:
+            rows = zip(self._starts, self.work, strict=True)
+            self.wanted = _ints([start + w.count - 1 for start, w in rows if w.sample])
+            spans = [np.arange(w.start, w.end, dtype=np.int32) for w in self.work]
+            positions = np.concatenate(spans)
+        self.positions = mx.array(positions)
         self.tokens = self._gather_tokens(total, drawn, previous)
-        self.positions = mx.array(
-            np.concatenate([np.arange(w.start, w.end, dtype=np.int32) for w in self.work])
-        )
         self._parts: dict[int, list[_Part]] = {}
         self._segments: dict[int, list[Segment]] = {}
 
@@ -101,27 +98,25 @@ class StepInputs:
         self, total: int, drawn: Mapping[str, int], previous: mx.array | None
     ) -> mx.array:
         """Tokens from the host, and those that are still on the device from the step before."""
-        host = np.zeros(total, dtype=np.int32)
+        host: list[int] = []
         rows: list[int] = []
         sources: list[int] = []
-        for start, work in zip(self._starts, self.work, strict=True):
+        for work in self.work:
             tokens = work.seq.tokens
             if work.start < len(tokens):
-                host[start : start + work.count] = tokens[work.start : work.end]
+                host += tokens[work.start : work.end]
             else:
-                rows.append(int(start))
+                rows.append(len(host))
                 sources.append(drawn[work.seq.id])
+                host.append(0)
         if not rows:
-            return mx.array(host)
+            return _ints(host)
         assert previous is not None, "a token is said to be on the device, but no step drew it"
         if len(rows) == total:
-            if sources == list(range(previous.shape[0])):
-                return previous
-            return previous[mx.array(np.array(sources, dtype=np.int32))]
-        mixed = mx.array(host)
-        mixed[mx.array(np.array(rows, dtype=np.int32))] = previous[
-            mx.array(np.array(sources, dtype=np.int32))
-        ]
+            same = sources == list(range(previous.shape[0]))
+            return previous if same else previous[_ints(sources)]
+        mixed = _ints(host)
+        mixed[_ints(rows)] = previous[_ints(sources)]
         return mixed
 
     # -- what models call ----------------------------------------------------------------------
@@ -175,36 +170,12 @@ class StepInputs:
             end = at
             while end < len(self.work) and self.work[end].seq.format == format:
                 end += 1
-            first = int(self._starts[at])
-            last = int(self._starts[end - 1]) + self.work[end - 1].count
-            view = self._build_view(group, spec, self.work[at:end])
+            first = self._starts[at]
+            last = self._starts[end - 1] + self.work[end - 1].count
+            view = build_view(group, spec, self.work[at:end], self._epoch, self._pools.page_tokens)
             parts.append(_Part(slice(first, last), self._pools.kv(group, format), view))
             at = end
         return parts
-
-    def _build_view(self, group: int, spec: FullKV | WindowKV, work: list[Work]) -> View:
-        size = self._pools.page_tokens
-        ids = [self._ids(w, group) for w in work]
-        positions = [np.arange(w.start, w.end, dtype=np.int32) for w in work]
-        view = View(
-            pages=np.concatenate([i[p // size] for i, p in zip(ids, positions, strict=True)]),
-            offsets=np.concatenate(positions) % size,
-            batches=[],
-            chunks=[],
-            kv_heads=spec.kv_heads,
-            page_tokens=size,
-        )
-        single = sum(1 for w in work if w.count == 1)
-        view.batches = _batches(spec, work[:single], ids[:single], group, size)
-        at = single
-        for w, table, where in zip(work[single:], ids[single:], positions[single:], strict=True):
-            view.chunks.append(_chunk(spec, w, table, where, at, group, size))
-            at += w.count
-        return view
-
-    def _ids(self, work: Work, group: int) -> Ints:
-        ids = work.seq.page_ids.setdefault(group, PageIds())
-        return np.array(ids.read(work.seq.tables[group], self._epoch), dtype=np.int32)
 
     # -- recurrent state -----------------------------------------------------------------------
 
@@ -233,7 +204,7 @@ class StepInputs:
                     rows=mx.array(rows.astype(np.int32)),
                     pool=self._pools.states(group, format),
                     layer=-1,
-                    slots=mx.array(np.array([s.id for s in states if s], dtype=np.int32)),
+                    slots=_ints([state.id for state in states if state is not None]),
                     fresh=np.array([w.start == 0 for w in works]),
                     saves=_save_arrays(saves),
                 )
@@ -241,70 +212,23 @@ class StepInputs:
         return segments
 
 
-def _row_order(work: Work, size: int) -> tuple[str, bool, int]:
+def _in_row_order(work: list[Work], size: int) -> list[Work]:
     """Formats apart; single tokens before chunks; tables of like length together."""
-    length = _bucket(work.end // size + 1) if work.count == 1 else 0
-    return work.seq.format.name, work.count > 1, length
+    ranks: dict[KVFormat, int] = {}
 
+    def order(w: Work) -> tuple[int, bool, int]:
+        rank = ranks.setdefault(w.seq.format, len(ranks))
+        return rank, w.count > 1, length_class(w.end // size + 1) if w.count == 1 else 0
 
-def _bucket(pages: int) -> int:
-    return max(pages, _SHORT_PAGES).bit_length()
+    return sorted(work, key=order)
 
 
 def _save_arrays(saves: list[tuple[int, int]]) -> tuple[mx.array, mx.array] | None:
     if not saves:
         return None
-    pairs = np.array(saves, dtype=np.int32)
-    return mx.array(pairs[:, 0]), mx.array(pairs[:, 1])
+    return _ints([kept for kept, _ in saves]), _ints([slot for _, slot in saves])
 
 
-def _batches(
-    spec: FullKV | WindowKV, work: list[Work], ids: list[Ints], group: int, size: int
-) -> list[DecodeBatch]:
-    """Generating rows, cut where the page tables' lengths differ much."""
-    batches: list[DecodeBatch] = []
-    at = 0
-    spans = [(first_visible(spec, w.start) // size, w.start // size + 1) for w in work]
-    while at < len(work):
-        bucket = _bucket(spans[at][1] - spans[at][0])
-        end = at
-        while end < len(work) and _bucket(spans[end][1] - spans[end][0]) == bucket:
-            end += 1
-        some = range(at, end)
-        width = max(spans[i][1] - spans[i][0] for i in some)
-        pages = np.zeros((end - at, width), dtype=np.int32)
-        for row, i in enumerate(some):
-            low, high = spans[i]
-            pages[row, : high - low] = ids[i][low:high]
-        base = np.array([spans[i][0] * size for i in some], dtype=np.int32)
-        own = np.array([work[i].start for i in some], dtype=np.int32)
-        first = np.array([first_visible(spec, work[i].start) for i in some], dtype=np.int32)
-        opens = None
-        if work[at].seq.format.seals:
-            opens = np.array([work[i].seq.opens[group].id for i in some], dtype=np.int32)
-        batches.append(
-            DecodeBatch(slice(at, end), pages, first - base, own - base, spec.kv_heads, size, opens)
-        )
-        at = end
-    return batches
-
-
-def _chunk(
-    spec: FullKV | WindowKV,
-    work: Work,
-    ids: Ints,
-    positions: Ints,
-    at: int,
-    group: int,
-    size: int,
-) -> Chunk:
-    low = first_visible(spec, work.start) // size
-    high = (work.end - 1) // size + 1
-    first = positions * 0
-    if isinstance(spec, WindowKV):
-        first = np.maximum(positions - spec.window + 1, 0)
-    opens = work.seq.opens[group].id if work.seq.format.seals else None
-    rows = slice(at, at + work.count)
-    # Rows that see everything see from the first page on, which is then also the first listed.
-    base = low * size
-    return Chunk(rows, ids[low:high], first - base, positions - base, spec.kv_heads, size, opens)
+def _ints(values: list[int]) -> mx.array:
+    """int32 on the device."""
+    return mx.array(np.array(values, dtype=np.int32))

@@ -1,0 +1,124 @@
+"""Which rows of a step see which pages: from planned work to the arrays of `cache.view`.
+
+Most steps are one token for each of many sequences, so that path is plain integers and few arrays.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from quire.cache.specs import FullKV, WindowKV, first_visible
+from quire.cache.view import Chunk, DecodeBatch, Ints, View
+from quire.scheduler.plan import Work
+from quire.scheduler.sequence import PageIds
+
+_SHORT_PAGES = 15
+"""Page tables up to this long share one batch; longer ones share with those of like length."""
+
+
+def build_view(
+    group: int, spec: FullKV | WindowKV, work: list[Work], epoch: int, size: int
+) -> View:
+    """The view of one group's rows of one format.
+
+    Args:
+        work: single tokens first.
+        epoch: the ledger's count of changes of page ids.
+        size: tokens a page.
+    """
+    tables = [
+        w.seq.page_ids.setdefault(group, PageIds()).read(w.seq.tables[group], epoch) for w in work
+    ]
+    single = sum(1 for w in work if w.count == 1)
+    starts = np.array([w.start for w in work[:single]], dtype=np.int32)
+    pages = [np.array([t[w.start // size] for t, w in zip(tables, work[:single], strict=False)])]
+    offsets = [starts % size]
+    chunks = []
+    at = single
+    for w, table in zip(work[single:], tables[single:], strict=True):
+        positions = np.arange(w.start, w.end, dtype=np.int32)
+        ids = np.array(table, dtype=np.int32)
+        pages.append(ids[positions // size])
+        offsets.append(positions % size)
+        chunks.append(_chunk(group, spec, w, ids, positions, at, size))
+        at += w.count
+    return View(
+        pages=np.concatenate(pages).astype(np.int32) if chunks else pages[0].astype(np.int32),
+        offsets=np.concatenate(offsets) if chunks else offsets[0],
+        batches=_batches(group, spec, work[:single], tables, starts, size),
+        chunks=chunks,
+        kv_heads=spec.kv_heads,
+        page_tokens=size,
+    )
+
+
+def length_class(pages: int) -> int:
+    """Generating rows whose page tables have the same class are attended together."""
+    return max(pages, _SHORT_PAGES).bit_length()
+
+
+def _batches(
+    group: int,
+    spec: FullKV | WindowKV,
+    work: list[Work],
+    tables: list[array[int]],
+    starts: Ints,
+    size: int,
+) -> list[DecodeBatch]:
+    """Generating rows, cut where the page tables' lengths differ much."""
+    first = starts * 0
+    if isinstance(spec, WindowKV):
+        first = np.maximum(starts - spec.window + 1, 0)
+    lows = (first // size).tolist()
+    highs = (starts // size + 1).tolist()
+    classes = [length_class(high - low) for low, high in zip(lows, highs, strict=True)]
+    batches = []
+    at = 0
+    while at < len(work):
+        end = at + 1
+        while end < len(work) and classes[end] == classes[at]:
+            end += 1
+        width = max(highs[i] - lows[i] for i in range(at, end))
+        pages = np.zeros((end - at, width), dtype=np.int32)
+        for row, i in enumerate(range(at, end)):
+            pages[row, : highs[i] - lows[i]] = tables[i][lows[i] : highs[i]]
+        opens = None
+        if work[at].seq.format.seals:
+            opens = np.array([w.seq.opens[group].id for w in work[at:end]], dtype=np.int32)
+        base = first[at:end] // size * size
+        batches.append(
+            DecodeBatch(
+                slice(at, end),
+                pages,
+                first[at:end] - base,
+                starts[at:end] - base,
+                spec.kv_heads,
+                size,
+                opens,
+            )
+        )
+        at = end
+    return batches
+
+
+def _chunk(
+    group: int,
+    spec: FullKV | WindowKV,
+    work: Work,
+    ids: Ints,
+    positions: Ints,
+    at: int,
+    size: int,
+) -> Chunk:
+    low = first_visible(spec, work.start) // size
+    high = (work.end - 1) // size + 1
+    first = positions * 0
+    if isinstance(spec, WindowKV):
+        first = np.maximum(positions - spec.window + 1, 0)
+    opens = work.seq.opens[group].id if work.seq.format.seals else None
+    rows = slice(at, at + work.count)
+    # Rows that see everything see from the first page on, which is then also the first listed.
+    base = low * size
+    return Chunk(rows, ids[low:high], first - base, positions - base, spec.kv_heads, size, opens)
