@@ -211,6 +211,7 @@ class Completions:
         """`POST /v1/completions`."""
         service = self._context.service
         fields = await self._context.read(request, CompletionRequest)
+        echoes = _echoes(service, fields) if fields.echo else None
         run = await service.start(fields.generation(self._context, request.headers))
         identity = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -218,7 +219,6 @@ class Completions:
             "created": int(time.time()),
             "model": service.name,
         }
-        echoes = _echoes(service, fields) if fields.echo else None
         if fields.stream:
             chunks = CompletionChunks(
                 identity, run, service.tokenizer, echoes=echoes, usage=fields.include_usage()

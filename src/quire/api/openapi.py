@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from quire.api.completions import CompletionRequest
 from quire.api.errors import speaks_anthropic
 from quire.api.messages_schema import CountRequest, MessagesRequest
 from quire.api.misc import DetokenizeRequest, TokenizeRequest
+from quire.api.responses_schema import ResponsesRequest
 from quire.api.schema import Wire
 
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
@@ -74,6 +76,16 @@ OPERATIONS: tuple[Operation, ...] = (
         CountRequest,
         statuses=(404,),
     ),
+    Operation(
+        "post",
+        "/v1/responses",
+        "Answers a conversation of items, and keeps it",
+        ResponsesRequest,
+        (_JSON, _EVENTS),
+        statuses=_GENERATING,
+    ),
+    Operation("get", "/v1/responses/{id}", "A response that is kept", statuses=(404,)),
+    Operation("delete", "/v1/responses/{id}", "Forgets a response", statuses=(404,)),
     Operation("get", "/v1/models", "The model that is served, as a list"),
     Operation("get", "/v1/models/{name}", "The model that is served", statuses=(404,)),
     Operation("post", "/v1/embeddings", "Not offered", statuses=(501,), answers=()),
@@ -89,7 +101,7 @@ OPERATIONS: tuple[Operation, ...] = (
 _REASONS = {
     400: "The request cannot be served as it is; `param` names the field at fault",
     401: "No valid API key",
-    404: "There is no such model",
+    404: "There is no such model, response or item",
     413: "The body is too large",
     429: "Too many requests are in flight; `retry-after` says when to try again",
     500: "The server failed",
@@ -186,9 +198,11 @@ def _describe(operation: Operation) -> dict[str, Any]:
         content = {media: _content(media) for media in operation.answers}
         responses["200"] = {"description": "The answer", "content": content}
     described: dict[str, Any] = {"summary": operation.summary, "responses": responses}
-    if "{name}" in operation.path:
+    names = re.findall(r"\{(\w+)\}", operation.path)
+    if names:
         described["parameters"] = [
-            {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
         ]
     if operation.open:
         described["security"] = []
