@@ -32,9 +32,11 @@ class Sources:
         prompt_ids: Sequence[int],
         tools: Sequence[Tool],
         stops: Sequence[str],
+        *,
+        goes_on: bool,
     ) -> OutputStream:
         return OutputStream(
-            Detokenizer(self._tokenizer),
+            Detokenizer(self._tokenizer, after=prompt_ids if goes_on else ()),
             dialect.parser(prompt_ids, tools, self._vocabulary),
             StopMatcher(stops),
         )

@@ -111,7 +111,10 @@ class Generation:
 
 
 class EventSources(Protocol):
-    """Makes what turns one request's outputs into events."""
+    """Makes what turns one request's outputs into events.
+
+    `goes_on` says that the answer's text goes on from the prompt's, rather than begin one.
+    """
 
     def __call__(
         self,
@@ -119,6 +122,8 @@ class EventSources(Protocol):
         prompt_ids: Sequence[int],
         tools: Sequence[Tool],
         stops: Sequence[str],
+        *,
+        goes_on: bool,
     ) -> EventSource: ...
 
 
@@ -193,15 +198,18 @@ class Service:
         prompts = await self.tokens(spec)
         for prompt in prompts:
             self._check_prompt(prompt, "messages" if spec.messages else "prompt")
-        grammar = self._grammar(spec)
+        grammar = None
+        if spec.schema is not None or spec.tool_choice.forced:
+            grammar = await asyncio.to_thread(self._grammar, spec)
         requests = [
             self._request(spec, prompt, grammar, row * spec.n + copy)
             for row, prompt in enumerate(prompts)
             for copy in range(spec.n)
         ]
         dialect = self._dialect if spec.messages else self._plain
+        goes_on = spec.continue_final or not spec.messages
         sources = [
-            self._sources(dialect, request.prompt, spec.offered_tools, spec.stops)
+            self._sources(dialect, request.prompt, spec.offered_tools, spec.stops, goes_on=goes_on)
             for request in requests
         ]
         return Run(
@@ -317,9 +325,8 @@ class Service:
 
         A schema binds the answer, and leaves the model free to call a tool instead.
         """
-        if spec.tool_choice.forced or spec.schema is not None:
-            for index, tool in enumerate(spec.offered_tools):
-                _check_schema(tool.parameters, f"tools[{index}].function.parameters")
+        for index, tool in enumerate(spec.offered_tools):
+            _check_schema(tool.parameters, f"tools[{index}].function.parameters")
         if spec.tool_choice.forced:
             return GrammarSpec("lark", self._calls(spec))
         if spec.schema is None:
@@ -328,6 +335,13 @@ class Service:
         check_grammar(answer)
         if not spec.offered_tools:
             return answer
+        if self._dialect.forced is None:
+            raise RequestError(
+                "'response_format' is not offered beside 'tools': no grammar holds this model's "
+                "tool calls.",
+                param="response_format",
+                code="unsupported_parameter",
+            )
         calls = re.sub(r"^start:", "calls:", self._calls(spec), count=1, flags=re.MULTILINE)
         return GrammarSpec("lark", f"start: answer | calls\nanswer: %json {spec.schema}\n{calls}")
 

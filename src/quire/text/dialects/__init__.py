@@ -16,7 +16,7 @@ from quire.text.dialects.mistral import MISTRAL
 from quire.text.dialects.none import NONE
 from quire.text.dialects.qwen import QWEN3, QWEN3_CODER
 
-__all__ = ["DIALECTS", "Call", "Dialect", "Parser", "Tool", "Vocabulary", "choose"]
+__all__ = ["DIALECTS", "NONE", "Call", "Dialect", "Parser", "Tool", "Vocabulary", "choose"]
 
 # In the order in which they are asked whether they know a template: the more special first.
 DIALECTS: dict[str, Dialect] = {
