@@ -19,7 +19,7 @@ from quire.cache.formats.choose import add_kv_arguments, format_of
 from quire.config import DiskConfig, EngineConfig, ServerConfig
 from quire.demo import MODEL_DIR
 from quire.engine.assembly import assemble
-from quire.engine.process import ProcessEngine
+from quire.engine.process import WORKER, ProcessEngine
 from quire.errors import QuireError
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -134,9 +134,20 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     engine, server = engine_config(args), server_config(args)
     check_exposure(server, said_twice=args.allow_anyone)
-    with contextlib.closing(_bind(server)) as listener:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_serve(engine, server, listener))
+    return serve(engine, server)
+
+
+def serve(engine: EngineConfig, config: ServerConfig, worker: str = WORKER) -> int:
+    """Serves until interrupted; 1 if the engine broke down.
+
+    Args:
+        worker: see `ProcessEngine.start`.
+    """
+    with (
+        contextlib.closing(_bind(config)) as listener,
+        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+    ):
+        return runner.run(_serve(engine, config, listener, worker))
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -201,8 +212,10 @@ def _bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
-async def _serve(engine: EngineConfig, config: ServerConfig, listener: socket.socket) -> int:
-    client = await ProcessEngine.start(engine, config.log_level)
+async def _serve(
+    engine: EngineConfig, config: ServerConfig, listener: socket.socket, worker: str
+) -> int:
+    client = await ProcessEngine.start(engine, config.log_level, worker)
     try:
         service = assemble(client, config.served_name or engine.model, config)
     except QuireError:

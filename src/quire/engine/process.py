@@ -36,6 +36,9 @@ from quire.request import Failure, FinishReason, Output, Request
 
 log = logging.getLogger("quire.process")
 
+WORKER = "quire.engine.worker"
+"""The module that runs as the engine's process."""
+
 _GRACE_S = 5.0
 
 
@@ -114,14 +117,20 @@ class ProcessEngine:
         """Set when the engine cannot go on."""
 
     @classmethod
-    async def start(cls, config: EngineConfig, log_level: str = "info") -> ProcessEngine:
+    async def start(
+        cls, config: EngineConfig, log_level: str = "info", worker: str = WORKER
+    ) -> ProcessEngine:
         """Starts the process and waits until the model is open.
+
+        Args:
+            worker: the module that the process runs; one that registers families of its own ends in
+                `quire.engine.worker.main`.
 
         Raises:
             ModelError: it cannot be opened.
         """
         ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "quire.engine.worker", str(theirs.fileno())]
+        command = [sys.executable, "-m", worker, str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         theirs.close()
         ours.setblocking(False)
