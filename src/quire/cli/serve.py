@@ -233,7 +233,6 @@ async def _serve(
     watch = asyncio.create_task(_stop_when_broken(client, server))
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print("\n".join(client.info.kv_table), file=sys.stderr)
     print(f"quire serves {service.name} at http://{shown}:{port}/v1", file=sys.stderr, flush=True)
     await server.serve(sockets=[listener])
     watch.cancel()
