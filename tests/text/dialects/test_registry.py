@@ -60,5 +60,9 @@ def test_thinking_ids() -> None:
 
     assert ids("qwen3") == [encode("qwen3", ["<think>"]), encode("qwen3", ["</think>"])]
     assert ids("gemma4") == [encode("gemma4", ["<|channel>"]), encode("gemma4", ["<channel|>"])]
+    assert ids("harmony") == [
+        encode("harmony", ["<|channel|>analysis<|message|>"]),
+        encode("harmony", ["<|end|><|start|>assistant<|channel|>final<|message|>"]),
+    ]
     assert ids("llama3") is None
     assert ids("none") is None

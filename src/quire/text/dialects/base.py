@@ -48,6 +48,11 @@ class Vocabulary:
         names = {token_id: text for text, token_id in self.added.items()}
         object.__setattr__(self, "names", names)
 
+    def ids_of(self, text: str) -> tuple[int, ...]:
+        """The ids of a marker, or of several in a row: one where it has a token of its own."""
+        token_id = self.added.get(text)
+        return tuple(self.encode(text)) if token_id is None else (token_id,)
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -150,7 +155,7 @@ class Dialect:
         if self.thought is None:
             return None
         opening, closing = self.thought
-        return tuple(vocabulary.encode(opening)), tuple(vocabulary.encode(closing))
+        return vocabulary.ids_of(opening), vocabulary.ids_of(closing)
 
     def tool_grammar(
         self, tools: Sequence[Tool], name: str | None, parallel: bool, vocabulary: Vocabulary
