@@ -233,20 +233,20 @@ def test_cut_off_anywhere_leaves_a_whole_call_or_none(dialect: str, text: str) -
     assert calls_of(answer(dialect, text, prompt=prompt)) == WEATHER
 
 
-@pytest.mark.parametrize(
-    ("dialect", "prompt", "thinks"),
-    [
-        ("qwen3", "<|im_start|>assistant\n<think>\n", True),
-        ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
-        ("qwen3", "<|im_start|>user\n<think>\n<|im_end|>\n<|im_start|>assistant\n", False),
-        ("deepseek", "hi<｜Assistant｜><think>\n", True),
-        ("deepseek", "<think><｜Assistant｜></think>", False),
-        ("mistral", "[INST][THINK]hi[/INST]", False),
-        ("harmony", "<|start|>assistant<|channel|>analysis<|message|>", True),
-        ("harmony", "<|start|>assistant<|channel|>final<|message|>", False),
-        ("harmony", "<|start|>user<|channel|>analysis<|message|>x<|end|>", False),
-    ],
-)
+PROMPTS: list[tuple[str, str, bool]] = [
+    ("qwen3", "<|im_start|>assistant\n<think>\n", True),
+    ("qwen3", "<|im_start|>assistant\n<think>\n\n</think>\n\n", False),
+    ("qwen3", "<|im_start|>user\n<think>\n<|im_end|>\n<|im_start|>assistant\n", False),
+    ("deepseek", "hi<｜Assistant｜><think>\n", True),
+    ("deepseek", "<think><｜Assistant｜></think>", False),
+    ("mistral", "[INST][THINK]hi[/INST]", False),
+    ("harmony", "<|start|>assistant<|channel|>analysis<|message|>", True),
+    ("harmony", "<|start|>assistant<|channel|>final<|message|>", False),
+    ("harmony", "<|start|>user<|channel|>analysis<|message|>x<|end|>", False),
+]
+
+
+@pytest.mark.parametrize(("dialect", "prompt", "thinks"), PROMPTS)
 def test_starts_as_the_prompt_ends(dialect: str, prompt: str, thinks: bool) -> None:
     found = answer(dialect, "x", prompt=prompt)
     assert (found.reasoning, found.text) == (("x", "") if thinks else ("", "x"))

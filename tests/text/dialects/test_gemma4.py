@@ -18,28 +18,28 @@ def call(arguments: str, name: str = "get_weather") -> str:
     return f"<|tool_call>call:{name}{arguments}<tool_call|>"
 
 
-@pytest.mark.parametrize(
-    ("text", "reasoning", "content"),
-    [
-        ("Plain answer.", "", "Plain answer."),
-        ("<|channel>thought\nLet me see.\n<channel|>It is 4.", "Let me see.", "It is 4."),
-        ("<|channel>thought\n<channel|>It is 4.", "", "It is 4."),
-        ("<|channel>response\nHello<channel|>", "", "Hello"),
-        ("<|channel>content\nHello", "", "Hello"),
-        ("<|channel>final\nHello", "", "Hello"),
-        ("<|channel>responseHello", "", "Hello"),
-        ("<|channel>thought\nhm<|channel>response\nHello", "hm", "Hello"),
-        ("<|channel>thought\none<channel|>A <|channel>thought\ntwo<channel|>B", "one\ntwo", "A B"),
-        ("response is what I say", "", "response is what I say"),
-        ("<|channel>thought\nhm<channel|>response is a word", "hm", "response is a word"),
-        ("<|channel>thought\nhm<channel|>\n\nthought\nso", "hm", "thought\nso"),
-        ("<|channel>thoughtful people<channel|>x", "thoughtful people", "x"),
-        ("<|channel>plain talk<channel|>x", "plain talk", "x"),
-        ("the word call:f(x=1) is prose", "", "the word call:f(x=1) is prose"),
-        ("call:get_weather{city:x}", "", "call:get_weather{city:x}"),
-        ("  indented", "", "  indented"),
-    ],
-)
+CHANNELS: list[tuple[str, str, str]] = [
+    ("Plain answer.", "", "Plain answer."),
+    ("<|channel>thought\nLet me see.\n<channel|>It is 4.", "Let me see.", "It is 4."),
+    ("<|channel>thought\n<channel|>It is 4.", "", "It is 4."),
+    ("<|channel>response\nHello<channel|>", "", "Hello"),
+    ("<|channel>content\nHello", "", "Hello"),
+    ("<|channel>final\nHello", "", "Hello"),
+    ("<|channel>responseHello", "", "Hello"),
+    ("<|channel>thought\nhm<|channel>response\nHello", "hm", "Hello"),
+    ("<|channel>thought\none<channel|>A <|channel>thought\ntwo<channel|>B", "one\ntwo", "A B"),
+    ("response is what I say", "", "response is what I say"),
+    ("<|channel>thought\nhm<channel|>response is a word", "hm", "response is a word"),
+    ("<|channel>thought\nhm<channel|>\n\nthought\nso", "hm", "thought\nso"),
+    ("<|channel>thoughtful people<channel|>x", "thoughtful people", "x"),
+    ("<|channel>plain talk<channel|>x", "plain talk", "x"),
+    ("the word call:f(x=1) is prose", "", "the word call:f(x=1) is prose"),
+    ("call:get_weather{city:x}", "", "call:get_weather{city:x}"),
+    ("  indented", "", "  indented"),
+]
+
+
+@pytest.mark.parametrize(("text", "reasoning", "content"), CHANNELS)
 def test_channels(text: str, reasoning: str, content: str) -> None:
     found = answer("gemma4", text)
     assert (found.reasoning, found.text, found.tool_calls) == (reasoning, content, [])
@@ -59,63 +59,63 @@ def test_markers_spelled_by_ordinary_tokens_are_text() -> None:
     assert (found.text, found.reasoning, found.tool_calls) == (text, "", [])
 
 
-@pytest.mark.parametrize(
-    ("prompt", "reasoning", "content"),
-    [
-        ("<|turn>user\nhi<turn|>\n<|turn>model\n", "", "x"),
-        ("<|turn>model\n<|channel>thought\n", "x", ""),
-        ("<|turn>model\n<|channel>thought\nso far ", "x", ""),
-        ("<|turn>model\n<|channel>thought\n<channel|>", "", "x"),
-        ("<|turn>user\n<|channel>thought\nhi<turn|>\n<|turn>model\n", "", "x"),
-        ("<|turn>user\n<|channel>thought\nhi", "x", ""),
-    ],
-)
+PROMPTS: list[tuple[str, str, str]] = [
+    ("<|turn>user\nhi<turn|>\n<|turn>model\n", "", "x"),
+    ("<|turn>model\n<|channel>thought\n", "x", ""),
+    ("<|turn>model\n<|channel>thought\nso far ", "x", ""),
+    ("<|turn>model\n<|channel>thought\n<channel|>", "", "x"),
+    ("<|turn>user\n<|channel>thought\nhi<turn|>\n<|turn>model\n", "", "x"),
+    ("<|turn>user\n<|channel>thought\nhi", "x", ""),
+]
+
+
+@pytest.mark.parametrize(("prompt", "reasoning", "content"), PROMPTS)
 def test_starts_as_the_prompt_ends(prompt: str, reasoning: str, content: str) -> None:
     found = answer("gemma4", "x", prompt=prompt)
     assert (found.reasoning, found.text) == (reasoning, content)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "wanted"),
-    [
-        ("{}", {}),
-        (f"{{city:{Q}Tokyo{Q}}}", {"city": "Tokyo"}),
-        (f"{{city:{Q}{Q}}}", {"city": ""}),
-        (f"{{city:{Q}a{{b}}[c], d:e {Q}}}", {"city": "a{b}[c], d:e "}),
-        (f'{{city:{Q}say "hi"\nand \\n{Q}}}', {"city": 'say "hi"\nand \\n'}),
-        (f"{{city:{Q}<tool_call|>{Q}}}", {"city": "<tool_call|>"}),
-        (f"{{city:{Q}<|tool_call>call:f{{}}<tool_call|>{Q}}}", {"city": CALL_IN_STRING}),
-        ("{days:3,exact:true,limit:null}", {"days": 3, "exact": True, "limit": None}),
-        ("{days: 3 , exact : false}", {"days": 3, "exact": False}),
-        ("{limit:-2.5e3}", {"limit": -2500.0}),
-        ("{exact:True,limit:None}", {"exact": True, "limit": None}),
-        ("{city:Tokyo}", {"city": "Tokyo"}),
-        ("{city:New York, NY,days:2}", {"city": "New York, NY", "days": 2}),
-        ("{city:007}", {"city": "007"}),
-        (f"{{days:{Q}3{Q}}}", {"days": 3}),
-        (f"{{days:{Q}many{Q}}}", {"days": "many"}),
-        (f"{{unknown:{Q}3{Q},other:3}}", {"unknown": "3", "other": 3}),
-        ("{unknown:https://a.b/c?d=e}", {"unknown": "https://a.b/c?d=e"}),
-        (f"{{tags:[{Q}a{Q},{Q}b,c{Q}]}}", {"tags": ["a", "b,c"]}),
-        ("{tags:[a, b]}", {"tags": ["a", "b"]}),
-        ("{tags:[]}", {"tags": []}),
-        (f"{{where:{{zip:{Q}01234{Q}}}}}", {"where": {"zip": "01234"}}),
-        ("{where:{zip:01234}}", {"where": {"zip": "01234"}}),
-        ('{"city":"Tokyo \\"x\\""}', {"city": 'Tokyo "x"'}),
-        (f"{{{Q}city{Q}:{Q}Tokyo{Q}}}", {"city": "Tokyo"}),
-        (f"{{deep:[{{a:[1,{{b:{Q}c{Q}}}]}}]}}", {"deep": [{"a": [1, {"b": "c"}]}]}),
-        (f"{{city:{Q}Tokyo{Q},}}", {"city": "Tokyo"}),
-        (f"{{city:New York, NY{Q}}}", {"city": "New York, NY"}),
-        (f"{{city:Paris, France{Q},days:5}}", {"city": "Paris, France", "days": 5}),
-        (f"{{days:5,city:{Q}, x{Q}}}", {"days": 5, "city": ", x"}),
-        (f"{{city:{Q}look{Q}days:90}}", {"city": "look", "days": 90}),
-        (f"(city={Q}ls -a (x){Q}, days=2)", {"city": "ls -a (x)", "days": 2}),
-        ("(city=New York, NY, days=2)", {"city": "New York, NY", "days": 2}),
-        ("{city='it, is',days=2}", {"city": "it, is", "days": 2}),
-        ("()", {}),
-        (f"{{city:{Q}Zürich 東京 🙂{Q}}}", {"city": "Zürich 東京 🙂"}),
-    ],
-)
+ARGUMENTS: list[tuple[str, dict[str, object]]] = [
+    ("{}", {}),
+    (f"{{city:{Q}Tokyo{Q}}}", {"city": "Tokyo"}),
+    (f"{{city:{Q}{Q}}}", {"city": ""}),
+    (f"{{city:{Q}a{{b}}[c], d:e {Q}}}", {"city": "a{b}[c], d:e "}),
+    (f'{{city:{Q}say "hi"\nand \\n{Q}}}', {"city": 'say "hi"\nand \\n'}),
+    (f"{{city:{Q}<tool_call|>{Q}}}", {"city": "<tool_call|>"}),
+    (f"{{city:{Q}<|tool_call>call:f{{}}<tool_call|>{Q}}}", {"city": CALL_IN_STRING}),
+    ("{days:3,exact:true,limit:null}", {"days": 3, "exact": True, "limit": None}),
+    ("{days: 3 , exact : false}", {"days": 3, "exact": False}),
+    ("{limit:-2.5e3}", {"limit": -2500.0}),
+    ("{exact:True,limit:None}", {"exact": True, "limit": None}),
+    ("{city:Tokyo}", {"city": "Tokyo"}),
+    ("{city:New York, NY,days:2}", {"city": "New York, NY", "days": 2}),
+    ("{city:007}", {"city": "007"}),
+    (f"{{days:{Q}3{Q}}}", {"days": 3}),
+    (f"{{days:{Q}many{Q}}}", {"days": "many"}),
+    (f"{{unknown:{Q}3{Q},other:3}}", {"unknown": "3", "other": 3}),
+    ("{unknown:https://a.b/c?d=e}", {"unknown": "https://a.b/c?d=e"}),
+    (f"{{tags:[{Q}a{Q},{Q}b,c{Q}]}}", {"tags": ["a", "b,c"]}),
+    ("{tags:[a, b]}", {"tags": ["a", "b"]}),
+    ("{tags:[]}", {"tags": []}),
+    (f"{{where:{{zip:{Q}01234{Q}}}}}", {"where": {"zip": "01234"}}),
+    ("{where:{zip:01234}}", {"where": {"zip": "01234"}}),
+    ('{"city":"Tokyo \\"x\\""}', {"city": 'Tokyo "x"'}),
+    (f"{{{Q}city{Q}:{Q}Tokyo{Q}}}", {"city": "Tokyo"}),
+    (f"{{deep:[{{a:[1,{{b:{Q}c{Q}}}]}}]}}", {"deep": [{"a": [1, {"b": "c"}]}]}),
+    (f"{{city:{Q}Tokyo{Q},}}", {"city": "Tokyo"}),
+    (f"{{city:New York, NY{Q}}}", {"city": "New York, NY"}),
+    (f"{{city:Paris, France{Q},days:5}}", {"city": "Paris, France", "days": 5}),
+    (f"{{days:5,city:{Q}, x{Q}}}", {"days": 5, "city": ", x"}),
+    (f"{{city:{Q}look{Q}days:90}}", {"city": "look", "days": 90}),
+    (f"(city={Q}ls -a (x){Q}, days=2)", {"city": "ls -a (x)", "days": 2}),
+    ("(city=New York, NY, days=2)", {"city": "New York, NY", "days": 2}),
+    ("{city='it, is',days=2}", {"city": "it, is", "days": 2}),
+    ("()", {}),
+    (f"{{city:{Q}Zürich 東京 🙂{Q}}}", {"city": "Zürich 東京 🙂"}),
+]
+
+
+@pytest.mark.parametrize(("arguments", "wanted"), ARGUMENTS)
 def test_arguments(arguments: str, wanted: dict[str, object]) -> None:
     found = answer("gemma4", call(arguments))
     assert found.text == ""
@@ -160,20 +160,20 @@ def test_a_call_cut_off_leaves_no_half_call(at: int) -> None:
     assert found.finish.reason is FinishReason.LENGTH
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "<|tool_call>get_weather(city=1)<tool_call|>",
-        "<|tool_call>call:get_weather(city=1}<tool_call|>",
-        "<|tool_call>call:get_weather city=1<tool_call|>",
-        "<|tool_call>call:get_weather{city 1}<tool_call|>",
-        "<|tool_call>call:get_weather{city:[1}<tool_call|>",
-        "<|tool_call>call:get_weather{city:1<tool_call|>",
-        "<|tool_call>call:{a:1}<tool_call|>",
-        "<|tool_call><tool_call|>",
-        "<|tool_call>call:f" + "{a:" * 200,
-    ],
-)
+MALFORMED: list[str] = [
+    "<|tool_call>get_weather(city=1)<tool_call|>",
+    "<|tool_call>call:get_weather(city=1}<tool_call|>",
+    "<|tool_call>call:get_weather city=1<tool_call|>",
+    "<|tool_call>call:get_weather{city 1}<tool_call|>",
+    "<|tool_call>call:get_weather{city:[1}<tool_call|>",
+    "<|tool_call>call:get_weather{city:1<tool_call|>",
+    "<|tool_call>call:{a:1}<tool_call|>",
+    "<|tool_call><tool_call|>",
+    "<|tool_call>call:f" + "{a:" * 200,
+]
+
+
+@pytest.mark.parametrize("body", MALFORMED)
 def test_malformed_calls_are_text(body: str) -> None:
     found = answer("gemma4", "A" + body + "B" + call("{}"))
     assert found.text == "A" + body + "B"

@@ -1,0 +1,125 @@
+"""Every case of every dialect: a model says it, the real engine and server carry it, and both
+official SDKs show what it means, streamed and whole alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+
+from tests.e2e import spoken
+from tests.e2e.dialect_cases import CASES, Case, cases_of, script_token, write_model
+from tests.e2e.spoken import Spoken
+from tests.support.child import running
+from tests.support.serve_scripted import NAME
+from tests.text.dialects.scripts import TOOLS
+
+AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One case in the words of each protocol."""
+
+    case: Case
+    prompt: str
+
+    @property
+    def chat(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": self.prompt}]}
+        if self.case.max_tokens:
+            body["max_tokens"] = self.case.max_tokens
+        if self.case.tools:
+            body["tools"] = [
+                {"type": "function", "function": {"name": t.name, "parameters": t.parameters}}
+                for t in TOOLS
+            ]
+        return body
+
+    @property
+    def messages(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"messages": [{"role": "user", "content": self.prompt}]}
+        body["max_tokens"] = self.case.max_tokens or 4000
+        if self.case.tools:
+            body["tools"] = [{"name": t.name, "input_schema": t.parameters} for t in TOOLS]
+        return body
+
+    @property
+    def responses(self) -> dict[str, Any]:
+        body: dict[str, Any] = {"input": self.prompt}
+        if self.case.max_tokens:
+            body["max_output_tokens"] = self.case.max_tokens
+        if self.case.tools:
+            body["tools"] = [
+                {"type": "function", "name": t.name, "parameters": t.parameters, "strict": False}
+                for t in TOOLS
+            ]
+        return body
+
+
+@dataclass
+class Played:
+    """What the clients of one server saw, by case and way."""
+
+    answers: dict[Case, dict[str, Spoken | BaseException]] = field(default_factory=dict)
+
+
+async def _play(url: str, dialect: str) -> Played:
+    """Asks for every case in every way, many at once."""
+    gate = asyncio.Semaphore(AT_ONCE)
+    played = Played()
+
+    async def ask(case: Case, way: str, answer: Awaitable[Spoken]) -> None:
+        async with gate:
+            try:
+                seen: Spoken | BaseException = await answer
+            except Exception as error:  # shown by the test of this case, not by all of them
+                seen = error
+        played.answers.setdefault(case, {})[way] = seen
+
+    openai = AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    anthropic = AsyncAnthropic(base_url=url, api_key="none", max_retries=0)
+    async with openai, anthropic, asyncio.TaskGroup() as tasks:
+        for number, case in enumerate(cases_of(dialect)):
+            asked = Asked(case, f"Play {script_token(number)}")
+            for way, body in (
+                ("chat", asked.chat),
+                ("messages", asked.messages),
+                ("responses", asked.responses),
+            ):
+                sdk: Any = anthropic if way == "messages" else openai
+                for name in (way, f"{way}_streamed"):
+                    answer = getattr(spoken, name)(sdk, model=NAME, **body)
+                    tasks.create_task(ask(case, name, answer))
+    return played
+
+
+@pytest.fixture(scope="module")
+def played(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Played]:
+    dialect: str = request.param
+    folder: Path = tmp_path_factory.mktemp(dialect)
+    write_model(folder, dialect)
+    with running(folder, "tests.support.serve_scripted", str(folder), dialect) as child:
+        yield asyncio.run(_play(child.url, dialect))
+
+
+@pytest.mark.parametrize(
+    ("played", "case"),
+    [pytest.param(case.dialect, case, id=f"{case.dialect}-{n}") for n, case in enumerate(CASES)],
+    indirect=["played"],
+)
+def test_case(played: Played, case: Case) -> None:
+    expected = Spoken(case.reasoning, case.content, case.calls, case.end)
+    for way, seen in played.answers[case].items():
+        if isinstance(seen, BaseException):
+            raise AssertionError(f"{way} failed: {case}") from seen
+        assert replace(seen, tokens=(0, 0)) == expected, way
+    assert len({seen.tokens for seen in played.answers[case].values()}) == 1

@@ -1,0 +1,103 @@
+"""A server in a process of its own, on a port of its own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+_PATIENCE_S = 60.0
+GAUGES = re.compile(
+    r"^(quire_http_in_flight|quire_running_sequences|quire_waiting_sequences"
+    r'|quire_kv_bytes\{.*state="live".*\}) (\S+)$',
+    re.MULTILINE,
+)
+
+
+@dataclass
+class Child:
+    """A running `quire serve`.
+
+    Attributes:
+        ready_s: seconds from its start to the first good answer of /health.
+        log: the file that has what it prints.
+    """
+
+    url: str
+    process: subprocess.Popen[bytes]
+    ready_s: float
+    log: Path
+
+    @property
+    def engine(self) -> psutil.Process:
+        """The process that owns MLX."""
+        (engine,) = psutil.Process(self.process.pid).children()
+        return engine
+
+    def metrics(self) -> str:
+        """The text of /metrics."""
+        return httpx.get(f"{self.url}/metrics", timeout=30).text
+
+    def live(self) -> dict[str, float]:
+        """What is in flight: requests, sequences, and bytes of pages that they hold."""
+        return {name: float(value) for name, value in GAUGES.findall(self.metrics())}
+
+    def wait_idle(self, seconds: float = 30.0) -> float:
+        """Seconds until nothing is in flight and no page is held any more."""
+        started = time.monotonic()
+        while any((now := self.live()).values()):
+            assert time.monotonic() - started < seconds, f"still in flight: {now}"
+            time.sleep(0.02)
+        assert len(now) >= 4, f"gauges are missing: {now}"
+        return time.monotonic() - started
+
+
+@contextmanager
+def running(folder: Path, module: str, *arguments: str) -> Iterator[Child]:
+    """Runs `python -m module arguments` until the block ends; its log goes to `folder`."""
+    log = folder / "log"
+    started = time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments], stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        url = _wait_ready(process, log)
+        yield Child(url, process, time.monotonic() - started, log)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@contextmanager
+def quire_serve(folder: Path, *arguments: str) -> Iterator[Child]:
+    """The real command; without a model among the arguments it serves the embedded one."""
+    common = ("serve", "--port", "0", "--log-level", "warning")
+    with running(folder, "quire", *common, *arguments) as child:
+        yield child
+
+
+def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        found = re.search(r"at (http://\S+)/v1", log.read_text())
+        if found is not None and _answers(found[1]):
+            return found[1]
+        time.sleep(0.01)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,13 @@
+"""The engine's process with the scripted family in its registry."""
+
+from __future__ import annotations
+
+import sys
+
+from quire.engine.worker import main
+from quire.models.registry import FAMILIES
+from tests.support.scripted_model import MODEL_TYPE, Scripted
+
+if __name__ == "__main__":
+    FAMILIES[MODEL_TYPE] = Scripted
+    sys.exit(main())

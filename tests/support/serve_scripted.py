@@ -1,0 +1,16 @@
+"""`quire serve` for a folder of the scripted family: `FOLDER DIALECT`."""
+
+from __future__ import annotations
+
+import sys
+
+from quire.cli.serve import serve
+from quire.config import EngineConfig, ServerConfig
+
+NAME = "scripted"
+WORKER = "tests.support.scripted_worker"
+
+if __name__ == "__main__":
+    folder, dialect = sys.argv[1:]
+    config = ServerConfig(port=0, served_name=NAME, dialect=dialect, log_level="warning")
+    sys.exit(serve(EngineConfig(folder), config, WORKER))
