@@ -36,6 +36,7 @@ class Bench:
     kv_memory: int = 32 << 20
     max_step_tokens: int = 2048
     prefix_cache: bool = False
+    kv_format: KVFormat = KVFormat()
 
     def engine(self, seen: list[tuple[list[tuple[str, int]], mx.array]]) -> Engine:
         """An engine whose logits are collected in `seen`."""
@@ -46,12 +47,17 @@ class Bench:
         config = EngineConfig(
             model=str(self.loaded.path),
             kv_memory=self.kv_memory,
+            kv_format=self.kv_format,
             kv_skip_layers=(),
             max_step_tokens=self.max_step_tokens,
             prefix_cache=self.prefix_cache,
             step_ms=1e6,
         )
         return Engine(self.loaded, config, observe)
+
+    def bytes_for(self, format: KVFormat, tokens: int) -> int:
+        """Of KV memory, for one sequence of so many tokens."""
+        return self.engine([]).worst_case_bytes(format, tokens)
 
     def run(
         self,
