@@ -267,6 +267,37 @@ def test_a_slow_reader_loses_nothing(serve: Serve) -> None:
     assert len(chunks) < tokens  # what waited came merged
 
 
+def test_a_slow_reader_of_several_choices_loses_nothing(serve: Serve) -> None:
+    served = serve(lambda r: Script(words[: 9000 + int(r.id[-1])]), context_length=10**6)
+    words = (served.ids("word ") * 9002)[:9002]
+    body = {"messages": ASK, "stream": True, "n": 2}
+    texts = ["", ""]
+    with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as raw:
+        time.sleep(0.5)
+        for line in raw.iter_lines():
+            if line.startswith("data: {"):
+                choice = json.loads(line.removeprefix("data: "))["choices"][0]
+                texts[choice["index"]] += choice["delta"].get("content", "")
+    assert texts == [served.tokenizer.decode(words[: 9000 + index]) for index in range(2)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_silence_before_the_first_token_is_broken(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr("quire.api.sse.KEEPALIVE_S", 0.02)
+    failure = Failure("No room.", 400, code="full")
+    served = serve(
+        lambda _: Script(served.ids("Hi."), delay_s=0.2, error=failure if fails else None)
+    )
+    body = {"messages": ASK, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body) as raw:
+        lines = [line for line in raw.iter_lines() if line]
+    assert lines[0].startswith(": ")
+    assert lines[-1] == "data: [DONE]"
+    assert ('"code":"full"' in lines[-2]) is fails
+
+
 def test_a_failed_engine_refuses_and_health_says_so(serve: Serve) -> None:
     served = serve()
     assert httpx.get(f"{served.url}/health").status_code == 200

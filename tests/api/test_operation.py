@@ -24,7 +24,7 @@ CHAT = "/v1/chat/completions"
 
 
 def test_a_key_opens_every_route_and_only_health_needs_none(serve: Serve) -> None:
-    served = serve(config=ServerConfig(api_keys=("first", "second")))
+    served = serve(config=ServerConfig(api_keys=("first", "second", "clé")))
     with httpx.Client(base_url=served.url) as client:
         assert client.get("/health").status_code == 200
         for operation in OPERATIONS:
@@ -39,6 +39,8 @@ def test_a_key_opens_every_route_and_only_health_needs_none(serve: Serve) -> Non
             {"authorization": "Bearer first"},
             {"authorization": "bearer second"},
             {"x-api-key": "second"},
+            {"x-api-key": "other", "authorization": "Bearer first"},
+            {"x-api-key": "clé".encode()},
         ):
             assert client.get("/v1/models", headers=headers).status_code == 200
         assert client.get("/nowhere").status_code == 401

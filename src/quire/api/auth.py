@@ -39,9 +39,15 @@ class ApiKeys:
     def _known(self, request: Request) -> bool:
         """Compares with every key, whichever matches first, so that time tells nothing."""
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else ""
-        given = given or request.headers.get("x-api-key", "")
-        matches = [hmac.compare_digest(given.encode(), key) for key in self._keys]
+        given = [request.headers.get("x-api-key", "")]
+        if scheme.lower() == "bearer":
+            given.append(bearer.strip())
+        # Header values are bytes, which Starlette shows as latin-1.
+        matches = [
+            hmac.compare_digest(value.encode("latin-1"), key)
+            for value in given
+            for key in self._keys
+        ]
         return any(matches)
 
 

@@ -42,7 +42,7 @@ class Operation:
     statuses: tuple[int, ...] = ()
 
 
-_GENERATING = (404, 429, 501, 503)
+_GENERATING = (404, 408, 429, 501, 503)
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -102,6 +102,7 @@ _REASONS = {
     400: "The request cannot be served as it is; `param` names the field at fault",
     401: "No valid API key",
     404: "There is no such model, response or item",
+    408: "The request was not finished within the time that the operator allows",
     413: "The body is too large",
     429: "Too many requests are in flight; `retry-after` says when to try again",
     500: "The server failed",

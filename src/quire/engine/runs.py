@@ -95,8 +95,12 @@ class Choice:
         try:
             async for output in self._ticket:
                 begun = self.first_token_s is not None
-                waiting = self._ticket.take()
-                events = self._feed(output) if not waiting else self._feed_all([output, *waiting])
+                events = self._feed(output)
+                for waiting in self._ticket.take():
+                    if self.end is None:
+                        events += self._feed(waiting)
+                if len(events) > 1:
+                    events = merge(events)
                 if events or not begun:
                     yield events
                 if self.end is not None:
@@ -104,14 +108,6 @@ class Choice:
             yield [self._fail("The engine ended the request without saying why.")]
         finally:
             self._ticket.abort()
-
-    def _feed_all(self, outputs: list[Output]) -> list[Event]:
-        events: list[Event] = []
-        for output in outputs:
-            events += self._feed(output)
-            if self.end is not None:
-                break
-        return merge(events)
 
     def _feed(self, output: Output) -> list[Event]:
         self._observe(output)
@@ -270,17 +266,39 @@ async def _pump(index: int, choice: Choice, ready: asyncio.Queue[list[ChoiceEven
 
 
 def merge(events: list[Event]) -> list[Event]:
-    """Joins neighbouring pieces of the same kind; the text that they spell stays the same."""
+    """Joins neighbouring pieces of the same kind; what they spell stays the same."""
     merged: list[Event] = []
+    alike: list[Event] = []
     for event in events:
-        last = merged[-1] if merged else None
-        match last, event:
-            case Text(), Text():
-                merged[-1] = Text(last.text + event.text, last.logprobs + event.logprobs)
-            case Reasoning(), Reasoning():
-                merged[-1] = Reasoning(last.text + event.text)
-            case ToolCallArguments(), ToolCallArguments() if last.index == event.index:
-                merged[-1] = ToolCallArguments(last.index, last.json + event.json)
-            case _:
-                merged.append(event)
+        if alike and not _goes_on(alike[0], event):
+            merged.append(_join(alike))
+            alike = []
+        alike.append(event)
+    if alike:
+        merged.append(_join(alike))
     return merged
+
+
+def _goes_on(first: Event, event: Event) -> bool:
+    """Whether `event` is a further piece of what `first` begins."""
+    match first, event:
+        case (Text(), Text()) | (Reasoning(), Reasoning()):
+            return True
+        case ToolCallArguments(), ToolCallArguments():
+            return first.index == event.index
+        case _:
+            return False
+
+
+def _join(alike: list[Event]) -> Event:
+    """Pieces of the same kind as one, in time linear in their length."""
+    if len(alike) == 1:
+        return alike[0]
+    texts = [event for event in alike if isinstance(event, Text)]
+    if texts:
+        logprobs = tuple(entry for event in texts for entry in event.logprobs)
+        return Text("".join(event.text for event in texts), logprobs)
+    calls = [event for event in alike if isinstance(event, ToolCallArguments)]
+    if calls:
+        return ToolCallArguments(calls[0].index, "".join(event.json for event in calls))
+    return Reasoning("".join(event.text for event in alike if isinstance(event, Reasoning)))
