@@ -59,6 +59,7 @@ class Answering:
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
             "usage": usage,
         }
         if self.edits:
@@ -201,7 +202,7 @@ class MessageEvents:
 
     def _end(self, end: Finished) -> Iterator[WireEvent]:
         reason = stop_reason(end, self._answering.max_tokens)
-        delta = {"stop_reason": reason, "stop_sequence": end.stop}
+        delta = {"stop_reason": reason, "stop_sequence": end.stop, "stop_details": None}
         yield {"type": "message_delta", "delta": delta, "usage": usage_body(end.usage)}
         yield {"type": "message_stop"}
 
