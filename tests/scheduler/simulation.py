@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.cache.ledger import Ledger, Page, PoolKey
+from quire.cache.ledger import Ledger, Page, PoolKey, Resize
 from quire.cache.specs import (
     FullKV,
     KVFormat,
@@ -115,7 +115,8 @@ class Simulation:
     # -- the device ----------------------------------------------------------------------------
 
     def _execute(self, plan: StepPlan) -> dict[str, Drawn]:
-        for change in plan.resizes:
+        for change in plan.changes:
+            assert isinstance(change, Resize)
             moved = {(change.pool, b): self.pages.get((change.pool, a)) for a, b in change.moves}
             for place, content in moved.items():
                 self.pages[place] = dict(content or {})

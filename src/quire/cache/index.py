@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -21,6 +22,11 @@ from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, first_v
 def chain(parent: bytes, tokens: Seq[int]) -> bytes:
     """The identity of a page: all that shaped its bytes, ending in its own tokens."""
     return blake2b(array("i", tokens).tobytes(), key=parent, digest_size=24).digest()
+
+
+def lasting_name(key: bytes, group: int) -> bytes:
+    """What a full page, or a state at its end, is called where it outlives this process."""
+    return key + bytes([group])
 
 
 @dataclass(slots=True)
@@ -63,6 +69,26 @@ class Node:
         self.pages: dict[int, Page] = {}
         self.snapshots: dict[tuple[int, int], Page] = {}
         """(group, tokens into this page) -> state slot."""
+
+    def name(self, page: Page) -> bytes | None:
+        if len(self.tokens) != self.index.page_tokens:
+            return None
+        group = page.pool.group
+        at_end = self.snapshots.get((group, self.index.page_tokens))
+        whole = self.pages.get(group) is page or at_end is page
+        return lasting_name(self.key, group) if whole else None
+
+    def lost_with(self, page: Page) -> Iterator[Page]:
+        group = page.pool.group
+        if group not in self.index.anchors or self.pages.get(group) is not page:
+            yield page
+            return
+        pending = [self]
+        while pending:
+            node = pending.pop()
+            pending.extend(node.children.values())
+            yield from node.pages.values()
+            yield from node.snapshots.values()
 
     def forget(self, page: Page) -> None:
         group = page.pool.group
@@ -130,9 +156,7 @@ class PrefixIndex:
             reached -= reached % self.page_tokens
         if reached == 0:
             return Match(reason="new" if not path else f"first difference at token {reached}")
-        length, reason = self._longest(
-            path, last, reached, full=reached == limit, partial=partial
-        )
+        length, reason = self._longest(path, last, reached, full=reached == limit, partial=partial)
         match = self._collect(path, last, length, reason)
         match.reached = reached
         return match
@@ -231,6 +255,17 @@ class PrefixIndex:
         for node in [*([parting] if parting is not None else []), *reversed(path)]:
             for page in (*node.pages.values(), *node.snapshots.values()):
                 self._ledger.touch(page)
+
+    def path(self, identity: bytes, keys: Seq[bytes]) -> list[Node]:
+        """The nodes of the first pages of a prompt, as far as there are any."""
+        path: list[Node] = []
+        node = self._roots.get(identity)
+        for key in keys:
+            node = node.children.get(key) if node is not None else None
+            if node is None:
+                break
+            path.append(node)
+        return path
 
     # -- insertion -----------------------------------------------------------------------------
 

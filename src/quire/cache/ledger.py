@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from quire.cache.disk_page import HostPage
 from quire.cache.specs import KVFormat
 
 _FIRST_PAGES = 16
@@ -37,6 +38,14 @@ class PoolKey:
 
 class Holder(Protocol):
     """Keeps pages beyond the life of the sequences that made them."""
+
+    def name(self, page: Page) -> bytes | None:
+        """A name that says what is in the page and outlives the process; None: not complete."""
+        ...
+
+    def lost_with(self, page: Page) -> Iterable[Page]:
+        """The pages that go when this one is forgotten, itself included."""
+        ...
 
     def forget(self, page: Page) -> None:
         """The page is being evicted; drop every reference to it."""
@@ -68,6 +77,27 @@ class Resize:
     moves: tuple[tuple[int, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """A page is about to lose its place `id`; its contents go to the disk tier as `name`."""
+
+    pool: PoolKey
+    id: int
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """A page at `id` gets `contents` that the disk tier read."""
+
+    pool: PoolKey
+    id: int
+    contents: HostPage
+
+
+Change = Resize | Spill | Restore
+
+
 @dataclass(slots=True)
 class _Book:
     """One pool's pages: `pages[id]` is the page that has the id, None where it is free."""
@@ -96,11 +126,11 @@ class Ledger:
         self.claimed = 0
         self.epoch = 0
         """Counts the times that page ids changed; caches of ids compare it."""
-        self.on_evict: Callable[[Page], None] | None = None
-        """Called with a kept page before its id is reused."""
+        self.wants: Callable[[bytes], bool] | None = None
+        """Whether the disk tier takes a page of that name; None: there is no disk tier."""
         self.page_bytes = page_bytes
         self._books: dict[PoolKey, _Book] = {}
-        self._resizes: list[Resize] = []
+        self._changes: list[Change] = []
         self._clock = 0
 
     # -- what a sequence does ------------------------------------------------------------------
@@ -165,6 +195,16 @@ class Ledger:
             del self._books[page.pool].kept[page]
             self._free(page)
 
+    def restore(self, page: Page, contents: HostPage) -> None:
+        """The page gets what the disk tier kept of it, before the next step."""
+        self._changes.append(Restore(page.pool, page.id, contents))
+
+    def spill_kept(self) -> None:
+        """Offers everything kept to the disk tier, most recently used first, as if evicted."""
+        kept = [page for book in self._books.values() for page in book.kept]
+        for page in sorted(kept, key=lambda page: -page.stamp):
+            self._spill(page)
+
     def touch(self, page: Page) -> None:
         """The page was wanted; it is now the most recently used."""
         if page.refs == 0:
@@ -173,10 +213,10 @@ class Ledger:
 
     # -- what the engine reads -----------------------------------------------------------------
 
-    def take_resizes(self) -> tuple[Resize, ...]:
+    def take_changes(self) -> tuple[Change, ...]:
         """What the arrays must do before the next step, in order. Taken once."""
-        resizes, self._resizes = tuple(self._resizes), []
-        return resizes
+        changes, self._changes = tuple(self._changes), []
+        return changes
 
     def usage(self) -> dict[PoolKey, tuple[int, int, int]]:
         """For each pool: bytes that sequences hold, bytes kept for reuse, bytes claimed."""
@@ -235,14 +275,19 @@ class Ledger:
             book.free.extend(range(book.capacity + extra - 1, book.capacity - 1, -1))
             book.pages.extend([None] * extra)
             self.claimed += extra * book.page_bytes
-            self._resizes.append(Resize(book.key, book.capacity))
+            self._changes.append(Resize(book.key, book.capacity))
 
     def _evict(self, page: Page) -> None:
-        if self.on_evict is not None:
-            self.on_evict(page)
         if page.holder is not None:
+            for lost in page.holder.lost_with(page) if self.wants is not None else ():
+                self._spill(lost)
             page.holder.forget(page)
             self.drop(page)
+
+    def _spill(self, page: Page) -> None:
+        name = page.holder.name(page) if page.holder is not None and page.refs == 0 else None
+        if name is not None and self.wants is not None and self.wants(name):
+            self._changes.append(Spill(page.pool, page.id, name))
 
     def _take_from_others(self, book: _Book, need: int) -> None:
         """Makes `need` unclaimed bytes: other pools evict what they used least recently, and shrink."""
@@ -275,5 +320,5 @@ class Ledger:
         book.free = low
         self.claimed -= count * book.page_bytes
         self.epoch += 1
-        self._resizes.append(Resize(book.key, capacity, tuple(moves)))
+        self._changes.append(Resize(book.key, capacity, tuple(moves)))
         return count * book.page_bytes

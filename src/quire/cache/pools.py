@@ -107,11 +107,19 @@ class Pools:
             by_pool.setdefault(source.pool, []).append((source.id, target.id))
         contents = {}
         for key, ids in by_pool.items():
-            contents[key] = self._pool(key).export(np.array([i for i, _ in ids], dtype=np.int32))
+            contents[key] = self.export(key, [i for i, _ in ids])
         # Evaluated here: a pool that a pending gather still reads could not be written in place.
         mx.eval(list(contents.values()))
         for key, ids in by_pool.items():
-            self._pool(key).restore(np.array([i for _, i in ids], dtype=np.int32), contents[key])
+            self.restore(key, [i for _, i in ids], contents[key])
+
+    def export(self, key: PoolKey, ids: list[int]) -> list[mx.array]:
+        """The contents of pages in all layers (lazy), page after page along each first axis."""
+        return self._pool(key).export(np.array(ids, dtype=np.int32))
+
+    def restore(self, key: PoolKey, ids: list[int], contents: list[mx.array]) -> None:
+        """Mutates: pages get contents that `export` gave."""
+        self._pool(key).restore(np.array(ids, dtype=np.int32), contents)
 
     def arrays(self) -> list[mx.array]:
         """Every array of every pool."""

@@ -9,16 +9,20 @@ from hashlib import blake2b
 
 import mlx.core as mx
 
+from quire.cache.disk_recall import Recall
+from quire.cache.disk_store import MIN_BYTES
+from quire.cache.disk_tier import DiskTier
+from quire.cache.disk_transfer import fits
 from quire.cache.formats.choose import offered, skipped_layers, with_skips
 from quire.cache.formats.table import kv_table
 from quire.cache.ledger import Ledger
 from quire.cache.specs import KVFormat
-from quire.config import EngineConfig
+from quire.config import DiskConfig, EngineConfig
 from quire.engine.guides import GuideFactory
 from quire.engine.interface import EngineStats, ModelInfo
 from quire.engine.memory import check_context, kv_budget
 from quire.engine.runner import Launched, Runner
-from quire.errors import EngineFailure, RequestError
+from quire.errors import EngineFailure, ModelError, RequestError
 from quire.models.loader import DTYPES, LoadedModel
 from quire.request import Failure, FinishReason, Output, Request
 from quire.sampling.loops import LoopDetector
@@ -29,6 +33,8 @@ from quire.scheduler.scheduler import Scheduler, SchedulerConfig
 log = logging.getLogger("quire.engine")
 
 _FAULTS_IN_A_ROW = 3
+_DISK_WAIT_S = 0.005
+"""A step with nothing to do waits so long for the disk, then looks for new requests."""
 
 
 class Engine:
@@ -60,6 +66,7 @@ class Engine:
             self._identity,
         )
         self._skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
+        self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
         check_context(self._scheduler.fit_context(self._format(None)))
         self._guides = GuideFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
         self._running: Launched | None = None
@@ -123,6 +130,8 @@ class Engine:
             self._runner.wait()
             self._observe_duration(before)
         self._running = following
+        if following is None and self._disk is not None and self._scheduler.waits_for_disk:
+            self._disk.wait(_DISK_WAIT_S)
         if following is not None:
             self._launched_at = time.perf_counter()
             self._runner.launch(following)
@@ -145,6 +154,32 @@ class Engine:
         log.exception("a step failed; its requests end with an error")
         self._scheduler.fail_running(Failure(f"the engine failed on this step: {error}"))
         return self._scheduler.take_outputs()
+
+    # -- the disk tier -------------------------------------------------------------------------
+
+    def _open_disk(self, config: DiskConfig) -> DiskTier:
+        if config.max_bytes < MIN_BYTES:
+            raise ModelError(f"kv-disk-size: at least {MIN_BYTES:,} bytes are needed")
+        disk = DiskTier(config, self._loaded.fingerprint, str(self._loaded.path))
+        scheduler, pools = self._scheduler, self._runner.pools
+        scheduler.ledger.wants = disk.wants
+        self._runner.spill = disk.spill
+        scheduler.recall = Recall(
+            scheduler.index,
+            scheduler.ledger,
+            disk,
+            lambda pool, page: fits(pools, pool, page),
+            scheduler.pace.prompt_seconds,
+        )
+        return disk
+
+    def close(self) -> None:
+        """Hands what is kept to the disk tier, if there is one, and waits a little for it."""
+        if self._disk is not None:
+            self._runner.wait()
+            self._scheduler.ledger.spill_kept()
+            self._runner.carry_out(self._scheduler.ledger.take_changes())
+            self._disk.close()
 
     # -- facts ---------------------------------------------------------------------------------
 

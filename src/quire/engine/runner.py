@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
 
+from quire.cache.disk_transfer import SpillTo, carry_out
+from quire.cache.ledger import Change
 from quire.cache.pools import Pools
 from quire.cache.specs import group_layers
 from quire.engine.inputs import Layout, StepInputs
@@ -67,6 +69,8 @@ class Runner:
         self.pools = Pools(self.groups, page_tokens, dtype)
         self._layout = Layout.of(specs, self.groups)
         self._observe = observe
+        self.spill: SpillTo | None = None
+        """Takes pages that leave memory, if there is a disk tier."""
 
     def build(self, plan: StepPlan, epoch: int, before: Launched | None) -> Launched:
         """Builds a step's graph; nothing is computed yet, except what pools need to be moved.
@@ -75,8 +79,7 @@ class Runner:
             epoch: the ledger's count of changes of page ids.
             before: the step that still runs, whose tokens may be this one's input.
         """
-        for change in plan.resizes:
-            self.pools.resize(change)
+        self.carry_out(plan.changes)
         if plan.copies:
             self.pools.copy(plan.copies)
         if not plan.work:
@@ -98,6 +101,10 @@ class Runner:
         roots = [part for part in parts if part is not None] + self.pools.arrays()
         ids = {work.seq.id: row for row, work in enumerate(inputs.sampled)}
         return Launched(plan, inputs.sampled, ids, sampled, roots)
+
+    def carry_out(self, changes: Iterable[Change]) -> None:
+        """Mutates the pools: what must happen to them before a step, pages to and from the disk."""
+        carry_out(changes, self.pools, self.spill)
 
     def launch(self, step: Launched) -> None:
         """Starts computing a step. The one before must be done, else pools would be copied:

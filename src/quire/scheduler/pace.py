@@ -38,6 +38,10 @@ class Pace:
             seconds = min(seconds, (self._stall_factor - 1) * self._decode_estimate(decode_rows))
         return max(0, min(room, max(_MIN_CHUNK, int(seconds / self._token_s))))
 
+    def prompt_seconds(self, tokens: int) -> float | None:
+        """How long reading so many prompt tokens is likely to take; None before any were."""
+        return None if self._token_s is None else tokens * self._token_s
+
     def observe(self, decode_rows: int, prompt_rows: int, seconds: float) -> None:
         """A step took this long."""
         if prompt_rows == 0:

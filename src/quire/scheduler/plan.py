@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.cache.ledger import Page, Resize
+from quire.cache.ledger import Change, Page
 from quire.scheduler.sequence import Sequence
 
 
@@ -31,14 +31,14 @@ class StepPlan:
     """One step, in the order in which it is carried out.
 
     Attributes:
-        resizes: changes of the pools' arrays.
+        changes: of the pools' arrays, and pages that go to the disk tier or come from it; in order.
         copies: (from, to) pages, before anything is written.
         work: rows to compute; those that generate come first.
         saves: (from, to) state slots, after everything is written.
     """
 
     work: list[Work] = field(default_factory=list)
-    resizes: tuple[Resize, ...] = ()
+    changes: tuple[Change, ...] = ()
     copies: list[tuple[Page, Page]] = field(default_factory=list)
     saves: list[tuple[Page, Page]] = field(default_factory=list)
 

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from quire.cache.disk_recall import Prompt, Recall
 from quire.cache.index import Match, Node, PrefixIndex, chain
 from quire.cache.ledger import Ledger, Page, PoolKey
 from quire.cache.specs import (
@@ -88,6 +89,8 @@ class Scheduler:
         self.ledger = ledger
         self.index = PrefixIndex(groups, ledger, config.page_tokens)
         self.pace = pace
+        self.recall: Recall | None = None
+        """Reads pages back, if there is a disk tier."""
         self.counters = Counters()
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
@@ -105,6 +108,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any request is unfinished, or its end not yet taken."""
         return bool(self._sequences or self._outbox)
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether any request waits for pages that are being read."""
+        return any(sequence.waits_for_disk for sequence in self.waiting)
 
     def add(self, request: Request, format: KVFormat) -> Sequence:
         """Queues a request.
@@ -200,7 +208,7 @@ class Scheduler:
             return None
         for work in plan.work:
             self._advance(work, plan)
-        plan.resizes = self.ledger.take_resizes()
+        plan.changes = self.ledger.take_changes()
         self.counters.steps += 1
         return plan
 
@@ -266,11 +274,15 @@ class Scheduler:
             if len(prompts) >= max(1, budget):
                 break
             sequence = self.waiting[0]
-            if sequence.pending or sequence.waits_on in self._computing:
+            if (
+                sequence.pending
+                or sequence.waits_on in self._computing
+                or self._reads_disk(sequence)
+            ):
                 deferred.append(self.waiting.popleft())
                 continue
             match = self._match(sequence)
-            if sequence.waits_on is not None:
+            if sequence.waits_on is not None or sequence.waits_for_disk:
                 deferred.append(self.waiting.popleft())
                 continue
             if not self._start(sequence, match, plan):
@@ -300,7 +312,17 @@ class Scheduler:
         following = match.reached // size
         if following < len(keys) and keys[following] in self._computing:
             sequence.waits_on = keys[following]
+        elif self.recall is not None:
+            prompt = Prompt(sequence.identity, sequence.format, sequence.tokens, keys)
+            reading = self.recall.begin(prompt, match.length, sequence.reading)
+            sequence.reading = reading or sequence.reading
         return match
+
+    def _reads_disk(self, sequence: Sequence) -> bool:
+        """Whether a part of its beginning is still being read; what has come is in the index."""
+        if self.recall is None or sequence.reading is None:
+            return False
+        return not self.recall.settle(sequence.reading)
 
     def _start(self, sequence: Sequence, match: Match, plan: StepPlan) -> bool:
         """Gives an admitted sequence its pages: shared ones, and room for its whole prompt."""
@@ -331,6 +353,7 @@ class Scheduler:
                 plan.copies.append((source, pages[0]))
             table: list[Page | None] = list(match.pages.get(group.index, []))
             sequence.tables.append(table + list(pages))
+        sequence.reading = None
         sequence.opens = {key.group: pages[0] for key, pages in fresh.items() if key.open and pages}
         self._launched_pages.extend(sources)
         self._begin(sequence, match)
@@ -487,6 +510,8 @@ class Scheduler:
         size, every = self.config.page_tokens, self.config.snapshot_every
         length = sequence.prompt_length
         wanted = {*sequence.request.snapshots, *range(every, length, every), length - 1}
+        if self.recall is not None:
+            wanted.add((length - 1) // size * size)  # the disk holds states at page ends only
         if sequence.format.seals:
             wanted = {position // size * size for position in wanted}
         return {position for position in wanted if 0 < position < length}

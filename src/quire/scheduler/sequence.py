@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Protocol
 
+from quire.cache.disk_recall import Reading
 from quire.cache.index import Node, chain
 from quire.cache.ledger import Page
 from quire.cache.specs import KVFormat
@@ -89,6 +90,8 @@ class Sequence:
         self.registered = 0
         self.waits_on: bytes | None = None
         """The key of a page that another running sequence is about to compute."""
+        self.reading: Reading | None = None
+        """The part of its beginning that is, or was last, read from disk."""
         self.page_ids: dict[int, PageIds] = {}
         """By group, the ids of `tables`; the runner's."""
         self._keys: list[bytes] = []
@@ -96,6 +99,11 @@ class Sequence:
     @property
     def id(self) -> str:
         return self.request.id
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether a part of its beginning is on its way from disk."""
+        return self.reading is not None and not self.reading.settled
 
     @property
     def known(self) -> int:

@@ -1,0 +1,271 @@
+"""Decides what of a prompt is worth reading from disk, and brings it back into memory.
+
+A prompt's beginning is read where the whole of it is on disk, or partly in memory already, for
+every group: full attention needs all pages, a window those that cover it before the boundary, a
+recurrent layer its state at the boundary. What was read is entered in the prefix index as if it had
+been kept all along; the ordinary match then finds it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from quire.cache.disk_page import HostPage
+from quire.cache.disk_tier import Read
+from quire.cache.index import Node, PrefixIndex, lasting_name
+from quire.cache.ledger import Ledger, Page, PoolKey
+from quire.cache.specs import FullKV, KVFormat, RecurrentState, WindowKV, first_visible
+
+_READ_BYTES = 256 << 20
+"""Read at once; a longer beginning comes in pieces, so that the host never holds it all."""
+_PATIENCE_S = 2.0
+_PATIENCE = 4
+"""A request waits for the disk this many times as long as estimated, and `_PATIENCE_S`."""
+
+
+class Tier(Protocol):
+    """What is asked of the disk tier."""
+
+    def __contains__(self, key: bytes) -> bool: ...
+
+    def read(self, keys: tuple[bytes, ...]) -> Read:
+        """Starts reading pages."""
+        ...
+
+    def seconds(self, size: int) -> float:
+        """How long reading so many bytes is likely to take."""
+        ...
+
+    def forgive(self) -> None:
+        """A read was not worth its time."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Whose beginning is wanted.
+
+    Attributes:
+        keys: chained hashes of the full pages that may be reused.
+    """
+
+    identity: bytes
+    format: KVFormat
+    tokens: Sequence[int]
+    keys: Sequence[bytes]
+
+
+@dataclass(slots=True, weakref_slot=True)
+class Reading:
+    """Part of a prompt's beginning on its way. Sequences with the same beginning share it.
+
+    Attributes:
+        end: the page number before which everything is read that is missing.
+        groups: by page number, the groups whose pages are read.
+        until: when to give up.
+        failed: there was no room, or no use, for what came; asking again would not help.
+    """
+
+    prompt: Prompt
+    end: int
+    groups: dict[int, list[int]]
+    read: Read
+    until: float
+    settled: bool = False
+    failed: bool = False
+
+
+class Recall:
+    """Owned by the scheduler.
+
+    Args:
+        tier: where pages are.
+        fits: whether contents have the shape of a pool's pages.
+        compute_seconds: what computing so many prompt tokens takes; None while unknown.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        ledger: Ledger,
+        tier: Tier,
+        fits: Callable[[PoolKey, HostPage], bool],
+        compute_seconds: Callable[[int], float | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._index, self._ledger, self._tier = index, ledger, tier
+        self._fits, self._compute_seconds, self._clock = fits, compute_seconds, clock
+        self._states = {g.index for g in index.groups if isinstance(g.spec, RecurrentState)}
+        self._under_way: WeakValueDictionary[bytes, Reading] = WeakValueDictionary()
+
+    def begin(self, prompt: Prompt, matched: int, before: Reading | None) -> Reading | None:
+        """Starts reading what follows `matched` tokens in memory, if that beats computing it.
+
+        Args:
+            before: the prompt's last reading; its patience is not renewed.
+        """
+        if before is not None and (before.failed or self._clock() >= before.until):
+            return None
+        size = self._index.page_tokens
+        path = self._index.path(prompt.identity, prompt.keys)
+        boundary = self._boundary(prompt, path, matched // size)
+        if boundary is None:
+            return None
+        under_way = self._under_way.get(prompt.keys[boundary - 1])
+        if under_way is not None and not under_way.settled:
+            return under_way
+        missing = self._missing(prompt, path, boundary)
+        wanted = [(g, n) for n, groups in missing.items() for g in groups]
+        bytes_ = sum(self._bytes(prompt, group) for group, _ in wanted)
+        seconds = self._tier.seconds(bytes_)
+        compute = self._compute_seconds(boundary * size - matched)
+        if compute is not None and seconds >= compute:
+            self._tier.forgive()
+            return None
+        until = self._clock() + _PATIENCE_S + _PATIENCE * seconds
+        end, part = self._first_part(prompt, missing, boundary)
+        names = [lasting_name(prompt.keys[n], g) for n, groups in part.items() for g in groups]
+        reading = Reading(
+            prompt,
+            end,
+            part,
+            self._tier.read(tuple(names)),
+            until if before is None else before.until,
+        )
+        self._under_way[prompt.keys[boundary - 1]] = reading
+        return reading
+
+    def settle(self, reading: Reading) -> bool:
+        """Whether a reading is over; if so, what came is in the index."""
+        if reading.settled:
+            return True
+        if not reading.read.done:
+            if self._clock() < reading.until:
+                return False
+            reading.read.cancelled = True
+            reading.failed = True
+        else:
+            self._restore(reading)
+        reading.settled = True
+        return True
+
+    # -- what to read --------------------------------------------------------------------------
+
+    def _boundary(self, prompt: Prompt, path: list[Node], matched: int) -> int | None:
+        """The most pages, beyond `matched`, after which every group would have what it needs."""
+        size = self._index.page_tokens
+        unbroken = {group.index: 0 for group in self._index.groups}
+        best = None
+        for number in range(len(prompt.keys)):
+            complete = True
+            for group in self._index.groups:
+                there = self._in_memory(path, number, group.index) or (
+                    lasting_name(prompt.keys[number], group.index) in self._tier
+                )
+                unbroken[group.index] = unbroken[group.index] + 1 if there else 0
+                if isinstance(group.spec, FullKV) and not there:
+                    return best
+                needed = 1
+                if isinstance(group.spec, WindowKV):
+                    seen = first_visible(group.spec, (number + 1) * size)
+                    needed = number + 1 - seen // size
+                complete = complete and unbroken[group.index] >= needed
+            if complete and number + 1 > matched:
+                best = number + 1
+        return best
+
+    def _missing(self, prompt: Prompt, path: list[Node], boundary: int) -> dict[int, list[int]]:
+        """By page number, the groups whose pages must be read to begin at `boundary`."""
+        size = self._index.page_tokens
+        missing: dict[int, list[int]] = {}
+        for number in range(boundary):
+            for group in self._index.groups:
+                first = 0
+                if isinstance(group.spec, WindowKV):
+                    first = first_visible(group.spec, boundary * size) // size
+                elif isinstance(group.spec, RecurrentState):
+                    first = boundary - 1
+                if number >= first and not self._in_memory(path, number, group.index):
+                    missing.setdefault(number, []).append(group.index)
+        return missing
+
+    def _in_memory(self, path: list[Node], number: int, group: int) -> bool:
+        if number >= len(path):
+            return False
+        node = path[number]
+        return group in node.pages or (group, self._index.page_tokens) in node.snapshots
+
+    def _first_part(
+        self, prompt: Prompt, missing: dict[int, list[int]], boundary: int
+    ) -> tuple[int, dict[int, list[int]]]:
+        """As many whole page numbers as may be read at once, one at least; and where they end."""
+        part: dict[int, list[int]] = {}
+        total = 0
+        for number, groups in missing.items():
+            total += sum(self._bytes(prompt, group) for group in groups)
+            if part and total > _READ_BYTES:
+                return number, part
+            part[number] = groups
+        return boundary, part
+
+    def _bytes(self, prompt: Prompt, group: int) -> int:
+        return self._ledger.page_bytes(PoolKey(group, prompt.format))
+
+    # -- back into memory ----------------------------------------------------------------------
+
+    def _restore(self, reading: Reading) -> None:
+        """Enters what was read in the index."""
+        path = self._index.path(reading.prompt.identity, reading.prompt.keys)
+        # Room for what comes must not be made by evicting what it continues.
+        held = [page for node in path for page in (*node.pages.values(), *node.snapshots.values())]
+        for page in held:
+            self._ledger.retain(page)
+        fresh: list[Page] = []
+        self._enter(reading, path, fresh)
+        self._ledger.release_all(fresh)
+        self._ledger.release_all(held)
+
+    def _enter(self, reading: Reading, path: list[Node], fresh: list[Page]) -> None:
+        """Makes nodes and pages up to the first one that did not come, or has no room."""
+        prompt, size = reading.prompt, self._index.page_tokens
+        node: Node | None = self._index.root(prompt.identity)
+        for number in range(reading.end):
+            groups = reading.groups.get(number, [])
+            if not groups and number < len(path):
+                node = path[number]
+                continue
+            pages = self._pages(reading, number, groups)
+            if pages is None or node is None:
+                return
+            fresh.extend(pages.values())
+            states = {g: p for g, p in pages.items() if g in self._states}
+            vectors = {g: p for g, p in pages.items() if g not in self._states}
+            tokens = tuple(prompt.tokens[number * size : (number + 1) * size])
+            node = self._index.insert(node, prompt.keys[number], tokens, vectors)
+            if node is not None:
+                for page in states.values():
+                    self._index.insert_snapshot(node, size, page)
+
+    def _pages(self, reading: Reading, number: int, groups: list[int]) -> dict[int, Page] | None:
+        """New pages with what was read for a page number; None if any is missing or has no room."""
+        prompt, pages = reading.prompt, {}
+        for group in groups:
+            pool = PoolKey(group, prompt.format)
+            contents = reading.read.pages.get(lasting_name(prompt.keys[number], group))
+            if contents is None:
+                break
+            got = self._ledger.allocate(pool, 1) if self._fits(pool, contents) else None
+            if got is None:
+                reading.failed = True
+                break
+            pages[group] = got[0]
+            self._ledger.restore(got[0], contents)
+        if len(pages) == len(groups):
+            return pages
+        self._ledger.release_all(pages.values())
+        return None

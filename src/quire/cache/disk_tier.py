@@ -1,0 +1,295 @@
+"""The disk tier: a thread that owns the store, and what the engine's thread may ask of it.
+
+Nothing here waits for the disk. What is to be written goes into a bounded queue, and is dropped
+when that is full; what is to be read comes back when it is there. Whatever goes wrong with the
+folder is said once, and the engine goes on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Condition, Thread
+
+from quire.cache.disk_page import HostPage, pack, page_size, unpack
+from quire.cache.disk_store import ROWS_A_COMMIT, DiskStore, StoreBusy, StoreError, StoreFull
+from quire.config import DiskConfig
+
+log = logging.getLogger("quire.disk")
+
+_COMMIT_BYTES = 16 << 20
+_PAUSE_S = 30.0
+_IDLE_FLUSH_S = 5.0
+_FIRST_RATE = 500e6
+_SMOOTHING = 0.2
+
+
+@dataclass(slots=True)
+class Read:
+    """Pages being read.
+
+    Attributes:
+        pages: those that are there and sound, by key; complete when `done`.
+        cancelled: set by whoever asked and no longer wants them.
+    """
+
+    keys: tuple[bytes, ...]
+    pages: dict[bytes, HostPage] = field(default_factory=dict)
+    done: bool = False
+    cancelled: bool = False
+
+
+@dataclass(slots=True)
+class DiskCounters:
+    """Totals since start; `bytes` is the file's size now.
+
+    Attributes:
+        dropped: pages not written because the queue was full or the disk was.
+        misses: pages that were to be read and were not there or not sound.
+    """
+
+    bytes: int = 0
+    written: int = 0
+    dropped: int = 0
+    hits: int = 0
+    misses: int = 0
+
+
+class DiskTier:
+    """Owned by the engine's thread, which calls everything here.
+
+    Args:
+        config: folder and limit.
+        fingerprint: of the model; its pages are never mixed with another's.
+        name: of the model, for people.
+        queue_bytes: pages waiting to be written, at most.
+        clock: seconds, for pauses and rates.
+
+    The folder is opened in the background. Until that is done, and after any failure, there is
+    simply nothing on disk.
+    """
+
+    def __init__(
+        self,
+        config: DiskConfig,
+        fingerprint: str,
+        name: str,
+        *,
+        queue_bytes: int = 256 << 20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counters = DiskCounters()
+        self.failure: str | None = None
+        """Why there is no disk tier, once there is none."""
+        self._config, self._fingerprint, self._name = config, fingerprint, name
+        self._queue_bytes, self._clock = queue_bytes, clock
+        self._store: DiskStore | None = None
+        self._changed = Condition()
+        self._writes: deque[tuple[bytes, HostPage, int]] = deque()
+        self._queued: set[bytes] = set()
+        """Keys that wait to be written, or are being written."""
+        self._waiting_bytes = 0
+        self._reads: deque[Read] = deque()
+        self._touched: list[bytes] = []
+        self._said: set[str] = set()
+        self._rate = _FIRST_RATE
+        self._paused_until = -_PAUSE_S
+        self._opened = self._closing = False
+        self._thread = Thread(target=self._run, name="quire-disk", daemon=True)
+        self._thread.start()
+
+    # -- what the engine's thread asks ---------------------------------------------------------
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether the page can be read. Wrong only for a moment, which a read then finds out."""
+        store = self._store
+        return store is not None and key in store
+
+    def wants(self, key: bytes) -> bool:
+        """Whether the page is worth exporting: it is not there yet, and would be taken."""
+        if self._store is None or key in self._queued:
+            return False
+        if key in self._store:
+            self._touched.append(key)
+            return False
+        if self._waiting_bytes < self._queue_bytes and self._clock() >= self._paused_until:
+            return True
+        self.counters.dropped += 1
+        return False
+
+    def spill(self, key: bytes, page: HostPage) -> None:
+        """Queues a page to be written."""
+        size = page_size(page)
+        with self._changed:
+            if self._store is None or key in self._queued:
+                return
+            if self._waiting_bytes + size > self._queue_bytes:
+                self.counters.dropped += 1
+                return
+            self._queued.add(key)
+            self._waiting_bytes += size
+            self._writes.append((key, page, size))
+            self._changed.notify_all()
+
+    def read(self, keys: tuple[bytes, ...]) -> Read:
+        """Starts reading pages. Always ends, whatever the disk does short of hanging."""
+        read = Read(keys)
+        with self._changed:
+            if self._store is None or self._closing:
+                read.done = True
+            else:
+                self._reads.append(read)
+                self._changed.notify_all()
+        return read
+
+    def seconds(self, size: int) -> float:
+        """How long reading so many bytes is likely to take."""
+        return 1e-3 + size / self._rate
+
+    def forgive(self) -> None:
+        """A read was not worth its time. A slow spell is forgotten by and by, or it never ended."""
+        self._rate += 0.02 * (_FIRST_RATE - self._rate)
+
+    def wait(self, seconds: float) -> None:
+        """Sleeps until a read ends, for so long at most."""
+        with self._changed:
+            if self._reads:
+                self._changed.wait(seconds)
+
+    def drain(self, seconds: float) -> bool:
+        """Waits until the folder is open and the queues are empty; False if not in time."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._opened and not (self._queued or self._reads), seconds
+            )
+
+    def close(self, seconds: float = 3.0) -> None:
+        """Writes what is queued, as far as time allows, and lets go of the folder."""
+        self.drain(seconds)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(seconds)
+
+    # -- the thread that owns the store --------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            while self._serve():
+                pass
+        except StoreError as error:
+            self._fail(str(error))
+        except Exception as error:  # whatever it was, a request must not wait for this thread
+            log.exception("the disk tier failed")
+            self._fail(f"{type(error).__name__}: {error}")
+        finally:
+            if self._store is not None:
+                self._store.close()
+                self._store = None
+
+    def _open(self) -> None:
+        store = DiskStore(
+            Path(self._config.path),
+            self._config.max_bytes,
+            self._fingerprint,
+            self._name,
+            self._say,
+        )
+        with self._changed:
+            self.counters.bytes = store.file_bytes
+            self._store, self._opened = store, True
+            self._changed.notify_all()
+        log.info("%s: %d KV pages on disk", self._config.path, len(store))
+
+    def _fail(self, reason: str) -> None:
+        log.warning("serving without the disk tier: %s", reason)
+        store, self._store = self._store, None
+        with self._changed:
+            self.failure = reason
+            self._opened = True
+            self.counters.dropped += len(self._queued)
+            self._writes.clear()
+            self._queued.clear()
+            self._waiting_bytes = 0
+            for read in self._reads:
+                read.done = True
+            self._reads.clear()
+            self._changed.notify_all()
+        if store is not None:
+            store.close()
+
+    def _say(self, message: str) -> None:
+        """Each kind of trouble once; `quire cache` and the counters tell the rest."""
+        kind = message.split("(")[0].split(";")[0]
+        if kind not in self._said:
+            self._said.add(kind)
+            log.warning("%s: %s", self._config.path, message)
+
+    def _serve(self) -> bool:
+        """One read, or one commit. False when it is time to end."""
+        with self._changed:
+            if not (self._reads or self._writes or self._closing):
+                self._changed.wait(_IDLE_FLUSH_S)
+            read = self._reads[0] if self._reads else None
+            batch = [] if read is not None else self._next_batch()
+            touched, self._touched = self._touched, []
+            if self._closing and not (read or batch):
+                return False
+        assert self._store is not None
+        for key in touched:
+            self._store.touch(key)
+        if read is not None:
+            self._serve_read(self._store, read)
+        elif batch:
+            self._serve_writes(self._store, batch)
+        else:
+            with suppress(StoreFull, StoreBusy):  # the order of use is no loss
+                self._store.flush()
+        return True
+
+    def _serve_read(self, store: DiskStore, read: Read) -> None:
+        for key in read.keys:
+            if read.cancelled:
+                break
+            before = self._clock()
+            value = store.get(key)
+            if value is None:
+                self.counters.misses += 1
+                continue
+            read.pages[key] = unpack(value)
+            self.counters.hits += 1
+            rate = len(value) / max(self._clock() - before, 1e-6)
+            self._rate += _SMOOTHING * (rate - self._rate)
+        with self._changed:
+            self._reads.remove(read)
+            read.done = True
+            self._changed.notify_all()
+
+    def _next_batch(self) -> list[tuple[bytes, HostPage, int]]:
+        batch: list[tuple[bytes, HostPage, int]] = []
+        size = 0
+        while self._writes and len(batch) < ROWS_A_COMMIT and size < _COMMIT_BYTES:
+            batch.append(self._writes.popleft())
+            size += batch[-1][2]
+        return batch
+
+    def _serve_writes(self, store: DiskStore, batch: list[tuple[bytes, HostPage, int]]) -> None:
+        try:
+            store.put([(key, pack(page)) for key, page, _ in batch])
+            self.counters.written += len(batch)
+        except (StoreFull, StoreBusy) as error:
+            self._say(f"pages are not written for a while; {error}")
+            self._paused_until = self._clock() + _PAUSE_S
+            self.counters.dropped += len(batch)
+        self.counters.bytes = store.file_bytes
+        with self._changed:
+            for key, _, size in batch:
+                self._queued.discard(key)
+                self._waiting_bytes -= size
+            self._changed.notify_all()

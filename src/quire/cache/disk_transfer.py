@@ -1,0 +1,67 @@
+"""Pages between the pools' arrays and the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+
+import mlx.core as mx
+import numpy as np
+
+from quire.cache.disk_page import HostPage, page_size
+from quire.cache.ledger import Change, PoolKey, Resize, Restore, Spill
+from quire.cache.pools import Pools
+
+SpillTo = Callable[[bytes, HostPage], None]
+
+
+def carry_out(changes: Iterable[Change], pools: Pools, spill: SpillTo | None) -> None:
+    """Mutates the pools: does what a plan says must happen to them before its step, in order.
+
+    Args:
+        spill: takes the pages that leave; None where no plan spills.
+    """
+    for (_, pool), together in groupby(changes, key=lambda change: (type(change), change.pool)):
+        run = list(together)
+        spills = [change for change in run if isinstance(change, Spill)]
+        restores = [change for change in run if isinstance(change, Restore)]
+        for change in run:
+            if isinstance(change, Resize):
+                pools.resize(change)
+        if spills and spill is not None:
+            contents = _to_host(pools, pool, [change.id for change in spills])
+            for change, page in zip(spills, contents, strict=True):
+                spill(change.name, page)
+        if restores:
+            ids = [change.id for change in restores]
+            pools.restore(pool, ids, _from_host([change.contents for change in restores]))
+
+
+def fits(pools: Pools, pool: PoolKey, page: HostPage) -> bool:
+    """Whether contents from elsewhere have the types and shapes of a pool's pages."""
+    ours = [(_name(array.dtype), array.shape[1:]) for array in pools.export(pool, [])]
+    theirs = [(dtype, array.shape[1:]) for dtype, array in page]
+    return ours == theirs and page_size(page) == pools.page_bytes(pool)
+
+
+def _to_host(pools: Pools, pool: PoolKey, ids: list[int]) -> list[HostPage]:
+    arrays = pools.export(pool, ids)
+    # Evaluated here: a pool that a pending gather still reads could not be written in place.
+    mx.eval(arrays)
+    parts = []
+    for array in arrays:
+        bits = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+        parts.append((_name(array.dtype), np.split(np.array(bits), len(ids))))
+    return [tuple((dtype, pages[n]) for dtype, pages in parts) for n in range(len(ids))]
+
+
+def _from_host(pages: Sequence[HostPage]) -> list[mx.array]:
+    arrays = []
+    for number, (dtype, _) in enumerate(pages[0]):
+        array = mx.array(np.concatenate([page[number][1] for page in pages]))
+        arrays.append(array.view(mx.bfloat16) if dtype == "bfloat16" else array)
+    return arrays
+
+
+def _name(dtype: mx.Dtype) -> str:
+    return str(dtype).removeprefix("mlx.core.")
