@@ -59,6 +59,11 @@ class DecodeBatch:
         return mx.array(visible[:, None, None, :])
 
     @cached_property
+    def bias(self) -> mx.array:
+        """`mask` as what is added to scores: 0 where visible, else minus infinity; float32."""
+        return mx.where(self.mask, 0.0, -mx.inf)
+
+    @cached_property
     def open_heads(self) -> mx.array:
         """`[B, kv_heads]` rows of the open pool's arrays."""
         assert self.opens is not None, "the format does not seal"
