@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import httpx
 import pytest
 import schemathesis
@@ -16,10 +14,13 @@ from schemathesis.specs.openapi.checks import (
 from starlette.routing import Route
 
 from quire.api.app import build_app
-from quire.api.openapi import OPERATIONS, document
+from quire.api.openapi import OPERATIONS, Operation, document
 from quire.config import ServerConfig
 from quire.engine.assembly import assemble
 from tests.api.conftest import Serve, Served
+
+
+ANSWERED = [operation for operation in OPERATIONS if operation.answers]
 
 
 def test_it_lists_the_routes_that_there_are(shared: Served) -> None:
@@ -38,9 +39,13 @@ def test_it_is_served(serve: Serve) -> None:
     assert httpx.get(f"{serve().url}/openapi.json").json() == document("quire-demo")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("operation", [each for each in OPERATIONS if each.answers])
-def test_no_input_breaks_the_server(serve: Serve, operation: Any) -> None:
+@pytest.mark.parametrize("examples", [8, pytest.param(150, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "operation",
+    [each for each in OPERATIONS if each.answers],
+    ids=lambda each: f"{each.method} {each.path}",
+)
+def test_no_input_breaks_the_server(serve: Serve, operation: Operation, examples: int) -> None:
     served = serve("Hello.")
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
     described = schema[operation.path][operation.method.upper()]
@@ -48,7 +53,7 @@ def test_no_input_breaks_the_server(serve: Serve, operation: Any) -> None:
     answered: set[int] = set()
 
     @given(case=described.as_strategy())
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck))
     def check(case: schemathesis.Case) -> None:
         answer = case.call_and_validate(
             checks=[not_a_server_error, status_code_conformance, response_schema_conformance],
@@ -57,4 +62,5 @@ def test_no_input_breaks_the_server(serve: Serve, operation: Any) -> None:
         answered.add(answer.status_code)
 
     check()
-    assert 200 in answered or operation.path == "/v1/models/{name}"
+    if examples > 100 and "{" not in operation.path:
+        assert 200 in answered  # the document describes what can be answered

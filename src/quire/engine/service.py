@@ -195,6 +195,10 @@ class Service:
         """
         if self.client.failure is not None:
             raise EngineFailure(f"The engine cannot go on: {self.client.failure}")
+        if not spec.messages and not spec.prompts:
+            raise RequestError(
+                "The request holds nothing that could be answered.", code="invalid_value"
+            )
         prompts = await self.tokens(spec)
         for prompt in prompts:
             self._check_prompt(prompt, "messages" if spec.messages else "prompt")
