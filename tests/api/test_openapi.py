@@ -19,7 +19,6 @@ from quire.config import ServerConfig
 from quire.engine.assembly import assemble
 from tests.api.conftest import Serve, Served
 
-
 ANSWERED = [operation for operation in OPERATIONS if operation.answers]
 
 

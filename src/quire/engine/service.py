@@ -195,10 +195,6 @@ class Service:
         """
         if self.client.failure is not None:
             raise EngineFailure(f"The engine cannot go on: {self.client.failure}")
-        if not spec.messages and not spec.prompts:
-            raise RequestError(
-                "The request holds nothing that could be answered.", code="invalid_value"
-            )
         prompts = await self.tokens(spec)
         for prompt in prompts:
             self._check_prompt(prompt, "messages" if spec.messages else "prompt")
@@ -233,7 +229,14 @@ class Service:
         """The token ids of each prompt, of any length.
 
         Long prompts are rendered and encoded in a thread, so that streams go on meanwhile.
+
+        Raises:
+            RequestError: there is neither a message nor a prompt, or the template refuses them.
         """
+        if not spec.messages and not spec.prompts:
+            raise RequestError(
+                "The request holds nothing that could be answered.", code="invalid_value"
+            )
         size = sum(len(str(message.get("content", ""))) for message in spec.messages)
         size += sum(len(prompt) for prompt in spec.prompts if isinstance(prompt, str))
         if size > _IN_THREAD:
