@@ -61,5 +61,5 @@ def test_no_input_breaks_the_server(serve: Serve, operation: Operation, examples
         answered.add(answer.status_code)
 
     check()
-    if examples > 100 and "{" not in operation.path:
+    if examples > 100 and operation.path in ("/v1/chat/completions", "/v1/messages"):
         assert 200 in answered  # the document describes what can be answered
