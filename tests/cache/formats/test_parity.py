@@ -1,4 +1,4 @@
-"""Packed caches in company: whatever runs beside a request, and however it is cut, it gets the same."""
+"""Packed caches in company: whatever runs beside a request, however it is cut, it gets the same."""
 
 from __future__ import annotations
 
