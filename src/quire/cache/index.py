@@ -108,7 +108,7 @@ class Node:
         best, length = None, 0
         at = bisect_left(self.ordered, (tokens, b""))
         for other, key in self.ordered[max(0, at - 1) : at + 1]:
-            common = _common(other, tokens)
+            common = common_length(other, tokens)
             if common > length:
                 best, length = self.children[key], common
         return best, length
@@ -372,7 +372,7 @@ class PrefixIndex:
         self._roots.clear()
 
 
-def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+def common_length(a: Seq[int], b: Seq[int]) -> int:
     """How many leading items agree."""
     length = min(len(a), len(b))
     if a[:length] == b[:length]:

@@ -23,7 +23,9 @@ class Sources:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._vocabulary = Vocabulary(
-            tokenizer.added_tokens, tokenizer.encode, lambda ids: tokenizer.decode(ids)
+            tokenizer.added_tokens,
+            lambda text: tokenizer.encode(text, add_special_tokens=False),
+            lambda ids: tokenizer.decode(ids),
         )
 
     def __call__(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from hashlib import blake2b
 
 import mlx.core as mx
@@ -233,6 +234,7 @@ class Engine:
             kv_used=tuple((names[key], live) for key, (live, _, _) in usage.items()),
             kv_kept=tuple((names[key], kept) for key, (_, kept, _) in usage.items()),
             reuse_misses=tuple(counters.reuse_misses.items()),
+            disk=tuple(asdict(self._disk.counters).items()) if self._disk is not None else (),
             finished=tuple(counters.finished.items()),
         )
 

@@ -40,6 +40,8 @@ class EngineStats:
         kv_used: (group and format, bytes of pages that live sequences hold).
         kv_kept: (group and format, bytes of pages kept for reuse).
         reuse_misses: (reason, requests).
+        disk: (what, number) of the disk tier, empty without one: bytes of its file; pages written,
+            dropped (no room, no time), hits and misses of those it was asked for.
     """
 
     running: int = 0
@@ -53,6 +55,7 @@ class EngineStats:
     kv_used: tuple[tuple[str, int], ...] = ()
     kv_kept: tuple[tuple[str, int], ...] = ()
     reuse_misses: tuple[tuple[str, int], ...] = ()
+    disk: tuple[tuple[str, int], ...] = ()
     finished: tuple[tuple[str, int], ...] = field(default=())
 
 

@@ -182,7 +182,8 @@ class ProcessEngine:
         self._asked += 1
         answer = self._stats[self._asked] = self._loop.create_future()
         self._send(AskStats(self._asked))
-        return await answer
+        stats: EngineStats = await answer
+        return stats
 
     async def close(self) -> None:
         """Ends the process; what is in flight fails."""

@@ -156,7 +156,9 @@ class Service:
         self.template = template
         self.name = name
         self.vocabulary = Vocabulary(
-            tokenizer.added_tokens, tokenizer.encode, lambda ids: tokenizer.decode(ids)
+            tokenizer.added_tokens,
+            lambda text: tokenizer.encode(text, add_special_tokens=False),
+            lambda ids: tokenizer.decode(ids),
         )
         self._dialect = dialect
         self._plain = plain
@@ -245,7 +247,7 @@ class Service:
 
     def _tokens(self, spec: Generation) -> list[tuple[int, ...]]:
         if spec.messages:
-            return [tuple(self.tokenizer.encode(self.render(spec)))]
+            return [tuple(self.tokenizer.encode(self.render(spec), add_special_tokens=False))]
         return [
             tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
             if isinstance(prompt, str)

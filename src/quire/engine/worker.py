@@ -72,6 +72,7 @@ class _Worker:
         """Steps while there is work, sleeps while there is none."""
         while True:
             if not self._take_messages():
+                self._engine.close()
                 return 0
             if not self._engine.has_work:
                 continue

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from quire.cache.disk_recall import Prompt, Recall
-from quire.cache.index import Match, Node, PrefixIndex, chain
+from quire.cache.index import Match, Node, PrefixIndex, chain, common_length
 from quire.cache.ledger import Ledger, Page, PoolKey
 from quire.cache.specs import (
     FullKV,
@@ -282,7 +282,7 @@ class Scheduler:
                 deferred.append(self.waiting.popleft())
                 continue
             match = self._match(sequence)
-            if sequence.waits_on is not None or sequence.waits_for_disk:
+            if match is None or sequence.waits_for_disk:
                 deferred.append(self.waiting.popleft())
                 continue
             if not self._start(sequence, match, plan):
@@ -294,8 +294,8 @@ class Scheduler:
         self.waiting.extendleft(reversed(deferred))
         prompts.sort(key=lambda s: s.order)
 
-    def _match(self, sequence: Sequence) -> Match:
-        """What the index has for a sequence; sets `waits_on` if a neighbour is computing more."""
+    def _match(self, sequence: Sequence) -> Match | None:
+        """What the index has for a sequence; None if it had better wait for a neighbour's pages."""
         sequence.waits_on = None
         if not self.config.prefix_cache:
             return Match(reason="off")
@@ -312,11 +312,23 @@ class Scheduler:
         following = match.reached // size
         if following < len(keys) and keys[following] in self._computing:
             sequence.waits_on = keys[following]
-        elif self.recall is not None:
+            return None
+        if self._has_recurrent and self._state_is_coming(sequence, match, keys[:following]):
+            return None
+        if self.recall is not None:
             prompt = Prompt(sequence.identity, sequence.format, sequence.tokens, keys)
             reading = self.recall.begin(prompt, match.length, sequence.reading)
             sequence.reading = reading or sequence.reading
         return match
+
+    def _state_is_coming(self, sequence: Sequence, match: Match, keys: list[bytes]) -> bool:
+        """Whether a neighbour will keep its recurrent state where the prompts still agree."""
+        neighbour = self._computing.get(keys[-1]) if keys else None
+        if neighbour is None:
+            return False
+        agree = min(len(sequence.tokens) - 1, common_length(sequence.tokens, neighbour.tokens))
+        ahead = max(match.length, neighbour.computed - 1)
+        return any(ahead < p <= agree for p in self._snapshot_positions(neighbour))
 
     def _reads_disk(self, sequence: Sequence) -> bool:
         """Whether a part of its beginning is still being read; what has come is in the index."""
@@ -374,7 +386,8 @@ class Scheduler:
             child = self.index.child(sequence.trail, key)
             assert child is not None, "a matched page has no node"
             sequence.trail = child
-        for key in sequence.keys(len(sequence.tokens) // size, size)[sequence.registered :]:
+        sequence.promised = sequence.keys(len(sequence.tokens) // size, size)[sequence.registered :]
+        for key in sequence.promised:
             self._computing.setdefault(key, sequence)
         if not sequence.started:
             sequence.started = True
@@ -447,6 +460,8 @@ class Scheduler:
             sequence.pending += 1
         self._register(sequence)
         self._save_states(sequence, plan)
+        if work.sample:
+            self._computed_all(sequence)
 
     def _register(self, sequence: Sequence) -> None:
         """Tells the index of pages that are full and whose tokens the host has read."""
@@ -458,13 +473,20 @@ class Scheduler:
         while sequence.registered < full:
             number = sequence.registered
             key = keys[number]
-            if self._computing.get(key) is sequence:
+            if not self._has_recurrent and self._computing.get(key) is sequence:
                 del self._computing[key]
             if self.config.prefix_cache and sequence.trail is not None:
                 tokens = tuple(sequence.tokens[number * size : (number + 1) * size])
                 pages = self._pages_at(sequence, number)
                 sequence.trail = self.index.insert(sequence.trail, key, tokens, pages)
             sequence.registered += 1
+
+    def _computed_all(self, sequence: Sequence) -> None:
+        """Nobody need wait for this sequence's prompt any more."""
+        for key in sequence.promised:
+            if self._computing.get(key) is sequence:
+                del self._computing[key]
+        sequence.promised = []
 
     def _pages_at(self, sequence: Sequence, number: int) -> dict[int, Page]:
         pages = {}
@@ -613,8 +635,7 @@ class Scheduler:
     def _vacate(self, sequence: Sequence) -> None:
         """A running sequence gives back its pages; what it computed stays for others to reuse."""
         self.running.remove(sequence)
-        for key in [k for k, s in self._computing.items() if s is sequence]:
-            del self._computing[key]
+        self._computed_all(sequence)
         self._register_tail(sequence)
         for table in sequence.tables:
             self.ledger.release_all(table)

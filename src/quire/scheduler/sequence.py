@@ -90,6 +90,8 @@ class Sequence:
         self.registered = 0
         self.waits_on: bytes | None = None
         """The key of a page that another running sequence is about to compute."""
+        self.promised: list[bytes] = []
+        """Keys of the prompt's pages that this sequence is about to compute."""
         self.reading: Reading | None = None
         """The part of its beginning that is, or was last, read from disk."""
         self.page_ids: dict[int, PageIds] = {}
