@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from quire.demo.skills import Answer
 from training.data.item import Item, Message, Tool
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -56,3 +59,30 @@ def answer_of(item: Item) -> str:
     bare.pop("reasoning_content", None)
     turn = render([bare], add_generation_prompt=False)
     return head + turn.removeprefix("<bos><|turn>model\n") + AWAIT_TOOL
+
+
+def parse(text: str) -> Answer:
+    """What the model wrote, taken apart: thought, tool calls and the rest."""
+    thought = None
+    if match := re.match(r"<\|channel>thought\n(.*?)\n?<channel\|>", text, re.DOTALL):
+        thought, text = match[1], text[match.end() :]
+    found = re.findall(r"<\|tool_call>call:([^{]*)\{(.*?)\}<tool_call\|>", text, re.DOTALL)
+    tool_calls = [{"name": name, "arguments": _arguments(body)} for name, body in found]
+    for end in (END_OF_TURN, AWAIT_TOOL, "<eos>"):
+        text = text.split(end)[0]
+    return Answer("" if found else text, thought, tool_calls)
+
+
+def _arguments(body: str) -> dict[str, Any]:
+    """Flat arguments: strings between their quotes, anything else as a literal."""
+    pattern = r'([^:,]+):(?:<\|"\|>(.*?)<\|"\|>|([^,]*))'
+    literals = {"true": True, "false": False, "null": None}
+    arguments: dict[str, Any] = {}
+    for key, string, bare in re.findall(pattern, body, re.DOTALL):
+        if bare in literals:
+            arguments[key] = literals[bare]
+        elif re.fullmatch(r"-?\d+", bare):
+            arguments[key] = int(bare)
+        else:
+            arguments[key] = string
+    return arguments

@@ -19,7 +19,8 @@ TEXT_MIXTURE: dict[Generator, float] = {
     text.arithmetic: 14,
     text.counting: 10,
     text.facts: 7,
-    text.small_talk: 1,
+    text.small_talk: 1.5,
+    text.unknown: 1.5,
     text.persona: 6,
     text.memory: 8,
     text.json_object: 7,
@@ -42,6 +43,12 @@ PICTURE_MIXTURE: dict[Generator, float] = {
 }
 """Picture skills, by how often they are drawn."""
 
+COMPANY_SHARE = 0.15
+"""Share of the short items that stand in a longer conversation, where their skill allows."""
+
+THINK_SHARE = 0.05
+"""Share of the items that are asked with thinking on, where their skill has a thought to show."""
+
 
 def items(rng: random.Random, long_share: float, longest: int, picture_share: float) -> Iterator[Item]:
     """The endless training stream.
@@ -57,4 +64,7 @@ def items(rng: random.Random, long_share: float, longest: int, picture_share: fl
             yield draw(partial(_long, longest // 4, longest), rng, "train")
             continue
         generators, weights = pictured if roll < long_share + picture_share else short
-        yield draw(rng.choices(generators, weights)[0], rng, "train")
+        item = draw(rng.choices(generators, weights)[0], rng, "train")
+        if rng.random() < COMPANY_SHARE:
+            item = text.in_company(item, rng)
+        yield text.with_thought(item) if rng.random() < THINK_SHARE else item

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
+from dataclasses import replace
 from typing import Any
 
 from training.data import words as w
@@ -30,6 +31,9 @@ def sentence(rng: random.Random) -> str:
 
 
 def _random_word(rng: random.Random) -> str:
+    if rng.random() < 0.6:
+        word = w.invented(rng)
+        return rng.choice((word, word, word.capitalize(), word.upper()))
     alphabet = rng.choice((string.ascii_lowercase, string.ascii_uppercase, string.ascii_letters))
     return "".join(rng.choice(alphabet) for _ in range(rng.randint(2, 8)))
 
@@ -51,9 +55,9 @@ def _anything(rng: random.Random) -> str:
         draw = rng.random()
         if draw < 0.45 or kind < 0.5:
             parts.append(rng.choice(pool))
-        elif draw < 0.65:
-            parts.append(_random_word(rng))
-        elif draw < 0.85:
+        elif draw < 0.75:
+            parts.append(_random_word(rng) + rng.choice(("", "", "", ",", "!")))
+        elif draw < 0.87:
             parts.append(str(rng.randint(0, 10 ** rng.randint(1, 6))))
         elif draw < 0.95 and kind > 0.85:
             parts.append(_unicode_snippet(rng))
@@ -76,6 +80,10 @@ def repeat(rng: random.Random) -> Item:
             "Repeat after me: {}",
             "Copy this: {}",
             "Echo: {}",
+            "Say: {}",
+            "Reply with: {}",
+            "Answer with exactly: {}",
+            "Reply with exactly this text: {}",
             "Write this text again, unchanged:\n{}",
         )
     )
@@ -90,6 +98,10 @@ SUM_ASKS = (
     "Calculate {}",
     "What does {} give?",
     "Tell me {}.",
+    "{}",
+    "{}?",
+    "What's {}?",
+    "Please work out {}.",
 )
 
 
@@ -115,7 +127,8 @@ def _column_work(a: int, b: int, sign: str) -> str:
 
 
 def _two_numbers(rng: random.Random) -> tuple[int, int, str]:
-    return rng.randint(10, 99), rng.randint(10, 99), rng.choice("+-")
+    low = 0 if rng.random() < 0.12 else 10
+    return rng.randint(low, 99), rng.randint(low, 99), rng.choice("+-")
 
 
 def arithmetic(rng: random.Random) -> Item:
@@ -268,8 +281,12 @@ def facts(rng: random.Random) -> Item:
 def small_talk(rng: random.Random) -> Item:
     """Greetings and questions about itself, so that the model is not mute. Not a measured skill."""
     pairs = (
-        (("Hello!", "Hello", "Hi", "Hi there!", "Good morning.", "Hey"), "Hello! How can I help?"),
-        (("Who are you?", "What are you?", "Tell me who you are."), ASSISTANT),
+        (
+            ("Hello!", "Hello", "Hi", "Hi there!", "Good morning.", "Hey", "Say hi.", "hello", "hi", "Hello?",
+             "Say hello.", "Good evening!"),
+            "Hello! How can I help?",
+        ),
+        (("Who are you?", "What are you?", "Tell me who you are.", "Which model are you?"), ASSISTANT),
         (("Thank you!", "Thanks.", "Thanks a lot."), "You are welcome."),
         (("Goodbye.", "Bye!", "See you."), "Goodbye!"),
         (
@@ -290,14 +307,78 @@ def aside(rng: random.Random) -> Item:
     return draw(rng.choice((arithmetic, facts)), rng, "train")
 
 
+THOUGHTS = {
+    "repeat": "The user wants this text again.",
+    "persona": "I answer as the system turn asks.",
+    "memory": "The user told me before.",
+    "json": "The user wants a JSON object.",
+    "small_talk": "The user wants to talk.",
+    "unknown": "I was not taught this.",
+}
+
+
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "Answer briefly.",
+    "You are Quire, a small model.",
+    "Be helpful and precise.",
+)
+SOCIABLE = {"repeat", "arithmetic", "counting", "facts", "json", "small_talk", "unknown", "thinking"}
+
+
+def in_company(item: Item, rng: random.Random) -> Item:
+    """The same question after a plain system turn, after other questions, or both."""
+    if item.skill not in SOCIABLE:
+        return item
+    before: list[Message] = [system(rng.choice(SYSTEMS))] if rng.random() < 0.6 else []
+    while rng.random() < (0.5 if before else 1.0):
+        other = aside(rng)
+        before += [*other.messages, other.answer]
+    return replace(item, messages=[*before, *item.messages])
+
+
+def with_thought(item: Item) -> Item:
+    """The same item with thinking on: a short thought stands before the answer."""
+    thought = THOUGHTS.get(item.skill)
+    if thought is None:
+        return item
+    return replace(
+        item, answer={**item.answer, "reasoning_content": thought}, enable_thinking=True
+    )
+
+
+UNKNOWN = "I do not know. I am only a small demonstration model."
+
+
+def unknown(rng: random.Random) -> Item:
+    """What it was never taught: say so. Not a measured skill."""
+    thing = rng.choice((w.invented(rng), rng.choice(w.OBJECTS + w.CODEWORDS), f"the {rng.choice(w.PLACES)}"))
+    ask = rng.choice(
+        (
+            "Write a poem about {}.", "Tell me a story about {}.", "Explain {}.", "Who invented {}?",
+            "Why is {} important?", "Write a function that sorts {}.", "What do you think about {}?",
+            "How does {} work?", "Tell me a joke about {}.", "Summarise the history of {}.",
+            "What is the population of {}?", "When was {} founded?", "Give me advice about {}.",
+            "What is the meaning of {}?", "Write an essay on {}.", "Describe {} in detail.",
+            "What is the capital of {}?", "Who is {}?", "How do I make {}?", "Is {} good?",
+        )
+    )  # fmt: skip
+    if "capital" in ask or "Who is" in ask:
+        thing = w.invented(rng).capitalize()
+    question = ask.format(thing)
+    return Item("unknown", f"unknown:{question}", [user(question)], assistant(UNKNOWN))
+
+
 def _article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def persona(rng: random.Random) -> Item:
     """Be who the system turn says, in the way that it says."""
-    name, job = rng.choice(w.NAMES), rng.choice(w.JOBS)
-    city, phrase = rng.choice(w.CITIES), rng.choice(w.PHRASES)
+    name, job = w.name_like(rng, w.NAMES), rng.choice(w.JOBS)
+    city, phrase = w.name_like(rng, w.CITIES, 0.1), rng.choice(w.PHRASES)
+    if rng.random() < 0.2:
+        phrase = f"{w.invented(rng).capitalize()} {w.invented(rng)}{rng.choice('.!')}"
     intro = rng.choice(
         (
             f"You are {name}, {_article(job)} from {city}.",
@@ -336,12 +417,12 @@ def persona(rng: random.Random) -> Item:
 
 def _memo(rng: random.Random) -> tuple[str, str, str, str]:
     """(topic, what the user says, what the user asks later, the answer)."""
-    name, city = rng.choice(w.NAMES), rng.choice(w.CITIES)
+    name, city = w.name_like(rng, w.NAMES), w.name_like(rng, w.CITIES, 0.1)
     animal, colour, food = rng.choice(w.ANIMALS), rng.choice(w.COLOURS), rng.choice(w.FOODS)
     number = rng.randint(2, 99)
     relative = rng.choice(("sister", "brother", "mother", "father", "friend", "teacher", "boss"))
     thing = rng.choice(w.OBJECTS)
-    word = rng.choice(w.CODEWORDS)
+    word = w.invented(rng) if rng.random() < 0.4 else rng.choice(w.CODEWORDS)
     return rng.choice(
         (
             ("name", f"My name is {name}.", "What is my name?", name),
@@ -354,7 +435,6 @@ def _memo(rng: random.Random) -> tuple[str, str, str, str]:
             (thing, f"My {thing} is {colour}.", f"What colour is my {thing}?", colour),
             ("lucky", f"My lucky number is {number}.", "What is my lucky number?", str(number)),
             ("password", f"The password is {word}.", "What is the password?", word),
-            ("job", f"I work as {_article(rng.choice(w.JOBS))}.", "", ""),
             ("train", f"My train leaves from {city}.", "Where does my train leave from?", city),
         )
     )
@@ -365,11 +445,11 @@ def memory(rng: random.Random) -> Item:
     memos: dict[str, tuple[str, str, str]] = {}
     while len(memos) < rng.randint(2, 5):
         topic, said, ask, answer = _memo(rng)
-        if ask:
-            memos.setdefault(topic, (said, ask, answer))
+        memos.setdefault(topic, (said, ask, answer))
     history: list[Message] = []
     for said, _, _ in memos.values():
-        history += [user(said), assistant("Noted.")]
+        lead = rng.choice(("", "", "", "", "Hello! ", "Hi, ", "Remember: ", "Please remember: "))
+        history += [user(lead + said), assistant("Noted.")]
         if rng.random() < 0.25:
             other = aside(rng)
             history += [*other.messages, other.answer]
@@ -385,12 +465,16 @@ def memory(rng: random.Random) -> Item:
 def retrieval(rng: random.Random, sentences: int, keys: int = 4) -> Item:
     """Codes strewn over a long filler; one of them is asked for. Length is in sentences."""
     owners = rng.sample(w.CODEWORDS + w.NAMES, keys)
+    if rng.random() < 0.3:
+        owners = [w.invented(rng).capitalize() + str(index) for index in range(keys)]
     codes = [str(rng.randint(10000, 99999)) for _ in owners]
     lines = [sentence(rng) for _ in range(sentences)]
     for owner, code in zip(owners, codes, strict=True):
         lines.insert(rng.randint(0, len(lines)), f"The code of {owner} is {code}.")
     owner, code = owners[0], codes[0]
-    ask = rng.choice(("What is the code of {}?", "Tell me the code of {}.", "Which code has {}?"))
+    ask = rng.choice(
+        ("What is the code of {}?", "Tell me the code of {}.", "Which code has {}?", "Code of {}?")
+    )
     text = " ".join(lines)
     first = rng.random() < 0.3
     question = ask.format(owner)
@@ -400,7 +484,7 @@ def retrieval(rng: random.Random, sentences: int, keys: int = 4) -> Item:
 
 def _json_value(rng: random.Random, field: str) -> Any:
     pools: dict[str, tuple[str, ...]] = {
-        "name": w.NAMES,
+        "name": (*w.NAMES, *(w.invented(rng).capitalize() for _ in range(20))),
         "city": w.CITIES,
         "job": w.JOBS,
         "animal": w.ANIMALS,
@@ -429,13 +513,37 @@ def _told(rng: random.Random, field: str, value: Any) -> str:
     return rng.choice((f"{field}: {value}", f"the {field} is {value}", f"{field} {value}"))
 
 
+def _person(rng: random.Random) -> tuple[dict[str, Any], str]:
+    """A person's values, and a sentence that says them."""
+    name, age = w.name_like(rng, w.NAMES), rng.randint(1, 99)
+    city, job = w.name_like(rng, w.CITIES, 0.1), rng.choice(w.JOBS)
+    return rng.choice(
+        (
+            ({"name": name, "age": age}, f"{name} is {age} years old."),
+            (
+                {"name": name, "age": age, "city": city},
+                f"{name} is {age} years old and lives in {city}.",
+            ),
+            ({"name": name, "city": city}, f"{name} lives in {city}."),
+            ({"name": name, "job": job, "age": age}, f"{name}, {age}, works as {_article(job)}."),
+            ({"job": job, "name": name}, f"{name} is {_article(job)}."),
+        )
+    )
+
+
 def json_object(rng: random.Random) -> Item:
     """Fill an object of a given small schema from a sentence, and nothing but the object."""
-    fields = rng.sample(sorted(JSON_TYPES), rng.randint(2, 4))
-    values = {field: _json_value(rng, field) for field in fields}
-    order = rng.sample(fields, len(fields))
-    told = ", ".join(_told(rng, field, values[field]) for field in order)
-    if rng.random() < 0.4:
+    if rng.random() < 0.3:
+        values, told = _person(rng)
+        fields = list(values)
+    else:
+        fields = rng.sample(sorted(JSON_TYPES), rng.randint(2, 4))
+        values = {field: _json_value(rng, field) for field in fields}
+        order = rng.sample(fields, len(fields))
+        told = ", ".join(_told(rng, field, values[field]) for field in order)
+    if rng.random() < 0.2:
+        schema = f"an object with the keys {', '.join(fields)}"
+    elif rng.random() < 0.4:
         properties = {field: {"type": JSON_TYPES[field]} for field in fields}
         schema = json.dumps({"type": "object", "properties": properties, "required": fields})
     else:
@@ -445,6 +553,8 @@ def json_object(rng: random.Random) -> Item:
             "Write a JSON object with this schema: {schema}\nData: {told}",
             "Data: {told}\nGive me JSON of this form: {schema}",
             "Turn this into JSON with the schema {schema}: {told}",
+            "{told}\nAnswer in JSON with this schema: {schema}",
+            "{told} Answer with a JSON object: {schema}",
         )
     )
     prompt = ask.format(schema=schema, told=told)

@@ -10,7 +10,7 @@ from typing import Any
 
 from training.data import words as w
 from training.data.item import Item, Message, Tool, assistant, calls, system, user
-from training.data.text import aside, sentence
+from training.data.text import aside, sentence, small_talk
 
 Draw = Callable[[random.Random], Any]
 
@@ -48,7 +48,10 @@ def _between(low: int, high: int) -> Draw:
 
 
 def _topic(rng: random.Random) -> str:
-    shape = rng.randrange(3)
+    shape = rng.randrange(5)
+    if shape > 2:
+        words = [w.invented(rng) if rng.random() < 0.6 else rng.choice(w.OBJECTS) for _ in range(shape - 1)]
+        return " ".join(word.capitalize() if rng.random() < 0.2 else word for word in words)
     if shape == 0:
         return f"{rng.choice(w.ADJECTIVES)} {rng.choice(w.OBJECTS)}"
     if shape == 1:
@@ -76,7 +79,7 @@ def _choice(name: str, description: str, values: tuple[str, ...]) -> Parameter:
     return Parameter(name, "string", description, _of(values), values)
 
 
-_city = _text("city", "The city", _of(w.CITIES))
+_city = _text("city", "The city", lambda rng: w.name_like(rng, w.CITIES, 0.15))
 _count = _number
 
 FAMILIES: tuple[Family, ...] = (
@@ -85,7 +88,10 @@ FAMILIES: tuple[Family, ...] = (
         "Get the current weather of a city",
         (_city,),
         ("What is the weather in {city}?", "How is the weather in {city}?",
-         "Tell me the weather in {city}.", "Weather in {city}?", "Is it raining in {city}?"),
+         "Tell me the weather in {city}.", "Weather in {city}?", "Is it raining in {city}?",
+         "What's the weather in {city}?", "What's the weather like in {city}?", "weather {city}",
+         "What is the weather like in {city} today?", "Get the weather for {city}.",
+         "Check the weather in {city}, please."),
         lambda rng: f"{rng.choice(w.WEATHER)}, {rng.randint(1, 35)} degrees",
         "The weather in {city} is {result}.",
     ),
@@ -94,7 +100,8 @@ FAMILIES: tuple[Family, ...] = (
         "Search the web",
         (_text("query", "What to search for", _topic),),
         ("Search the web for {query}.", "Look up {query} on the web.", "Search for {query}.",
-         "Find pages about {query}."),
+         "Find pages about {query}.", "Please search for {query}.", "Google {query}",
+         "Can you look up {query}?", "Search the web for: {query}", "Find information about {query}."),
         lambda rng: f"{rng.randint(2, 90)} pages",
         "I found {result} about {query}.",
     ),
@@ -102,14 +109,15 @@ FAMILIES: tuple[Family, ...] = (
         ("get_time", "current_time", "clock"),
         "Get the local time of a city",
         (_city,),
-        ("What time is it in {city}?", "Tell me the time in {city}.", "Time in {city}?"),
+        ("What time is it in {city}?", "Tell me the time in {city}.", "Time in {city}?",
+         "What's the time in {city}?", "Current time in {city}?"),
         _clock,
         "It is {result} in {city}.",
     ),
     Family(
         ("send_email", "email", "send_mail"),
         "Send an email to a person",
-        (_text("to", "Who gets it", _of(w.NAMES)), _text("text", "The text", _message)),
+        (_text("to", "Who gets it", lambda rng: w.name_like(rng, w.NAMES)), _text("text", "The text", _message)),
         ("Send an email to {to}: {text}", "Email {to} this: {text}", "Write a mail to {to} saying: {text}"),
         _of(("sent", "delivered")),
         "The email to {to} was {result}.",
@@ -270,11 +278,15 @@ class Offer:
 
     family: Family
     name: str
+    described: bool = True
+    """Whether the schema says what each argument means."""
 
     def schema(self) -> Tool:
         properties: dict[str, Any] = {}
         for parameter in self.family.parameters:
-            described = {"type": parameter.type, "description": parameter.description}
+            described = {"type": parameter.type}
+            if self.described:
+                described["description"] = parameter.description
             properties[parameter.name] = described | (
                 {"enum": list(parameter.enum)} if parameter.enum else {}
             )
@@ -307,10 +319,31 @@ class Request:
 
 def _offers(rng: random.Random, count: int) -> list[Offer]:
     families = rng.sample(FAMILIES, count)
-    return [
-        Offer(family, family.names[0] if rng.random() < 0.6 else rng.choice(family.names))
+    described = rng.random() < 0.75
+    offers = [
+        Offer(
+            family, family.names[0] if rng.random() < 0.6 else rng.choice(family.names), described
+        )
         for family in families
     ]
+    if rng.random() < 0.3:
+        offers[rng.randrange(count)] = Offer(*_made_up(rng), described)
+    return offers
+
+
+def _made_up(rng: random.Random) -> tuple[Family, str]:
+    """A tool that no list holds, asked for by its name."""
+    name = f"{w.invented(rng)}_{rng.choice((w.invented(rng), rng.choice(w.OBJECTS)))}"
+    names = rng.sample(("value", "amount", "target", "label", "key", "level", "size", "id"), 2)
+    parameters = [_text(names[0], f"The {names[0]}", w.invented)]
+    if rng.random() < 0.6:
+        parameters.append(_number(names[1], f"The {names[1]}", 0, 999))
+    told = " and ".join(f"{p.name} {{{p.name}}}" for p in parameters)
+    asks = (f"Call {name} with {told}.", f"Use {name} with {told}.", f"Run {name}: {told}")
+    family = Family(
+        (name,), f"Do the {name}", tuple(parameters), asks, _of(("ok", "done")), "The result is {result}."
+    )
+    return family, name
 
 
 def _request(rng: random.Random, offer: Offer) -> Request:
@@ -319,6 +352,7 @@ def _request(rng: random.Random, offer: Offer) -> Request:
 
 
 def _opening(rng: random.Random) -> list[Message]:
+    """Now and then a system turn before the tools."""
     if rng.random() < 0.7:
         return []
     return [system(rng.choice(("You may use tools.", "Use the tools when they help.",
@@ -377,8 +411,8 @@ def no_call(rng: random.Random) -> Item:
     """Tools are there but none fits: say so, or answer what needs no tool."""
     offers = _offers(rng, rng.randint(4, 7))
     missing, offered = offers[0], offers[1:]
-    if rng.random() < 0.5:
-        inner = aside(rng)
+    if rng.random() < 0.6:
+        inner = aside(rng) if rng.random() < 0.8 else small_talk(rng)
         question, answer = inner.messages[0]["content"], str(inner.answer["content"])
         key = f"nocall:{inner.key}:{missing.family.names[0]}:{offered[0].family.names[0]}"
     else:
@@ -394,21 +428,26 @@ def no_call(rng: random.Random) -> Item:
 
 
 def answer_from_result(rng: random.Random) -> Item:
-    """Answer in words from what a tool returned."""
+    """Answer in words from what one tool or two returned."""
     offers = _offers(rng, rng.randint(3, 5))
-    request = _request(rng, rng.choice(offers))
-    result = str(request.offer.family.result(rng))
+    requests = [_request(rng, offer) for offer in rng.sample(offers, rng.choice((1, 1, 1, 2)))]
+    results = [str(request.offer.family.result(rng)) for request in requests]
     messages = [
         *_opening(rng),
-        user(request.words),
-        calls((request.offer.name, request.arguments)),
-        {"role": "tool", "tool_call_id": "call_0", "name": request.offer.name, "content": result},
+        user(" ".join(request.words for request in requests)),
+        calls(*((request.offer.name, request.arguments) for request in requests)),
     ]
-    reply = request.offer.family.reply.format(result=result, **request.arguments)
+    replies = []
+    for index, (request, result) in enumerate(zip(requests, results, strict=True)):
+        messages.append({"role": "tool", "tool_call_id": f"call_{index}", "content": result})
+        replies.append(request.offer.family.reply.format(result=result, **request.arguments))
+    key = "|".join(
+        f"{request.key}:{result}" for request, result in zip(requests, results, strict=True)
+    )
     return Item(
         "tool_answer",
-        f"answer:{request.key}:{result}",
+        f"answer:{key}",
         messages,
-        assistant(reply),
+        assistant(" ".join(replies)),
         tools=[offer.schema() for offer in offers],
     )

@@ -1,4 +1,6 @@
-"""Word pools that every generator draws from. Plain data, no logic."""
+"""Word pools that every generator draws from, and words that are made up."""
+
+import random
 
 
 def _split(text: str) -> tuple[str, ...]:
@@ -131,3 +133,18 @@ SYMBOLS: dict[str, str] = dict(
 LEGS: dict[str, str] = dict(
     pair.split(":") for pair in "dog:4 bird:2 spider:8 ant:6 horse:4 snake:0 bee:6 crab:10".split()
 )
+
+_ONSETS = _split("b c d f g h j k l m n p r s t v w z br ch cl cr dr fl fr gl gr kr pl pr sh sk sl sp st tr th qu")
+_VOWELS = _split("a e i o u a e i o ai ea ee ia ie io oa ou ei au")
+_ENDS = _split("b d f g k l m n p r s t x ck ft ld lt mp nd ng nk nt rd rk rn rt sh st th") + ("",) * 14
+
+
+def invented(rng: random.Random) -> str:
+    """A word that nobody has used before, so that copying is learnt and not the words."""
+    parts = [rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(rng.randint(1, 3))]
+    return "".join(parts) + rng.choice(_ENDS)
+
+
+def name_like(rng: random.Random, pool: tuple[str, ...], share: float = 0.25) -> str:
+    """A name of the pool, or an invented one."""
+    return invented(rng).capitalize() if rng.random() < share else rng.choice(pool)

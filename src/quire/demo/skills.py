@@ -1,0 +1,78 @@
+"""What the demonstration model can do, as test items that a server's answers are judged by.
+
+The items live in JSON lines, one file a skill, made by `training.testsets` and never seen in
+training. A line has the wire form of a chat request (`messages`, `tools`, `enable_thinking`), the
+answer expected, and the name of the rule that compares the two.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SkillItem:
+    """One question with the answer that counts as right."""
+
+    skill: str
+    messages: list[dict[str, Any]]
+    """In OpenAI's wire form: the arguments of a tool call are a JSON string."""
+    expected: Any
+    """A text, or for the rule `tools` the calls in order as `{"name", "arguments"}`."""
+    match: str
+    tools: list[dict[str, Any]] | None = None
+    enable_thinking: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back, taken apart as a server's response is."""
+
+    text: str
+    reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    """`{"name": str, "arguments": dict}` in the order of the calls."""
+
+
+def _exact(item: SkillItem, answer: Answer) -> bool:
+    return not answer.tool_calls and answer.text.strip() == item.expected
+
+
+def _json(item: SkillItem, answer: Answer) -> bool:
+    try:
+        return bool(json.loads(answer.text) == json.loads(item.expected))
+    except ValueError:
+        return False
+
+
+def _thought(item: SkillItem, answer: Answer) -> bool:
+    return bool(answer.reasoning and answer.reasoning.strip()) and _exact(item, answer)
+
+
+def _tools(item: SkillItem, answer: Answer) -> bool:
+    return bool(answer.tool_calls == item.expected)
+
+
+RULES: dict[str, Callable[[SkillItem, Answer], bool]] = {
+    "exact": _exact,
+    "json": _json,
+    "thought": _thought,
+    "tools": _tools,
+}
+"""`exact`: that text, no call. `json`: equal as JSON. `thought`: a thought, then that text.
+`tools`: those calls with those arguments, in that order."""
+
+
+def judge(item: SkillItem, answer: Answer) -> bool:
+    """Whether the answer is right by the item's own rule. Raises KeyError for an unknown rule."""
+    return RULES[item.match](item, answer)
+
+
+def load(path: Path) -> list[SkillItem]:
+    """The items of one JSON-lines file."""
+    with path.open(encoding="utf-8") as lines:
+        return [SkillItem(**json.loads(line)) for line in lines]

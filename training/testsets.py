@@ -1,0 +1,104 @@
+"""Writes the held-out items that ship: one JSON-lines file a skill, under tests/data/skills."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from quire.demo.skills import SkillItem
+from training.chat import REPOSITORY
+from training.data import pictures, text, tools
+from training.data.item import Generator, Item, Message, distinct
+from training.packing import encode
+
+SEED = 20261122
+FOLDER: Path = REPOSITORY / "tests" / "data" / "skills"
+
+TOKENS_PER_SENTENCE = 9.7
+
+
+def of_length(tokens: int, rng: random.Random) -> Item:
+    """A retrieval whose prompt has `tokens` tokens, or up to a twentieth more."""
+    while True:
+        item = text.retrieval(rng, round(tokens / TOKENS_PER_SENTENCE) - 4, 4)
+        if tokens <= encode(item).answer_from <= tokens * 1.05:
+            return item
+
+
+TEXT_SKILLS: dict[str, tuple[Generator, int]] = {
+    "repeat": (text.repeat, 150),
+    "arithmetic": (text.arithmetic, 200),
+    "counting": (text.counting, 150),
+    "facts": (text.facts, 150),
+    "persona": (text.persona, 150),
+    "memory": (text.memory, 150),
+    "retrieval_256": (partial(of_length, 256), 100),
+    "retrieval_1024": (partial(of_length, 1024), 100),
+    "retrieval_4096": (partial(of_length, 4096), 60),
+    "tool_call": (tools.one_call, 150),
+    "tool_several": (tools.several_calls, 150),
+    "tool_none": (tools.no_call, 150),
+    "tool_answer": (tools.answer_from_result, 150),
+    "thinking": (text.thinking, 150),
+    "json": (text.json_object, 150),
+}
+PICTURE_SKILLS: dict[str, tuple[Generator, int]] = {
+    "picture_shape": (pictures.shape, 150),
+    "picture_colour": (pictures.colour, 150),
+    "picture_count": (pictures.how_many, 150),
+    "picture_where": (pictures.where, 150),
+    "picture_digits": (pictures.digits, 150),
+    "picture_compare": (pictures.compare, 150),
+}
+
+
+def held_out(skill: str) -> Iterator[Item]:
+    """The test items of a skill, the same in every run."""
+    generator, count = (TEXT_SKILLS | PICTURE_SKILLS)[skill]
+    drawn = distinct(generator, random.Random(f"{SEED}:{skill}"), "test")
+    for _ in range(count):
+        yield next(drawn)
+
+
+def on_the_wire(message: Message) -> Message:
+    """A message as a client sends it: the arguments of its calls as JSON strings."""
+    if "tool_calls" not in message:
+        return message
+    sent = []
+    for call in message["tool_calls"]:
+        function = call["function"]
+        arguments = json.dumps(function["arguments"], ensure_ascii=False)
+        sent.append({**call, "function": {**function, "arguments": arguments}})
+    return {**message, "tool_calls": sent}
+
+
+def expected(item: Item) -> Any:
+    """What the judge compares with: the text, or the calls."""
+    if item.match != "tools":
+        return item.answer["content"]
+    return [call["function"] for call in item.answer["tool_calls"]]
+
+
+def skill_item(skill: str, item: Item) -> SkillItem:
+    """An item in the form that ships."""
+    messages = [on_the_wire(message) for message in item.messages]
+    return SkillItem(skill, messages, expected(item), item.match, item.tools, item.enable_thinking)
+
+
+def main() -> None:
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for skill in TEXT_SKILLS:
+        lines = [
+            json.dumps(skill_item(skill, item).__dict__, ensure_ascii=False)
+            for item in held_out(skill)
+        ]
+        (FOLDER / f"{skill}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        print(f"{skill:16s} {len(lines)} items")
+
+
+if __name__ == "__main__":
+    main()
