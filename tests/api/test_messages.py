@@ -369,3 +369,14 @@ def test_both_kinds_of_keys_open(serve: Serve) -> None:
     refused = httpx.post(f"{served.url}/v1/messages", json=fields)
     assert refused.status_code == 401
     assert refused.json()["error"]["type"] == "authentication_error"
+
+
+def test_models_are_listed_for_this_client_too(serve: Serve) -> None:
+    served = serve()
+    (model,) = client(served).models.list()
+    assert (model.id, model.type, model.display_name) == ("quire-demo", "model", "quire-demo")
+    assert client(served).models.retrieve("quire-demo").id == "quire-demo"
+
+
+def test_a_message_knows_its_request(serve: Serve) -> None:
+    assert len(create(serve("x"))._request_id) == 32

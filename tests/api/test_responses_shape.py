@@ -8,7 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.api import sse
 from tests.api.conftest import Serve, Served
+from tests.support.scripted_engine import Script
 
 THOUGHT = "<|channel>thought\nHm.<channel|>"
 SHELL = '<|tool_call>call:shell{command:[<|"|>ls<|"|>]}<tool_call|>'
@@ -205,6 +207,21 @@ def test_tools_that_nobody_runs_are_not_claimed(serve: Serve) -> None:
     tools = codex(served)[-1]["response"]["tools"]
     assert [tool["type"] for tool in tools] == ["function", "custom", "namespace"]
     assert "web_search" not in served.tokenizer.decode(served.engine.requests[-1].prompt)
+
+
+def test_a_silent_stream_shows_signs_of_life(serve: Serve, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.03)
+    held = serve().ids(SHELL)
+    events = codex(serve(lambda _: Script(held, delay_s=0.01)))
+    names = [event["type"].removeprefix("response.") for event in events]
+    assert names[:3] == ["created", "in_progress", "in_progress"]
+    assert outline(events)[2:] == [
+        "output_item.added",
+        "function_call_arguments.delta",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
 
 
 # What Open WebUI sends for a chat.

@@ -51,6 +51,7 @@ class AccessLog:
                 message["headers"] = [
                     *message.get("headers", ()),
                     (b"x-request-id", request_id.encode()),
+                    (b"request-id", request_id.encode()),
                 ]
             await send(message)
 

@@ -77,7 +77,7 @@ class Messages:
         )
         events = MessageEvents(answering, run, self._seal)
         if fields.stream:
-            return EventStream(run, MessageChunks(events), keepalive=PING)
+            return EventStream(run, MessageChunks(events), keepalive=lambda: PING)
         wire: list[WireEvent] = []
         await consume(request, run, lambda _, event: wire.extend(events.feed(event)))
         return JSONResponse(fold([*events.begin(), *wire]), headers=run_headers(run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -43,8 +44,10 @@ class Misc:
         self._created = int(time.time())
 
     async def models(self, request: Request) -> Response:
-        """`GET /v1/models`."""
-        return JSONResponse({"object": "list", "data": [self._model()]})
+        """`GET /v1/models`, as OpenAI and Anthropic list theirs."""
+        name = self._context.service.name
+        page = {"has_more": False, "first_id": name, "last_id": name}
+        return JSONResponse({"object": "list", "data": [self._model()], **page})
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{name}`."""
@@ -56,7 +59,10 @@ class Misc:
         return {
             "id": self._context.service.name,
             "object": "model",
+            "type": "model",
+            "display_name": self._context.service.name,
             "created": self._created,
+            "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
             "owned_by": "quire",
             "context_length": info.context_length,
             "max_model_len": info.context_length,

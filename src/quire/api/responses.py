@@ -86,7 +86,8 @@ class Responses:
             )
         )
         if fields.stream:
-            return EventStream(run, ResponseChunks(events))
+            chunks = ResponseChunks(events)
+            return EventStream(run, chunks, keepalive=chunks.waiting)
         wire: list[WireEvent] = []
         await consume(request, run, lambda _, event: wire.extend(events.feed(event)))
         return JSONResponse(wire[-1]["response"], headers=run_headers(run))

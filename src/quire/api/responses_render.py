@@ -84,6 +84,10 @@ class ResponseEvents:
         for each in self._events(event):
             yield self._number(each)
 
+    def waiting(self) -> Iterator[WireEvent]:
+        """That the response is still in progress."""
+        yield self._number(self._lifecycle("in_progress", self._responding.body))
+
     def _number(self, event: WireEvent) -> WireEvent:
         numbered = {**event, "sequence_number": self._sent}
         self._sent += 1
@@ -180,6 +184,10 @@ class ResponseChunks:
         pieces = [_written(event) for event in self._events.begin()]
         pieces += [_written(each) for _, event in batch for each in self._events.feed(event)]
         return b"".join(pieces)
+
+    def waiting(self) -> bytes:
+        """Says that there is more to come; Codex counts events, not comments, as signs of life."""
+        return b"".join(map(_written, [*self._events.begin()] or [*self._events.waiting()]))
 
     def end(self) -> bytes:
         """Nothing: the response's last event is the end."""

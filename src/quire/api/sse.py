@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from contextlib import aclosing
 from json.encoder import encode_basestring_ascii
 from typing import Any, Protocol
@@ -66,12 +67,14 @@ class EventStream(Response):
     one write; `send` returns late when the reader is slow, and what is ready by then goes as one.
 
     Args:
-        keepalive: what a silent stream is kept open with.
+        keepalive: makes what a silent stream is kept open with.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, run: Run, renderer: Renderer, *, keepalive: bytes = _COMMENT) -> None:
+    def __init__(
+        self, run: Run, renderer: Renderer, *, keepalive: Callable[[], bytes] = lambda: _COMMENT
+    ) -> None:
         super().__init__(media_type=self.media_type)
         self._run = run
         self._renderer = renderer
@@ -119,7 +122,7 @@ class EventStream(Response):
             before = self._written
             await asyncio.sleep(KEEPALIVE_S)
             if self._written == before:
-                await self._write(send, self._keepalive)
+                await self._write(send, self._keepalive())
 
 
 def _refusal(batch: list[ChoiceEvent]) -> Failed | None:

@@ -97,6 +97,18 @@ def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
     group.add_argument("--max-concurrent", type=positive, default=defaults.max_concurrent)
     group.add_argument("--max-body", type=byte_count, default=defaults.max_body_bytes)
+    group.add_argument(
+        "--stored-responses",
+        type=positive,
+        default=defaults.stored_responses,
+        metavar="N",
+        help="answers of /v1/responses kept for previous_response_id",
+    )
+    group.add_argument(
+        "--signing-key-file",
+        metavar="FILE",
+        help="signs the thoughts that clients carry, so that they hold beyond a restart",
+    )
     group.add_argument("--request-timeout", type=float, metavar="SECONDS")
     group.add_argument(
         "--ignore-unknown-fields",
@@ -171,10 +183,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     """The HTTP side's settings, from the command line, the key file and `QUIRE_API_KEY`."""
     keys = list(args.api_key)
     if args.api_key_file:
-        try:
-            keys += Path(args.api_key_file).read_text().split()
-        except OSError as error:
-            raise QuireError(f"--api-key-file: {error}") from error
+        keys += _read(args.api_key_file, "--api-key-file").split()
     keys += os.environ.get("QUIRE_API_KEY", "").split(",")
     model = args.model or "quire-demo"
     name = args.served_name or (Path(model).name if Path(model).is_dir() else model)
@@ -191,8 +200,31 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         dialect=args.dialect,
         default_max_tokens=args.max_tokens,
         drop_volatile_headers=not args.keep_volatile,
+        signing_key=_signing_key(args),
+        stored_responses=args.stored_responses,
         log_level=args.log_level,
     )
+
+
+def _signing_key(args: argparse.Namespace) -> str | None:
+    """The key in `--signing-key-file`; None draws one for this process.
+
+    Raises:
+        QuireError: the file holds none.
+    """
+    if not args.signing_key_file:
+        return None
+    key = _read(args.signing_key_file, "--signing-key-file").strip()
+    if not key:
+        raise QuireError("--signing-key-file: the file is empty")
+    return key
+
+
+def _read(path: str, option: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise QuireError(f"{option}: {error}") from error
 
 
 def _bind(config: ServerConfig) -> socket.socket:
