@@ -106,8 +106,10 @@ class DiskStore:
         reserve = _JOURNAL_PAGES + max_bytes // SQL_PAGE // 512 + 1  # journal; lock file
         self._max_pages = max_bytes // SQL_PAGE - reserve
         self._order: OrderedDict[bytes, int] = OrderedDict()
-        self._touched: dict[bytes, int] = {}
+        self._touched: dict[bytes, tuple[int, int]] = {}
+        """Uses not yet written down: (when, hits)."""
         self._next = 1
+        """Counts uses and values; it orders them."""
         self._model: int | None = None
         self._inode: int | None = None
         self._lock = _lock(folder)
@@ -151,7 +153,7 @@ class DiskStore:
             self._rebuild(str(damage))
             return None
         body = row[0] if row is not None else None
-        if isinstance(body, bytes) and len(body) > _DIGEST:
+        if isinstance(body, bytes) and len(body) >= _DIGEST:
             value = memoryview(body)[_DIGEST:]
             if body[:_DIGEST] == self._checksum(key, value):
                 self.touch(key, hits=1)
@@ -189,7 +191,9 @@ class DiskStore:
         """The value was wanted: it is now the most recently used. Written with the next values."""
         if key in self._order:
             self._order.move_to_end(key)
-            self._touched[key] = self._touched.pop(key, 0) + hits
+            _, before = self._touched.pop(key, (0, 0))
+            self._touched[key] = (self._next, before + hits)
+            self._next += 1
 
     def flush(self) -> None:
         """Writes down what was touched, so that a restart knows the order."""
@@ -395,12 +399,11 @@ class DiskStore:
         now = self._clock()
         for _ in range(min(len(self._touched), ROWS_A_COMMIT)):
             key = next(iter(self._touched))
-            hits = self._touched.pop(key)
+            used, hits = self._touched.pop(key)
             self._db.execute(
                 "UPDATE entries SET used = ?, hits = hits + ?, last = ? WHERE id = ?",
-                (self._next, hits, now, self._order[key]),
+                (used, hits, now, self._order[key]),
             )
-            self._next += 1
 
     def _checksum(self, key: bytes, value: memoryview) -> bytes:
         """Of the value and all that it claims to be: model, place in the chain, format version."""

@@ -80,7 +80,7 @@ class DiskTier:
         fingerprint: str,
         name: str,
         *,
-        queue_bytes: int = 256 << 20,
+        queue_bytes: int = 512 << 20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.counters = DiskCounters()
@@ -110,14 +110,20 @@ class DiskTier:
         store = self._store
         return store is not None and key in store
 
-    def wants(self, key: bytes) -> bool:
-        """Whether the page is worth exporting: it is not there yet, and would be taken."""
-        if self._store is None or key in self._queued:
+    def wants(self, key: bytes, size: int) -> bool:
+        """Whether a page is worth exporting: it is not there yet, and would be taken.
+
+        Args:
+            size: its bytes, and those of pages before it that are not handed over yet.
+        """
+        store = self._store
+        if store is None or key in self._queued:
             return False
-        if key in self._store:
+        if key in store:
             self._touched.append(key)
             return False
-        if self._waiting_bytes < self._queue_bytes and self._clock() >= self._paused_until:
+        room = self._waiting_bytes + size <= self._queue_bytes
+        if room and self._clock() >= self._paused_until:
             return True
         self.counters.dropped += 1
         return False
@@ -174,7 +180,7 @@ class DiskTier:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(seconds)
+        self._thread.join(1.0)
 
     # -- the thread that owns the store --------------------------------------------------------
 

@@ -126,11 +126,13 @@ class Ledger:
         self.claimed = 0
         self.epoch = 0
         """Counts the times that page ids changed; caches of ids compare it."""
-        self.wants: Callable[[bytes], bool] | None = None
-        """Whether the disk tier takes a page of that name; None: there is no disk tier."""
+        self.wants: Callable[[bytes, int], bool] | None = None
+        """Whether the disk tier takes a page of that name, so many bytes with those promised
+        before; None: there is no disk tier."""
         self.page_bytes = page_bytes
         self._books: dict[PoolKey, _Book] = {}
         self._changes: list[Change] = []
+        self._spilled = 0
         self._clock = 0
 
     # -- what a sequence does ------------------------------------------------------------------
@@ -200,10 +202,17 @@ class Ledger:
         self._changes.append(Restore(page.pool, page.id, contents))
 
     def spill_kept(self) -> None:
-        """Offers everything kept to the disk tier, most recently used first, as if evicted."""
+        """Offers what is kept to the disk tier as if evicted: what was used last, if not all."""
         kept = [page for book in self._books.values() for page in book.kept]
-        for page in sorted(kept, key=lambda page: -page.stamp):
+        kept.sort(key=lambda page: page.stamp)
+        first = len(self._changes)
+        for page in reversed(kept):
             self._spill(page)
+        self._changes[first:] = reversed(self._changes[first:])
+        for page in kept:  # what the disk has already is told again, in the order of use
+            name = page.holder.name(page) if page.holder is not None else None
+            if name is not None and self.wants is not None:
+                self.wants(name, 0)
 
     def touch(self, page: Page) -> None:
         """The page was wanted; it is now the most recently used."""
@@ -216,6 +225,7 @@ class Ledger:
     def take_changes(self) -> tuple[Change, ...]:
         """What the arrays must do before the next step, in order. Taken once."""
         changes, self._changes = tuple(self._changes), []
+        self._spilled = 0
         return changes
 
     def usage(self) -> dict[PoolKey, tuple[int, int, int]]:
@@ -286,7 +296,11 @@ class Ledger:
 
     def _spill(self, page: Page) -> None:
         name = page.holder.name(page) if page.holder is not None and page.refs == 0 else None
-        if name is not None and self.wants is not None and self.wants(name):
+        if name is None or self.wants is None:
+            return
+        size = self._spilled + self._books[page.pool].page_bytes
+        if self.wants(name, size):
+            self._spilled = size
             self._changes.append(Spill(page.pool, page.id, name))
 
     def _take_from_others(self, book: _Book, need: int) -> None:
