@@ -222,6 +222,13 @@ class Ledger:
 
     # -- what the engine reads -----------------------------------------------------------------
 
+    def reset(self) -> None:
+        """Forgets every page; the pools do the same. Nobody may hold one any more."""
+        self._books.clear()
+        self._changes.clear()
+        self.claimed = 0
+        self.epoch += 1
+
     def take_changes(self) -> tuple[Change, ...]:
         """What the arrays must do before the next step, in order. Taken once."""
         changes, self._changes = tuple(self._changes), []

@@ -121,6 +121,11 @@ class Pools:
         """Mutates: pages get contents that `export` gave."""
         self._pool(key).restore(np.array(ids, dtype=np.int32), contents)
 
+    def clear(self) -> None:
+        """Mutates: forgets all pages, as `Ledger.reset` does."""
+        self._kv.clear()
+        self._states.clear()
+
     def arrays(self) -> list[mx.array]:
         """Every array of every pool."""
         pools: list[KVPool | StatePool] = [*self._kv.values(), *self._states.values()]

@@ -88,14 +88,16 @@ class Engine:
                 sequence.loops = LoopDetector(self.config.stop_on_loop)
         except RequestError as error:
             failure = Failure(error.message, error.status, error.type, error.param, error.code)
-            self._refused.append(
-                Output(
-                    request.id,
-                    finish=FinishReason.ERROR,
-                    error=failure,
-                    prompt_tokens=len(request.prompt),
-                )
-            )
+            self._refuse(request, failure)
+        except Exception as error:  # whatever a grammar's compiler raises, only this request ends
+            log.exception("request %s could not be taken", request.id)
+            self._refuse(request, Failure(f"the request could not be taken: {error}"))
+
+    def _refuse(self, request: Request, failure: Failure) -> None:
+        tokens = len(request.prompt)
+        self._refused.append(
+            Output(request.id, finish=FinishReason.ERROR, error=failure, prompt_tokens=tokens)
+        )
 
     def abort(self, request_id: str) -> None:
         """Ends a request before the next step."""
@@ -153,7 +155,8 @@ class Engine:
         if self._faults >= _FAULTS_IN_A_ROW:
             raise EngineFailure(f"{self._faults} steps failed in a row: {error}") from error
         log.exception("a step failed; its requests end with an error")
-        self._scheduler.fail_running(Failure(f"the engine failed on this step: {error}"))
+        self._scheduler.start_over(Failure(f"the engine failed on this step: {error}"))
+        self._runner.pools.clear()
         return self._scheduler.take_outputs()
 
     # -- the disk tier -------------------------------------------------------------------------

@@ -164,11 +164,19 @@ class Scheduler:
         if sequence is not None:
             self._finish(sequence, FinishReason.ERROR, failure=failure)
 
-    def fail_running(self, failure: Failure) -> None:
-        """Ends every request that has pages, and forgets what is cached: it may be corrupt."""
+    def start_over(self, failure: Failure) -> None:
+        """A step failed: ends every request that has pages, and forgets all pages there are.
+
+        What waits stays. A token that was drawn but never read is drawn again: its randomness
+        comes from seed and position.
+        """
         for sequence in list(self.running):
             self._finish(sequence, FinishReason.ERROR, failure=failure)
+        for sequence in self.waiting:
+            sequence.pending = 0
+        self._launched_pages.clear()
         self.index.clear()
+        self.ledger.reset()
 
     def fit_context(self, format: KVFormat) -> int:
         """Lowers `max_context` to what the budget holds for one sequence, and returns it."""

@@ -1,0 +1,132 @@
+"""Faults stay with their request, or with the step; the engine goes on, or says that it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from quire.config import EngineConfig
+from quire.engine.runner import Launched
+from quire.errors import EngineFailure
+from quire.models.loader import LoadedModel, open_model
+from quire.request import FinishReason, GrammarSpec, Request, SamplingParams
+from tests.support.parity import Company, alone, assert_same, prompts
+from tests.support.tiny_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tiny_model(Path(tmp_path_factory.mktemp("llama")), "llama")
+    return open_model(str(folder), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def config(loaded: LoadedModel) -> EngineConfig:
+    return EngineConfig(str(loaded.path), kv_memory=32 << 20)
+
+
+def break_steps(company: Company, count: int) -> None:
+    """The next `count` launches raise, as MLX does when the device refuses a kernel."""
+    runner = company.engine._runner
+    launch, left = runner.launch, [count]
+
+    def refuse(step: Launched) -> None:
+        if left[0] > 0:
+            left[0] -= 1
+            raise RuntimeError("the device refuses")
+        launch(step)
+
+    runner.launch = refuse  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Request("bad", ()),
+        Request("bad", (5,), max_tokens=0),
+        Request("bad", tuple(range(3, 250)) * 8),
+        Request("r0", (5, 6)),
+    ],
+    ids=["empty prompt", "no tokens wanted", "longer than the context", "an id in use"],
+)
+def test_a_bad_request_ends_alone(loaded: LoadedModel, config: EngineConfig, bad: Request) -> None:
+    wanted = prompts()[:3]
+    expected = alone(loaded, config, wanted)
+    company = Company(loaded, config)
+    for request in wanted:
+        company.add(request)
+    for _ in range(5):
+        company.step()
+    company.engine.add(bad)
+    refused = []
+    while company.engine.has_work:
+        for output in company.engine.step():
+            if output.error is not None:
+                refused.append(output)
+                continue
+            answer = company.answers[output.request_id]
+            answer.tokens += output.token_ids
+            if output.finish is not None:
+                answer.ends.append(output)
+    assert [output.finish for output in refused] == [FinishReason.ERROR]
+    assert refused[0].error is not None
+    assert refused[0].error.status == 400
+    assert_same(company.answers, expected, [request.id for request in wanted])
+
+
+def test_a_failed_step_ends_its_requests_and_no_others(
+    loaded: LoadedModel, config: EngineConfig
+) -> None:
+    wanted = prompts((40, 70))
+    expected = alone(loaded, config, wanted[1:])
+    company = Company(loaded, config)
+    company.add(wanted[0])
+    for _ in range(5):
+        company.step()
+    break_steps(company, 1)
+    while company.engine.has_work:
+        company.step()
+    assert [end.finish for end in company.answers["r0"].ends] == [FinishReason.ERROR]
+    company.run(wanted[1:])
+    assert_same(company.answers, expected, ["r1"])
+    stats = company.engine.stats()
+    assert sum(used for _, used in stats.kv_used) == 0
+
+
+def test_steps_that_fail_in_a_row_end_the_engine(loaded: LoadedModel, config: EngineConfig) -> None:
+    company = Company(loaded, config)
+    break_steps(company, 99)
+
+    def serve() -> None:
+        for request in prompts((5, 6, 7, 8)):
+            company.add(request)
+            while company.engine.has_work:
+                company.step()
+
+    with pytest.raises(EngineFailure, match="in a row"):
+        serve()
+
+
+def test_a_grammar_that_cannot_be_compiled_is_the_requests_fault(
+    loaded: LoadedModel, config: EngineConfig
+) -> None:
+    company = Company(loaded, config)
+    grammar = GrammarSpec("json_schema", '{"type": "nonsense"}')
+    company.add(Request("bad", (5, 6), SamplingParams(), grammar=grammar))
+    company.step()
+    (end,) = company.answers["bad"].ends
+    assert end.error is not None
+
+
+def test_more_memory_than_there_is_is_refused(loaded: LoadedModel, config: EngineConfig) -> None:
+    from quire.errors import ModelError
+
+    huge = EngineConfig(str(loaded.path), kv_memory=1 << 50)
+    with pytest.raises(ModelError, match="bytes were asked for"):
+        Company(loaded, huge)
+    tiny = EngineConfig(str(loaded.path), kv_memory=1 << 10)
+    with pytest.raises(ModelError, match="holds a context of"):
+        Company(loaded, tiny)
+    assert mx.get_active_memory() < 1 << 40
