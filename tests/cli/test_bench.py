@@ -86,6 +86,14 @@ def test_a_model_that_is_not_served_is_reported(
     assert "quire-demo" in error
 
 
+def test_a_server_that_never_answers_is_reported(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve(lambda _: Script(silent=True))
+    assert main(["bench", "--url", served.url, "--timeout", "0.3"]) == 2
+    assert "no complete answer within 0.3 s" in capsys.readouterr().err
+
+
 def test_no_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

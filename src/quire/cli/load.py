@@ -332,7 +332,8 @@ async def send(target: Target, route: str, body: bytes, timeout_s: float) -> Ans
         async with asyncio.timeout(timeout_s):
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: exchange, target.host, target.port, ssl=context)
-            return await exchange.finished
+            # Shielded, since the timeout must not cancel the future that `abort` completes.
+            return await asyncio.shield(exchange.finished)
     except TimeoutError:
         exchange.abort(f"no complete answer within {timeout_s:g} s")
     except OSError as error:
