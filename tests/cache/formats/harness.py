@@ -36,7 +36,7 @@ class Bench:
     kv_memory: int = 32 << 20
     max_step_tokens: int = 2048
     prefix_cache: bool = False
-    kv_format: KVFormat = KVFormat()
+    kv_format: KVFormat = field(default_factory=KVFormat)
 
     def engine(self, seen: list[tuple[list[tuple[str, int]], mx.array]]) -> Engine:
         """An engine whose logits are collected in `seen`."""

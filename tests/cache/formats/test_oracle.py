@@ -1,4 +1,4 @@
-"""Formats against a dense reference in numpy: decode every code, then let each row see what it may."""
+"""Formats against a dense reference in numpy: all codes decoded, each row sees what it may."""
 
 from __future__ import annotations
 
