@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.api.lenient_json import parse_lenient
@@ -58,6 +59,23 @@ def test_other_broken_json_is_refused_with_its_position(body: bytes, position: s
     assert raised.value.code == "invalid_json"
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'"' + b'\\"' * 400_000,
+        b"[" + b'"\\s",' * 50_000,
+        b"[" + b'"a",' * 400_000,
+        b"\n" * 1_000_000,
+        b'"\t' * 100_000,
+    ],
+)
+def test_large_bodies_take_linear_time(body: bytes) -> None:
+    began = time.process_time()
+    with pytest.raises(RequestError):
+        parse_lenient(body)
+    assert time.process_time() - began < 2
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
@@ -65,17 +83,20 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(VALUES, st.booleans())
 def test_valid_json_means_what_it_says(value: Any, ascii_only: bool) -> None:
     assert parse_lenient(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(['"', "\\", "u", "d", "8", "\n", "a", "{", ":", " ", "é"])))
 def test_anything_is_read_or_refused(pieces: list[str]) -> None:
     with suppress(RequestError):
         parse_lenient(("[" + "".join(pieces) + "]").encode())
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from("\\sdwu. \t\nx1")))
 def test_a_text_whose_backslashes_were_not_doubled(text: str) -> None:
     """Without escapes that JSON has, what is read is what was written."""

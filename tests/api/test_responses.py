@@ -187,7 +187,7 @@ def test_stored_responses_are_got_and_deleted(serve: Serve) -> None:
             responses.retrieve(response.id)
         with pytest.raises(NotFoundError):
             responses.delete(response.id)
-        with pytest.raises(NotFoundError, match="There is no response"):
+        with pytest.raises(BadRequestError, match="previous_response_id"):
             create(served, previous_response_id=response.id)
     unstored = create(served, store=False)
     assert unstored.to_dict()["store"] is False

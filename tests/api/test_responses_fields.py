@@ -60,6 +60,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"background": True}, "background"),
     ({"conversation": "c"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
+    ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"include": ["everything"]}, "include[0]"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"top_logprobs": 21}, "top_logprobs"),
@@ -85,7 +86,6 @@ def test_what_does_not_exist_is_a_404(serve: Serve) -> None:
     served = serve()
     for body, param in (
         ({"model": "gpt"}, "model"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": [{"type": "item_reference", "id": "rs_1"}]}, "input[0].id"),
         ({"input": [{"id": "rs_1"}]}, "input[0].id"),
     ):

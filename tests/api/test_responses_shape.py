@@ -174,7 +174,7 @@ def test_every_event_names_its_item(serve: Serve) -> None:
 
 def test_custom_tools_are_called_with_a_text(serve: Serve) -> None:
     served = serve(PATCH)
-    events = codex(served)
+    events = codex(served, store=True)
     assert outline(events)[2:-1] == [
         "output_item.added",
         "custom_tool_call_input.delta",

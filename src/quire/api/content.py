@@ -156,7 +156,11 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-
 
 
 class Function(Wire):
-    """A function that the model may call; `parameters` is a JSON schema."""
+    """A function that the model may call; `parameters` is a JSON schema.
+
+    Calls that `tool_choice` forces always meet it; `strict` changes nothing for calls that the
+    model makes of its own accord.
+    """
 
     name: FunctionName
     description: str | None = None

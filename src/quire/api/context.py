@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ SCHEME_HEADER = "x-quire-kv-scheme"
 """For clients whose SDK drops fields that it does not know."""
 
 Parsed = TypeVar("Parsed", bound=Wire)
+_IN_THREAD = 1 << 18  # bytes of a body from which reading it would hold up streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,11 @@ class Context:
             RequestError: too large, not JSON, or not as the schema wants it.
         """
         check_headers(request)
-        payload = decode(await read_body(request, self.config.max_body_bytes))
+        body = await read_body(request, self.config.max_body_bytes)
+        if len(body) > _IN_THREAD:
+            payload = await asyncio.to_thread(decode, body)
+        else:
+            payload = decode(body)
         return parse(schema, payload, strict_fields=self.config.strict_fields)
 
     def check_model(self, name: str | None) -> None:

@@ -9,12 +9,15 @@ stands for itself. Everything else that is not JSON stays an error.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pydantic_core import from_json
 
 from quire.errors import RequestError
 
+# What needs no look: all between strings, and strings without escapes and control characters.
+_CLEAN = re.compile(rb'(?:[^"]++|"[^"\\\x00-\x1f]*+")*+')
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 # An escape that JSON has, a backslash that begins none, or a raw control character.
 _SUSPECT = re.compile(rb'\\(?:u[0-9A-Fa-f]{4}|["\\/bfnrt])|\\|[\x00-\x1f]')
@@ -55,8 +58,8 @@ def _repair(body: bytes) -> tuple[bytes, list[_Edit]]:
     pieces: list[bytes] = []
     edits: list[_Edit] = []
     done = size = 0
-    for string in _STRING.finditer(body):
-        found = list(_SUSPECT.finditer(body, string.start(), string.end()))
+    for start, end in _strings(body):
+        found = list(_SUSPECT.finditer(body, start, end))
         loose = any(match.group() == b"\\" for match in found)
         for match in found:
             old = match.group()
@@ -72,6 +75,18 @@ def _repair(body: bytes) -> tuple[bytes, list[_Edit]]:
     return b"".join(pieces), edits
 
 
+def _strings(body: bytes) -> Iterator[tuple[int, int]]:
+    """Where the strings stand that may need repair, up to one that never ends."""
+    position = 0
+    while True:
+        clean = _CLEAN.match(body, position)
+        string = _STRING.match(body, clean.end() if clean else position)
+        if string is None:
+            return
+        yield string.span()
+        position = string.end()
+
+
 def _meant(old: bytes, *, loose: bool) -> bytes:
     """What a piece of a string is in valid JSON; `loose` strings hold an escape that is none."""
     if old == b"\\":
@@ -84,10 +99,7 @@ def _meant(old: bytes, *, loose: bool) -> bytes:
 def _position(at: re.Match[str], repaired: bytes, body: bytes, edits: list[_Edit]) -> str:
     """A position in the repaired body as one in the body that was sent."""
     line, column = int(at[1]), int(at[2])
-    start = 0
-    for _ in range(line - 1):
-        start = repaired.find(b"\n", start) + 1
-    offset = start + column
+    offset = len(repaired) - len(repaired.split(b"\n", line - 1)[-1]) + column
     for edit in reversed(edits):
         if edit.repaired < offset:
             shift = sum(each.grown for each in edits if each.repaired < offset)

@@ -28,7 +28,7 @@ from quire.api.responses_schema import (
     ResponsesRequest,
     TextFormat,
 )
-from quire.api.responses_store import ResponseStore, Stored
+from quire.api.responses_store import ResponseStore
 from quire.api.responses_tools import Toolbox, toolbox
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
@@ -100,7 +100,11 @@ class Responses:
                 param="stream",
                 code="unsupported_parameter",
             )
-        return JSONResponse(self._stored(request.path_params["id"], "id").body)
+        response_id = request.path_params["id"]
+        stored = self._store.get(response_id)
+        if stored is None:
+            raise _missing("response", response_id, "id")
+        return JSONResponse(stored.body)
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /v1/responses/{id}`."""
@@ -109,17 +113,19 @@ class Responses:
             raise _missing("response", response_id, "id")
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
-    def _stored(self, response_id: str, param: str) -> Stored:
-        stored = self._store.get(response_id)
-        if stored is None:
-            raise _missing("response", response_id, param)
-        return stored
-
     def _previous(self, fields: ResponsesRequest) -> Sequence[Item]:
         """What was said up to the response that this request goes on from."""
         if fields.previous_response_id is None:
             return ()
-        return self._stored(fields.previous_response_id, "previous_response_id").items
+        stored = self._store.get(fields.previous_response_id)
+        if stored is None:
+            raise RequestError(
+                f"'previous_response_id' is '{fields.previous_response_id[:80]}', "
+                "which is not kept here; those used last are.",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        return stored.items
 
     def _new_items(self, fields: ResponsesRequest) -> list[Item]:
         """The request's own items, with references to stored ones resolved."""
