@@ -19,6 +19,7 @@ PIXEL = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
 IMAGE = {"type": "image", "source": PIXEL}
 USE = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
+BAD = {"name": "f", "input_schema": {"type": "nonsense"}}
 HEADER = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=36ee5;"
 COUNTDOWN = "<total_tokens>14999841 tokens left</total_tokens>"
 
@@ -71,12 +72,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         },
         "messages[1].content[0].content[0]",
     ),
+    ({"messages": [*ASK, {"role": "assistant", "content": [USE]}]}, "messages"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
     ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
     ({"tools": [{**TOOL, "name": "no spaces"}]}, "tools[0].name"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
+    ({"tool_choice": {"type": "tool"}}, "'name'"),
+    ({"tools": [BAD], "tool_choice": {"type": "any"}}, "tools[0].input_schema"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}},
+        "output_config.format",
+    ),
     ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
     ({"thinking": {"type": "sometimes"}}, "thinking.type"),
     ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, "thinking.budget_tokens"),
@@ -104,6 +112,13 @@ def test_what_is_wrong_is_named(serve: Serve) -> None:
         assert error["error"]["type"] == "invalid_request_error"
         assert name in error["error"]["message"], (body, error)
     assert served.engine.requests == []
+
+
+def test_errors_of_the_route_have_their_shape(serve: Serve) -> None:
+    answer = httpx.get(f"{serve().url}/v1/messages")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (405, "invalid_request_error")
+    answer = httpx.get(f"{serve().url}/v1/messages/batches")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
 
 
 def test_a_model_that_is_not_served_is_a_404(serve: Serve) -> None:

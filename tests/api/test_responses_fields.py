@@ -43,6 +43,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
         "input[0].call_id",
     ),
+    ({"input": [CALL]}, "input"),
     ({"input": [{**CALL, "arguments": "{"}]}, "input[0].arguments"),
     ({"input": [{**CALL, "arguments": "[" * 10_000}]}, "input[0].arguments"),
     ({"tools": [{"type": "code_interpreter"}]}, "tools[0].type"),
@@ -55,6 +56,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "function", "name": "g"}, "tools": [FUNCTION]}, "tool_choice"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format.schema"),
+    (
+        {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "nonsense"}}}},
+        "text.format",
+    ),
     ({"text": {"verbosity": "high"}}, "text.verbosity"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
     ({"background": True}, "background"),

@@ -18,7 +18,6 @@ from quire.errors import EngineFailure, Overloaded, RequestError
 from quire.request import Failure
 
 _ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -69,7 +68,8 @@ def openai_body(failure: Failure) -> dict[str, Any]:
 
 def anthropic_body(failure: Failure) -> dict[str, Any]:
     """`{"type": "error", "error": {type, message}}`."""
-    kind = _ANTHROPIC_TYPES.get(failure.status, "api_error")
+    other = "api_error" if failure.status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(failure.status, other)
     return {"type": "error", "error": {"type": kind, "message": failure.message}}
 
 

@@ -39,7 +39,7 @@ from quire.api.messages_schema import (
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
 from quire.api.whole import consume
-from quire.engine.service import Generation, Thinking, ToolChoice
+from quire.engine.service import FieldNames, Generation, Thinking, ToolChoice
 from quire.errors import RequestError
 from quire.request import SamplingParams
 
@@ -49,6 +49,7 @@ VERSIONS = ("2026-10-21", "2023-06-01")
 """Versions of the API that are served alike. The later one of Anthropic's drops `temperature`,
 `top_p` and `top_k`; here they keep their meaning in both."""
 
+_NAMES = FieldNames(schema="output_config.format", parameters="input_schema")
 _SHARE = 0.8  # of `max_tokens`, for a thought whose length is left to the model
 
 
@@ -120,6 +121,7 @@ def _prompt(context: Context, fields: CountRequest, said: Conversation) -> Gener
         parallel_tool_calls=choice is None or choice.disable_parallel_tool_use is not True,
         thinking=_thinking(context, fields),
         continue_final=continues(fields.messages),
+        names=_NAMES,
     )
 
 
@@ -156,6 +158,8 @@ def _tool_choice(fields: CountRequest) -> ToolChoice:
     if choice.type == "any" and not fields.tools:
         raise _bad_choice("is 'any', but there are no 'tools'")
     if choice.type == "tool":
+        if choice.name is None:
+            raise _bad_choice("is 'tool', but has no 'name'")
         if choice.name not in [tool.name for tool in fields.tools or ()]:
             raise _bad_choice(f"names '{choice.name}', which is not among 'tools'")
         return ToolChoice("named", choice.name)

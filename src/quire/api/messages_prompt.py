@@ -34,7 +34,7 @@ from quire.api.messages_schema import (
     UserMessage,
 )
 from quire.api.seal import Seal
-from quire.api.turns import Turn, merge
+from quire.api.turns import Turn, check_answered, merge
 from quire.errors import RequestError
 
 _FAILED = "Error: "
@@ -56,8 +56,9 @@ def conversation(fields: CountRequest, seal: Seal) -> Conversation:
     """The whole conversation, its system prompt first.
 
     Raises:
-        RequestError: media, since the model takes text only; a tool result without its call; a
-            thought that does not verify, if the request says that this is an error.
+        RequestError: media, since the model takes text only; a tool result without its call, or at
+            the end a call without its result; a thought that does not verify, if the request says
+            that this is an error.
     """
     translator = _Translator(fields, seal)
     turns: list[Turn] = []
@@ -65,7 +66,9 @@ def conversation(fields: CountRequest, seal: Seal) -> Conversation:
         turns.append({"role": "system", "content": _system(fields.system)})
     for index, message in enumerate(fields.messages):
         turns += translator.message(message, index)
-    return Conversation(tuple(merge(turns)), tuple(translator.dropped))
+    merged = merge(turns)
+    check_answered(merged, "messages")
+    return Conversation(tuple(merged), tuple(translator.dropped))
 
 
 def continues(messages: Sequence[Message]) -> bool:

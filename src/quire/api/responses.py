@@ -33,11 +33,12 @@ from quire.api.responses_tools import Toolbox, toolbox
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
 from quire.api.whole import consume
-from quire.engine.service import Generation, Service, Thinking
+from quire.engine.service import FieldNames, Generation, Service, Thinking
 from quire.errors import NotFound, RequestError
 from quire.request import SamplingParams
 
 _ITEMS: TypeAdapter[tuple[Item, ...]] = TypeAdapter(tuple[Item, ...])
+_NAMES = FieldNames(messages="input", schema="text.format", parameters="parameters")
 _ROOM = 8  # the share of the context that `truncation: auto` leaves for an answer, one in so many
 
 
@@ -180,6 +181,7 @@ def _generation(
         "thinking": _thinking(context, fields),
         "kv_format": context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
         "cache_salt": fields.cache_salt or "",
+        "names": _NAMES,
     }
 
 

@@ -19,7 +19,7 @@ from quire.api.responses_schema import (
 )
 from quire.api.responses_tools import INPUT, model_name
 from quire.api.seal import Seal
-from quire.api.turns import Turn, merge
+from quire.api.turns import Turn, check_answered, merge
 from quire.errors import RequestError
 
 
@@ -42,8 +42,8 @@ class Translator:
             new: how many of the items are the request's own; errors count from these.
 
         Raises:
-            RequestError: media, since the model takes text only; an output without its call;
-                arguments that are no JSON object.
+            RequestError: media, since the model takes text only; an output without its call, or at
+                the end a call without its output; arguments that are no JSON object.
         """
         turns: list[Turn] = []
         if instructions:
@@ -52,7 +52,9 @@ class Translator:
             turn = self._turn(item, f"input[{index}]")
             if turn is not None:
                 turns.append(turn)
-        return tuple(merge(turns))
+        merged = merge(turns)
+        check_answered(merged, "input")
+        return tuple(merged)
 
     def _turn(self, item: Item, param: str) -> Turn | None:
         match item:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
+
+from quire.errors import RequestError
 
 Turn = dict[str, Any]
 
@@ -17,6 +19,17 @@ def merge(turns: Iterable[Turn]) -> list[Turn]:
         else:
             merged.append(turn)
     return merged
+
+
+def check_answered(turns: Sequence[Turn], param: str) -> None:
+    """Raises `RequestError` if a conversation ends with calls whose results are not in it."""
+    calls = turns[-1].get("tool_calls") if turns else None
+    if calls:
+        raise RequestError(
+            f"'{param}' ends with the call '{calls[0]['id']}', whose result is missing.",
+            param=param,
+            code="missing_tool_result",
+        )
 
 
 def _joined(first: Turn, second: Turn) -> Turn:

@@ -67,6 +67,15 @@ class Thinking:
 
 
 @dataclass(frozen=True, slots=True)
+class FieldNames:
+    """What a protocol calls the fields that the service may have to refuse."""
+
+    messages: str = "messages"
+    schema: str = "response_format"
+    parameters: str = "function.parameters"
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """What to generate, free of any protocol. Either `messages` or `prompts` is given.
 
@@ -81,6 +90,7 @@ class Generation:
         schema: JSON text of the schema that the answer must meet.
         template_kwargs: further variables of the chat template.
         continue_final: go on with the last message instead of beginning one.
+        names: for errors.
     """
 
     messages: tuple[Mapping[str, Any], ...] = ()
@@ -100,6 +110,7 @@ class Generation:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final: bool = False
     cache_salt: str = ""
+    names: FieldNames = field(default_factory=FieldNames)
 
     @property
     def offered_tools(self) -> tuple[Tool, ...]:
@@ -199,7 +210,7 @@ class Service:
             raise EngineFailure(f"The engine cannot go on: {self.client.failure}")
         prompts = await self.tokens(spec)
         for prompt in prompts:
-            self._check_prompt(prompt, "messages" if spec.messages else "prompt")
+            self._check_prompt(prompt, spec.names.messages if spec.messages else "prompt")
         grammar = None
         if spec.schema is not None or spec.tool_choice.forced:
             grammar = await asyncio.to_thread(self._grammar, spec)
@@ -335,20 +346,20 @@ class Service:
         A schema binds the answer, and leaves the model free to call a tool instead.
         """
         for index, tool in enumerate(spec.offered_tools):
-            _check_schema(tool.parameters, f"tools[{index}].function.parameters")
+            _check_schema(tool.parameters, f"tools[{index}].{spec.names.parameters}")
         if spec.tool_choice.forced:
             return GrammarSpec("lark", self._calls(spec))
         if spec.schema is None:
             return None
         answer = GrammarSpec("json_schema", spec.schema)
-        check_grammar(answer)
+        check_grammar(answer, spec.names.schema)
         if not spec.offered_tools:
             return answer
         if self._dialect.forced is None:
             raise RequestError(
-                "'response_format' is not offered beside 'tools': no grammar holds this model's "
-                "tool calls.",
-                param="response_format",
+                f"'{spec.names.schema}' is not offered beside 'tools': no grammar holds this "
+                "model's tool calls.",
+                param=spec.names.schema,
                 code="unsupported_parameter",
             )
         calls = re.sub(r"^start:", "calls:", self._calls(spec), count=1, flags=re.MULTILINE)
