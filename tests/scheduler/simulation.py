@@ -6,9 +6,11 @@ moved without its content or reused too early shows as a wrong token.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quire.cache.ledger import Ledger, Page, PoolKey, Resize
+from quire.cache.disk_recall import Recall
+from quire.cache.ledger import Change, Ledger, Page, PoolKey, Restore, Spill
 from quire.cache.specs import (
     FullKV,
     KVFormat,
@@ -22,6 +24,7 @@ from quire.request import Output, Request
 from quire.scheduler.pace import Pace
 from quire.scheduler.plan import StepPlan, Work
 from quire.scheduler.scheduler import Drawn, Scheduler, SchedulerConfig
+from tests.support.scripted_disk import ScriptedDisk, as_host_page, from_host_page
 
 PAGE = 4
 GROUPS: dict[str, tuple[KVGroup, ...]] = {
@@ -58,6 +61,7 @@ class Simulation:
     ended: dict[str, Output] = field(default_factory=dict)
     answers: dict[str, list[int]] = field(default_factory=dict)
     time: float = 0.0
+    disk: ScriptedDisk | None = None
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(self.budget, page_bytes)
@@ -69,6 +73,16 @@ class Simulation:
             lambda format, salt: f"{format.name}|{salt}".encode(),
             clock=lambda: self.time,
         )
+        if self.disk is not None:
+            self.ledger.wants = self.disk.wants
+            self.scheduler.reuse.recall = Recall(
+                self.scheduler.reuse.index,
+                self.ledger,
+                self.disk,
+                lambda pool, page: True,
+                lambda tokens: float(tokens),
+                clock=lambda: self.time,
+            )
         self._before: tuple[StepPlan, dict[str, Drawn]] | None = None
         self._drawn: dict[tuple[str, int], int] = {}
         self._steps = 0
@@ -81,6 +95,9 @@ class Simulation:
 
     def step(self) -> None:
         """As `Engine.step`: plan, launch, then read the step before."""
+        self.time += 0.01
+        if self.disk is not None:
+            self.disk.tick()
         plan = self.scheduler.schedule()
         following = None
         if plan is not None:
@@ -109,20 +126,13 @@ class Simulation:
     def check_nothing_leaks(self) -> None:
         """When all is done, every page is free or kept, and everything kept can be let go of."""
         assert self.ledger.live_pages() == 0
-        self.scheduler.index.clear()
+        self.scheduler.reuse.index.clear()
         assert self.ledger.kept_pages() == 0
 
     # -- the device ----------------------------------------------------------------------------
 
     def _execute(self, plan: StepPlan) -> dict[str, Drawn]:
-        for change in plan.changes:
-            assert isinstance(change, Resize)
-            moved = {(change.pool, b): self.pages.get((change.pool, a)) for a, b in change.moves}
-            for place, content in moved.items():
-                self.pages[place] = dict(content or {})
-            for place in [p for p in self.pages if p[0] == change.pool]:
-                if place[1] >= change.capacity:
-                    del self.pages[place]
+        self._execute_changes(plan.changes)
         contents = [dict(self.pages.get(_place(source), {})) for source, _ in plan.copies]
         for (_, target), content in zip(plan.copies, contents, strict=True):
             self.pages[_place(target)] = content
@@ -136,6 +146,28 @@ class Simulation:
         for source, target in plan.saves:
             self.pages[_place(target)] = dict(self.pages[_place(source)])
         return {w.seq.id: Drawn(self._token(w.seq.id, w.end)) for w in plan.work if w.sample}
+
+    def _execute_changes(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            if isinstance(change, Spill | Restore):
+                self._to_or_from_disk(change)
+                continue
+            moved = {(change.pool, b): self.pages.get((change.pool, a)) for a, b in change.moves}
+            for place, content in moved.items():
+                self.pages[place] = dict(content or {})
+            for place in [p for p in self.pages if p[0] == change.pool]:
+                if place[1] >= change.capacity:
+                    del self.pages[place]
+
+    def _to_or_from_disk(self, change: Spill | Restore) -> None:
+        assert self.disk is not None
+        if isinstance(change, Restore):
+            self.pages[change.pool, change.id] = from_host_page(change.contents)
+            return
+        content = self.pages[change.pool, change.id]
+        recurrent = isinstance(self.groups[change.pool.group].spec, RecurrentState)
+        assert recurrent or len(content) == PAGE, "a page goes to disk that is not full"
+        self.disk.spill(change.name, as_host_page(content))
 
     def _token(self, name: str, position: int) -> int:
         """What the 'model' draws for a position: fixed, so that resuming must repeat it."""

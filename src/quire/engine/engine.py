@@ -168,8 +168,8 @@ class Engine:
         scheduler, pools = self._scheduler, self._runner.pools
         scheduler.ledger.wants = disk.wants
         self._runner.spill = disk.spill
-        scheduler.recall = Recall(
-            scheduler.index,
+        scheduler.reuse.recall = Recall(
+            scheduler.reuse.index,
             scheduler.ledger,
             disk,
             lambda pool, page: fits(pools, pool, page),

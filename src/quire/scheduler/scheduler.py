@@ -12,8 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from quire.cache.disk_recall import Prompt, Recall
-from quire.cache.index import Match, Node, PrefixIndex, chain, common_length
+from quire.cache.index import Match
 from quire.cache.ledger import Ledger, Page, PoolKey
 from quire.cache.specs import (
     FullKV,
@@ -27,6 +26,7 @@ from quire.errors import RequestError
 from quire.request import Failure, FinishReason, Output, Request, TokenLogprobs
 from quire.scheduler.pace import Pace
 from quire.scheduler.plan import StepPlan, Work
+from quire.scheduler.reuse import Reuse
 from quire.scheduler.sequence import Sequence
 
 
@@ -87,15 +87,14 @@ class Scheduler:
         self.config = config
         self.groups = groups
         self.ledger = ledger
-        self.index = PrefixIndex(groups, ledger, config.page_tokens)
         self.pace = pace
-        self.recall: Recall | None = None
-        """Reads pages back, if there is a disk tier."""
+        self.reuse = Reuse(
+            groups, ledger, config.page_tokens, config.snapshot_every, config.prefix_cache
+        )
         self.counters = Counters()
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._sequences: dict[str, Sequence] = {}
-        self._computing: dict[bytes, Sequence] = {}
         self._identity = identity
         self._clock = clock
         self._order = 0
@@ -175,7 +174,7 @@ class Scheduler:
         for sequence in self.waiting:
             sequence.pending = 0
         self._launched_pages.clear()
-        self.index.clear()
+        self.reuse.index.clear()
         self.ledger.reset()
 
     def fit_context(self, format: KVFormat) -> int:
@@ -263,7 +262,7 @@ class Scheduler:
         for sequence, share in zip(prompts, shares, strict=True):
             if share == 0 or sequence not in self.running:
                 continue
-            work = self._chunk(sequence, min(share, self._until_snapshot(sequence)))
+            work = self._chunk(sequence, min(share, self.reuse.until_snapshot(sequence)))
             fits = self._allocate(work)
             while not fits and work.count > self.config.page_tokens:
                 work = self._chunk(sequence, work.count // 2)
@@ -282,15 +281,8 @@ class Scheduler:
             if len(prompts) >= max(1, budget):
                 break
             sequence = self.waiting[0]
-            if (
-                sequence.pending
-                or sequence.waits_on in self._computing
-                or self._reads_disk(sequence)
-            ):
-                deferred.append(self.waiting.popleft())
-                continue
-            match = self._match(sequence)
-            if match is None or sequence.waits_for_disk:
+            match = None if sequence.pending else self.reuse.match(sequence)
+            if match is None:
                 deferred.append(self.waiting.popleft())
                 continue
             if not self._start(sequence, match, plan):
@@ -301,48 +293,6 @@ class Scheduler:
             prompts.append(sequence)
         self.waiting.extendleft(reversed(deferred))
         prompts.sort(key=lambda s: s.order)
-
-    def _match(self, sequence: Sequence) -> Match | None:
-        """What the index has for a sequence; None if it had better wait for a neighbour's pages."""
-        sequence.waits_on = None
-        if not self.config.prefix_cache:
-            return Match(reason="off")
-        size = self.config.page_tokens
-        limit = len(sequence.tokens) - 1
-        keys = sequence.keys(limit // size, size)
-        match = self.index.match(
-            sequence.identity,
-            sequence.tokens,
-            keys,
-            limit=limit,
-            partial=not sequence.format.seals,
-        )
-        following = match.reached // size
-        if following < len(keys) and keys[following] in self._computing:
-            sequence.waits_on = keys[following]
-            return None
-        if self._has_recurrent and self._state_is_coming(sequence, match, keys[:following]):
-            return None
-        if self.recall is not None:
-            prompt = Prompt(sequence.identity, sequence.format, sequence.tokens, keys)
-            reading = self.recall.begin(prompt, match.length, sequence.reading)
-            sequence.reading = reading or sequence.reading
-        return match
-
-    def _state_is_coming(self, sequence: Sequence, match: Match, keys: list[bytes]) -> bool:
-        """Whether a neighbour will keep its recurrent state where the prompts still agree."""
-        neighbour = self._computing.get(keys[-1]) if keys else None
-        if neighbour is None:
-            return False
-        agree = min(len(sequence.tokens) - 1, common_length(sequence.tokens, neighbour.tokens))
-        ahead = max(match.length, neighbour.computed - 1)
-        return any(ahead < p <= agree for p in self._snapshot_positions(neighbour))
-
-    def _reads_disk(self, sequence: Sequence) -> bool:
-        """Whether a part of its beginning is still being read; what has come is in the index."""
-        if self.recall is None or sequence.reading is None:
-            return False
-        return not self.recall.settle(sequence.reading)
 
     def _start(self, sequence: Sequence, match: Match, plan: StepPlan) -> bool:
         """Gives an admitted sequence its pages: shared ones, and room for its whole prompt."""
@@ -376,7 +326,9 @@ class Scheduler:
         sequence.reading = None
         sequence.opens = {key.group: pages[0] for key, pages in fresh.items() if key.open and pages}
         self._launched_pages.extend(sources)
-        self._begin(sequence, match)
+        self.reuse.begin(sequence, match)
+        if not sequence.started:
+            self._count_start(sequence, match)
         return True
 
     def _first_pages(self, group: KVGroup, total: int, have: int) -> int:
@@ -385,26 +337,14 @@ class Scheduler:
             return total - have
         return 1
 
-    def _begin(self, sequence: Sequence, match: Match) -> None:
-        size = self.config.page_tokens
-        sequence.computed = match.length
-        sequence.registered = match.length // size
-        sequence.trail = self.index.root(sequence.identity)
-        for key in sequence.keys(sequence.registered, size):
-            child = self.index.child(sequence.trail, key)
-            assert child is not None, "a matched page has no node"
-            sequence.trail = child
-        sequence.promised = sequence.keys(len(sequence.tokens) // size, size)[sequence.registered :]
-        for key in sequence.promised:
-            self._computing.setdefault(key, sequence)
-        if not sequence.started:
-            sequence.started = True
-            sequence.cached = match.length
-            sequence.reuse = match.reason
-            self.counters.prompt_tokens += sequence.prompt_length
-            self.counters.cached_tokens += match.length
-            if match.reason:
-                self.counters.reuse_misses[match.reason.split(" at ")[0]] += 1
+    def _count_start(self, sequence: Sequence, match: Match) -> None:
+        sequence.started = True
+        sequence.cached = match.length
+        sequence.reuse = match.reason
+        self.counters.prompt_tokens += sequence.prompt_length
+        self.counters.cached_tokens += match.length
+        if match.reason:
+            self.counters.reuse_misses[match.reason.split(" at ")[0]] += 1
 
     # -- room ----------------------------------------------------------------------------------
 
@@ -466,45 +406,12 @@ class Scheduler:
         sequence.computed = work.end
         if work.sample:
             sequence.pending += 1
-        self._register(sequence)
-        self._save_states(sequence, plan)
+        self.reuse.register(sequence)
+        saves = self.reuse.save_states(sequence)
+        plan.saves.extend(saves)
+        self._launched_pages.extend(page for _, page in saves)
         if work.sample:
-            self._computed_all(sequence)
-
-    def _register(self, sequence: Sequence) -> None:
-        """Tells the index of pages that are full and whose tokens the host has read."""
-        size = self.config.page_tokens
-        full = sequence.confirmed // size
-        if full == sequence.registered:
-            return
-        keys = sequence.keys(full, size)
-        while sequence.registered < full:
-            number = sequence.registered
-            key = keys[number]
-            if not self._has_recurrent and self._computing.get(key) is sequence:
-                del self._computing[key]
-            if self.config.prefix_cache and sequence.trail is not None:
-                tokens = tuple(sequence.tokens[number * size : (number + 1) * size])
-                pages = self._pages_at(sequence, number)
-                sequence.trail = self.index.insert(sequence.trail, key, tokens, pages)
-            sequence.registered += 1
-
-    def _computed_all(self, sequence: Sequence) -> None:
-        """Nobody need wait for this sequence's prompt any more."""
-        for key in sequence.promised:
-            if self._computing.get(key) is sequence:
-                del self._computing[key]
-        sequence.promised = []
-
-    def _pages_at(self, sequence: Sequence, number: int) -> dict[int, Page]:
-        pages = {}
-        for group in self.groups:
-            if not isinstance(group.spec, RecurrentState):
-                table = sequence.tables[group.index]
-                page = table[number] if number < len(table) else None
-                if page is not None:
-                    pages[group.index] = page
-        return pages
+            self.reuse.prompt_done(sequence)
 
     def _release_passed(self, sequence: Sequence) -> None:
         """Lets go of window pages that no later token sees."""
@@ -517,63 +424,6 @@ class Scheduler:
                     self.ledger.release(page)
                     table[number] = None
                     number -= 1
-
-    # -- recurrent state -----------------------------------------------------------------------
-
-    def _until_snapshot(self, sequence: Sequence) -> int:
-        """Tokens up to the next position whose recurrent state is to be kept, or to the end."""
-        rest = len(sequence.tokens) - sequence.computed
-        if not self._has_recurrent or not self.config.prefix_cache:
-            return rest
-        ahead = [p - sequence.computed for p in self._snapshot_positions(sequence)]
-        return min([rest, *(a for a in ahead if a > 0)])
-
-    @property
-    def _has_recurrent(self) -> bool:
-        return any(isinstance(group.spec, RecurrentState) for group in self.groups)
-
-    def _snapshot_positions(self, sequence: Sequence) -> set[int]:
-        """Message ends, the prompt's last token but one, and every so often between.
-
-        Formats that seal are shared by whole pages, so there the positions are page boundaries.
-        """
-        size, every = self.config.page_tokens, self.config.snapshot_every
-        length = sequence.prompt_length
-        wanted = {*sequence.request.snapshots, *range(every, length, every), length - 1}
-        if self.recall is not None:
-            wanted.add((length - 1) // size * size)  # the disk holds states at page ends only
-        if sequence.format.seals:
-            wanted = {position // size * size for position in wanted}
-        return {position for position in wanted if 0 < position < length}
-
-    def _save_states(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Keeps a copy of the state where another prompt is likely to part from this one."""
-        if not self._has_recurrent or not self.config.prefix_cache or sequence.pending:
-            return
-        if sequence.computed not in self._snapshot_positions(sequence):
-            return
-        node = self._tail_node(sequence)
-        offset = (sequence.computed - 1) % self.config.page_tokens + 1
-        for group in self.groups:
-            if node is None or not isinstance(group.spec, RecurrentState):
-                continue
-            pages = self.ledger.allocate(PoolKey(group.index, sequence.format), 1)
-            state = sequence.tables[group.index][0]
-            if pages is None or state is None:
-                return
-            if self.index.insert_snapshot(node, offset, pages[0]):
-                plan.saves.append((state, pages[0]))
-            self._launched_pages.append(pages[0])
-
-    def _tail_node(self, sequence: Sequence) -> Node | None:
-        """The index node that ends where the sequence's computed tokens end."""
-        size = self.config.page_tokens
-        number, rest = divmod(sequence.confirmed, size)
-        if sequence.trail is None or sequence.registered != number or rest == 0:
-            return sequence.trail if sequence.registered == number else None
-        tokens = tuple(sequence.tokens[number * size : sequence.confirmed])
-        pages = self._pages_at(sequence, number)
-        return self.index.insert(sequence.trail, chain(sequence.trail.key, tokens), tokens, pages)
 
     # -- tokens come back ----------------------------------------------------------------------
 
@@ -595,7 +445,7 @@ class Scheduler:
         sequence.tokens.append(drawn.token)
         self.counters.generated_tokens += 1
         if sequence in self.running:
-            self._register(sequence)
+            self.reuse.register(sequence)
         try:
             reason = self._reason_to_end(sequence, drawn.token)
         except Exception as error:  # a guide's fault ends its own request, whatever it is
@@ -643,8 +493,8 @@ class Scheduler:
     def _vacate(self, sequence: Sequence) -> None:
         """A running sequence gives back its pages; what it computed stays for others to reuse."""
         self.running.remove(sequence)
-        self._computed_all(sequence)
-        self._register_tail(sequence)
+        self.reuse.prompt_done(sequence)
+        self.reuse.register_tail(sequence)
         for table in sequence.tables:
             self.ledger.release_all(table)
         self.ledger.release_all(sequence.opens.values())
@@ -653,21 +503,6 @@ class Scheduler:
         sequence.opens = {}
         sequence.trail = None
         sequence.registered = 0
-
-    def _register_tail(self, sequence: Sequence) -> None:
-        """Registers what lies beyond the last full page, and the recurrent state itself."""
-        partial = sequence.confirmed % self.config.page_tokens
-        if not self.config.prefix_cache or (partial and sequence.format.seals):
-            return
-        node = self._tail_node(sequence)
-        if node is None or node.parent is None or sequence.computed > len(sequence.tokens):
-            return
-        offset = (sequence.computed - 1) % self.config.page_tokens + 1
-        for group in self.groups:
-            if isinstance(group.spec, RecurrentState):
-                state = sequence.tables[group.index][0]
-                assert state is not None, "a state slot is never given back early"
-                self.index.insert_snapshot(node, offset, state)
 
 
 def _share(budget: int, wants: list[int]) -> list[int]:
