@@ -10,6 +10,8 @@ from quire.errors import ModelError
 _GPU_SHARE = 0.85
 _CPU_SHARE = 0.25
 _SHORTEST_CONTEXT = 256
+_CPU_CACHE = 64 << 20
+_GPU_CACHE = 2 << 30
 
 
 def kv_budget(wanted: int | None) -> int:
@@ -39,11 +41,14 @@ def free_memory() -> int:
 
 
 def use_recommended_limits() -> None:
-    """On Metal, keeps the model's memory wired, as far as MLX recommends. Elsewhere nothing."""
+    """Bounds what MLX keeps of freed buffers; on Metal, wires memory as far as MLX recommends.
+
+    Kept buffers are no KV memory, but memory all the same. On a GPU allocating is slow, so there
+    they may be many; steps differ in shape, so without a bound there would be ever more.
+    """
+    mx.set_cache_limit(_CPU_CACHE if mx.default_device() == mx.cpu else _GPU_CACHE)
     if mx.metal.is_available():
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
-    # Freed buffers that MLX keeps for reuse do not count as KV memory; bound them.
-    mx.set_cache_limit(256 << 20)
 
 
 def check_context(tokens: int) -> int:
