@@ -17,6 +17,9 @@ from tests.text.dialects import test_families as families
 from tests.text.dialects import test_gemma4 as gemma4
 from tests.text.dialects.scripts import STOP_TOKEN, encode, spelled, tokenizer
 
+_LONG = 2000
+"""Characters of a case that tests the parser's limits alone: spelled in bytes, it fills a context."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -78,24 +81,29 @@ def _gemma4() -> Iterator[Case]:
     prose = '<|channel>thought\nno<channel|><|tool_call>call:now{}<tool_call|><|"|>'
     yield Case("gemma4", prose, content=prose, spelled=True)
     yield Case("gemma4", gemma4.call("{}"), content=gemma4.call("{}"), tools=False)
-    yield Case("gemma4", "<|channel>thought\nI was thinking", "I was", max_tokens=5)
-    yield Case(
-        "gemma4", "So:" + gemma4.call("{city:<|" + '"|>A long name'), "", "So:", max_tokens=9
-    )
+    thought = "<|channel>thought\nI was"
+    length = len(encode("gemma4", [thought]))
+    yield Case("gemma4", thought + " thinking", "I was", max_tokens=length)
+    call = gemma4.call('{city:<|"|>A long name of a place<|"|>}')
+    length = len(encode("gemma4", ["So:" + call])) - 2
+    yield Case("gemma4", "So:" + call, "", "So:", max_tokens=length)
+
+
+def _opening(dialect: str) -> str:
+    """What its template puts at the end of a prompt, where answers depend on that."""
+    return families.ASSISTANT if dialect == "harmony" else ""
 
 
 def _families() -> Iterator[Case]:
-    cut: set[str] = set()
     for dialect, text, reasoning, content, calls in families.CASES:
-        opening = families.ASSISTANT if dialect == "harmony" else ""
+        opening = _opening(dialect)
         yield Case(dialect, text, reasoning, content, calls_of(calls), opening)
-        if calls and not (reasoning or content) and dialect not in cut:
-            cut.add(dialect)  # its first call, cut off in the middle, is none
-            length = len(encode(dialect, [text])) // 2
-            yield Case(dialect, text, opening=opening, max_tokens=length)
+    for dialect, text in families.ONE_CALL:
+        length = len(encode(dialect, [text])) // 2
+        yield Case(dialect, text, opening=_opening(dialect), max_tokens=length)
     for dialect, text in families.MALFORMED:
-        opening = families.ASSISTANT if dialect == "harmony" else ""
-        yield Case(dialect, text, content=text, opening=opening)
+        if len(text) < _LONG:
+            yield Case(dialect, text, content=text, opening=_opening(dialect))
     for dialect, prompt, thinks in families.PROMPTS:
         seen = ("x", "") if thinks else ("", "x")
         yield Case(dialect, "x", *seen, opening=prompt)

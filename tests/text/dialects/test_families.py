@@ -208,21 +208,21 @@ def test_malformed_calls_are_text(dialect: str, text: str) -> None:
     assert (found.text, found.tool_calls) == (text, [])
 
 
-@pytest.mark.parametrize(
-    ("dialect", "text"),
-    [
-        ("qwen3", HERMES),
-        ("qwen3_coder", XML),
-        ("llama3", '{"name": "get_weather", "parameters": {"city": "Tokyo"}}'),
-        ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Tokyo"}'),
-        ("deepseek", V3),
-        ("glm4", GLM),
-        ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Tokyo"}}]'),
-        ("kimi_k2", KIMI),
-        ("minimax", MINIMAX),
-        ("harmony", HARMONY_CALL),
-    ],
-)
+ONE_CALL: list[tuple[str, str]] = [
+    ("qwen3", HERMES),
+    ("qwen3_coder", XML),
+    ("llama3", '{"name": "get_weather", "parameters": {"city": "Tokyo"}}'),
+    ("mistral", '[TOOL_CALLS]get_weather[ARGS]{"city": "Tokyo"}'),
+    ("deepseek", V3),
+    ("glm4", GLM),
+    ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Tokyo"}}]'),
+    ("kimi_k2", KIMI),
+    ("minimax", MINIMAX),
+    ("harmony", HARMONY_CALL),
+]
+
+
+@pytest.mark.parametrize(("dialect", "text"), ONE_CALL)
 def test_cut_off_anywhere_leaves_a_whole_call_or_none(dialect: str, text: str) -> None:
     prompt = ASSISTANT if dialect == "harmony" else ""
     for end in range(1, len(text) - 1):
