@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 
+import httpx
 import pytest
+from openai import OpenAI
 
 from quire.api.app import build_app
 from quire.config import ServerConfig
@@ -19,6 +22,17 @@ from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import serving
 
 NAME = "quire-demo"
+
+HTTP = httpx.Client(timeout=30)
+"""One client for all tests: making one reads every certificate of the machine."""
+
+
+@cache
+def openai_client(url: str) -> OpenAI:
+    """The official client, asking once."""
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=HTTP)
+
+
 FORMATS = ("plain", "page-4", "page-8", "page-8/4", "uniform-4-g64")
 
 

@@ -12,7 +12,7 @@ import pytest
 from openai import APIError, BadRequestError, InternalServerError, NotFoundError, OpenAI
 
 from quire.request import Failure, Request
-from tests.api.conftest import Serve, Served
+from tests.api.conftest import HTTP, Serve, Served, openai_client
 from tests.support.scripted_engine import Script
 
 TEXT = "The quick brown fox — naïve, 日本語."
@@ -20,7 +20,7 @@ ASK: Any = [{"role": "user", "content": "Say something."}]
 
 
 def client(served: Served) -> OpenAI:
-    return OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    return openai_client(served.url)
 
 
 def wait_for(what: Any, seconds: float = 5.0) -> None:
@@ -69,7 +69,7 @@ def test_usage_comes_last_when_asked_for(serve: Serve) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_headers_tell_what_was_reused(serve: Serve, stream: bool) -> None:
     served = serve(lambda _: Script((5, 6), cached_tokens=3, reuse="first difference at token 3"))
-    answer = httpx.post(
+    answer = HTTP.post(
         f"{served.url}/v1/chat/completions", json={"messages": ASK, "stream": stream}
     )
     assert answer.headers["x-quire-cached-tokens"] == "3"
@@ -223,7 +223,7 @@ def test_a_failure_in_mid_stream_is_one_error_and_an_end(serve: Serve) -> None:
     with pytest.raises(APIError, match="The sampler failed"):
         pieces.extend(chunk.choices[0].delta.content or "" for chunk in stream)
     assert "".join(pieces) == "half an"
-    with httpx.stream(
+    with HTTP.stream(
         "POST", f"{served.url}/v1/chat/completions", json={"messages": ASK, "stream": True}
     ) as raw:
         lines = [line for line in raw.iter_lines() if line]
@@ -253,12 +253,12 @@ def test_a_client_that_goes_away_frees_the_engine(serve: Serve, stream: bool, n:
 
 
 def test_a_slow_reader_loses_nothing(serve: Serve) -> None:
-    tokens = 60_000
+    tokens = 30_000
     served = serve(lambda _: Script(words), context_length=10**6)
     words = (served.ids("word ") * tokens)[:tokens]
     body = {"messages": ASK, "stream": True, "stream_options": {"include_usage": True}}
-    with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as raw:
-        time.sleep(1.0)
+    with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as raw:
+        time.sleep(0.5)
         events = [line.removeprefix("data: ") for line in raw.iter_lines() if line]
     chunks = [json.loads(event) for event in events[:-1]]
     text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
@@ -272,7 +272,7 @@ def test_a_slow_reader_of_several_choices_loses_nothing(serve: Serve) -> None:
     words = (served.ids("word ") * 9002)[:9002]
     body = {"messages": ASK, "stream": True, "n": 2}
     texts = ["", ""]
-    with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as raw:
+    with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as raw:
         time.sleep(0.5)
         for line in raw.iter_lines():
             if line.startswith("data: {"):
@@ -291,7 +291,7 @@ def test_silence_before_the_first_token_is_broken(
         lambda _: Script(served.ids("Hi."), delay_s=0.2, error=failure if fails else None)
     )
     body = {"messages": ASK, "stream": True}
-    with httpx.stream("POST", f"{served.url}/v1/chat/completions", json=body) as raw:
+    with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body) as raw:
         lines = [line for line in raw.iter_lines() if line]
     assert lines[0].startswith(": ")
     assert lines[-1] == "data: [DONE]"
@@ -300,9 +300,9 @@ def test_silence_before_the_first_token_is_broken(
 
 def test_a_failed_engine_refuses_and_health_says_so(serve: Serve) -> None:
     served = serve()
-    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert HTTP.get(f"{served.url}/health").status_code == 200
     served.engine.failure = "out of memory"
     with pytest.raises(InternalServerError, match="out of memory"):
         client(served).chat.completions.create(model="quire-demo", messages=ASK)
-    health = httpx.get(f"{served.url}/health")
+    health = HTTP.get(f"{served.url}/health")
     assert (health.status_code, health.json()["reason"]) == (503, "out of memory")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 from openai import BadRequestError, OpenAI
 
 from quire.request import Request
-from tests.api.conftest import Serve, Served
+from tests.api.conftest import HTTP, Serve, Served, openai_client
 from tests.support.scripted_engine import Script
 
 
 def client(served: Served) -> OpenAI:
-    return OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    return openai_client(served.url)
 
 
 def test_whole_and_streamed_answers_agree(serve: Serve) -> None:
@@ -78,7 +77,7 @@ def test_logprobs(serve: Serve, stream: bool) -> None:
 )
 def test_what_is_not_offered_is_named(serve: Serve, fields: dict[str, object], param: str) -> None:
     body = {"prompt": "x", **fields}
-    answer = httpx.post(f"{serve().url}/v1/completions", json=body)
+    answer = HTTP.post(f"{serve().url}/v1/completions", json=body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
 

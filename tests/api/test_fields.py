@@ -14,7 +14,7 @@ from openai.types.completion_create_params import (
 from quire.api.chat import ChatRequest
 from quire.api.completions import CompletionRequest
 from quire.config import ServerConfig
-from tests.api.conftest import Serve
+from tests.api.conftest import HTTP, Serve
 
 ASK = [{"role": "user", "content": "Hi."}]
 
@@ -22,7 +22,7 @@ ASK = [{"role": "user", "content": "Hi."}]
 def post(url: str, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
     if path.endswith("chat/completions"):
         body.setdefault("messages", ASK)
-    return httpx.post(f"{url}{path}", json=body, timeout=20)
+    return HTTP.post(f"{url}{path}", json=body, timeout=20)
 
 
 def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def test_unknown_fields_pass_where_the_operator_says_so(serve: Serve) -> None:
     [b"", b"{", b"[]", b"null", b'{"messages": NaN}', b"\xff", b'{"a": "\\ud800"}', b"[" * 9999],
 )
 def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> None:
-    answer = httpx.post(f"{serve().url}/v1/chat/completions", content=body)
+    answer = HTTP.post(f"{serve().url}/v1/chat/completions", content=body)
     assert error_of(answer)["code"] in ("invalid_json", "invalid_type")
 
 
@@ -213,7 +213,7 @@ def test_the_kv_format_is_chosen_by_field_or_header(serve: Serve, as_header: boo
     served = serve()
     for fields, name in FORMATS:
         headers = {f"x-quire-{k.replace('_', '-')}": str(v) for k, v in fields.items()}
-        answer = httpx.post(
+        answer = HTTP.post(
             f"{served.url}/v1/chat/completions",
             json={"messages": ASK, **({} if as_header else fields)},
             headers=headers if as_header else {},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +16,7 @@ from quire.api.app import build_app
 from quire.api.openapi import OPERATIONS, Operation, document
 from quire.config import ServerConfig
 from quire.engine.assembly import assemble
-from tests.api.conftest import Serve, Served
+from tests.api.conftest import HTTP, Serve, Served
 
 ANSWERED = [operation for operation in OPERATIONS if operation.answers]
 
@@ -35,7 +34,7 @@ def test_it_lists_the_routes_that_there_are(shared: Served) -> None:
 
 
 def test_it_is_served(serve: Serve) -> None:
-    assert httpx.get(f"{serve().url}/openapi.json").json() == document("quire-demo")
+    assert HTTP.get(f"{serve().url}/openapi.json").json() == document("quire-demo")
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(150, marks=pytest.mark.slow)])

@@ -16,7 +16,7 @@ from quire.api.auth import check_exposure
 from quire.api.openapi import OPERATIONS
 from quire.config import ServerConfig
 from quire.errors import QuireError
-from tests.api.conftest import Serve
+from tests.api.conftest import HTTP, Serve
 from tests.support.scripted_engine import Script
 
 ASK = {"messages": [{"role": "user", "content": "Hi."}]}
@@ -64,17 +64,17 @@ def test_a_body_too_large_is_refused(serve: Serve, chunked: bool) -> None:
     served = serve(config=ServerConfig(max_body_bytes=1000))
     body = json.dumps({**ASK, "user": "x" * 1000}).encode()
     content = iter([body[:500], body[500:]]) if chunked else body
-    answer = httpx.post(served.url + CHAT, content=content)
+    answer = HTTP.post(served.url + CHAT, content=content)
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
 
 
 def test_headers_and_messages_have_limits(serve: Serve) -> None:
     served = serve(config=ServerConfig(max_messages=2))
-    answer = httpx.post(served.url + CHAT, json=ASK, headers={"x-padding": "x" * 40_000})
+    answer = HTTP.post(served.url + CHAT, json=ASK, headers={"x-padding": "x" * 40_000})
     assert answer.status_code == 413
-    answer = httpx.post(served.url + CHAT, json={"messages": ASK["messages"] * 3})
+    answer = HTTP.post(served.url + CHAT, json={"messages": ASK["messages"] * 3})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
-    assert httpx.post(served.url + CHAT, json={"messages": ASK["messages"] * 2}).status_code == 200
+    assert HTTP.post(served.url + CHAT, json={"messages": ASK["messages"] * 2}).status_code == 200
 
 
 def test_requests_beyond_the_limit_are_told_to_come_back(serve: Serve) -> None:
@@ -91,46 +91,46 @@ def test_requests_beyond_the_limit_are_told_to_come_back(serve: Serve) -> None:
         deadline = time.monotonic() + 5
         while len(served.engine.requests) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
-        refused = httpx.post(served.url + CHAT, json=ASK)
+        refused = HTTP.post(served.url + CHAT, json=ASK)
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
-        assert httpx.get(f"{served.url}/health").status_code == 200
+        assert HTTP.get(f"{served.url}/health").status_code == 200
         assert [each.result().status_code for each in slow] == [200, 200]
     go.set()
     for _ in range(5):  # slots come back, also from requests that were refused
-        assert httpx.post(served.url + CHAT, json={**ASK, "n": 0}).status_code == 400
-        assert httpx.post(served.url + CHAT, json=ASK).status_code == 200
+        assert HTTP.post(served.url + CHAT, json={**ASK, "n": 0}).status_code == 400
+        assert HTTP.post(served.url + CHAT, json=ASK).status_code == 200
 
 
 def test_the_deadline_goes_to_the_engine(serve: Serve) -> None:
     served = serve(config=ServerConfig(request_deadline_s=7.5, default_max_tokens=12))
-    httpx.post(served.url + CHAT, json=ASK)
+    HTTP.post(served.url + CHAT, json=ASK)
     (request,) = served.engine.requests
     assert (request.deadline_s, request.max_tokens) == (7.5, 12)
 
 
 def test_cors_is_off_unless_an_origin_is_named(serve: Serve) -> None:
     asking = {"origin": "https://a.example", "access-control-request-method": "POST"}
-    plain = httpx.options(serve().url + CHAT, headers=asking)
+    plain = HTTP.options(serve().url + CHAT, headers=asking)
     assert plain.status_code == 405
     assert "access-control-allow-origin" not in plain.headers
     config = ServerConfig(cors_origins=("https://a.example",), api_keys=("k",))
     served = serve(config=config)
-    allowed = httpx.options(served.url + CHAT, headers=asking)
+    allowed = HTTP.options(served.url + CHAT, headers=asking)
     assert allowed.headers["access-control-allow-origin"] == "https://a.example"
-    other = httpx.options(served.url + CHAT, headers={**asking, "origin": "https://b.example"})
+    other = HTTP.options(served.url + CHAT, headers={**asking, "origin": "https://b.example"})
     assert "access-control-allow-origin" not in other.headers
 
 
 def test_metrics_count_requests_tokens_and_times(serve: Serve) -> None:
     served = serve(lambda _: Script((5, 6, 7)), config=ServerConfig())
     for _ in range(3):
-        httpx.post(served.url + CHAT, json=ASK)
-    httpx.post(served.url + CHAT, json={**ASK, "stream": True})
-    httpx.post(served.url + CHAT, json={})
+        HTTP.post(served.url + CHAT, json=ASK)
+    HTTP.post(served.url + CHAT, json={**ASK, "stream": True})
+    HTTP.post(served.url + CHAT, json={})
     for made_up in range(3):
-        httpx.get(f"{served.url}/made-up-{made_up}")
-    text = httpx.get(f"{served.url}/metrics").text
+        HTTP.get(f"{served.url}/made-up-{made_up}")
+    text = HTTP.get(f"{served.url}/metrics").text
     for line in (
         f'quire_http_responses_total{{path="{CHAT}",status="200"}} 4.0',
         f'quire_http_responses_total{{path="{CHAT}",status="400"}} 1.0',
@@ -152,8 +152,8 @@ def test_one_line_a_request_says_how_it_went(
 ) -> None:
     served = serve(lambda _: Script((5, 6, 7), cached_tokens=4, reuse="evicted"))
     with caplog.at_level(logging.INFO, logger="quire.access"):
-        answer = httpx.post(served.url + CHAT, json={**ASK, "stream": True})
-        httpx.post(served.url + CHAT, json={"model": "x", **ASK})
+        answer = HTTP.post(served.url + CHAT, json={**ASK, "stream": True})
+        HTTP.post(served.url + CHAT, json={"model": "x", **ASK})
         deadline = time.monotonic() + 5
         while len(caplog.records) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -167,12 +167,12 @@ def test_one_line_a_request_says_how_it_went(
 
 def test_models_say_what_is_served(serve: Serve) -> None:
     served = serve()
-    (model,) = httpx.get(f"{served.url}/v1/models").json()["data"]
+    (model,) = HTTP.get(f"{served.url}/v1/models").json()["data"]
     assert (model["id"], model["object"], model["context_length"]) == ("quire-demo", "model", 4096)
     assert "page-4" in model["kv_formats"]
     assert model["modalities"] == ["text"]
-    assert httpx.get(f"{served.url}/v1/models/quire-demo").json() == model
-    missing = httpx.get(f"{served.url}/v1/models/some/other")
+    assert HTTP.get(f"{served.url}/v1/models/quire-demo").json() == model
+    missing = HTTP.get(f"{served.url}/v1/models/some/other")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
@@ -180,37 +180,37 @@ def test_text_to_tokens_and_back(serve: Serve) -> None:
     served = serve()
 
     def tokenize(**body: object) -> dict[str, object]:
-        answer = httpx.post(f"{served.url}/tokenize", json=body)
+        answer = HTTP.post(f"{served.url}/tokenize", json=body)
         assert answer.status_code == 200, answer.text
         parsed: dict[str, object] = answer.json()
         return parsed
 
     tokens = tokenize(prompt="naïve fox", add_special_tokens=False)["tokens"]
     assert tokens == list(served.ids("naïve fox"))
-    back = httpx.post(f"{served.url}/detokenize", json={"tokens": tokens})
+    back = HTTP.post(f"{served.url}/detokenize", json={"tokens": tokens})
     assert back.json() == {"prompt": "naïve fox"}
-    httpx.post(served.url + CHAT, json=ASK)
+    HTTP.post(served.url + CHAT, json=ASK)
     chat = tokenize(**ASK, return_token_strs=True)
     assert chat["tokens"] == list(served.engine.requests[0].prompt)
     assert chat["count"] == len(served.engine.requests[0].prompt)
     for body in ({}, {"prompt": "x", **ASK}):
-        assert httpx.post(f"{served.url}/tokenize", json=body).status_code == 400
-    wrong = httpx.post(f"{served.url}/detokenize", json={"tokens": [10**8]})
+        assert HTTP.post(f"{served.url}/tokenize", json=body).status_code == 400
+    wrong = HTTP.post(f"{served.url}/detokenize", json={"tokens": [10**8]})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens")
 
 
 def test_embeddings_are_not_offered(serve: Serve) -> None:
-    answer = httpx.post(f"{serve().url}/v1/embeddings", json={"input": "x"})
+    answer = HTTP.post(f"{serve().url}/v1/embeddings", json={"input": "x"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_implemented")
 
 
 def test_unknown_routes_and_methods_have_openais_shape(serve: Serve) -> None:
     served = serve()
-    missing = httpx.get(f"{served.url}/nowhere")
+    missing = HTTP.get(f"{served.url}/nowhere")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
-    wrong = httpx.get(served.url + CHAT)
+    wrong = HTTP.get(served.url + CHAT)
     assert (wrong.status_code, "POST" in wrong.headers["allow"]) == (405, True)
-    anthropic = httpx.get(f"{served.url}/v1/messages/nowhere").json()
+    anthropic = HTTP.get(f"{served.url}/v1/messages/nowhere").json()
     assert (anthropic["type"], anthropic["error"]["type"]) == ("error", "not_found_error")
 
 
@@ -223,4 +223,4 @@ def test_a_client_that_leaves_while_it_sends_harms_nobody(
         raw.sendall(
             b"POST " + CHAT.encode() + b" HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{"
         )
-    assert httpx.post(served.url + CHAT, json=ASK).status_code == 200
+    assert HTTP.post(served.url + CHAT, json=ASK).status_code == 200

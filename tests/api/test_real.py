@@ -8,16 +8,19 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
-from openai import AsyncOpenAI, BadRequestError, OpenAI
+from openai import AsyncOpenAI, BadRequestError
 
+from quire.demo.skills import Answer, SkillItem, judge, load
+from tests.api.conftest import openai_client
 from tests.support.child_server import quire_serve
 
-SUMS = [(12, 30), (41, 17), (25, 25), (73, 14), (60, 38), (15, 82), (33, 44), (50, 19)]
+SKILLS = Path(__file__).parents[1] / "data" / "skills"
 WEATHER: Any = {
     "type": "function",
     "function": {
@@ -33,8 +36,12 @@ WEATHER: Any = {
 }
 SCHEMA = {
     "type": "object",
-    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 999}},
-    "required": ["n"],
+    "properties": {
+        "price": {"type": "integer"},
+        "city": {"type": "string"},
+        "job": {"type": "string"},
+    },
+    "required": ["price", "city", "job"],
     "additionalProperties": False,
 }
 
@@ -51,40 +58,92 @@ def question(a: int, b: int) -> Any:
 
 def ask(url: str, **fields: Any) -> Any:
     fields = {"messages": question(12, 30), "temperature": 0, "max_tokens": 64, **fields}
-    sdk = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
-    return sdk.chat.completions.create(model="quire-demo", **fields)
+    return openai_client(url).chat.completions.create(model="quire-demo", **fields)
 
 
-def answer(url: str, **fields: Any) -> str:
+def text(url: str, **fields: Any) -> str:
     return str(ask(url, **fields).choices[0].message.content)
 
 
-async def together(url: str, requests: list[dict[str, Any]]) -> list[str]:
-    """The answers to requests that run at once, every other one streamed."""
-    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=60) as sdk:
+def fields_of(item: SkillItem) -> dict[str, Any]:
+    fields: dict[str, Any] = {"messages": item.messages, "temperature": 0, "max_tokens": 256}
+    if item.tools:
+        fields["tools"] = item.tools
+    return {**fields, "extra_body": {"enable_thinking": item.enable_thinking}}
 
-        async def one(fields: dict[str, Any], stream: bool) -> str:
-            call = await sdk.chat.completions.create(model="quire-demo", stream=stream, **fields)
-            if not stream:
-                return str(call.choices[0].message.content)
-            return "".join([chunk.choices[0].delta.content or "" async for chunk in call])
+
+async def together(url: str, requests: list[dict[str, Any]], at_once: int = 8) -> list[Answer]:
+    """The answers to requests that run `at_once`, every other one streamed."""
+    slots = asyncio.Semaphore(at_once)
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120) as sdk:
+
+        async def one(fields: dict[str, Any], stream: bool) -> Answer:
+            async with slots:
+                call = sdk.chat.completions.create(model="quire-demo", stream=stream, **fields)
+                return await folded(await call) if stream else whole(await call)
 
         tasks = [one(fields, index % 2 == 0) for index, fields in enumerate(requests)]
         return list(await asyncio.gather(*tasks))
 
 
-def test_eight_at_once_answer_as_they_do_alone(url: str) -> None:
-    requests = [{"messages": question(a, b), "temperature": 0, "max_tokens": 32} for a, b in SUMS]
-    alone = [answer(url, **request) for request in requests]
-    assert asyncio.run(together(url, requests)) == alone
-    right = sum(str(a + b) in text for (a, b), text in zip(SUMS, alone, strict=True))
-    assert right >= 6
+def whole(completion: Any) -> Answer:
+    message = completion.choices[0].message
+    calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
+    return taken_apart(message.content, getattr(message, "reasoning_content", None), calls)
+
+
+async def folded(stream: Any) -> Answer:
+    content, reasoning = "", ""
+    calls: dict[int, list[str]] = {}
+    async for chunk in stream:
+        delta = chunk.choices[0].delta
+        content += delta.content or ""
+        reasoning += getattr(delta, "reasoning_content", None) or ""
+        for piece in delta.tool_calls or ():
+            call = calls.setdefault(piece.index, ["", ""])
+            call[0] += piece.function.name or ""
+            call[1] += piece.function.arguments or ""
+    return taken_apart(content, reasoning, [(name, text) for name, text in calls.values()])
+
+
+def taken_apart(content: str | None, reasoning: str | None, calls: list[tuple[str, str]]) -> Answer:
+    made = [{"name": name, "arguments": json.loads(arguments)} for name, arguments in calls]
+    return Answer(content or "", reasoning or "", made)
+
+
+def test_eight_different_questions_at_once_are_all_answered_right(url: str) -> None:
+    skills = ("arithmetic", "facts", "json", "memory", "repeat", "thinking", "tool_call", "persona")
+    items = [load(SKILLS / f"{skill}.jsonl")[0] for skill in skills]
+    answers = asyncio.run(together(url, [fields_of(item) for item in items]))
+    wrong = [
+        (item.skill, found)
+        for item, found in zip(items, answers, strict=True)
+        if not judge(item, found)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_skills_in_company_are_those_of_one_at_a_time(url: str, bits: int | None) -> None:
+    files = [each for each in sorted(SKILLS.glob("*.jsonl")) if "retrieval" not in each.name]
+    items = [item for file in files for item in load(file)[:8]]
+    requests = [fields_of(item) for item in items]
+    for fields in requests:
+        fields["extra_body"]["kv_bits"] = bits
+    alone = asyncio.run(together(url, requests, at_once=1))
+    company = asyncio.run(together(url, requests, at_once=8))
+    right = [sum(map(judge, items, answers)) for answers in (alone, company)]
+    assert company == alone
+    assert right[0] == right[1] >= 0.9 * len(items)
 
 
 def test_a_seed_gives_the_same_text_alone_and_in_company(url: str) -> None:
-    hot: dict[str, Any] = {"messages": question(5, 6), "temperature": 1.8, "max_tokens": 24}
-    alone = answer(url, seed=7, **hot)
-    texts = asyncio.run(together(url, [{**hot, "seed": seed} for seed in (1, 7, 3, 7)]))
+    hot: dict[str, Any] = {"messages": question(5, 6), "temperature": 2.0, "max_tokens": 40}
+    hot["extra_body"] = {"ignore_eos": True}  # past its end, the model is sure of nothing
+    alone = text(url, seed=7, **hot)
+    answers = asyncio.run(together(url, [{**hot, "seed": seed} for seed in (1, 7, 3, 7)]))
+    texts = [each.text for each in answers]
     assert texts[1] == texts[3] == alone
     assert len(set(texts)) > 1
 
@@ -100,7 +159,7 @@ def test_logprobs_are_of_the_chosen_tokens(url: str) -> None:
 
 @pytest.mark.parametrize("fields", [{"kv_bits": 8}, {"kv_bits": 4}, {"kv_scheme": "plain"}])
 def test_kv_formats(url: str, fields: dict[str, Any]) -> None:
-    assert "42" in answer(url, extra_body=fields)
+    assert "42" in text(url, extra_body=fields)
 
 
 def test_a_kv_format_that_is_not_offered(url: str) -> None:
@@ -110,20 +169,35 @@ def test_a_kv_format_that_is_not_offered(url: str) -> None:
 
 
 def test_a_bound_answer_meets_its_schema(url: str) -> None:
-    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
-    found = json.loads(answer(url, response_format=form))
-    assert set(found) == {"n"}
-    assert isinstance(found["n"], int)
+    item = load(SKILLS / "json.jsonl")[0]
+    form = {"type": "json_schema", "json_schema": {"name": "item", "schema": SCHEMA}}
+    found = ask(url, messages=item.messages, response_format=form).choices[0]
+    assert found.finish_reason == "stop"
+    assert json.loads(found.message.content) == json.loads(item.expected)
+
+
+@pytest.mark.parametrize("thinking", [True, None])
+def test_a_bound_answer_is_valid_or_cut_off_whatever_was_asked(
+    url: str, thinking: bool | None
+) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "item", "schema": SCHEMA}}
+    choice = ask(
+        url, response_format=form, max_tokens=120, extra_body={"enable_thinking": thinking}
+    ).choices[0]
+    if choice.finish_reason == "stop":
+        assert set(json.loads(choice.message.content)) == set(SCHEMA["properties"])
+    else:
+        assert choice.finish_reason == "length"
+        assert thinking or choice.message.content.startswith("{")
 
 
 def test_a_forced_call_is_made(url: str) -> None:
-    choice = ask(
-        url, tools=[WEATHER], tool_choice="required", extra_body={"enable_thinking": False}
-    ).choices[0]
+    asked = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    choice = ask(url, messages=asked, tools=[WEATHER], tool_choice="required").choices[0]
     assert choice.finish_reason == "tool_calls"
     (call,) = choice.message.tool_calls
     assert call.function.name == "get_weather"
-    assert isinstance(json.loads(call.function.arguments)["city"], str)
+    assert json.loads(call.function.arguments) == {"city": "Oslo"}
 
 
 def test_a_thought_ends_when_its_budget_is_spent(url: str) -> None:
@@ -177,8 +251,14 @@ ENDLESS = {
 }
 
 
-def test_an_engine_that_dies_ends_every_stream_and_the_server() -> None:
-    with quire_serve() as child:
+def test_a_deadline_ends_a_request_and_a_dead_engine_ends_the_server() -> None:
+    with quire_serve("--request-timeout", "1.5") as child:
+        body = {**ENDLESS, "stream": False}
+        late = httpx.post(f"{child.url}/v1/chat/completions", json=body, timeout=20)
+        assert late.status_code == 408
+        assert set(late.json()["error"]) == {"message", "type", "param", "code"}
+        assert gauge(child.url, "quire_running_sequences") == 0
+
         (engine,) = psutil.Process(child.process.pid).children()
         with httpx.stream("POST", f"{child.url}/v1/chat/completions", json=ENDLESS) as answer:
             lines = (line for line in answer.iter_lines() if line)
@@ -190,12 +270,3 @@ def test_an_engine_that_dies_ends_every_stream_and_the_server() -> None:
         assert sum('"error"' in line for line in rest) == 1
         assert httpx.get(f"{child.url}/health").status_code == 503
         assert child.process.wait(10) == 1
-
-
-def test_a_request_that_takes_too_long_ends_with_an_error() -> None:
-    with quire_serve("--request-timeout", "0.5") as child:
-        body = {**ENDLESS, "stream": False}
-        answer = httpx.post(f"{child.url}/v1/chat/completions", json=body, timeout=20)
-        assert answer.status_code >= 400
-        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
-        assert gauge(child.url, "quire_running_sequences") == 0

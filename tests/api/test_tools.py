@@ -6,13 +6,12 @@ import json
 import time
 from typing import Any
 
-import httpx
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError
 
 from quire.request import GrammarSpec
 from quire.sampling.grammar import GrammarCompiler
-from tests.api.conftest import Serve, Served
+from tests.api.conftest import HTTP, Serve, Served, openai_client
 from tests.support.scripted_engine import Script
 
 ASK: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
@@ -42,7 +41,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "number", "schema": SCH
 
 
 def create(served: Served, **fields: Any) -> Any:
-    sdk = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    sdk = openai_client(served.url)
     fields.setdefault("messages", ASK)
     return sdk.chat.completions.create(model="quire-demo", **fields)
 
@@ -169,7 +168,9 @@ def test_a_bound_answer_may_be_thought_about_first(serve: Serve) -> None:
     served = serve('{"n": 4}')
     create(served, response_format=FORMAT, extra_body={"enable_thinking": True})
     create(served, response_format=FORMAT, extra_body={"enable_thinking": False})
-    thinking, plain = (request.grammar for request in served.engine.requests)
+    create(served, response_format=FORMAT)
+    thinking, plain, default = (request.grammar for request in served.engine.requests)
+    assert default == plain  # this template thinks only when asked
     assert allows(served, thinking, THOUGHT + '{"n": 4}')
     assert not allows(served, thinking, THOUGHT + "Hello")
     assert not allows(served, plain, THOUGHT + '{"n": 4}')
@@ -208,5 +209,5 @@ def test_a_message_can_be_gone_on_with(serve: Serve) -> None:
     served = serve(" was a fox")
     messages = [*ASK, {"role": "assistant", "content": "There"}]
     body = {"messages": messages, "continue_final_message": True}
-    assert httpx.post(f"{served.url}/v1/chat/completions", json=body).status_code == 200
+    assert HTTP.post(f"{served.url}/v1/chat/completions", json=body).status_code == 200
     assert served.tokenizer.decode(served.engine.requests[0].prompt).endswith("There")

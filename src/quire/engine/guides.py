@@ -13,13 +13,23 @@ from quire.scheduler.sequence import Guide
 
 
 class AnswerGuide:
-    """Follows one answer; implements `scheduler.sequence.Guide`. A forced token goes first."""
+    """Follows one answer; implements `scheduler.sequence.Guide`. A forced token goes first.
+
+    Args:
+        going_on: allows all tokens but those that end an answer. It holds while a grammar leaves a
+            thought free: an answer that ended there would not meet the grammar.
+    """
 
     def __init__(
-        self, grammar: GrammarState | None, thinking: ThinkingState | None, vocab_size: int
+        self,
+        grammar: GrammarState | None,
+        thinking: ThinkingState | None,
+        going_on: TokenMask,
+        vocab_size: int,
     ) -> None:
         self._grammar = grammar
         self._thinking = thinking
+        self._going_on = going_on
         self._vocab_size = vocab_size
 
     def mask(self) -> TokenMask | None:
@@ -27,7 +37,9 @@ class AnswerGuide:
         forced = self._thinking.forced() if self._thinking is not None else None
         if forced is not None:
             return mask_of((forced,), self._vocab_size)
-        return self._grammar.mask() if self._grammar is not None else None
+        if self._grammar is None:
+            return None
+        return self._going_on if self._grammar.free else self._grammar.mask()
 
     def accept(self, token: int) -> None:
         """Takes the next token of the answer."""
@@ -53,6 +65,10 @@ class GuideFactory:
     def _compiler(self) -> GrammarCompiler:
         return GrammarCompiler(self._folder / "tokenizer.json", self._vocab_size, self._eos_ids)
 
+    @cached_property
+    def _going_on(self) -> TokenMask:
+        return ~mask_of(self._eos_ids, self._vocab_size)
+
     def make(self, request: Request) -> Guide | None:
         """The guide that a request asks for, or None.
 
@@ -63,4 +79,4 @@ class GuideFactory:
             return None
         grammar = self._compiler.compile(request.grammar) if request.grammar is not None else None
         thinking = ThinkingState(request.thinking) if request.thinking is not None else None
-        return AnswerGuide(grammar, thinking, self._vocab_size)
+        return AnswerGuide(grammar, thinking, self._going_on, self._vocab_size)

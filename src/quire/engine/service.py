@@ -12,6 +12,7 @@ import re
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from quire.cache.specs import KVFormat
@@ -340,6 +341,21 @@ class Service:
         """Whether the prompt leaves a thought open."""
         return self._dialect.parser(prompt, (), self.vocabulary).thinking
 
+    def _may_think(self, spec: Generation) -> bool:
+        """Whether a thought is asked for, or what the template has the model do by itself."""
+        if spec.thinking.enabled is not None:
+            return spec.thinking.enabled
+        for name in THINKING_VARIABLES & spec.template_kwargs.keys():
+            return bool(spec.template_kwargs[name])
+        return self._thinks_by_default
+
+    @cached_property
+    def _thinks_by_default(self) -> bool:
+        """Whether asking for thoughts changes nothing in a prompt: then they were never off."""
+        probe = Generation(messages=({"role": "user", "content": "?"},))
+        asked = replace(probe, thinking=Thinking(enabled=True))
+        return self.render(probe) == self.render(asked)
+
     def _grammar(self, spec: Generation) -> GrammarSpec | None:
         """What the answer is bound to; checked here, so that a bad schema is a 400.
 
@@ -379,7 +395,7 @@ class Service:
     ) -> GrammarSpec:
         """The grammar, free until a thought that is open, or that the model opens, has ended."""
         marks = self._dialect.thinking(self.vocabulary)
-        if marks is None or (spec.thinking.enabled is False and not thinks_at_once):
+        if marks is None or not (thinks_at_once or self._may_think(spec)):
             return grammar
         opening, closing = marks
         return replace(grammar, start_after=closing, opened_by=() if thinks_at_once else opening)
