@@ -75,7 +75,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [*ASK, {"role": "assistant", "content": [USE]}]}, "messages"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
-    ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading"),
+    ({"tools": [{**TOOL, "defer_loading": True}], "tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tools": [{**TOOL, "allowed_callers": ["code_execution"]}]}, "tools[0].allowed_callers[0]"),
     ({"tools": [{**TOOL, "name": "no spaces"}]}, "tools[0].name"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
@@ -128,7 +129,7 @@ def test_a_model_that_is_not_served_is_a_404(serve: Serve) -> None:
 
 
 def test_what_changes_nothing_is_accepted(serve: Serve) -> None:
-    cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    cached = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}
     served = serve("x")
     answer = post(
         served,
@@ -204,6 +205,42 @@ def test_documents_of_plain_text_are_read(serve: Serve) -> None:
     document = {"type": "document", "source": source, "title": "A tale"}
     post(served, messages=user(document, {"type": "text", "text": "Who?"}))
     assert "<|turn>user\nA tale\nOnce upon a time.\nWho?<turn|>" in prompt_of(served)
+
+
+def test_what_a_search_found_is_read(serve: Serve) -> None:
+    served = serve()
+    found = {
+        "type": "search_result",
+        "source": "https://a.example",
+        "title": "A page",
+        "content": [{"type": "text", "text": "It rains."}],
+    }
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [found]}
+    post(served, messages=[*ASK, {"role": "assistant", "content": [USE]}, *user(result)])
+    assert "A page\nhttps://a.example\nIt rains." in prompt_of(served)
+
+
+def test_a_deferred_tool_is_told_of_once_a_search_found_it(serve: Serve) -> None:
+    served = serve()
+    tools = [TOOL, {**TOOL, "name": "hidden", "defer_loading": True}]
+    post(served, tools=tools)
+    assert "declaration:f{" in prompt_of(served)
+    assert "hidden" not in prompt_of(served)
+    reference = {"type": "tool_reference", "tool_name": "hidden"}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [reference]}
+    messages = [*ASK, {"role": "assistant", "content": [USE]}, *user(result)]
+    post(served, tools=tools, messages=messages)
+    assert "declaration:hidden{" in prompt_of(served)
+    assert 'response:f{value:<|"|>hidden<|"|>}' in prompt_of(served)
+
+
+def test_a_system_message_may_be_for_one_turn(serve: Serve) -> None:
+    served = serve()
+    note = {"role": "system", "content": "It is late.", "clear_at": "next_user_message"}
+    post(served, messages=[*ASK, note])
+    assert "It is late." in prompt_of(served)
+    post(served, messages=[*ASK, note, {"role": "assistant", "content": "Yes?"}, *ASK])
+    assert "It is late." not in prompt_of(served)
 
 
 @pytest.mark.parametrize(

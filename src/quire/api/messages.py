@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from quire.api.access import note
 from quire.api.context import Context
 from quire.api.lenient_json import parse_lenient
-from quire.api.messages_prompt import Conversation, continues, conversation
+from quire.api.messages_prompt import Conversation, continues, conversation, loaded_tools
 from quire.api.messages_render import (
     PING,
     Answering,
@@ -35,7 +35,9 @@ from quire.api.messages_schema import (
     ThinkingAdaptive,
     ThinkingDisabled,
     ThinkingEnabled,
+    Tool,
 )
+from quire.api.messages_schema import ToolChoice as WireToolChoice
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
 from quire.api.whole import consume
@@ -113,11 +115,11 @@ def _prompt(context: Context, fields: CountRequest, said: Conversation) -> Gener
     Raises:
         RequestError: a tool choice that the tools cannot meet.
     """
-    choice = fields.tool_choice
+    choice, tools = fields.tool_choice, loaded_tools(fields)
     return Generation(
         messages=said.messages,
-        tools=tuple(tool.to_template() for tool in fields.tools or ()),
-        tool_choice=_tool_choice(fields),
+        tools=tuple(tool.to_template() for tool in tools),
+        tool_choice=_tool_choice(choice, tools),
         parallel_tool_calls=choice is None or choice.disable_parallel_tool_use is not True,
         thinking=_thinking(context, fields),
         continue_final=continues(fields.messages),
@@ -151,16 +153,15 @@ def _generation(
     )
 
 
-def _tool_choice(fields: CountRequest) -> ToolChoice:
-    choice = fields.tool_choice
+def _tool_choice(choice: WireToolChoice | None, tools: Sequence[Tool]) -> ToolChoice:
     if choice is None:
         return ToolChoice()
-    if choice.type == "any" and not fields.tools:
+    if choice.type == "any" and not tools:
         raise _bad_choice("is 'any', but there are no 'tools'")
     if choice.type == "tool":
         if choice.name is None:
             raise _bad_choice("is 'tool', but has no 'name'")
-        if choice.name not in [tool.name for tool in fields.tools or ()]:
+        if choice.name not in [tool.name for tool in tools]:
             raise _bad_choice(f"names '{choice.name}', which is not among 'tools'")
         return ToolChoice("named", choice.name)
     return ToolChoice("required" if choice.type == "any" else choice.type)

@@ -22,12 +22,15 @@ from quire.api.messages_schema import (
     Message,
     RedactedThinkingBlock,
     ResultPart,
+    SearchResultBlock,
     SystemMessage,
     SystemText,
     TextBlock,
     ThinkingAdaptive,
     ThinkingBlock,
     ThinkingEnabled,
+    Tool,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
     UserBlock,
@@ -64,11 +67,32 @@ def conversation(fields: CountRequest, seal: Seal) -> Conversation:
     turns: list[Turn] = []
     if fields.system:
         turns.append({"role": "system", "content": _system(fields.system)})
+    last_question = max(
+        (i for i, message in enumerate(fields.messages) if isinstance(message, UserMessage)),
+        default=-1,
+    )
     for index, message in enumerate(fields.messages):
-        turns += translator.message(message, index)
+        if not (_clears(message) and index < last_question):
+            turns += translator.message(message, index)
     merged = merge(turns)
     check_answered(merged, "messages")
     return Conversation(tuple(merged), tuple(translator.dropped))
+
+
+def loaded_tools(fields: CountRequest) -> tuple[Tool, ...]:
+    """The tools that the model is told of: all but those that no search has found yet."""
+    found = {
+        part.tool_name
+        for message in fields.messages
+        if isinstance(message, UserMessage) and isinstance(message.content, list)
+        for block in message.content
+        if isinstance(block, ToolResultBlock) and isinstance(block.content, list)
+        for part in block.content
+        if isinstance(part, ToolReferenceBlock)
+    }
+    return tuple(
+        tool for tool in fields.tools or () if not tool.defer_loading or tool.name in found
+    )
 
 
 def continues(messages: Sequence[Message]) -> bool:
@@ -207,6 +231,11 @@ def _kept_turns(edit: ClearThinking) -> int | None:
             return 1
 
 
+def _clears(message: Message) -> bool:
+    """Whether a message is for the turn that it precedes alone."""
+    return isinstance(message, SystemMessage) and message.clear_at == "next_user_message"
+
+
 def _system(system: SystemText) -> str | list[dict[str, str]]:
     """Blocks stay apart, since what is cut from a system prompt is a block."""
     if isinstance(system, str):
@@ -220,14 +249,19 @@ def _text_part(block: ResultPart, param: str) -> dict[str, str]:
     Raises:
         RequestError: an image.
     """
+    lines: list[str | None]
     match block:
         case TextBlock(text=text):
-            return {"type": "text", "text": text}
+            lines = [text]
         case DocumentBlock():
-            lines = (block.title, block.context, block.source.data)
-            return {"type": "text", "text": "\n".join(line for line in lines if line)}
+            lines = [block.title, block.context, block.source.data]
+        case SearchResultBlock():
+            lines = [block.title, block.source, *(each.text for each in block.content)]
+        case ToolReferenceBlock():
+            lines = [block.tool_name]
         case ImageBlock():
             raise text_only(block.type, param)
+    return {"type": "text", "text": "\n".join(line for line in lines if line)}
 
 
 def _as_error(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:

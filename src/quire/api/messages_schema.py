@@ -69,7 +69,24 @@ class DocumentBlock(Block):
     citations: NoCitations | None = None
 
 
-class ThinkingBlock(Wire):
+class SearchResultBlock(Block):
+    """A passage that the client found."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: list[TextBlock]
+    citations: NoCitations | None = None
+
+
+class ToolReferenceBlock(Block):
+    """A tool that a search found, so that the model is told of it; see `Tool.defer_loading`."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+class ThinkingBlock(Block):
     """An earlier thought, or none but its signature, in which it is then sealed."""
 
     type: Literal["thinking"]
@@ -77,7 +94,7 @@ class ThinkingBlock(Wire):
     signature: str
 
 
-class RedactedThinkingBlock(Wire):
+class RedactedThinkingBlock(Block):
     """An earlier thought that was not shown."""
 
     type: Literal["redacted_thinking"]
@@ -98,12 +115,15 @@ class ToolUseBlock(Block):
     name: str = Field(min_length=1, max_length=256)
     input: dict[str, Any]
     caller: Caller | None = None
+    toolset_name: None = None
 
 
 ResultPart = Annotated[
     Annotated[TextBlock, Tag("@text")]
     | Annotated[ImageBlock, Tag("@image")]
-    | Annotated[DocumentBlock, Tag("@document")],
+    | Annotated[DocumentBlock, Tag("@document")]
+    | Annotated[SearchResultBlock, Tag("@search_result")]
+    | Annotated[ToolReferenceBlock, Tag("@tool_reference")],
     Discriminator(tag_by_type),
 ]
 
@@ -121,12 +141,14 @@ class ToolResultBlock(Block):
         | None
     ) = None
     is_error: bool | None = None
+    toolset_name: None = None
 
 
 UserBlock = Annotated[
     Annotated[TextBlock, Tag("@text")]
     | Annotated[ImageBlock, Tag("@image")]
     | Annotated[DocumentBlock, Tag("@document")]
+    | Annotated[SearchResultBlock, Tag("@search_result")]
     | Annotated[ToolResultBlock, Tag("@tool_result")],
     Discriminator(tag_by_type),
 ]
@@ -164,10 +186,11 @@ class AssistantMessage(Wire):
 
 
 class SystemMessage(Wire):
-    """What the operator says in the midst of a conversation."""
+    """What the operator says in the midst of a conversation, for good or for one turn."""
 
     role: Literal["system"]
     content: SystemText
+    clear_at: Literal["next_user_message", "never"] | None = None
 
 
 Message = Annotated[
@@ -179,7 +202,10 @@ Message = Annotated[
 
 
 class Tool(Block):
-    """A tool that the client runs. Those that Anthropic's servers run are not offered."""
+    """A tool that the client runs. Those that Anthropic's servers run are not offered.
+
+    The model is told of a tool with `defer_loading` once a `tool_reference` names it.
+    """
 
     type: Literal["custom"] | None = None
     name: FunctionName
@@ -188,7 +214,7 @@ class Tool(Block):
     input_examples: list[dict[str, Any]] | None = None
     strict: bool | None = None
     eager_input_streaming: bool | None = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None
     allowed_callers: list[Literal["direct"]] | None = None
 
     def to_template(self) -> dict[str, Any]:
