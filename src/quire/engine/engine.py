@@ -146,7 +146,9 @@ class Engine:
 
     def _observe_duration(self, step: Launched) -> None:
         seconds = time.perf_counter() - self._launched_at
-        self._scheduler.pace.observe(step.plan.decode_rows, step.plan.prompt_rows, seconds)
+        plan = step.plan
+        chunks = len(plan.work) - plan.decode_rows
+        self._scheduler.pace.observe(plan.decode_rows, chunks, plan.prompt_rows, seconds)
 
     def _fail_step(self, error: Exception) -> list[Output]:
         """A step failed as a whole: its rows end with an error, and what is cached is dropped."""

@@ -1,14 +1,15 @@
 """How many prompt tokens a step may read, so that running streams do not stall.
 
-The time of a step is modelled as that of a step that only generates, plus a cost a prompt token.
-Both are learned from the steps that ran.
+The time of a step is modelled as that of a step that only generates, plus a cost a chunk (its own
+attention in every layer) and a cost a token. All three are learned from the steps that ran.
 """
 
 from __future__ import annotations
 
 _SMOOTHING = 0.2
-_MIN_CHUNK = 4
-_FIRST_CHUNK = 32
+_MEMORY = 0.9
+_MIN_TOKENS = 4
+_FIRST_TOKENS = 32
 
 
 class Pace:
@@ -25,32 +26,35 @@ class Pace:
         self._step_s = step_s
         self._stall_factor = stall_factor
         self._max_rows = max_rows
-        self._token_s: float | None = None
+        self._cost = _ChunkCost()
         self._decode_s: dict[int, float] = {}
 
     def prompt_budget(self, decode_rows: int) -> int:
         """Prompt tokens that the next step may read beside `decode_rows` generating rows."""
         room = self._max_rows - decode_rows
-        if self._token_s is None:
-            return max(0, min(room, _FIRST_CHUNK))
+        chunk_s, token_s = self._cost.estimate()
+        if token_s == 0:
+            return max(0, min(room, _FIRST_TOKENS))
         seconds = self._step_s
         if decode_rows:
             seconds = min(seconds, (self._stall_factor - 1) * self._decode_estimate(decode_rows))
-        return max(0, min(room, max(_MIN_CHUNK, int(seconds / self._token_s))))
+        # Never so few that the chunk's own cost outweighs them: that reads slower and stalls more.
+        tokens = max((seconds - chunk_s) / token_s, chunk_s / token_s, _MIN_TOKENS)
+        return max(0, min(room, int(tokens)))
 
     def prompt_seconds(self, tokens: int) -> float | None:
         """How long reading so many prompt tokens is likely to take; None before any were."""
-        return None if self._token_s is None else tokens * self._token_s
+        chunk_s, token_s = self._cost.estimate()
+        return None if token_s == 0 else chunk_s + tokens * token_s
 
-    def observe(self, decode_rows: int, prompt_rows: int, seconds: float) -> None:
+    def observe(self, decode_rows: int, chunks: int, prompt_rows: int, seconds: float) -> None:
         """A step took this long."""
         if prompt_rows == 0:
             bucket = decode_rows.bit_length()
             self._decode_s[bucket] = _blend(self._decode_s.get(bucket), seconds)
-        elif prompt_rows >= _MIN_CHUNK:
+        else:
             base = self._decode_estimate(decode_rows) if decode_rows else 0.0
-            cost = max(seconds - base, seconds * 0.1) / prompt_rows
-            self._token_s = _blend(self._token_s, cost)
+            self._cost.observe(chunks, prompt_rows, max(seconds - base, seconds * 0.1))
 
     def _decode_estimate(self, rows: int) -> float:
         """From the nearest number of rows seen; a guess of the step time before any was."""
@@ -61,8 +65,39 @@ class Pace:
         return self._decode_s[nearest]
 
 
+class _ChunkCost:
+    """Least squares of `seconds = chunks * a + tokens * b`, in which old steps fade."""
+
+    def __init__(self) -> None:
+        self._cc = self._ct = self._tt = self._cs = self._ts = 0.0
+
+    def observe(self, chunks: int, tokens: int, seconds: float) -> None:
+        a, b = self.estimate()
+        if b > 0:  # a hiccup (a kernel being compiled) must not throw the estimate far off
+            seconds = min(seconds, 2 * (a * chunks + b * tokens))
+        self._cc = _MEMORY * self._cc + chunks * chunks
+        self._ct = _MEMORY * self._ct + chunks * tokens
+        self._tt = _MEMORY * self._tt + tokens * tokens
+        self._cs = _MEMORY * self._cs + chunks * seconds
+        self._ts = _MEMORY * self._ts + tokens * seconds
+
+    def estimate(self) -> tuple[float, float]:
+        """Seconds a chunk and seconds a token; (0, 0) before anything was seen."""
+        if self._tt == 0:
+            return 0.0, 0.0
+        alone = self._ts / self._tt  # all of the cost is the tokens'
+        # Chunks of one size say nothing of how the cost divides: lean to `alone` then.
+        determinant = self._cc * self._tt - self._ct**2
+        if determinant < 0.01 * self._cc * self._tt:
+            return 0.0, alone
+        chunk = (self._cs * self._tt - self._ts * self._ct) / determinant
+        chunk = min(max(chunk, 0.0), self._cs / self._cc)
+        token = (self._ts - chunk * self._ct) / self._tt
+        return chunk, max(token, 0.05 * alone)
+
+
 def _blend(old: float | None, new: float) -> float:
-    """A moving average that one hiccup (a kernel being compiled) cannot throw far off."""
+    """A moving average that one hiccup cannot throw far off."""
     if old is None:
         return new
     return old + _SMOOTHING * (min(new, 2 * old) - old)

@@ -67,6 +67,10 @@ class Counters:
     reuse_misses: Counter[str] = field(default_factory=Counter)
 
 
+_CRUMB = 16
+"""Tokens below which a chunk is not worth its own attention, unless they end a prompt."""
+
+
 class Scheduler:
     """Owns every sequence, the ledger and the prefix index.
 
@@ -506,16 +510,21 @@ class Scheduler:
 
 
 def _share(budget: int, wants: list[int]) -> list[int]:
-    """Splits a budget among prompts, oldest first: half by age, the rest by shortness."""
+    """Splits a budget among prompts, oldest first: half by age, the rest by shortness.
+
+    A chunk costs time of its own, so crumbs go to the oldest instead.
+    """
     shares = [0] * len(wants)
     left = budget
     if len(wants) > 1:
         shares[0] = min(wants[0], budget - budget // 2)
         left -= shares[0]
-    for number in sorted(range(len(wants)), key=lambda n: (wants[n], n)):
-        extra = min(wants[number] - shares[number], left)
-        shares[number] += extra
-        left -= extra
+    for number in sorted(range(1, len(wants)), key=lambda n: (wants[n], n)):
+        if left >= min(wants[number], _CRUMB):
+            shares[number] = min(wants[number], left)
+            left -= shares[number]
+    if wants:
+        shares[0] = min(wants[0], shares[0] + left)
     return shares
 
 

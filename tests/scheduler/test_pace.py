@@ -1,0 +1,70 @@
+"""The size of a chunk follows the clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.scheduler.pace import Pace
+from quire.scheduler.scheduler import _share
+
+
+def taught(chunk_s: float, token_s: float, decode_s: float, step_s: float = 0.04) -> Pace:
+    """A pace that has seen steps of a machine with these costs."""
+    pace = Pace(step_s, 2.0, 2048)
+    for number in range(60):
+        pace.observe(4, 0, 0, decode_s)
+        chunks, tokens = 1 + number % 3, 10 + 17 * (number % 5)
+        pace.observe(4, chunks, tokens, decode_s + chunks * chunk_s + tokens * token_s)
+    return pace
+
+
+@pytest.mark.parametrize("token_s", [1e-5, 1e-4, 2e-3])
+@pytest.mark.parametrize("chunk_s", [0.0, 1e-4, 2e-3])
+def test_learns_what_prompts_cost(chunk_s: float, token_s: float) -> None:
+    pace = taught(chunk_s, token_s, decode_s=0.01)
+    assert pace.prompt_seconds(100) == pytest.approx(chunk_s + 100 * token_s, rel=0.15)
+
+
+@pytest.mark.parametrize("token_s", [1e-5, 1e-4, 1e-3])
+def test_a_step_that_generates_takes_at_most_twice_as_long(token_s: float) -> None:
+    chunk_s, decode_s = 1e-3, 0.01
+    budget = taught(chunk_s, token_s, decode_s).prompt_budget(4)
+    assert decode_s + chunk_s + budget * token_s <= 2.1 * decode_s
+    assert budget >= min(0.8 * (decode_s - chunk_s) / token_s, 2000)
+
+
+def test_a_step_that_only_reads_aims_at_the_step_time() -> None:
+    budget = taught(1e-3, 1e-4, 0.01, step_s=0.05).prompt_budget(0)
+    assert 1e-3 + budget * 1e-4 == pytest.approx(0.05, rel=0.15)
+
+
+def test_one_hiccup_changes_little() -> None:
+    pace = taught(1e-3, 1e-4, 0.01)
+    before = pace.prompt_budget(4)
+    pace.observe(4, 1, 50, 30.0)
+    assert pace.prompt_budget(4) > before / 3
+
+
+def test_chunks_are_never_smaller_than_their_own_cost() -> None:
+    budget = taught(chunk_s=5e-3, token_s=1e-4, decode_s=1e-3).prompt_budget(4)
+    assert budget * 1e-4 == pytest.approx(5e-3, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("budget", "wants", "shares"),
+    [
+        (100, [4000], [100]),
+        (100, [4000, 20], [80, 20]),
+        (100, [4000, 3000], [50, 50]),
+        (100, [30, 3000], [30, 70]),
+        (100, [4000, 3000, 20], [50, 30, 20]),
+        (20, [4000, 3000], [20, 0]),
+        (20, [4000, 3], [17, 3]),
+        (0, [4000, 3], [0, 0]),
+        (10, [], []),
+    ],
+)
+def test_half_by_age_and_half_by_shortness(
+    budget: int, wants: list[int], shares: list[int]
+) -> None:
+    assert _share(budget, wants) == shares
