@@ -1,0 +1,73 @@
+"""A disk tier whose delays and losses a test decides; steps stand for time."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+
+from quire.cache.disk_page import HostPage
+from quire.cache.disk_tier import Read
+
+
+def as_host_page(content: dict[int, int]) -> HostPage:
+    """A simulated page as arrays."""
+    return (("int32", np.array(sorted(content.items()), dtype=np.int32).reshape(-1, 2)),)
+
+
+def from_host_page(page: HostPage) -> dict[int, int]:
+    """What `as_host_page` was given."""
+    return {int(place): int(token) for place, token in page[0][1]}
+
+
+class ScriptedDisk:
+    """Implements `disk_recall.Tier`, and takes pages.
+
+    Args:
+        loses: share of the reads of a page that find nothing, and of pages that are not taken.
+        hangs: share of reads that never end.
+    """
+
+    def __init__(self, seed: int, *, loses: float = 0.0, hangs: float = 0.0) -> None:
+        self.pages: dict[bytes, HostPage] = {}
+        self.hits = 0
+        self._rng = random.Random(seed)
+        self._loses, self._hangs = loses, hangs
+        self._reads: list[tuple[int, Read]] = []
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self.pages
+
+    def wants(self, key: bytes, size: int) -> bool:
+        return key not in self.pages and self._rng.random() >= self._loses
+
+    def spill(self, key: bytes, page: HostPage) -> None:
+        known = self.pages.setdefault(key, page)
+        assert from_host_page(known) == from_host_page(page), "one name, two contents"
+
+    def read(self, keys: tuple[bytes, ...]) -> Read:
+        assert keys, "nothing is no reading"
+        read = Read(keys)
+        steps = 10**9 if self._rng.random() < self._hangs else self._rng.randrange(6)
+        self._reads.append((steps, read))
+        return read
+
+    def seconds(self, size: int) -> float:
+        return 0.01
+
+    def forgive(self) -> None:
+        pass
+
+    def tick(self) -> None:
+        """One step passes."""
+        self._reads = [(steps - 1, read) for steps, read in self._reads]
+        for steps, read in self._reads:
+            if steps < 0 and not read.done:
+                for key in read.keys:
+                    if self._rng.random() < self._loses:
+                        self.pages.pop(key, None)
+                    elif key in self.pages:
+                        read.pages[key] = self.pages[key]
+                        self.hits += 1
+                read.done = True
+        self._reads = [(steps, read) for steps, read in self._reads if not read.done]
