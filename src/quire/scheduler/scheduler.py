@@ -361,6 +361,7 @@ class Scheduler:
             youngest = self.running[-1]
             if youngest is work.seq and len(self.running) == 1:
                 failure = Failure("the KV memory budget cannot hold this request", 500)
+                self._withdraw(work.seq, plan)
                 self._finish(work.seq, FinishReason.ERROR, failure=failure)
                 return False
             self._preempt(youngest, plan)
@@ -395,12 +396,19 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
         """Takes a sequence's pages; it waits, first in line, and computes again what is lost."""
         self.counters.preemptions += 1
-        plan.work = [work for work in plan.work if work.seq is not sequence]
-        own = {page for table in sequence.tables for page in table}
-        plan.copies = [copy for copy in plan.copies if copy[1] not in own]
+        self._withdraw(sequence, plan)
         self._vacate(sequence)
         sequence.computed = 0
         self.waiting.appendleft(sequence)
+
+    def _withdraw(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Takes a sequence out of a plan that is being made."""
+        plan.work = [work for work in plan.work if work.seq is not sequence]
+        own = {page for table in sequence.tables for page in table}
+        copies = [copy for copy in plan.copies if copy[1] not in own]
+        if len(copies) < len(plan.copies):
+            plan.copies = copies
+            sequence.computed = 0  # it began in this plan, and what it was to copy never came
 
     # -- after a plan --------------------------------------------------------------------------
 
