@@ -233,23 +233,25 @@ class Recall:
     def _enter(self, reading: Reading, path: list[Node], fresh: list[Page]) -> None:
         """Makes nodes and pages up to the first one that did not come, or has no room."""
         prompt, size = reading.prompt, self._index.page_tokens
-        node: Node | None = self._index.root(prompt.identity)
+        node = self._index.root(prompt.identity)
         for number in range(reading.end):
             groups = reading.groups.get(number, [])
             if not groups and number < len(path):
                 node = path[number]
                 continue
             pages = self._pages(reading, number, groups)
-            if pages is None or node is None:
+            if pages is None:
                 return
             fresh.extend(pages.values())
             states = {g: p for g, p in pages.items() if g in self._states}
             vectors = {g: p for g, p in pages.items() if g not in self._states}
             tokens = tuple(prompt.tokens[number * size : (number + 1) * size])
-            node = self._index.insert(node, prompt.keys[number], tokens, vectors)
-            if node is not None:
-                for page in states.values():
-                    self._index.insert_snapshot(node, size, page)
+            entered = self._index.insert(node, prompt.keys[number], tokens, vectors)
+            if entered is None:  # what this page continues was evicted meanwhile
+                return
+            for page in states.values():
+                self._index.insert_snapshot(entered, size, page)
+            node = entered
 
     def _pages(self, reading: Reading, number: int, groups: list[int]) -> dict[int, Page] | None:
         """New pages with what was read for a page number; None if any is missing or has no room."""

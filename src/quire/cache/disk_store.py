@@ -28,7 +28,7 @@ SQL_PAGE = 16384
 ROWS_A_COMMIT = 24
 """Rows that one transaction adds, removes or touches: bounds the journal."""
 _JOURNAL_PAGES = 96
-_SHRINK_STEP = 256
+_SHRINK_STEP = 64
 _DIGEST = 16
 _VERSION = 1
 """Of the schema and of what the bytes of a value mean. Another one's file is emptied."""
@@ -321,7 +321,8 @@ class DiskStore:
             while self._pragma("freelist_count") and self._pragma("page_count") > pages:
                 surplus = self._pragma("page_count") - pages
                 step = min(surplus, _SHRINK_STEP)
-                self._db.execute(f"PRAGMA incremental_vacuum({step})").fetchall()
+                # Not `execute`: it stops after the first of the steps.
+                self._db.executescript(f"PRAGMA incremental_vacuum({step})")
 
     def _put(self, batch: dict[bytes, bytes]) -> None:
         need = sum(-(-len(value) // (SQL_PAGE - 64)) + 2 for value in batch.values())

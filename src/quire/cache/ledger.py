@@ -226,6 +226,7 @@ class Ledger:
         """Forgets every page; the pools do the same. Nobody may hold one any more."""
         self._books.clear()
         self._changes.clear()
+        self._spilled = 0
         self.claimed = 0
         self.epoch += 1
 
