@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from anthropic import Anthropic, BadRequestError, InternalServerError
+from anthropic import Anthropic, BadRequestError, InternalServerError, beta_tool
+from pydantic import BaseModel
 
 from quire.config import ServerConfig
 from quire.request import Failure
@@ -349,7 +350,11 @@ def test_an_engines_error_keeps_its_kind(serve: Serve, stream: bool) -> None:
         (streamed if stream else create)(served)
     assert raised.value.body == {
         "type": "error",
-        "error": {"type": "invalid_request_error", "message": "Too long."},
+        "error": {
+            "type": "invalid_request_error",
+            "message": "Too long.",
+            "details": {"error_code": "context_length_exceeded"},
+        },
     }
 
 
@@ -369,6 +374,38 @@ def test_both_kinds_of_keys_open(serve: Serve) -> None:
     refused = httpx.post(f"{served.url}/v1/messages", json=fields)
     assert refused.status_code == 401
     assert refused.json()["error"]["type"] == "authentication_error"
+
+
+def test_the_sdks_tool_runner(serve: Serve) -> None:
+    """It asks for a thread first, and goes on without one when it is told that there are none."""
+
+    @beta_tool
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        return f"Rain in {city}."
+
+    served = serve()
+    call, end = served.ids(CALL.replace(",days:2", "")), served.ids("Take an umbrella.")
+    served.engine.reset(lambda _: Script(end if len(served.engine.requests) > 1 else call))
+    runner = client(served).beta.messages.tool_runner(
+        model="quire-demo", max_tokens=99, messages=ASK, tools=[get_weather]
+    )
+    last = runner.until_done().content[-1]
+    assert last.type == "text"
+    assert last.text == "Take an umbrella."
+    assert "Rain in Oslo." in prompt_of(served)
+
+
+def test_the_sdks_parsed_answers(serve: Serve) -> None:
+    class Number(BaseModel):
+        n: int
+
+    served = serve('{"n": 4}')
+    fields: Any = {"model": "quire-demo", "max_tokens": 99, "messages": ASK}
+    parsed = client(served).messages.parse(**fields, output_format=Number)
+    assert parsed.parsed_output == Number(n=4)
+    with client(served).messages.stream(**fields, output_format=Number) as stream:
+        assert stream.get_final_message().parsed_output == Number(n=4)
 
 
 def test_models_are_listed_for_this_client_too(serve: Serve) -> None:

@@ -93,6 +93,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"temperature": 3}, "temperature"),
     ({"top_k": -1}, "top_k"),
     ({"speed": "fast"}, "speed"),
+    ({"thread": {"type": "create"}}, "thread"),
     ({"container": "c"}, "container"),
     ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
     ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),

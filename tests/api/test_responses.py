@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError, InternalServerError, NotFoundError, OpenAI
+from pydantic import BaseModel
 
 from quire.config import ServerConfig
 from quire.request import Failure
@@ -89,6 +90,19 @@ def test_the_sdks_own_fold_agrees(serve: Serve) -> None:
     assert [item.type for item in folded.output] == ["reasoning", "message", "function_call"]
 
 
+def test_the_sdks_parsed_answers(serve: Serve) -> None:
+    class Number(BaseModel):
+        n: int
+
+    served = serve('{"n": 4}')
+    fields: Any = {"model": "quire-demo", "input": "Hi.", "text_format": Number}
+    assert client(served).responses.parse(**fields).output_parsed == Number(n=4)
+    with client(served).responses.stream(**fields) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_parsed == Number(n=4)
+
+
 def test_usage(serve: Serve) -> None:
     tokens = serve().ids(f"{THOUGHT}Yes.")
     served = serve(lambda _: Script(tokens, cached_tokens=5))
@@ -157,6 +171,9 @@ def test_a_tool_loop_by_id_and_by_value(serve: Serve) -> None:
     by_id = prompt_of(served)
     conversation = [{"role": "user", "content": "Hi."}, *first.output, output]
     create(served, tools=[TOOL], input=conversation, store=False)
+    assert prompt_of(served) == by_id
+    dumped = [item.model_dump() for item in first.output]
+    create(served, tools=[TOOL], input=[conversation[0], *dumped, output])
     assert prompt_of(served) == by_id
     assert "thought\nI need the weather." in by_id
     assert "I look." in by_id

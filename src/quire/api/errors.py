@@ -67,10 +67,13 @@ def openai_body(failure: Failure) -> dict[str, Any]:
 
 
 def anthropic_body(failure: Failure) -> dict[str, Any]:
-    """`{"type": "error", "error": {type, message}}`."""
+    """`{"type": "error", "error": {type, message, details}}`; the SDKs act on the error's code."""
     other = "api_error" if failure.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(failure.status, other)
-    return {"type": "error", "error": {"type": kind, "message": failure.message}}
+    error: dict[str, Any] = {"type": kind, "message": failure.message}
+    if failure.code is not None:
+        error["details"] = {"error_code": failure.code}
+    return {"type": "error", "error": error}
 
 
 def speaks_anthropic(path: str) -> bool:

@@ -66,6 +66,8 @@ class Messages:
         """`POST /v1/messages`."""
         context = self._context
         fields = await self._read(request, MessagesRequest)
+        if fields.thread is not None:
+            raise _no_threads()
         said = conversation(fields, self._seal)
         if said.dropped:
             note(request.scope, {"dropped_thoughts": len(said.dropped)})
@@ -107,6 +109,15 @@ class Messages:
         self._context.check_model(fields.model)
         self._context.check_messages(len(fields.messages))
         return fields
+
+
+def _no_threads() -> RequestError:
+    """The refusal on which SDKs send whole conversations instead, which are cached here."""
+    return RequestError(
+        "'thread' is not offered by this server; send the whole conversation.",
+        param="thread",
+        code="thread_unsupported_request",
+    )
 
 
 def _prompt(context: Context, fields: CountRequest, said: Conversation) -> Generation:

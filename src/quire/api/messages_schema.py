@@ -364,11 +364,11 @@ class MessagesRequest(CountRequest):
     container: None = None
     inference_geo: None = None
     compaction: None = None
-    thread: None = None
     fallbacks: None = None
     fallback_credit_token: None = None
     billing_policy: None = None
 
+    thread: dict[str, Any] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     diagnostics: dict[str, Any] | None = None

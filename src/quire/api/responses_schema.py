@@ -89,6 +89,7 @@ class FunctionCallItem(Wire):
     namespace: str | None = None
     caller: Caller | None = None
     status: Status | None = None
+    async_: Literal[False] | None = Field(default=None, alias="async")
 
 
 class CustomCallItem(Wire):
@@ -102,6 +103,7 @@ class CustomCallItem(Wire):
     namespace: str | None = None
     caller: Caller | None = None
     status: Status | None = None
+    async_: Literal[False] | None = Field(default=None, alias="async")
 
 
 class CallOutputItem(Wire):
