@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -14,90 +15,36 @@ from quire.cache.formats.table import layer_costs
 from quire.cache.ledger import Page, PoolKey
 from quire.cache.pools import Pools
 from quire.cache.specs import KVFormat, RecurrentState, group_layers
+from quire.cli.kv_scores import Score
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.inputs import Layout, StepInputs
-from quire.models.loader import DTYPES, LoadedModel
+from quire.models.loader import DTYPES, LoadedModel, open_model
 from quire.request import Request, SamplingParams
 from quire.scheduler.plan import StepPlan, Work
 from quire.scheduler.sequence import Sequence
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
 
 PAGE_TOKENS = 64
 _CHUNK = 256
 _KV_MEMORY = 1 << 30
+_OWN_TEXTS = 4
+_DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_CONTINUED = 64
+
+_OPENINGS = (
+    "Tell me something about yourself.",
+    "What is the capital of France?",
+    "Repeat after me: the quick brown fox jumps over the lazy dog.",
+    "What is 27 plus 45?",
+    "My name is Anna and I live in Rome.",
+    "Count from 1 to 20.",
+    "Write a short story about a boat and a dog.",
+    "Which colours does the rainbow have?",
+)
 
 Floats = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """Bars of a format, all against plain.
-
-    Attributes:
-        perplexity: the largest ratio to plain's.
-    """
-
-    name: str
-    kl_mean: float
-    kl_p99: float
-    top1: float
-    perplexity: float
-
-
-NEAR_LOSSLESS = Gate("near-lossless", 0.002, 0.03, 0.985, 1.005)
-BALANCED = Gate("balanced", 0.01, 0.15, 0.965, 1.01)
-GATES = {"page-8": NEAR_LOSSLESS, "page-4": BALANCED}
-
-
-@dataclass(slots=True)
-class Score:
-    """One format. Divergences are in nats a token.
-
-    Attributes:
-        bits: an element of keys and values, scales counted, no layer left plain.
-        greedy: share of continuations that equal plain's for 64 tokens.
-        needles: (length, depth, found) of each needle.
-    """
-
-    format: str
-    bits: float
-    kl_mean: float = 0.0
-    kl_p99: float = 0.0
-    top1: float = 1.0
-    perplexity: float = 0.0
-    plain_perplexity: float = 0.0
-    greedy: float = 1.0
-    needles: list[tuple[int, float, bool]] = field(default_factory=list)
-
-    @property
-    def retrieved(self) -> float:
-        """Share of needles found; 1 if there were none to find."""
-        found = [found for _, _, found in self.needles]
-        return sum(found) / len(found) if found else 1.0
-
-    def misses(self, plain: Score) -> list[str]:
-        """The bars of its gate that the format misses, in words."""
-        gate = GATES.get(self.format)
-        if gate is None:
-            return []
-        ratio = self.perplexity / self.plain_perplexity
-        bars = [
-            ("mean KL", self.kl_mean, gate.kl_mean, self.kl_mean <= gate.kl_mean),
-            ("99th percentile of KL", self.kl_p99, gate.kl_p99, self.kl_p99 <= gate.kl_p99),
-            ("top-1 agreement", self.top1, gate.top1, self.top1 >= gate.top1),
-            ("perplexity ratio", ratio, gate.perplexity, ratio <= gate.perplexity),
-            (
-                "retrieval",
-                self.retrieved,
-                plain.retrieved,
-                self.retrieved >= plain.retrieved - 0.01,
-            ),
-        ]
-        return [
-            f"{self.format} ({gate.name}): {name} is {value:.4g}, the bar is {bar:.4g}"
-            for name, value, bar, held in bars
-            if not held
-        ]
 
 
 def bits_an_element(loaded: LoadedModel, format: KVFormat) -> float:
@@ -160,7 +107,7 @@ def teacher_forced(
         readers = [Reader(loaded, format, tokens) for format in formats]
         for start in range(0, len(tokens) - 1, _CHUNK):
             size = min(_CHUNK, len(tokens) - 1 - start)
-            following = mx.array(tokens[start + 1 : start + 1 + size])
+            following = mx.array(list(tokens[start + 1 : start + 1 + size]))
             plain = _log_probabilities(reference.logits(start, size))
             plain_loss += _loss(plain, following)
             count += size
@@ -169,7 +116,7 @@ def teacher_forced(
                 divergence = (mx.exp(plain) * (plain - got)).sum(axis=-1)
                 same = mx.argmax(plain, axis=-1) == mx.argmax(got, axis=-1)
                 total.divergences.append(np.array(divergence))
-                total.agreed += int(same.sum().item())
+                total.agreed += int(np.array(same).sum())
                 total.loss += _loss(got, following)
     for score, total in zip(scores, sums, strict=True):
         divergences = np.concatenate(total.divergences)
@@ -187,7 +134,7 @@ def _log_probabilities(logits: mx.array) -> mx.array:
 
 def _loss(log_probabilities: mx.array, following: mx.array) -> float:
     picked = mx.take_along_axis(log_probabilities, following[:, None], axis=-1)
-    return -float(picked.sum().item())
+    return -float(np.array(picked).sum())
 
 
 def generate(
@@ -237,3 +184,98 @@ def needle(sentences: int, depth: float, seed: int) -> tuple[str, str]:
     ]
     lines.insert(round(depth * len(lines)), f"The code of {owner} is {code}.")
     return f"{' '.join(lines)}\n\nWhat is the code of {owner}?", code
+
+
+def evaluate(
+    model: str,
+    formats: Seq[KVFormat],
+    text: Path | None,
+    tokens: int,
+    lengths: Seq[int],
+    needles_each: int,
+    prompts: int,
+) -> list[Score]:
+    """Scores of plain, first, and of each format.
+
+    Args:
+        text: read teacher-forced; None takes what the model itself writes.
+        tokens: of text, at most.
+        lengths: of prompts with a needle; `needles_each` for each length and depth.
+        prompts: how many are continued greedily.
+
+    Raises:
+        ModelError: the model cannot be opened.
+    """
+    loaded = open_model(model)
+    tokenizer = Tokenizer.open(loaded.path)
+    template = ChatTemplate.open(loaded.path, tokenizer.special_tokens)
+    every = [KVFormat(), *formats]
+    scores = [Score(each.name, bits_an_element(loaded, each)) for each in every]
+    openings = [_prompt(tokenizer, template, line) for line in _OPENINGS]
+    if text is not None:
+        texts = [tokenizer.encode(text.read_text(encoding="utf-8"))[:tokens]]
+    else:
+        texts = _own_texts(loaded, openings[:_OWN_TEXTS], tokens)
+    teacher_forced(loaded, every, texts, scores)
+    # Beginnings long enough that most of what is read is coded.
+    cuts = [read[:length] for read in texts for length in (97, 161) if len(read) > length]
+    continued = (cuts + openings)[:prompts]
+    if continued:
+        _continue(loaded, every, continued, scores)
+    for length in lengths:
+        _find_needles(loaded, tokenizer, template, every, length, needles_each, scores)
+    return scores
+
+
+def _prompt(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> list[int]:
+    if not template.exists:
+        return tokenizer.encode(text, add_special_tokens=True)
+    rendered = template.render([{"role": "user", "content": text}], add_generation_prompt=True)
+    return tokenizer.encode(rendered, add_special_tokens=False)
+
+
+def _own_texts(loaded: LoadedModel, openings: Seq[Seq[int]], tokens: int) -> list[list[int]]:
+    """What the model writes by itself, seeded: text that it has something to say about."""
+    each = max(2, tokens // len(openings))
+    answers = generate(loaded, KVFormat(), openings, max_tokens=each, temperature=1.0)
+    return [[*prompt, *answer][:each] for prompt, answer in zip(openings, answers, strict=True)]
+
+
+def _continue(
+    loaded: LoadedModel,
+    formats: Seq[KVFormat],
+    prompts: Seq[Seq[int]],
+    scores: Seq[Score],
+) -> None:
+    answers = [generate(loaded, each, prompts, max_tokens=_CONTINUED) for each in formats]
+    for score, got in zip(scores, answers, strict=True):
+        equal = [a == b for a, b in zip(got, answers[0], strict=True)]
+        score.greedy = sum(equal) / len(equal)
+
+
+def _find_needles(
+    loaded: LoadedModel,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    formats: Seq[KVFormat],
+    length: int,
+    each: int,
+    scores: Seq[Score],
+) -> None:
+    items = []
+    for depth in _DEPTHS:
+        for seed in range(each):
+            sentences = 1
+            while True:  # a sentence's tokens depend on the tokenizer
+                text, code = needle(sentences, depth, seed)
+                prompt = _prompt(tokenizer, template, text)
+                if len(prompt) >= length:
+                    break
+                sentences = max(sentences + 1, sentences * length // (len(prompt) + 8))
+            items.append((depth, prompt, code))
+    for format, score in zip(formats, scores, strict=True):
+        prompts = [prompt for _, prompt, _ in items]
+        stops = frozenset(loaded.eos_ids)
+        answers = generate(loaded, format, prompts, max_tokens=24, stops=stops)
+        for (depth, _, code), answer in zip(items, answers, strict=True):
+            score.needles.append((length, depth, code in tokenizer.decode(answer)))

@@ -31,7 +31,7 @@ def codes_of(format: KVFormat, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray
     dim = k.shape[-1]
     keys, values = mx.array(k), mx.array(v)
     if format.scheme == "page":
-        codec = AffineCodec(dim, int(format.value_bits), 64, rotate=True, refit=True)
+        codec = AffineCodec(dim, int(format.value_bits), 64, rotate=True, refit=True)  # dim < 128
         layout = Affine(64, int(format.key_bits))
         by_channel = keys.reshape(-1, PAGE, KV_HEADS, dim).transpose(0, 2, 3, 1)
         read = layout.decode(list(affine(by_channel, layout, refit=True)))

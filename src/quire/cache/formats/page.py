@@ -19,7 +19,6 @@ from quire.cache.formats.softmax import Part, Tile, finish, join, see, see_pages
 from quire.cache.specs import KVFormat
 from quire.cache.view import Block, Chunk, DecodeBatch, Ints, View
 
-_VALUE_GROUP = 64
 _FEW = 8
 """Query vectors up to which multiplying by codes beats decoding them first."""
 
@@ -236,6 +235,7 @@ class PageStore(LayerStore):
 
 
 def _codecs(shape: LayerShape, format: KVFormat) -> tuple[PageKeys, AffineCodec]:
-    keys = PageKeys(shape, int(format.key_bits))
-    bits = int(format.value_bits)
-    return keys, AffineCodec(shape.head_dim, bits, _VALUE_GROUP, rotate=True, refit=True)
+    keys, bits = PageKeys(shape, int(format.key_bits)), int(format.value_bits)
+    # Rotated elements are much alike; where steps are fine, a scale for 128 of them does as well.
+    group = 128 if bits >= 6 and shape.head_dim % 128 == 0 else 64
+    return keys, AffineCodec(shape.head_dim, bits, group, rotate=True, refit=True)

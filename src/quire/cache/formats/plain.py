@@ -20,9 +20,7 @@ def plain_dtype(shape: LayerShape, format: KVFormat) -> mx.Dtype:
     return DTYPES[format.dtype] if format.scheme == "plain" and format.dtype else shape.dtype
 
 
-def _spelled_out(
-    q: mx.array, k: mx.array, v: mx.array, bias: mx.array, scale: float
-) -> mx.array:
+def _spelled_out(q: mx.array, k: mx.array, v: mx.array, bias: mx.array, scale: float) -> mx.array:
     """Attention of one query a sequence; q `[B, heads, head_dim]`, k and v `[B, kv_heads, S, ...]`.
 
     On a CPU MLX has no fused kernel, and what it falls back to takes twice as many operations.

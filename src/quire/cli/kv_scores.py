@@ -1,0 +1,136 @@
+"""What was measured of KV formats: the bars they are held to, a table and a plot. No mlx here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Bars of a format, all against plain.
+
+    Attributes:
+        perplexity: the largest ratio to plain's.
+    """
+
+    name: str
+    kl_mean: float
+    kl_p99: float
+    top1: float
+    perplexity: float
+
+
+NEAR_LOSSLESS = Gate("near-lossless", 0.002, 0.03, 0.985, 1.005)
+BALANCED = Gate("balanced", 0.01, 0.15, 0.965, 1.01)
+GATES = {"page-8": NEAR_LOSSLESS, "page-4": BALANCED}
+
+
+@dataclass(slots=True)
+class Score:
+    """One format. Divergences are in nats a token.
+
+    Attributes:
+        bits: an element of keys and values, scales counted, no layer left plain.
+        greedy: share of continuations that equal plain's for 64 tokens.
+        needles: (length, depth, found) of each needle.
+    """
+
+    format: str
+    bits: float
+    kl_mean: float = 0.0
+    kl_p99: float = 0.0
+    top1: float = 1.0
+    perplexity: float = 0.0
+    plain_perplexity: float = 0.0
+    greedy: float = 1.0
+    needles: list[tuple[int, float, bool]] = field(default_factory=list)
+
+    @property
+    def retrieved(self) -> float:
+        """Share of needles found; 1 if there were none to find."""
+        found = [found for _, _, found in self.needles]
+        return sum(found) / len(found) if found else 1.0
+
+    def misses(self, plain: Score) -> list[str]:
+        """The bars of its gate that the format misses, in words."""
+        gate = GATES.get(self.format)
+        if gate is None:
+            return []
+        ratio = self.perplexity / self.plain_perplexity
+        bars = [
+            ("mean KL", self.kl_mean, gate.kl_mean, self.kl_mean <= gate.kl_mean),
+            ("99th percentile of KL", self.kl_p99, gate.kl_p99, self.kl_p99 <= gate.kl_p99),
+            ("top-1 agreement", self.top1, gate.top1, self.top1 >= gate.top1),
+            ("perplexity ratio", ratio, gate.perplexity, ratio <= gate.perplexity),
+            (
+                "retrieval",
+                self.retrieved,
+                plain.retrieved,
+                self.retrieved >= plain.retrieved - 0.01,
+            ),
+        ]
+        return [
+            f"{self.format} ({gate.name}): {name} is {value:.4g}, the bar is {bar:.4g}"
+            for name, value, bar, held in bars
+            if not held
+        ]
+
+
+def table(scores: Sequence[Score]) -> str:
+    """A line a format, for people, in Markdown."""
+    lengths = sorted({length for length, _, _ in scores[0].needles})
+    heads = ["format", "bits", "mean KL", "p99 KL", "top-1", "perplexity", "greedy 64"]
+    rows = [[*heads, *(f"needles {length}" for length in lengths)]]
+    for score in scores:
+        row = [score.format, f"{score.bits:.2f}", f"{score.kl_mean:.5f}", f"{score.kl_p99:.4f}"]
+        row += [f"{score.top1:.2%}", f"{score.perplexity:.4f}", f"{score.greedy:.0%}"]
+        for length in lengths:
+            found = [found for size, _, found in score.needles if size == length]
+            row.append(f"{sum(found)}/{len(found)}")
+        rows.append(row)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    ]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+_COLOURS = {"page": "#1b7f4d", "uniform": "#b5542b", "turbo": "#3a5fb0", "plain": "#555555"}
+_SIZE, _MARGIN = (640, 400), 60
+
+
+def plot(scores: Sequence[Score]) -> str:
+    """Mean KL divergence (logarithmic) over bits an element, as SVG."""
+    wide, high = _SIZE
+    floor, ceiling = 1e-7, 10.0
+    most = max([8.5, *(score.bits for score in scores)])
+
+    def place(bits: float, kl: float) -> tuple[float, float]:
+        share = math.log10(max(kl, floor) / floor) / math.log10(ceiling / floor)
+        across = _MARGIN + bits / most * (wide - 2 * _MARGIN)
+        return across, high - _MARGIN - share * (high - 2 * _MARGIN)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {high}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{wide}" height="{high}" fill="white"/>',
+        f'<text x="{wide / 2}" y="{high - 15}" text-anchor="middle">bits an element</text>',
+        f'<text x="{_MARGIN}" y="25">mean KL divergence from plain, nats a token</text>',
+    ]
+    for power in range(-7, 2):
+        _, y = place(0, 10.0**power)
+        parts.append(f'<line x1="{_MARGIN}" x2="{wide - 20}" y1="{y}" y2="{y}" stroke="#dddddd"/>')
+        parts.append(f'<text x="{_MARGIN - 8}" y="{y + 4}" text-anchor="end">1e{power}</text>')
+    for bits in range(int(most) + 1):
+        x, _ = place(bits, 1)
+        parts.append(f'<text x="{x}" y="{high - _MARGIN + 18}" text-anchor="middle">{bits}</text>')
+    for score in scores:
+        x, y = place(score.bits, score.kl_mean)
+        colour = _COLOURS[score.format.split("-")[0]]
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 7:.1f}" y="{y + 4:.1f}">{score.format}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
