@@ -7,10 +7,17 @@ import sys
 from collections.abc import Sequence
 
 from quire import __version__
-from quire.cli import bench, chat, eval_kv, models, serve
+from quire.cli import bench, cache, chat, eval_kv, models, serve
 from quire.errors import QuireError
 
-COMMANDS = {"serve": serve, "chat": chat, "bench": bench, "models": models, "eval-kv": eval_kv}
+COMMANDS = {
+    "serve": serve,
+    "chat": chat,
+    "bench": bench,
+    "models": models,
+    "cache": cache,
+    "eval-kv": eval_kv,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,95 @@
+"""`quire cache`: which KV pages a folder keeps for later, and away with them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from quire.cache.disk_store import ModelUse, clear, usage
+from quire.errors import QuireError
+
+_ALL = ""
+_SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (0, "s"))
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declares the subcommand."""
+    parser = subparsers.add_parser(
+        "cache",
+        help="show or clear the KV pages kept on disk",
+        description="Shows what a folder given to `quire serve --kv-disk` keeps, by model, also "
+        "while a server uses it. Clearing needs the folder to be free.",
+    )
+    parser.add_argument("--kv-disk", metavar="DIR", type=Path, required=True)
+    parser.add_argument(
+        "--clear",
+        metavar="MODEL",
+        nargs="?",
+        const=_ALL,
+        help="remove the pages of a model, by its name or fingerprint as shown, or all pages",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints what is kept, or clears it."""
+    folder = args.kv_disk.expanduser()
+    models = usage(folder)
+    if args.clear is not None:
+        print(f"{_clear(folder, models, args.clear):,} pages removed from {folder}")
+    elif args.json:
+        print(json.dumps([asdict(model) for model in models], indent=2))
+    else:
+        Console().print(table(models, time.time()))
+    return 0
+
+
+def _clear(folder: Path, models: list[ModelUse], which: str) -> int:
+    """How many pages went.
+
+    Raises:
+        QuireError: no model, or more than one, is called that; or a server has the folder.
+    """
+    if which == _ALL:
+        return clear(folder)
+    found = [m for m in models if which == m.name or m.fingerprint.startswith(which)]
+    if len(found) == 1:
+        return clear(folder, found[0].fingerprint)
+    names = ", ".join(f"{m.name} ({m.fingerprint[:12]})" for m in models) or "none"
+    how_many = "several models are" if found else "no model is"
+    raise QuireError(f"--clear {which}: {how_many} called that; there are: {names}")
+
+
+def table(models: list[ModelUse], now: float) -> Table:
+    """What is kept, as a table for the terminal."""
+    out = Table(box=SIMPLE)
+    for heading in ("model", "fingerprint"):
+        out.add_column(heading, overflow="fold")
+    for heading in ("pages", "bytes", "hits", "oldest", "last used"):
+        out.add_column(heading, justify="right", no_wrap=True)
+    for model in models:
+        empty = model.pages == 0
+        out.add_row(
+            model.name,
+            model.fingerprint[:12],
+            f"{model.pages:,}",
+            decimal(model.bytes),
+            f"{model.hits:,}",
+            "-" if empty else f"{_span(now - model.made)} old",
+            "-" if empty else f"{_span(now - model.last)} ago",
+        )
+    return out
+
+
+def _span(seconds: float) -> str:
+    seconds = max(0.0, seconds)
+    size, unit = next((size, unit) for size, unit in _SPANS if seconds >= size)
+    return f"{int(seconds // size) if size else int(seconds)} {unit}"
