@@ -15,6 +15,7 @@ import mlx.nn as nn
 from quire.cache.specs import RecurrentState
 from quire.models.base import Module, RecurrentSegment, Step
 from quire.models.layers import ACTIVATIONS, GATES
+from quire.models.norm import RMSNorm
 
 _CHUNK = 32  # tokens
 _CHUNK_FROM = 16
@@ -89,7 +90,7 @@ class GatedDeltaNet(Module):
         self.conv1d = CausalConv(shape.channels, shape.kernel)
         self.dt_bias = mx.ones(shape.value_heads)
         self.A_log = mx.zeros(shape.value_heads)
-        self.norm = nn.RMSNorm(shape.value_dim, eps=eps)
+        self.norm = RMSNorm(shape.value_dim, eps=eps)
         self.out_proj = nn.Linear(values, hidden, bias=False)
 
     def __call__(self, x: mx.array, step: Step) -> mx.array:

@@ -19,6 +19,7 @@ from quire.models.arguments import read_arguments, require
 from quire.models.base import LanguageModel, Module, Step
 from quire.models.layers import ACTIVATIONS, GATES, GatedMLP, embed, project_logits
 from quire.models.moe import Experts, choose, stack_experts
+from quire.models.norm import RMSNorm, unweighted_norm
 from quire.models.rope import Rope, RopeParameters, Rotate
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -169,11 +170,12 @@ class Attention(Module):
         self._writes = layer < args.first_shared
         self._one_projection = args.attention_k_eq_v and full
         self.q_proj = nn.Linear(args.hidden_size, self._heads * self._head_dim, bias=bias)
-        self.q_norm = nn.RMSNorm(self._head_dim, eps=self._eps)
+        self.q_norm = RMSNorm(self._head_dim, eps=self._eps)
         if self._writes:
             width = self._kv_heads * self._head_dim
             self.k_proj = nn.Linear(args.hidden_size, width, bias=bias)
-            self.k_norm = nn.RMSNorm(self._head_dim, eps=self._eps)
+            self.k_norm = RMSNorm(self._head_dim, eps=self._eps)
+            self._v_norm = unweighted_norm(self._head_dim, self._eps)
             if not self._one_projection:
                 self.v_proj = nn.Linear(args.hidden_size, width, bias=bias)
         self.o_proj = nn.Linear(self._heads * self._head_dim, args.hidden_size, bias=bias)
@@ -193,7 +195,7 @@ class Attention(Module):
         shape = (x.shape[0], self._kv_heads, self._head_dim)
         k = self.k_proj(x).reshape(shape)
         v = k if self._one_projection else self.v_proj(x).reshape(shape)
-        return rotate(self.k_norm(k)), mx.fast.rms_norm(v, None, self._eps)
+        return rotate(self.k_norm(k)), self._v_norm(v)
 
 
 class Router(Module):
@@ -227,10 +229,10 @@ class DecoderLayer(Module):
         self.mlp = GatedMLP(
             hidden, args.intermediate_size * (2 if wide else 1), args.hidden_activation
         )
-        self.input_layernorm = nn.RMSNorm(hidden, eps=eps)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, eps=eps)
-        self.pre_feedforward_layernorm = nn.RMSNorm(hidden, eps=eps)
-        self.post_feedforward_layernorm = nn.RMSNorm(hidden, eps=eps)
+        self.input_layernorm = RMSNorm(hidden, eps=eps)
+        self.post_attention_layernorm = RMSNorm(hidden, eps=eps)
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps=eps)
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps=eps)
         self.layer_scalar = mx.ones(1)
         self._moe = args.enable_moe_block
         if self._moe:
@@ -238,14 +240,14 @@ class DecoderLayer(Module):
             self.experts = Experts(
                 args.num_experts, hidden, args.moe_intermediate_size, args.hidden_activation
             )
-            self.post_feedforward_layernorm_1 = nn.RMSNorm(hidden, eps=eps)
-            self.pre_feedforward_layernorm_2 = nn.RMSNorm(hidden, eps=eps)
-            self.post_feedforward_layernorm_2 = nn.RMSNorm(hidden, eps=eps)
+            self.post_feedforward_layernorm_1 = RMSNorm(hidden, eps=eps)
+            self.pre_feedforward_layernorm_2 = RMSNorm(hidden, eps=eps)
+            self.post_feedforward_layernorm_2 = RMSNorm(hidden, eps=eps)
         own = args.hidden_size_per_layer_input
         if own:
             self.per_layer_input_gate = nn.Linear(hidden, own, bias=False)
             self.per_layer_projection = nn.Linear(own, hidden, bias=False)
-            self.post_per_layer_input_norm = nn.RMSNorm(hidden, eps=eps)
+            self.post_per_layer_input_norm = RMSNorm(hidden, eps=eps)
             self._gate = GATES[args.hidden_activation]
 
     def __call__(self, x: mx.array, own: mx.array | None, step: Step, rotate: Rotate) -> mx.array:
@@ -277,7 +279,7 @@ class Decoder(Module):
         self._args = args
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
         self.layers = [DecoderLayer(args, index) for index in range(args.num_hidden_layers)]
-        self.norm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+        self.norm = RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
         dims = {SLIDING: args.head_dim, FULL: args.global_head_dim}
         self._ropes = [(kind, Rope(dims[kind], rope)) for kind, rope in sorted(args.rope.items())]
         own = args.hidden_size_per_layer_input
@@ -285,7 +287,7 @@ class Decoder(Module):
             packed = args.num_hidden_layers * own
             self.embed_tokens_per_layer = nn.Embedding(args.vocab_size_per_layer_input, packed)
             self.per_layer_model_projection = nn.Linear(args.hidden_size, packed, bias=False)
-            self.per_layer_projection_norm = nn.RMSNorm(own, eps=args.rms_norm_eps)
+            self.per_layer_projection_norm = RMSNorm(own, eps=args.rms_norm_eps)
 
     def __call__(self, step: Step) -> mx.array:
         """Normalised hidden states `[T, hidden]`."""

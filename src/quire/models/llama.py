@@ -12,6 +12,7 @@ from quire.cache.specs import FullKV, LayerSpec, WindowKV
 from quire.models.arguments import read_arguments, require
 from quire.models.base import LanguageModel, Module, Step
 from quire.models.layers import ACTIVATIONS, GatedMLP, embed, project_logits
+from quire.models.norm import RMSNorm
 from quire.models.rope import Rope, RopeParameters, Rotate
 
 
@@ -75,8 +76,8 @@ class Attention(Module):
         self.o_proj = nn.Linear(self._heads * self._head_dim, hidden, bias=bias)
         self._qk_norm = qk_norm
         if qk_norm:
-            self.q_norm = nn.RMSNorm(self._head_dim, eps=args.rms_norm_eps)
-            self.k_norm = nn.RMSNorm(self._head_dim, eps=args.rms_norm_eps)
+            self.q_norm = RMSNorm(self._head_dim, eps=args.rms_norm_eps)
+            self.k_norm = RMSNorm(self._head_dim, eps=args.rms_norm_eps)
 
     def __call__(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
@@ -99,8 +100,8 @@ class DecoderLayer(Module):
         super().__init__()
         self.self_attn = attention
         self.mlp = mlp
-        self.input_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+        self.input_layernorm = RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
 
     def __call__(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
@@ -116,7 +117,7 @@ class Decoder(Module):
         super().__init__()
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
         self.layers = layers
-        self.norm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
+        self.norm = RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
         self._rope = Rope(args.head_dim, args.rope)
 
     def __call__(self, step: Step) -> mx.array:

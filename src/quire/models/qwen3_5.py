@@ -15,6 +15,7 @@ from quire.models.gated_delta import GatedDeltaNet, GatedDeltaShape
 from quire.models.layers import ACTIVATIONS, GatedMLP
 from quire.models.llama import Llama, LlamaArguments, shape_arguments
 from quire.models.moe import SparseMoE, stack_experts
+from quire.models.norm import RMSNorm
 from quire.models.rope import Rotate
 
 FULL, LINEAR = "full_attention", "linear_attention"
@@ -82,8 +83,8 @@ class GatedAttention(Module):
         self.k_proj = nn.Linear(hidden, self._kv_heads * dim, bias=bias)
         self.v_proj = nn.Linear(hidden, self._kv_heads * dim, bias=bias)
         self.o_proj = nn.Linear(self._heads * dim, hidden, bias=bias)
-        self.q_norm = nn.RMSNorm(dim, eps=args.rms_norm_eps)
-        self.k_norm = nn.RMSNorm(dim, eps=args.rms_norm_eps)
+        self.q_norm = RMSNorm(dim, eps=args.rms_norm_eps)
+        self.k_norm = RMSNorm(dim, eps=args.rms_norm_eps)
 
     def __call__(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
@@ -137,8 +138,8 @@ class HybridLayer(Module):
             if args.num_experts
             else GatedMLP(args.hidden_size, args.intermediate_size, args.hidden_act)
         )
-        self.input_layernorm = nn.RMSNorm(args.hidden_size, eps=eps)
-        self.post_attention_layernorm = nn.RMSNorm(args.hidden_size, eps=eps)
+        self.input_layernorm = RMSNorm(args.hidden_size, eps=eps)
+        self.post_attention_layernorm = RMSNorm(args.hidden_size, eps=eps)
 
     def __call__(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
