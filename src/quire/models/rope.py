@@ -148,10 +148,17 @@ class Rope:
         def rotate(x: mx.array) -> mx.array:
             y = x[..., :dims] if partial else x
             swapped = mx.concatenate([y[..., half:], y[..., :half]], axis=-1)
-            y = (y * cos + swapped * sin).astype(x.dtype)
+            y = _turned(y, swapped, cos, sin)
             return mx.concatenate([y, x[..., dims:]], axis=-1) if partial else y
 
         return rotate
+
+
+def _turn(y: mx.array, swapped: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+    return (y * cos + swapped * sin).astype(y.dtype)
+
+
+_turned = mx.compile(_turn, shapeless=True)
 
 
 def _axes(pairs: int, section: tuple[int, ...]) -> list[int]:
