@@ -356,6 +356,12 @@ def mounted(folder: Path, size: int) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+def fill_up(path: Path) -> None:
+    with path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
 def test_a_full_disk(tmp_path: Path) -> None:
     """The store lives within what it has; when not even that is possible, it says so and waits."""
     with mounted(tmp_path / "disk", 10 * MB) as folder:
@@ -368,12 +374,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert 30 < len(store) < 70
         assert store.keys == list(truth)[-len(store) :]
         filler = folder / "filler"
-        with pytest.raises(OSError, match="No space"), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
+        with pytest.raises(OSError, match="No space"):
+            fill_up(filler)
         with pytest.raises(StoreFull):
-            for n in range(80):
-                store.put([value(f"more{n}", 150_000)])
+            store.put([value(f"more{n}", 150_000) for n in range(80)])
         assert all(store.get(key) in (None, truth.get(key)) for key in truth)
         filler.unlink()
         store.put([value("last", 150_000)])

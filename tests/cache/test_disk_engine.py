@@ -1,0 +1,247 @@
+"""The disk tier under the real engine: what comes back from disk changes no answer."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.cache.disk_transfer import fits
+from quire.cache.ledger import PoolKey
+from quire.cache.specs import KVFormat
+from quire.config import DiskConfig, EngineConfig
+from quire.engine.engine import Engine
+from quire.errors import ModelError
+from quire.models.loader import LoadedModel, open_model
+from quire.request import Request
+from tests.support.parity import Answer, Company, alone, assert_same, prompts
+from tests.support.tiny_models import tiny_model
+
+PLAIN, PAGE4 = KVFormat(), KVFormat("page", 4, 4, skip_layers=(1,))
+UNIFORM8, TURBO = KVFormat("uniform", 8, 8, 32), KVFormat("turbo", 3.5, 3.5)
+HALF, PAGE8 = KVFormat(dtype="bfloat16"), KVFormat("page", 8, 8)
+FAMILIES = ("llama", "gemma4", "gemma4_ple", "qwen3", "qwen3_5")
+CASES = [(family, PLAIN) for family in FAMILIES]
+CASES += [(family, PAGE4) for family in FAMILIES[:4]]
+CASES += [("gemma4", UNIFORM8), ("gemma4", TURBO), ("gemma4", HALF)]
+# Where a recurrent state shapes the keys, cutting a prompt elsewhere shifts them by 1e-6, and now
+# and then a coarse code with them: with or without a disk. Fine codes stay within the tolerance.
+CASES += [("qwen3_5", PAGE8)]
+
+LONG = prompts((300,), tokens=12)[0]
+OTHER = prompts((200,), seed=9)[0].prompt
+LATER = [
+    replace(LONG, id="repeated"),
+    replace(LONG, id="extended", prompt=LONG.prompt + OTHER[:30]),
+    replace(LONG, id="parted", prompt=LONG.prompt[:230] + OTHER[:40]),
+    replace(LONG, id="new", prompt=OTHER[:70]),
+]
+
+Opened = tuple[LoadedModel, EngineConfig]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedModel]:
+    known: dict[str, LoadedModel] = {}
+
+    def find(name: str) -> LoadedModel:
+        if name not in known:
+            folder = tiny_model(Path(tmp_path_factory.mktemp(name)), name)
+            known[name] = open_model(str(folder), dtype="float32")
+        return known[name]
+
+    return find
+
+
+def config(folder: Path, format: KVFormat = PLAIN, memory: int = 64 << 20) -> EngineConfig:
+    disk = DiskConfig(str(folder), 64 << 20)
+    return EngineConfig("", kv_memory=memory, kv_format=format, disk=disk)
+
+
+def company(loaded: LoadedModel, config: EngineConfig) -> Company:
+    """An engine whose disk tier is open, so that the test does not depend on who is quicker."""
+    company = Company(loaded, config)
+    assert company.engine._disk is not None
+    assert company.engine._disk.drain(10)
+    return company
+
+
+def disk_counts(company: Company) -> dict[str, int]:
+    return dict(company.engine.stats().disk)
+
+
+def expected(loaded: LoadedModel, config: EngineConfig, wanted: list[Request]) -> dict[str, Answer]:
+    return alone(loaded, replace(config, disk=None), wanted)
+
+
+def cached(company: Company, name: str) -> int:
+    return company.answers[name].ends[0].cached_tokens
+
+
+@pytest.mark.parametrize(
+    ("family", "format"), CASES, ids=[f"{family} {format.name}" for family, format in CASES]
+)
+def test_after_a_restart(
+    opened: Callable[[str], LoadedModel], tmp_path: Path, family: str, format: KVFormat
+) -> None:
+    loaded, settings = opened(family), config(tmp_path, format)
+    first = company(loaded, settings)
+    first.run([LONG])
+    first.engine.close()
+    second = company(loaded, settings)
+    got = second.run(LATER)
+    assert_same(got, expected(loaded, settings, LATER), [request.id for request in LATER])
+    # A recurrent state is on disk at the end of the prompt's last full page only.
+    parted = 0 if family == "qwen3_5" else 192
+    reused = {request.id: cached(second, request.id) for request in LATER}
+    assert reused["repeated"] >= 256
+    assert reused["extended"] >= 256
+    assert reused["parted"] >= parted
+    assert reused["new"] == 0
+    assert disk_counts(second)["hits"] > 0
+    assert disk_counts(second)["misses"] == 0
+    stats = second.engine.stats()
+    assert stats.cached_tokens == sum(reused.values())
+    second.engine.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma4", "qwen3_5"])
+@pytest.mark.parametrize("format", [PLAIN, PAGE8], ids=["plain", "page-8"])
+def test_evicted_and_read_back(
+    opened: Callable[[str], LoadedModel], tmp_path: Path, family: str, format: KVFormat
+) -> None:
+    loaded = opened(family)
+    settings = replace(config(tmp_path, format), disk=None)
+    memory = 2 * Engine(loaded, settings).worst_case_bytes(format, 400)
+    settings = config(tmp_path, format, memory)
+    crowd = [
+        replace(request, id=f"crowd{number}", max_tokens=4)
+        for number, request in enumerate(prompts((300,) * 6, seed=3))
+    ]
+    wanted = replace(LONG, id="again")
+    all_ = company(loaded, settings)
+    assert all_.engine._disk is not None
+    all_.engine._disk.seconds = lambda size: 0.0  # type: ignore[method-assign]  # always quicker
+    all_.run([LONG])
+    for request in crowd:
+        all_.run([request])
+    all_.engine._disk.drain(10)
+    all_.run([wanted])
+    names = [LONG.id, "again", *(request.id for request in crowd)]
+    assert_same(all_.answers, expected(loaded, settings, [LONG, wanted, *crowd]), names)
+    assert cached(all_, "again") >= 256
+    assert disk_counts(all_)["hits"] > 0
+    all_.engine.close()
+
+
+def test_flipped_bits_are_computed_anew(
+    opened: Callable[[str], LoadedModel], tmp_path: Path
+) -> None:
+    loaded, settings = opened("gemma4"), config(tmp_path)
+    first = company(loaded, settings)
+    first.run([LONG])
+    first.engine.close()
+    path = tmp_path / "pages.sqlite"
+    raw = bytearray(path.read_bytes())
+    rng = random.Random(4)
+    for _ in range(60):
+        raw[rng.randrange(3 * 16384, len(raw))] ^= 1 << rng.randrange(8)
+    path.write_bytes(raw)
+    second = company(loaded, settings)
+    got = second.run(LATER)
+    assert_same(got, expected(loaded, settings, LATER), [request.id for request in LATER])
+    assert cached(second, "repeated") < 256
+    second.engine.close()
+
+
+def test_another_models_folder(opened: Callable[[str], LoadedModel], tmp_path: Path) -> None:
+    first = company(opened("llama"), config(tmp_path / "kv"))
+    first.run([LONG])
+    first.engine.close()
+    other = open_model(str(tiny_model(tmp_path / "model", "llama", seed=1)), dtype="float32")
+    second = company(other, config(tmp_path / "kv"))
+    got = second.run([LATER[0]])
+    assert_same(got, expected(other, config(tmp_path), [LATER[0]]), ["repeated"])
+    assert cached(second, "repeated") == 0
+    second.engine.close()
+
+
+def test_a_second_engine_serves_without(
+    opened: Callable[[str], LoadedModel], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded, settings = opened("llama"), config(tmp_path)
+    first = company(loaded, settings)
+    first.run([LONG])
+    with caplog.at_level(logging.WARNING):
+        second = company(loaded, settings)
+    assert "serving without the disk tier" in caplog.text
+    assert "in use by process" in caplog.text
+    got = second.run([LATER[0]])
+    assert_same(got, expected(loaded, settings, [LATER[0]]), ["repeated"])
+    second.engine.close()
+    first.engine.close()
+    third = company(loaded, settings)
+    third.run([LATER[0]])
+    assert cached(third, "repeated") >= 256
+    third.engine.close()
+
+
+def test_the_folder_vanishes(
+    opened: Callable[[str], LoadedModel], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded, settings = opened("llama"), config(tmp_path / "kv")
+    first = company(loaded, settings)
+    first.run([LONG])
+    first.engine.close()
+    second = company(loaded, settings)
+    shutil.rmtree(tmp_path / "kv")
+    with caplog.at_level(logging.WARNING):
+        got = second.run(LATER)
+    assert_same(got, expected(loaded, settings, LATER), [request.id for request in LATER])
+    assert caplog.text.count("vanished") == 1
+    second.engine.close()
+
+
+def test_an_abort_while_reading(opened: Callable[[str], LoadedModel], tmp_path: Path) -> None:
+    loaded, settings = opened("llama"), config(tmp_path)
+    first = company(loaded, settings)
+    first.run([LONG])
+    first.engine.close()
+    second = company(loaded, settings)
+    second.add(LATER[0])
+    second.engine.step()
+    second.engine.abort("repeated")
+    second.run([LATER[1]])
+    assert [end.finish for end in second.answers["repeated"].ends] == ["abort"]
+    assert_same(second.answers, expected(loaded, settings, [LATER[1]]), ["extended"])
+    second.engine.close()
+
+
+def test_a_limit_too_small_is_refused(opened: Callable[[str], LoadedModel], tmp_path: Path) -> None:
+    settings = replace(config(tmp_path), disk=DiskConfig(str(tmp_path), 1000))
+    with pytest.raises(ModelError, match="kv-disk-size"):
+        Engine(opened("llama"), settings)
+
+
+def test_contents_of_another_shape_do_not_fit(
+    opened: Callable[[str], LoadedModel], tmp_path: Path
+) -> None:
+    """Whatever wrote them: a page is only taken if it is laid out as ours are."""
+    engine = company(opened("gemma4"), config(tmp_path))
+    engine.run([LONG])
+    pools = engine.engine._runner.pools
+    pool = PoolKey(0, PLAIN)
+    heads, dim = 2, 16
+    right = np.zeros((heads, 64, dim), np.float32)
+    layers = 2
+    assert fits(pools, pool, (("float32", right),) * 2 * layers)
+    assert not fits(pools, pool, (("float32", right),) * layers)
+    assert not fits(pools, pool, (("float32", right[:1]),) * 2 * layers)
+    assert not fits(pools, pool, (("float16", right.astype(np.float16)),) * 2 * layers)
+    engine.engine.close()
