@@ -214,13 +214,15 @@ class StepInputs:
 
 def _in_row_order(work: list[Work], size: int) -> list[Work]:
     """Formats apart; single tokens before chunks; tables of like length together."""
-    ranks: dict[KVFormat, int] = {}
-
-    def order(w: Work) -> tuple[int, bool, int]:
-        rank = ranks.setdefault(w.seq.format, len(ranks))
-        return rank, w.count > 1, length_class(w.end // size + 1) if w.count == 1 else 0
-
-    return sorted(work, key=order)
+    # Equal formats are one object, so its address stands for it.
+    return sorted(
+        work,
+        key=lambda w: (
+            id(w.seq.format),
+            w.count > 1,
+            length_class(w.end // size + 1) if w.count == 1 else 0,
+        ),
+    )
 
 
 def _save_arrays(saves: list[tuple[int, int]]) -> tuple[mx.array, mx.array] | None:

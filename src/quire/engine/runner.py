@@ -16,7 +16,7 @@ from quire.engine.inputs import Layout, StepInputs
 from quire.models.base import LanguageModel
 from quire.request import TokenLogprobs
 from quire.sampling.rows import History, RowSampling, Sampled
-from quire.sampling.sampler import sample
+from quire.sampling.sampler import is_greedy, sample
 from quire.scheduler.plan import StepPlan, Work
 from quire.scheduler.scheduler import Drawn
 
@@ -123,7 +123,13 @@ def _row_sampling(work: Work, drawn: Mapping[str, int], previous: mx.array | Non
     params = sequence.request.sampling
     mask = sequence.mask
     if not params.needs_history:
-        return RowSampling(params, work.end, mask=mask)
+        # A greedy row's choice depends on nothing but its logits, so one object serves all steps.
+        if isinstance(sequence.sampling_row, RowSampling) and mask is None:
+            return sequence.sampling_row
+        row = RowSampling(params, work.end, mask=mask)
+        if mask is None and is_greedy(params):
+            sequence.sampling_row = row
+        return row
     tokens = np.array(sequence.tokens, dtype=np.int32)
     history = History(tokens[: sequence.prompt_length], tokens[sequence.prompt_length :])
     pending = None

@@ -81,9 +81,11 @@ def _batches(
         while end < len(work) and classes[end] == classes[at]:
             end += 1
         width = max(highs[i] - lows[i] for i in range(at, end))
-        pages = np.zeros((end - at, width), dtype=np.int32)
-        for row, i in enumerate(range(at, end)):
-            pages[row, : highs[i] - lows[i]] = tables[i][lows[i] : highs[i]]
+        flat = array("i")
+        for i in range(at, end):
+            flat.extend(tables[i][lows[i] : highs[i]])
+            flat.extend([0] * (width - highs[i] + lows[i]))
+        pages = np.array(flat, dtype=np.int32).reshape(end - at, width)
         opens = None
         if work[at].seq.format.seals:
             opens = np.array([w.seq.opens[group].id for w in work[at:end]], dtype=np.int32)

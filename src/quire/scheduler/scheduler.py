@@ -96,6 +96,9 @@ class Scheduler:
             groups, ledger, config.page_tokens, config.snapshot_every, config.prefix_cache
         )
         self.counters = Counters()
+        self._attention = [g.index for g in groups if not isinstance(g.spec, RecurrentState)]
+        self._formats: dict[KVFormat, KVFormat] = {}
+        """Equal formats of different requests, as one object."""
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
         self._sequences: dict[str, Sequence] = {}
@@ -145,6 +148,7 @@ class Scheduler:
                 param="prompt",
                 code="kv_memory_exceeded",
             )
+        format = self._formats.setdefault(format, format)
         sequence = Sequence(
             request, format, self._identity(format, request.cache_salt), self._order
         )
@@ -252,7 +256,7 @@ class Scheduler:
 
     def _may_draw(self, sequence: Sequence) -> bool:
         return (
-            sequence in self.running
+            sequence.running
             and sequence.generated < sequence.request.max_tokens
             and sequence.known < self.config.max_context
         )
@@ -264,7 +268,7 @@ class Scheduler:
         self._admit(prompts, plan, budget)
         shares = _share(budget, [len(s.tokens) - s.computed for s in prompts])
         for sequence, share in zip(prompts, shares, strict=True):
-            if share == 0 or sequence not in self.running:
+            if share == 0 or not sequence.running:
                 continue
             work = self._chunk(sequence, min(share, self.reuse.until_snapshot(sequence)))
             fits = self._allocate(work)
@@ -292,6 +296,7 @@ class Scheduler:
             if not self._start(sequence, match, plan):
                 break
             self.waiting.popleft()
+            sequence.running = True
             self.running.append(sequence)
             self.running.sort(key=lambda s: s.order)
             prompts.append(sequence)
@@ -372,25 +377,20 @@ class Scheduler:
     def _allocate(self, work: Work) -> bool:
         """The pages that hold the work's tokens; all of them or none."""
         sequence, size = work.seq, self.config.page_tokens
-        last = (work.end - 1) // size
-        wanted: dict[PoolKey, int] = {}
-        for group in self.groups:
-            if isinstance(group.spec, RecurrentState):
+        count = (work.end - 1) // size + 1
+        got: dict[int, list[Page]] = {}
+        for index in self._attention:
+            missing = count - len(sequence.tables[index])
+            if missing <= 0:
                 continue
-            missing = last + 1 - len(sequence.tables[group.index])
-            wanted[PoolKey(group.index, sequence.format)] = max(0, missing)
-        got: dict[PoolKey, list[Page]] = {}
-        for key, count in wanted.items():
-            if count == 0:
-                continue
-            pages = self.ledger.allocate(key, count)
+            pages = self.ledger.allocate(PoolKey(index, sequence.format), missing)
             if pages is None:
                 for taken in got.values():
                     self.ledger.release_all(taken)
                 return False
-            got[key] = pages
-        for key, pages in got.items():
-            sequence.tables[key.group].extend(pages)
+            got[index] = pages
+        for index, pages in got.items():
+            sequence.tables[index].extend(pages)
         return True
 
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
@@ -456,7 +456,7 @@ class Scheduler:
         sequence.pending -= 1
         sequence.tokens.append(drawn.token)
         self.counters.generated_tokens += 1
-        if sequence in self.running:
+        if sequence.running:
             self.reuse.register(sequence)
         try:
             reason = self._reason_to_end(sequence, drawn.token)
@@ -495,7 +495,7 @@ class Scheduler:
     ) -> None:
         sequence.finished = True
         del self._sequences[sequence.id]
-        if sequence in self.running:
+        if sequence.running:
             self._vacate(sequence)
         else:
             self.waiting.remove(sequence)
@@ -504,6 +504,7 @@ class Scheduler:
 
     def _vacate(self, sequence: Sequence) -> None:
         """A running sequence gives back its pages; what it computed stays for others to reuse."""
+        sequence.running = False
         self.running.remove(sequence)
         self.reuse.prompt_done(sequence)
         self.reuse.register_tail(sequence)

@@ -85,6 +85,7 @@ class Sequence:
         self.cached = 0
         self.reuse = ""
         self.started = False
+        self.running = False
         self.finished = False
         self.trail: Node | None = None
         self.registered = 0
@@ -96,6 +97,8 @@ class Sequence:
         """The part of its beginning that is, or was last, read from disk."""
         self.page_ids: dict[int, PageIds] = {}
         """By group, the ids of `tables`; the runner's."""
+        self.sampling_row: object = None
+        """What the sampler is told in each step, where that never changes; the runner's."""
         self._keys: list[bytes] = []
 
     @property
