@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import cache
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.formats.packing import SCALE, Affine, affine, affine_parts, pack, unpack
+from quire.cache.formats.packing import SCALE, Affine, affine, affine_parts, fours_of, pack
 from quire.cache.formats.rotation import rotation
 
 _FEW = 8
@@ -122,7 +123,8 @@ class CodebookCodec(Codec):
         super().__init__(dim)
         self.bits = bits
         self._rotation = rotation(self.size)
-        self._levels = mx.array(codebook(self.size, bits))
+        levels = codebook(self.size, bits)
+        self._edges = [(a + b) / 2 for a, b in pairwise(levels)]
 
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return [(self.size * self.bits // 32, mx.uint32), (1, SCALE)]
@@ -138,8 +140,8 @@ class CodebookCodec(Codec):
         norm = mx.linalg.norm(x, axis=-1, keepdims=True)
         turned = self.turn(x / mx.maximum(norm, 1e-30))
         codes = mx.zeros(turned.shape, dtype=mx.uint32)
-        for edge in range(2**self.bits - 1):
-            codes = codes + (turned > (self._levels[edge] + self._levels[edge + 1]) / 2)
+        for edge in self._edges:
+            codes = codes + (turned > edge)
         return [pack(codes, self.bits), mx.minimum(norm, _F16_MAX).astype(SCALE)]
 
     def decode(self, parts: list[mx.array]) -> mx.array:
@@ -147,7 +149,8 @@ class CodebookCodec(Codec):
         return self._directions(codes) * norms.astype(mx.float32)
 
     def _directions(self, codes: mx.array) -> mx.array:
-        return self._levels[unpack(codes, self.bits).astype(mx.uint8)]
+        fours = _fours(self.size, self.bits)[fours_of(codes, self.bits)]
+        return fours.reshape(*codes.shape[:-1], self.size)
 
     def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array:
         codes, norms = parts
@@ -176,3 +179,10 @@ def codebook(dim: int, bits: int) -> tuple[float, ...]:
         cuts = np.concatenate([[0], edges, [len(x)]])
         levels = np.diff(moment[cuts]) / np.maximum(np.diff(mass[cuts]), 1e-300)
     return tuple(((levels - levels[::-1]) / 2).astype(np.float32).tolist())
+
+
+@cache
+def _fours(dim: int, bits: int) -> mx.array:
+    """`[2**(4 * bits), 4]`: the levels of four neighbouring codes; one look-up reads four."""
+    codes = np.arange(1 << 4 * bits)[:, None] >> np.arange(4) * bits
+    return mx.array(np.array(codebook(dim, bits), dtype=np.float32)[codes & (1 << bits) - 1])

@@ -67,12 +67,13 @@ def pack(codes: mx.array, bits: int) -> mx.array:
     return mx.contiguous(used.reshape(*lead, n * bits // 8)).view(mx.uint32)
 
 
-def unpack(words: mx.array, bits: int) -> mx.array:
-    """The codes that `pack` was given, as float32."""
-    *lead, width = words.shape
-    groups = width // bits
-    ones = mx.ones((*lead, groups), dtype=mx.float32)
-    return mx.dequantize(words, ones, mx.zeros_like(ones), group_size=32, bits=bits)
+def fours_of(words: mx.array, bits: int) -> mx.array:
+    """Four neighbouring codes of 2, 3 or 4 bits as one number: `[..., n / 4]`, the first lowest."""
+    if bits == 3:
+        low, middle, high = mx.split(words.view(mx.uint8).astype(mx.uint16).reshape(-1, 3), 3, 1)
+        pair = mx.concatenate([low | (middle & 15) << 8, middle >> 4 | high << 4], axis=1)
+        return pair.reshape(*words.shape[:-1], -1)
+    return words.view(mx.uint8 if bits == 2 else mx.uint16)
 
 
 def affine(x: mx.array, layout: Affine, *, refit: bool) -> tuple[mx.array, mx.array, mx.array]:
