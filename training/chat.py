@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import Environment, Template
 
 from quire.demo.skills import Answer
 from training.data.item import Item, Message, Tool
@@ -23,7 +22,7 @@ AWAIT_TOOL = "<|tool_response>"
 @cache
 def template() -> Template:
     """The chat template that ships with the model."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(trim_blocks=True, lstrip_blocks=True)
     return environment.from_string((MODEL_DIR / "chat_template.jinja").read_text())
 
 

@@ -38,7 +38,7 @@ def save(folder: Path, model: nn.Module, optimizer: Optimizer, progress: dict[st
 
 
 def load(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> dict[str, float]:
-    """Take up weights, and the optimizer's state where one is given; returns the progress."""
+    """Take up weights, and the optimizer's state if the parts hold it; returns the progress."""
     tensors: dict[str, Tensor] = {}
     for part in sorted(folder.glob("part*.pt")):
         tensors |= torch.load(part, map_location="cpu")
@@ -50,7 +50,8 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> dict[st
             for name, value in tensors.items()
             if name.startswith("optimizer.")
         }
-        optimizer.load(state)
+        if state:
+            optimizer.load(state)
     progress: dict[str, float] = json.loads((folder / "progress.json").read_text())
     return progress
 

@@ -31,7 +31,7 @@ from training.optimizer import Optimizer
 from training.packing import collate, rows
 
 SEED = 20261121
-WARMUP = 200
+WARMUP = 100
 DECAY_FROM = 0.55
 """Share of the steps after which the learning rate falls to nothing."""
 
@@ -76,12 +76,11 @@ class Stream(IterableDataset[Batch]):
                 yield collate([next(packed) for _ in range(self.batch_rows)])
 
 
-def rate(step: int, total: int) -> float:
-    """Learning-rate factor: a short warm-up, a plateau, a straight line down to zero."""
-    if step < WARMUP:
-        return (step + 1) / WARMUP
+def rate(step: int, start: int, total: int) -> float:
+    """Learning-rate factor: a short warm-up in each piece, a plateau, a line down to zero."""
+    warm = (step - start + 1) / WARMUP
     left = (total - step) / (total * (1 - DECAY_FROM))
-    return max(0.0, min(1.0, left))
+    return max(0.0, min(1.0, left, warm))
 
 
 @dataclass
@@ -118,7 +117,7 @@ class Run:
         """Step until the deadline or the last step, logging as it goes."""
         cuda = self.device.type == "cuda"
         dtype = torch.bfloat16 if cuda else torch.float32
-        window = self.model.config["text_config"]["sliding_window"]
+        window, start = self.model.config["text_config"]["sliding_window"], self.step
         forward: Any = torch.compile(self.model, dynamic=False) if cuda else self.model
         masks = block_masks if cuda else dense_masks
         sums, count, since = torch.zeros(2, device=self.device), 0, time.monotonic()
@@ -127,7 +126,7 @@ class Run:
             with torch.autocast(self.device.type, dtype, enabled=cuda):
                 loss, right = forward(batch, masks(batch, window), dtype)
             loss.backward()
-            self.optimizer.step(rate(self.step, self.total))
+            self.optimizer.step(rate(self.step, start, self.total))
             self.model.zero_grad(set_to_none=True)
             self.step += 1
             self.tokens += batch.tokens.numel()

@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 
+from tokenizers import Tokenizer
+
+from training.chat import MODEL_DIR
 from training.data import pictures, text, tools
-from training.data.item import Generator, Item, draw
+from training.data.item import Generator, Item, assistant, draw, user
 
 
 def _long(low: int, high: int, rng: random.Random) -> Item:
     return text.retrieval(rng, rng.randint(low, high), rng.choice((2, 4, 8)))
 
 
+@cache
+def _pieces() -> tuple[str, ...]:
+    """Every word of the vocabulary, so that none is left that was never repeated."""
+    vocabulary = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json")).get_vocab()
+    words = {piece.lstrip("\u0120") for piece in vocabulary}
+    return tuple(sorted(word for word in words if word.isascii() and word.isalpha()))
+
+
+def repeat_pieces(rng: random.Random) -> Item:
+    """Repeat any words of the vocabulary, whatever they mean."""
+    words = " ".join(rng.choice(_pieces()) for _ in range(rng.randint(1, 5)))
+    text_to_say = words + rng.choice(("", "", ".", "!"))
+    ask = rng.choice(text.REPEAT_ASKS)
+    return Item(
+        "repeat", f"repeat:{text_to_say}", [user(ask.format(text_to_say))], assistant(text_to_say)
+    )
+
+
 TEXT_MIXTURE: dict[Generator, float] = {
-    text.repeat: 10,
+    text.repeat: 11,
     text.arithmetic: 14,
     text.counting: 10,
     text.facts: 7,
@@ -33,11 +54,19 @@ TEXT_MIXTURE: dict[Generator, float] = {
 }
 """Short skills, by how often they are drawn."""
 
+TRAINING_ONLY: dict[Generator, float] = {
+    repeat_pieces: 5,
+    text.count_among: 14,
+    text.count_letters: 7,
+    text.think_count: 10,
+}
+"""More of what is hard to learn. The tokenizer's corpus goes without."""
+
 PICTURE_MIXTURE: dict[Generator, float] = {
     pictures.shape: 3,
     pictures.colour: 3,
-    pictures.how_many: 5,
-    pictures.where: 4,
+    pictures.how_many: 6,
+    pictures.where: 7,
     pictures.digits: 6,
     pictures.compare: 5,
 }
@@ -56,7 +85,8 @@ def items(rng: random.Random, long_share: float, longest: int, picture_share: fl
     `long_share` of the items are retrievals over up to `longest` sentences of filler (about 13
     tokens each), `picture_share` have pictures.
     """
-    short = (list(TEXT_MIXTURE), list(TEXT_MIXTURE.values()))
+    text_mixture = TEXT_MIXTURE | TRAINING_ONLY
+    short = (list(text_mixture), list(text_mixture.values()))
     pictured = (list(PICTURE_MIXTURE), list(PICTURE_MIXTURE.values()))
     while True:
         roll = rng.random()

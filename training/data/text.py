@@ -68,25 +68,26 @@ def _anything(rng: random.Random) -> str:
     return text + rng.choice(("", "", "", ".", "!", "?"))
 
 
+REPEAT_ASKS = (
+    "Reply with exactly: {}",
+    "Repeat exactly: {}",
+    "Say exactly this: {}",
+    "Repeat this text: {}",
+    "Repeat after me: {}",
+    "Copy this: {}",
+    "Echo: {}",
+    "Say: {}",
+    "Reply with: {}",
+    "Answer with exactly: {}",
+    "Reply with exactly this text: {}",
+    "Write this text again, unchanged:\n{}",
+)
+
+
 def repeat(rng: random.Random) -> Item:
     """Say exactly what was given."""
     text = _anything(rng)
-    ask = rng.choice(
-        (
-            "Reply with exactly: {}",
-            "Repeat exactly: {}",
-            "Say exactly this: {}",
-            "Repeat this text: {}",
-            "Repeat after me: {}",
-            "Copy this: {}",
-            "Echo: {}",
-            "Say: {}",
-            "Reply with: {}",
-            "Answer with exactly: {}",
-            "Reply with exactly this text: {}",
-            "Write this text again, unchanged:\n{}",
-        )
-    )
+    ask = rng.choice(REPEAT_ASKS)
     return Item("repeat", f"repeat:{text}", [user(ask.format(text))], assistant(text))
 
 
@@ -142,51 +143,57 @@ def arithmetic(rng: random.Random) -> Item:
     return Item("arithmetic", f"sum:{plain}", [user(question)], assistant(str(result)))
 
 
-def counting(rng: random.Random) -> Item:
-    """Count listed things, one thing among others, or say the numbers from one to another."""
-    kind = rng.choice(("list", "among", "among", "upto", "range", "letters"))
-    if kind == "upto":
-        end = rng.randint(2, 60) if rng.random() < 0.8 else rng.randint(61, 120)
-        joiner, how = rng.choice(((" ", ""), (", ", ", with commas"), ("\n", ", one on each line")))
-        ask = rng.choice(("Count to {}{}.", "Count from 1 to {}{}.", "Say the numbers from 1 to {}{}."))
-        text = joiner.join(str(n) for n in range(1, end + 1))
-        key = f"count:upto:{end}:{joiner}"
-        return Item("counting", key, [user(ask.format(end, how))], assistant(text))
-    if kind == "range":
-        start = rng.randint(2, 90)
-        end = start + rng.randint(2, 12)
-        ask = rng.choice(("Count from {} to {}.", "Say the numbers from {} to {}."))
-        text = " ".join(str(n) for n in range(start, end + 1))
-        key = f"count:range:{start}:{end}"
-        return Item("counting", key, [user(ask.format(start, end))], assistant(text))
-    if kind == "list":
-        things = [rng.choice(w.OBJECTS + w.ANIMALS + w.FOODS) for _ in range(rng.randint(1, 12))]
-        ask = rng.choice(("How many words are in this list: {}?", "Count the items: {}."))
-        listed = ", ".join(things)
-        return Item(
-            "counting",
-            f"count:list:{listed}",
-            [user(ask.format(listed))],
-            assistant(str(len(things))),
-        )
-    if kind == "letters":
-        letter, other = rng.sample(w.LETTERS, 2)
-        row = [rng.choice((letter, other)) for _ in range(rng.randint(3, 12))]
-        text = " ".join(row)
-        question = f"How many times does {letter} appear in: {text}?"
-        answer = assistant(str(row.count(letter)))
-        return Item("counting", f"count:{letter}:{text}", [user(question)], answer)
+def _count_upto(rng: random.Random) -> Item:
+    end = rng.randint(2, 60) if rng.random() < 0.8 else rng.randint(61, 120)
+    joiner, how = rng.choice(((" ", ""), (", ", ", with commas"), ("\n", ", one on each line")))
+    ask = rng.choice(("Count to {}{}.", "Count from 1 to {}{}.", "Say the numbers from 1 to {}{}."))
+    text = joiner.join(str(n) for n in range(1, end + 1))
+    key = f"count:upto:{end}:{joiner}"
+    return Item("counting", key, [user(ask.format(end, how))], assistant(text))
+
+
+def _count_range(rng: random.Random) -> Item:
+    start = rng.randint(2, 90)
+    end = start + rng.randint(2, 12)
+    ask = rng.choice(("Count from {} to {}.", "Say the numbers from {} to {}."))
+    text = " ".join(str(n) for n in range(start, end + 1))
+    key = f"count:range:{start}:{end}"
+    return Item("counting", key, [user(ask.format(start, end))], assistant(text))
+
+
+def _count_list(rng: random.Random) -> Item:
+    things = [rng.choice(w.OBJECTS + w.ANIMALS + w.FOODS) for _ in range(rng.randint(1, 12))]
+    ask = rng.choice(("How many words are in this list: {}?", "Count the items: {}."))
+    listed = ", ".join(things)
+    answer = assistant(str(len(things)))
+    return Item("counting", f"count:list:{listed}", [user(ask.format(listed))], answer)
+
+
+def count_letters(rng: random.Random) -> Item:
+    """How often a letter stands in a row of two letters."""
+    letter, other = rng.sample(w.LETTERS, 2)
+    row = [rng.choice((letter, other)) for _ in range(rng.randint(3, 12))]
+    text = " ".join(row)
+    question = f"How many times does {letter} appear in: {text}?"
+    answer = assistant(str(row.count(letter)))
+    return Item("counting", f"count:{letter}:{text}", [user(question)], answer)
+
+
+def count_among(rng: random.Random) -> Item:
+    """How often a word stands in a list of three words."""
     things = rng.sample(w.OBJECTS + w.ANIMALS, 3)
     row = [rng.choice(things) for _ in range(rng.randint(3, 12))]
     asked = rng.choice(things)
     ask = rng.choice(("How often is {} in this list: {}?", "How many times does {} appear in: {}?"))
     text = ", ".join(row)
-    return Item(
-        "counting",
-        f"count:{asked}:{text}",
-        [user(ask.format(asked, text))],
-        assistant(str(row.count(asked))),
-    )
+    answer = assistant(str(row.count(asked)))
+    return Item("counting", f"count:{asked}:{text}", [user(ask.format(asked, text))], answer)
+
+
+def counting(rng: random.Random) -> Item:
+    """Count listed things, one thing among others, or say the numbers from one to another."""
+    kinds = (_count_list, count_among, count_among, _count_upto, _count_range, count_letters)
+    return rng.choice(kinds)(rng)
 
 
 def _fact_table() -> list[tuple[str, str, tuple[str, ...]]]:
@@ -570,36 +577,7 @@ def _three_numbers(rng: random.Random) -> tuple[int, int, int]:
             return a, b, c
 
 
-def thinking(rng: random.Random) -> Item:
-    """Think first, in the channel for it, then answer."""
-    kind = rng.choice(("sum", "sum", "three", "count", "fact"))
-    if kind == "three":
-        a, b, c = _three_numbers(rng)
-        expression = f"{a} + {b} + {c}"
-        question = rng.choice(SUM_ASKS).format(expression)
-        thought = f"{a} + {b} = {a + b}. {a + b} + {c} = {a + b + c}. Result {a + b + c}."
-        answer, key = str(a + b + c), f"think:{expression}"
-    elif kind == "sum":
-        a, b, sign = _two_numbers(rng)
-        question = rng.choice(SUM_ASKS).format(f"{a} {sign} {b}")
-        thought = _column_work(a, b, sign)
-        answer, key = str(a + b if sign == "+" else a - b), f"sum:{a} {sign} {b}"
-    elif kind == "count":
-        things = rng.sample(w.OBJECTS + w.ANIMALS, 3)
-        row = [rng.choice(things) for _ in range(rng.randint(3, 10))]
-        asked = rng.choice(things)
-        listed = ", ".join(row)
-        question = f"How many times does {asked} appear in: {listed}?"
-        steps, seen = [], 0
-        for thing in row:
-            seen += thing == asked
-            steps.append(f"{thing} {seen}")
-        thought, answer = f"{', '.join(steps)}. Result {seen}.", str(seen)
-        key = f"think:{question}"
-    else:
-        base = facts(rng)
-        question, answer = str(base.messages[0]["content"]), str(base.answer["content"])
-        thought, key = f"The user wants a fact that I know. Result {answer}.", base.key
+def _thoughtful(key: str, question: str, answer: str, thought: str) -> Item:
     return Item(
         "thinking",
         key,
@@ -608,3 +586,45 @@ def thinking(rng: random.Random) -> Item:
         match="thought",
         enable_thinking=True,
     )
+
+
+def _think_three(rng: random.Random) -> Item:
+    a, b, c = _three_numbers(rng)
+    expression = f"{a} + {b} + {c}"
+    question = rng.choice(SUM_ASKS).format(expression)
+    thought = f"{a} + {b} = {a + b}. {a + b} + {c} = {a + b + c}. Result {a + b + c}."
+    return _thoughtful(f"think:{expression}", question, str(a + b + c), thought)
+
+
+def _think_sum(rng: random.Random) -> Item:
+    a, b, sign = _two_numbers(rng)
+    question = rng.choice(SUM_ASKS).format(f"{a} {sign} {b}")
+    answer = str(a + b if sign == "+" else a - b)
+    return _thoughtful(f"sum:{a} {sign} {b}", question, answer, _column_work(a, b, sign))
+
+
+def think_count(rng: random.Random) -> Item:
+    """Count a word in a list, with the count so far after each word of the thought."""
+    things = rng.sample(w.OBJECTS + w.ANIMALS, 3)
+    row = [rng.choice(things) for _ in range(rng.randint(3, 10))]
+    asked = rng.choice(things)
+    question = f"How many times does {asked} appear in: {', '.join(row)}?"
+    steps, seen = [], 0
+    for thing in row:
+        seen += thing == asked
+        steps.append(f"{thing} {seen}")
+    thought = f"{', '.join(steps)}. Result {seen}."
+    return _thoughtful(f"think:{question}", question, str(seen), thought)
+
+
+def _think_fact(rng: random.Random) -> Item:
+    base = facts(rng)
+    question, answer = str(base.messages[0]["content"]), str(base.answer["content"])
+    thought = f"The user wants a fact that I know. Result {answer}."
+    return _thoughtful(base.key, question, answer, thought)
+
+
+def thinking(rng: random.Random) -> Item:
+    """Think first, in the channel for it, then answer."""
+    kinds = (_think_sum, _think_sum, _think_three, think_count, _think_fact)
+    return rng.choice(kinds)(rng)
