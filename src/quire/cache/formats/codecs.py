@@ -124,7 +124,7 @@ class CodebookCodec(Codec):
         self.bits = bits
         self._rotation = rotation(self.size)
         levels = codebook(self.size, bits)
-        self._edges = [(a + b) / 2 for a, b in pairwise(levels)]
+        self._edges = mx.array([(a + b) / 2 for a, b in pairwise(levels)])
 
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return [(self.size * self.bits // 32, mx.uint32), (1, SCALE)]
@@ -139,9 +139,7 @@ class CodebookCodec(Codec):
         x = x.astype(mx.float32)
         norm = mx.linalg.norm(x, axis=-1, keepdims=True)
         turned = self.turn(x / mx.maximum(norm, 1e-30))
-        codes = mx.zeros(turned.shape, dtype=mx.uint32)
-        for edge in self._edges:
-            codes = codes + (turned > edge)
+        codes = (turned[..., None] > self._edges).sum(axis=-1)
         return [pack(codes, self.bits), mx.minimum(norm, _F16_MAX).astype(SCALE)]
 
     def decode(self, parts: list[mx.array]) -> mx.array:
