@@ -161,7 +161,13 @@ class Recall:
         size = self._index.page_tokens
         unbroken = {group.index: 0 for group in self._index.groups}
         best = None
-        for number in range(len(prompt.keys)):
+        # Of the pages before `matched`, only those matter that a window beyond it still shows.
+        shown = [
+            first_visible(group.spec, (matched + 1) * size) // size
+            for group in self._index.groups
+            if isinstance(group.spec, WindowKV)
+        ]
+        for number in range(min([matched, *shown]), len(prompt.keys)):
             complete = True
             for group in self._index.groups:
                 there = self._in_memory(path, number, group.index) or (
