@@ -134,8 +134,8 @@ def _row_sampling(work: Work, drawn: Mapping[str, int], previous: mx.array | Non
     history = History(tokens[: sequence.prompt_length], tokens[sequence.prompt_length :])
     pending = None
     if work.end > len(sequence.tokens) and previous is not None:
-        row = drawn[sequence.id]
-        pending = previous[row : row + 1]
+        place = drawn[sequence.id]
+        pending = previous[place : place + 1]
     return RowSampling(params, work.end, history, pending, mask)
 
 
