@@ -18,7 +18,7 @@ from tests.text.dialects import test_gemma4 as gemma4
 from tests.text.dialects.scripts import STOP_TOKEN, encode, spelled, tokenizer
 
 _LONG = 2000
-"""Characters of a case that tests the parser's limits alone: spelled in bytes, it fills a context."""
+"""Characters of a case that tests a parser's limits: spelled in bytes, it fills a context."""
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,8 @@ async def chat_streamed(sdk: AsyncOpenAI, **body: Any) -> Spoken:
     reasoning = text = end = ""
     tokens = (0, 0)
     calls: dict[int, list[str]] = {}
-    options = {"include_usage": True}
-    stream = await sdk.chat.completions.create(**body, stream=True, stream_options=options)
-    async for chunk in stream:
+    create: Any = sdk.chat.completions.create
+    async for chunk in await create(**body, stream=True, stream_options={"include_usage": True}):
         if chunk.usage is not None:
             tokens = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
         for choice in chunk.choices:

@@ -122,7 +122,7 @@ class Scripted(LanguageModel):
 def _vectors(*elements: mx.array) -> mx.array:
     """`[T]` arrays as the first elements of vectors `[T, 1, HEAD_DIM]`."""
     first = mx.stack([each.astype(mx.float32) for each in elements], axis=-1)
-    return mx.pad(first, ((0, 0), (0, HEAD_DIM - len(elements))))[:, None]
+    return mx.pad(first, [(0, 0), (0, HEAD_DIM - len(elements))])[:, None]
 
 
 def write_scripted(
