@@ -104,6 +104,9 @@ def test_after_a_restart(
     assert reused["extended"] >= 256
     assert reused["parted"] >= parted
     assert reused["new"] == 0
+    ends = {request.id: second.answers[request.id].ends[0] for request in LATER}
+    assert ends["repeated"].reuse == "evicted", "the prompt goes on, but the disk keeps whole pages"
+    assert ends["new"].reuse == "new"
     assert disk_counts(second)["hits"] > 0
     assert disk_counts(second)["misses"] == 0
     stats = second.engine.stats()

@@ -47,11 +47,6 @@ def value(name: str, size: int) -> tuple[bytes, bytes]:
     return key, random.Random(name).randbytes(size)
 
 
-def get(store: DiskStore, key: bytes) -> bytes | None:
-    found = store.get(key)
-    return None if found is None else bytes(found)
-
-
 def folder_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
@@ -84,13 +79,13 @@ def test_values_come_back_after_a_restart_in_their_order_of_use(tmp_path: Path) 
     store = open_store(tmp_path)
     store.put(kept)
     store.touch(kept[0][0])
-    assert get(store, kept[5][0]) == kept[5][1]
+    assert store.get(kept[5][0]) == kept[5][1]
     order = store.keys
     assert order[-2:] == [kept[0][0], kept[5][0]]
     store.close()
     store = open_store(tmp_path)
     assert store.keys == order
-    assert all(get(store, key) == content for key, content in kept)
+    assert all(store.get(key) == content for key, content in kept)
     store.close()
 
 
@@ -121,7 +116,7 @@ def test_least_recently_used_goes_first_and_the_limit_holds(
                 store.put([(key, truth[key])])
                 assert key in store
             elif step == "get" and key in store:
-                assert get(store, key) == truth[key]
+                assert store.get(key) == truth[key]
                 truth[key] = truth.pop(key)
             elif step == "touch" and key in store:
                 store.touch(key)
@@ -175,7 +170,7 @@ def test_a_lower_limit_deletes_the_least_recently_used_and_says_so(tmp_path: Pat
     assert store.keys == order[-len(store) :]
     assert f"{60 - len(store)} pages" in said[0]
     contents = dict(kept)
-    assert all(get(store, key) == contents[key] for key in store.keys)
+    assert all(store.get(key) == contents[key] for key in store.keys)
     store.close()
 
 
@@ -217,7 +212,7 @@ def test_another_models_value_is_never_served(tmp_path: Path) -> None:
     store.close()
     store = open_store(tmp_path, model="b")
     assert key in store
-    assert get(store, key) is None
+    assert store.get(key) is None
     assert store.damaged == 1
     assert key not in store
     store.close()
@@ -240,13 +235,13 @@ def nothing_wrong_comes_out(folder: Path, truth: dict[bytes, bytes]) -> int:
     store = open_store(folder)
     sound = 0
     for key, content in truth.items():
-        got = get(store, key)
+        got = store.get(key)
         assert got is None or got == content
         sound += got is not None
     new = [value(f"new{n}", 30_000) for n in range(30)]
     store.put(new)
     store.put(new)  # what a rebuild in between took away
-    assert all(get(store, key) == content for key, content in new)
+    assert all(store.get(key) == content for key, content in new)
     store.close()
     return sound
 
@@ -285,9 +280,9 @@ def test_a_file_truncated_while_it_is_used(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     os.truncate(tmp_path / "pages.sqlite", 5 * SQL_PAGE)
     for key, content in truth.items():
-        assert get(store, key) in (None, content)
+        assert store.get(key) in (None, content)
     store.put([value("after", 1000)])
-    assert get(store, value("after", 0)[0]) is not None
+    assert store.get(value("after", 0)[0]) is not None
     store.close()
 
 
@@ -383,10 +378,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
             fill_up(filler)
         with pytest.raises(StoreFull):
             store.put([value(f"more{n}", 150_000) for n in range(80)])
-        assert all(get(store, key) in (None, truth.get(key)) for key in truth)
+        assert all(store.get(key) in (None, truth.get(key)) for key in truth)
         filler.unlink()
         store.put([value("last", 150_000)])
-        assert get(store, value("last", 0)[0]) == value("last", 150_000)[1]
+        assert store.get(value("last", 0)[0]) == value("last", 150_000)[1]
         store.close()
 
 
@@ -437,7 +432,7 @@ def killed_while_writing(folder: Path, times: int) -> None:
         assert said == [], "a kill is no damage"
         assert folder_bytes(folder) <= 6 * MB
         for key in store.keys:
-            assert get(store, key) == truth[key]
+            assert store.get(key) == truth[key]
             found += 1
         store.close()
     assert found > times

@@ -78,3 +78,11 @@ def test_a_name_that_is_not_one_models(
 def test_a_folder_without_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--kv-disk", str(tmp_path)) == 1
     assert "holds no KV pages" in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_cleared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "pages.sqlite").write_bytes(b"something else")
+    assert run("--kv-disk", str(folder)) == 1
+    assert "damaged" in capsys.readouterr().err
+    assert run("--kv-disk", str(folder), "--clear") == 0
+    assert usage(folder) == []

@@ -24,11 +24,11 @@ def pack(page: HostPage) -> bytes:
     return b"".join([len(layout).to_bytes(4, "little"), layout, *parts])
 
 
-def unpack(value: memoryview) -> HostPage:
+def unpack(value: bytes) -> HostPage:
     """What `pack` was given; the arrays look into `value`."""
     at = 4 + int.from_bytes(value[:4], "little")
     page = []
-    for dtype, kind, shape in json.loads(bytes(value[4:at])):
+    for dtype, kind, shape in json.loads(value[4:at]):
         count = int(np.prod(shape, dtype=np.int64))
         array = np.frombuffer(value, np.dtype(kind), count, at).reshape(shape)
         page.append((dtype, array))

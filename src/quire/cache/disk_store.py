@@ -41,7 +41,7 @@ CREATE TABLE entries (
     id INTEGER PRIMARY KEY, model INTEGER, key BLOB, bytes INTEGER, used INTEGER,
     hits INTEGER, made REAL, last REAL
 );
-CREATE TABLE bodies (id INTEGER PRIMARY KEY, body BLOB);
+CREATE TABLE bodies (id INTEGER PRIMARY KEY, digest BLOB, body BLOB);
 """
 
 
@@ -140,7 +140,7 @@ class DiskStore:
 
     # -- values --------------------------------------------------------------------------------
 
-    def get(self, key: bytes) -> memoryview | None:
+    def get(self, key: bytes) -> bytes | None:
         """The value, verified. None if it is not there, or was bad: then it is removed."""
         id = self._order.get(key)
         if id is None:
@@ -148,16 +148,16 @@ class DiskStore:
         self._check_alive()
         try:
             with _translated():
-                row = self._db.execute("SELECT body FROM bodies WHERE id = ?", (id,)).fetchone()
+                row = self._db.execute(
+                    "SELECT digest, body FROM bodies WHERE id = ?", (id,)
+                ).fetchone()
         except _Damaged as damage:
             self._rebuild(str(damage))
             return None
-        body = row[0] if row is not None else None
-        if isinstance(body, bytes) and len(body) >= _DIGEST:
-            value = memoryview(body)[_DIGEST:]
-            if body[:_DIGEST] == self._checksum(key, value):
-                self.touch(key, hits=1)
-                return value
+        digest, value = row if row is not None else (None, None)
+        if isinstance(value, bytes) and digest == self._checksum(key, value):
+            self.touch(key, hits=1)
+            return value
         self.damaged += 1
         self._say("a cached page failed its checksum and was removed")
         try:
@@ -354,8 +354,8 @@ class DiskStore:
                     "INSERT INTO entries VALUES (?, ?, ?, ?, ?, 0, ?, ?)",
                     (id, model, key, len(value), id, now, now),
                 )
-                body = self._checksum(key, memoryview(value)) + value
-                self._db.execute("INSERT INTO bodies VALUES (?, ?)", (id, body))
+                body = (id, self._checksum(key, value), value)
+                self._db.execute("INSERT INTO bodies VALUES (?, ?, ?)", body)
         self._model = model
         self._next = first + len(batch)
         for number, key in enumerate(batch):
@@ -406,7 +406,7 @@ class DiskStore:
                 (used, hits, now, self._order[key]),
             )
 
-    def _checksum(self, key: bytes, value: memoryview) -> bytes:
+    def _checksum(self, key: bytes, value: bytes) -> bytes:
         """Of the value and all that it claims to be: model, place in the chain, format version."""
         digest = sha256(f"{_VERSION}\x00{self._fingerprint}\x00".encode())
         digest.update(len(key).to_bytes(2, "little") + key)
@@ -522,7 +522,7 @@ def _lock(folder: Path) -> int:
         StoreError: somebody has it, or the folder cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the pages are what people wrote
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise StoreError(f"{folder}: {error.strerror}") from error

@@ -42,17 +42,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Prints what is kept, or clears it."""
     folder = args.kv_disk.expanduser()
-    models = usage(folder)
     if args.clear is not None:
-        print(f"{_clear(folder, models, args.clear):,} pages removed from {folder}")
-    elif args.json:
+        print(f"{_clear(folder, args.clear):,} pages removed from {folder}")
+        return 0
+    models = usage(folder)
+    if args.json:
         print(json.dumps([asdict(model) for model in models], indent=2))
     else:
         Console().print(table(models, time.time()))
     return 0
 
 
-def _clear(folder: Path, models: list[ModelUse], which: str) -> int:
+def _clear(folder: Path, which: str) -> int:
     """How many pages went.
 
     Raises:
@@ -60,6 +61,7 @@ def _clear(folder: Path, models: list[ModelUse], which: str) -> int:
     """
     if which == _ALL:
         return clear(folder)
+    models = usage(folder)
     found = [m for m in models if which == m.name or m.fingerprint.startswith(which)]
     if len(found) == 1:
         return clear(folder, found[0].fingerprint)

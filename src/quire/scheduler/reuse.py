@@ -73,6 +73,8 @@ class Reuse:
             prompt = Prompt(sequence.identity, sequence.format, sequence.tokens, keys)
             reading = self.recall.begin(prompt, match.length, sequence.reading)
             sequence.reading = reading or sequence.reading
+            if sequence.reading and match.reason and match.length == sequence.reading.end * size:
+                match.reason = "evicted"  # the disk keeps whole pages only
         return None if sequence.waits_for_disk else match
 
     def _state_is_coming(self, sequence: Sequence, match: Match, keys: list[bytes]) -> bool:
