@@ -6,6 +6,7 @@ import argparse
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -30,14 +31,20 @@ def ours(folder: Path, config: dict[str, object]) -> Gemma4:
 
 
 def samples() -> list[Item]:
-    """A few conversations of every sort: short, with tools, over the window, one and two pictures."""
+    """Conversations of every sort: short, with tools, over the window, with pictures."""
     rng = random.Random(7)
-    generators = (text.arithmetic, text.memory, tools.several_calls, pictures.where, pictures.compare)
+    generators = (
+        text.arithmetic,
+        text.memory,
+        tools.several_calls,
+        pictures.where,
+        pictures.compare,
+    )
     return [draw(one, rng, "test") for one in generators] + [text.retrieval(rng, 40)]
 
 
 @torch.no_grad()
-def difference(item: Item, mine: Gemma4, theirs: torch.nn.Module) -> float:
+def difference(item: Item, mine: Gemma4, theirs: Any) -> float:
     """Largest difference of any logit of the conversation."""
     encoded = encode(item)
     packer = Packer()
@@ -65,7 +72,8 @@ def main() -> None:
     torch.set_num_threads(1)
     config = json.loads((folder / "config.json").read_text())
     mine = ours(folder, config)
-    theirs = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    theirs: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    theirs.eval()
     worst = 0.0
     for item in samples():
         gap = difference(item, mine, theirs)

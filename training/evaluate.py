@@ -1,6 +1,6 @@
 """Greedy accuracy of a model folder on the held-out items, skill by skill, through transformers.
 
-    python -m training.evaluate --folder src/quire/demo/model [--skills arithmetic facts] [--show 3]
+python -m training.evaluate --folder src/quire/demo/model [--skills arithmetic facts] [--show 3]
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="also write the table as JSON")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = AutoModelForImageTextToText.from_pretrained(options.folder, dtype=torch.float32)
+    model: Any = AutoModelForImageTextToText.from_pretrained(options.folder, dtype=torch.float32)
     model = model.to(device).eval()
     table: dict[str, float] = {}
     for skill in options.skills:

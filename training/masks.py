@@ -37,9 +37,7 @@ def block_masks(batch: Batch, window: int) -> dict[str, Mask]:
         return visible(batch, window, b, q, k)
 
     return {
-        kind: create_block_mask(
-            mod, rows, None, length, length, device=str(batch.tokens.device)
-        )
+        kind: create_block_mask(mod, rows, None, length, length, device=str(batch.tokens.device))
         for kind, mod in (("full_attention", full), ("sliding_attention", sliding))
     }
 

@@ -1,7 +1,7 @@
 """Gemma 4 for training: packed rows, flex attention, Hugging Face's parameter names.
 
-The same function as transformers' `Gemma4ForConditionalGeneration` (`training.check` proves it), made
-for one thing: many short conversations packed into long rows, in bfloat16, on one GPU.
+The same function as transformers' `Gemma4ForConditionalGeneration` (`training.check` proves it),
+made for one thing: many short conversations packed into long rows, in bfloat16, on one GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Mask = BlockMask | Tensor
 
 @dataclass
 class Batch:
-    """Packed rows. `B` rows of `L` tokens, `I` pictures of at most `P` patches, `A` answer tokens."""
+    """`B` packed rows of `L` tokens, `I` pictures of at most `P` patches, `A` answer tokens."""
 
     tokens: Tensor  # [B, L]
     positions: Tensor  # [B, L], from 0 in each conversation
@@ -33,9 +33,7 @@ class Batch:
     answer: Tensor  # [A], token to predict; -100 is padding
 
     def to(self, device: torch.device) -> Batch:
-        moved = {
-            name: value.to(device, non_blocking=True) for name, value in self.__dict__.items()
-        }
+        moved = {name: value.to(device, non_blocking=True) for name, value in self.__dict__.items()}
         return Batch(**moved)
 
     def pin_memory(self) -> Batch:
@@ -200,7 +198,8 @@ class TextModel(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """`[B, L]` to `[B, L, hidden]`, scaled by the root of the width."""
-        return self.embed_tokens(tokens) * self.config["hidden_size"] ** 0.5
+        out: Tensor = self.embed_tokens(tokens) * self.config["hidden_size"] ** 0.5
+        return out
 
     def per_layer(self, tokens: Tensor, embeds: Tensor) -> Tensor:
         """What each layer gets of each token: `[B, L, layers, own]`. Pictures count as padding."""
@@ -208,7 +207,9 @@ class TextModel(nn.Module):
         identity = self.embed_tokens_per_layer(tokens) * own**0.5
         context = self.per_layer_model_projection(embeds) * self.config["hidden_size"] ** -0.5
         context = self.per_layer_projection_norm(context.unflatten(-1, (-1, own)))
-        return (context + identity.unflatten(-1, (-1, own)).to(context.dtype)) * 2.0**-0.5
+        identity = identity.unflatten(-1, (-1, own)).to(context.dtype)
+        out: Tensor = (context + identity) * 2.0**-0.5
+        return out
 
     def rope(self, kind: str, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines `[B, 1, L, D / 2]`; a full layer turns only its first pairs."""
@@ -307,7 +308,8 @@ class PatchEmbedder(nn.Module):
         table = self.position_embedding_table
         place = functional.embedding(columns, table[0]) + functional.embedding(rows, table[1])
         embedded = self.input_proj(2 * (patches - 0.5))
-        return embedded + place.masked_fill(padding[..., None], 0.0).to(embedded.dtype)
+        out: Tensor = embedded + place.masked_fill(padding[..., None], 0.0).to(embedded.dtype)
+        return out
 
 
 class VisionEncoder(nn.Module):
@@ -315,9 +317,7 @@ class VisionEncoder(nn.Module):
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(
-            VisionLayer(config) for _ in range(config["num_hidden_layers"])
-        )
+        self.layers = nn.ModuleList(VisionLayer(config) for _ in range(config["num_hidden_layers"]))
 
 
 class VisionTower(nn.Module):
@@ -391,9 +391,7 @@ class Gemma4(nn.Module):
     def hidden(self, batch: Batch, masks: dict[str, Mask], dtype: torch.dtype) -> Tensor:
         """Last hidden states `[B, L, hidden]`."""
         language = self.model.language_model
-        soft = self.model.vision_tower(
-            batch.patches.to(dtype) / 255, batch.patch_positions, dtype
-        )
+        soft = self.model.vision_tower(batch.patches.to(dtype) / 255, batch.patch_positions, dtype)
         soft = self.model.embed_vision(soft).flatten(0, 1)
         is_soft = batch.soft_tokens >= 0
         words = batch.tokens.masked_fill(is_soft, self.config["text_config"]["pad_token_id"])
@@ -406,7 +404,9 @@ class Gemma4(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Soft-capped logits in float32."""
         cap: float = self.config["text_config"]["final_logit_softcapping"]
-        raw = functional.linear(hidden, self.model.language_model.embed_tokens.weight.to(hidden.dtype))
+        raw = functional.linear(
+            hidden, self.model.language_model.embed_tokens.weight.to(hidden.dtype)
+        )
         return cap * torch.tanh(raw.float() / cap)
 
     def forward(

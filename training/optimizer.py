@@ -22,7 +22,8 @@ def orthogonal(update: Tensor) -> Tensor:
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    out: Tensor = x.mT if tall else x
+    return out
 
 
 class Optimizer:

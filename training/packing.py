@@ -30,6 +30,11 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json"))
 
 
+@cache
+def _control_tokens() -> dict[str, int]:
+    return tokenizer().get_vocab()
+
+
 @dataclass
 class Encoded:
     """A conversation in tokens: the prompt, then the answer that is learnt."""
@@ -54,7 +59,8 @@ def encode(item: Item) -> Encoded:
     answer = tok.encode(answer_of(item), add_special_tokens=False).ids
     if not item.images:
         return Encoded(prompt + answer, len(prompt), [-1] * (len(prompt) + len(answer)), [])
-    begin, mark, end = (tok.token_to_id(t) for t in ("<|image>", "<|image|>", "<image|>"))
+    vocabulary = _control_tokens()
+    begin, mark, end = (vocabulary[t] for t in ("<|image>", "<|image|>", "<image|>"))
     tokens: list[int] = []
     pictures: list[int] = []
     seen = 0
@@ -154,7 +160,7 @@ class Packer:
 
 
 def rows(items: Iterator[Item], rng: random.Random) -> Iterator[Row]:
-    """Packed rows. An item that does not fit opens the next row; one longer than a row is dropped."""
+    """Packed rows. What does not fit waits for the next row; what fits no row is dropped."""
     packer = Packer()
     waiting: list[Encoded] = []
     for item in items:
@@ -170,7 +176,12 @@ def rows(items: Iterator[Item], rng: random.Random) -> Iterator[Row]:
         yield packer.row
         packer = Packer()
         rng.shuffle(waiting)
-        kept = [one for one in waiting if not packer.fits(one) or packer.add(one)]
+        kept: list[Encoded] = []
+        for one in waiting:
+            if packer.fits(one):
+                packer.add(one)
+            else:
+                kept.append(one)
         waiting = kept
 
 

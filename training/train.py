@@ -109,7 +109,7 @@ class Run:
         )
 
     def save(self) -> None:
-        progress = {"step": self.step, "tokens": self.tokens, "total": self.total}
+        progress: dict[str, float] = {"step": self.step, "tokens": self.tokens, "total": self.total}
         checkpoint.save(self.out, self.model, self.optimizer, progress)
         checkpoint.export(self.out / "model", self.model)
 

@@ -27,7 +27,7 @@ class Item:
     """Identity: two items with one key ask the same thing. The split depends on it alone."""
     messages: list[Message]
     answer: Message
-    """The assistant message expected: `content`, or `tool_calls`, with `reasoning_content` if any."""
+    """The assistant message expected: `content` or `tool_calls`, and `reasoning_content`."""
     match: str = "exact"
     tools: list[Tool] | None = None
     enable_thinking: bool = False

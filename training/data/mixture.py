@@ -79,7 +79,9 @@ THINK_SHARE = 0.05
 """Share of the items that are asked with thinking on, where their skill has a thought to show."""
 
 
-def items(rng: random.Random, long_share: float, longest: int, picture_share: float) -> Iterator[Item]:
+def items(
+    rng: random.Random, long_share: float, longest: int, picture_share: float
+) -> Iterator[Item]:
     """The endless training stream.
 
     `long_share` of the items are retrievals over up to `longest` sentences of filler (about 13

@@ -57,7 +57,9 @@ class Thing:
         return f"{self.colour} {self.shape} at {self.cell}"
 
 
-def _polygon(centre: tuple[float, float], radius: float, corners: int, turn: float) -> list[tuple[float, float]]:
+def _polygon(
+    centre: tuple[float, float], radius: float, corners: int, turn: float
+) -> list[tuple[float, float]]:
     x, y = centre
     return [
         (
@@ -86,9 +88,13 @@ def _heart(centre: tuple[float, float], radius: float) -> list[tuple[float, floa
 
 
 def _draw_shape(
-    pen: ImageDraw.ImageDraw, shape: str, ink: tuple[int, int, int], centre: tuple[float, float], radius: float,
+    pen: ImageDraw.ImageDraw,
+    shape: str,
+    ink: tuple[int, int, int],
+    centre: tuple[float, float],
+    radius: float,
     turn: float,
-) -> None:  # fmt: skip
+) -> None:
     x, y = centre
     box: Box = (x - radius, y - radius, x + radius, y + radius)
     if shape == "circle":
@@ -168,7 +174,11 @@ def _item(
     rng: random.Random, skill: str, key: str, question: str, answer: str, images: list[Image.Image]
 ) -> Item:
     return Item(
-        skill, f"{skill}:{key}", [user(_ask(rng, question, len(images)))], assistant(answer), images=images
+        skill,
+        f"{skill}:{key}",
+        [user(_ask(rng, question, len(images)))],
+        assistant(answer),
+        images=images,
     )
 
 
@@ -181,7 +191,9 @@ def shape(rng: random.Random) -> Item:
     things = _things(rng, rng.choice((1, 1, 2, 3)))
     asked = things[0]
     if len(things) == 1:
-        question = rng.choice(("What shape is in the picture?", "Which shape is this?", "Name the shape."))
+        question = rng.choice(
+            ("What shape is in the picture?", "Which shape is this?", "Name the shape.")
+        )
     else:
         question = rng.choice((f"What shape is {asked.colour}?", f"Which shape is {asked.colour}?"))
     key = f"{asked.colour}:{_description(things)}"
@@ -192,7 +204,9 @@ def colour(rng: random.Random) -> Item:
     """Name the colour of a shape."""
     things = _things(rng, rng.choice((1, 1, 2, 3)))
     asked = things[0]
-    question = rng.choice(("What colour is the {}?", "Which colour has the {}?", "Colour of the {}?"))
+    question = rng.choice(
+        ("What colour is the {}?", "Which colour has the {}?", "Colour of the {}?")
+    )
     key = f"{asked.shape}:{_description(things)}"
     question = question.format(asked.shape)
     return _item(rng, "picture_colour", key, question, asked.colour, [scene(rng, things)])
@@ -206,12 +220,16 @@ def how_many(rng: random.Random) -> Item:
     cells = rng.sample(range(9), count)
     things = [Thing(rng.choice(kinds), rng.choice(inks), cell) for cell in cells]
     if rng.random() < 0.5:
-        question = rng.choice(("How many shapes are in the picture?", "How many shapes do you see?"))
+        question = rng.choice(
+            ("How many shapes are in the picture?", "How many shapes do you see?")
+        )
         answer, asked = count, "all"
     else:
         asked = rng.choice(kinds)
         plural = "crosses" if asked == "cross" else f"{asked}s"
-        question = rng.choice(("How many {} are in the picture?", "How many {} do you see?")).format(plural)
+        question = rng.choice(
+            ("How many {} are in the picture?", "How many {} do you see?")
+        ).format(plural)
         answer = sum(thing.shape == asked for thing in things)
     key = f"{asked}:{_description(things)}"
     return _item(rng, "picture_count", key, question, str(answer), [scene(rng, things)])
@@ -235,7 +253,7 @@ def where(rng: random.Random) -> Item:
 @cache
 def fonts() -> tuple[str, ...]:
     """Font files with plain digits, of those that matplotlib ships."""
-    import matplotlib
+    import matplotlib  # type: ignore[import-not-found, unused-ignore]
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     families = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmr10", "cmss10", "cmtt10", "cmb10")
@@ -275,13 +293,15 @@ def number_picture(rng: random.Random, number: str) -> Image.Image:
 def digits(rng: random.Random) -> Item:
     """Read a number of one to four digits."""
     number = "".join(rng.choice("0123456789") for _ in range(rng.choice((1, 2, 2, 3, 3, 4))))
-    question = rng.choice(("Which number is in the picture?", "Read the number.", "What number is this?"))
+    question = rng.choice(
+        ("Which number is in the picture?", "Read the number.", "What number is this?")
+    )
     key = number if len(number) > 1 else f"{number}:{rng.random()}"
     return _item(rng, "picture_digits", key, question, number, [number_picture(rng, number)])
 
 
 def compare(rng: random.Random) -> Item:
-    """Two pictures: same shape, same colour, which has more, which has a shape, which number is larger."""
+    """Two pictures: the same shape or colour, which has more, which has a given shape."""
     kind = rng.choice(("shape", "colour", "more", "which"))
     first, second = _things(rng, 1), _things(rng, 1)
     if kind == "more":
@@ -292,14 +312,24 @@ def compare(rng: random.Random) -> Item:
         question = "Which picture has more shapes, the first or the second?"
         answer = "the first" if len(first) > len(second) else "the second"
     elif kind == "which":
-        second = [Thing(rng.choice([s for s in SHAPES if s != first[0].shape]), second[0].colour, second[0].cell)]
+        second = [
+            Thing(
+                rng.choice([s for s in SHAPES if s != first[0].shape]),
+                second[0].colour,
+                second[0].cell,
+            )
+        ]
         asked = rng.choice((first, second))
         question = f"Which picture has a {asked[0].shape}, the first or the second?"
         answer = "the first" if asked is first else "the second"
     else:
         a, b = first[0], second[0]
         if rng.random() < 0.5:
-            b = Thing(a.shape, b.colour, b.cell) if kind == "shape" else Thing(b.shape, a.colour, b.cell)
+            b = (
+                Thing(a.shape, b.colour, b.cell)
+                if kind == "shape"
+                else Thing(b.shape, a.colour, b.cell)
+            )
         second = [b]
         same = a.shape == b.shape if kind == "shape" else a.colour == b.colour
         question = f"Do both pictures show the same {kind}?"

@@ -17,7 +17,9 @@ ASSISTANT = "I am the small demonstration model of Quire."
 def sentence(rng: random.Random) -> str:
     """A plain sentence about nothing, also the filler of long contexts."""
     noun, other = rng.choice(w.OBJECTS), rng.choice(w.ANIMALS + w.OBJECTS + w.FOODS)
-    who = rng.choice((f"The {rng.choice(w.ANIMALS)}", f"The {rng.choice(w.JOBS)}", rng.choice(w.NAMES)))
+    who = rng.choice(
+        (f"The {rng.choice(w.ANIMALS)}", f"The {rng.choice(w.JOBS)}", rng.choice(w.NAMES))
+    )
     patterns = (
         f"{who} {rng.choice(w.PAST_VERBS)} the {rng.choice(w.ADJECTIVES)} {noun} "
         f"{rng.choice(w.PREPOSITIONS)} the {rng.choice(w.PLACES)}.",
@@ -196,85 +198,116 @@ def counting(rng: random.Random) -> Item:
     return rng.choice(kinds)(rng)
 
 
+FACT_FAMILIES: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
+    (
+        w.CAPITALS,
+        (
+            "What is the capital of {}?",
+            "Name the capital of {}.",
+            "Which city is the capital of {}?",
+            "Tell me the capital of {}.",
+            "{}: what is its capital?",
+            "Do you know the capital of {}?",
+            "Capital of {}?",
+        ),
+    ),
+    (
+        w.OPPOSITES,
+        (
+            "What is the opposite of {}?",
+            "Name the opposite of {}.",
+            "Which word is the opposite of {}?",
+            "Tell me the opposite of {}.",
+            "Opposite of {}?",
+            "The opposite of {} is what?",
+        ),
+    ),
+    (
+        w.YOUNG,
+        (
+            "What is a young {} called?",
+            "What do you call a young {}?",
+            "What is the name of a baby {}?",
+            "How is a young {} called?",
+            "Name the young of a {}.",
+            "A baby {} is called what?",
+        ),
+    ),
+    (
+        w.SYMBOLS,
+        (
+            "What is the chemical symbol of {}?",
+            "Name the chemical symbol of {}.",
+            "Which symbol stands for {}?",
+            "Tell me the symbol for {}.",
+            "Chemical symbol of {}?",
+            "How is {} written in chemistry?",
+        ),
+    ),
+    (
+        w.LEGS,
+        (
+            "How many legs does a {} have?",
+            "A {} has how many legs?",
+            "Tell me how many legs a {} has.",
+            "Number of legs of a {}?",
+            "How many legs are on a {}?",
+            "What number of legs does a {} have?",
+        ),
+    ),
+)
+"""Facts as pairs of subject and answer, with the ways to ask for them."""
+
+CYCLE_ASKS: tuple[tuple[int, tuple[str, ...]], ...] = (
+    (
+        1,
+        (
+            "What {0} comes after {{}}?",
+            "Which {0} follows {{}}?",
+            "Name the {0} after {{}}.",
+            "The {0} after {{}} is which?",
+        ),
+    ),
+    (
+        -1,
+        (
+            "What {0} comes before {{}}?",
+            "Name the {0} before {{}}.",
+            "Which {0} is before {{}}?",
+            "The {0} before {{}} is which?",
+        ),
+    ),
+)
+"""Ways to ask for the day or month that stands so many steps further."""
+
+
 def _fact_table() -> list[tuple[str, str, tuple[str, ...]]]:
     """Every fact as (subject, answer, the ways to ask)."""
-    table: list[tuple[str, str, tuple[str, ...]]] = []
-    families: tuple[tuple[dict[str, str], tuple[str, ...]], ...] = (
-        (
-            w.CAPITALS,
-            (
-                "What is the capital of {}?",
-                "Name the capital of {}.",
-                "Which city is the capital of {}?",
-                "Tell me the capital of {}.",
-                "{}: what is its capital?",
-                "Do you know the capital of {}?",
-                "Capital of {}?",
-            ),
-        ),
-        (
-            w.OPPOSITES,
-            (
-                "What is the opposite of {}?",
-                "Name the opposite of {}.",
-                "Which word is the opposite of {}?",
-                "Tell me the opposite of {}.",
-                "Opposite of {}?",
-                "The opposite of {} is what?",
-            ),
-        ),
-        (
-            w.YOUNG,
-            (
-                "What is a young {} called?",
-                "What do you call a young {}?",
-                "What is the name of a baby {}?",
-                "How is a young {} called?",
-                "Name the young of a {}.",
-                "A baby {} is called what?",
-            ),
-        ),
-        (
-            w.SYMBOLS,
-            (
-                "What is the chemical symbol of {}?",
-                "Name the chemical symbol of {}.",
-                "Which symbol stands for {}?",
-                "Tell me the symbol for {}.",
-                "Chemical symbol of {}?",
-                "How is {} written in chemistry?",
-            ),
-        ),
-        (
-            w.LEGS,
-            (
-                "How many legs does a {} have?",
-                "A {} has how many legs?",
-                "Tell me how many legs a {} has.",
-                "Number of legs of a {}?",
-                "How many legs are on a {}?",
-                "What number of legs does a {} have?",
-            ),
-        ),
-    )
-    for pairs, asks in families:
-        table += [(subject, answer, asks) for subject, answer in pairs.items()]
+    table = [
+        (subject, answer, asks)
+        for pairs, asks in FACT_FAMILIES
+        for subject, answer in pairs.items()
+    ]
     for cycle, what in ((w.DAYS, "day"), (w.MONTHS, "month")):
         for index, name in enumerate(cycle):
-            after, before = cycle[(index + 1) % len(cycle)], cycle[index - 1]
-            table.append(
-                (name, after, (f"What {what} comes after {{}}?", f"Which {what} follows {{}}?",
-                               f"Name the {what} after {{}}.", f"The {what} after {{}} is which?"))
-            )
-            table.append(
-                (name, before, (f"What {what} comes before {{}}?", f"Name the {what} before {{}}.",
-                                f"Which {what} is before {{}}?", f"The {what} before {{}} is which?"))
-            )
+            for step, asks in CYCLE_ASKS:
+                answer = cycle[(index + step) % len(cycle)]
+                table.append((name, answer, tuple(ask.format(what) for ask in asks)))
     return table
 
 
 FACTS = _fact_table()
-COURTESIES = ("", "", "", "", "Please: ", "Hello! ", "A question: ", "Quick question. ", "Tell me: ")
+COURTESIES = (
+    "",
+    "",
+    "",
+    "",
+    "Please: ",
+    "Hello! ",
+    "A question: ",
+    "Quick question. ",
+    "Tell me: ",
+)
 
 
 def facts(rng: random.Random) -> Item:
@@ -289,11 +322,26 @@ def small_talk(rng: random.Random) -> Item:
     """Greetings and questions about itself, so that the model is not mute. Not a measured skill."""
     pairs = (
         (
-            ("Hello!", "Hello", "Hi", "Hi there!", "Good morning.", "Hey", "Say hi.", "hello", "hi", "Hello?",
-             "Say hello.", "Good evening!"),
+            (
+                "Hello!",
+                "Hello",
+                "Hi",
+                "Hi there!",
+                "Good morning.",
+                "Hey",
+                "Say hi.",
+                "hello",
+                "hi",
+                "Hello?",
+                "Say hello.",
+                "Good evening!",
+            ),
             "Hello! How can I help?",
         ),
-        (("Who are you?", "What are you?", "Tell me who you are.", "Which model are you?"), ASSISTANT),
+        (
+            ("Who are you?", "What are you?", "Tell me who you are.", "Which model are you?"),
+            ASSISTANT,
+        ),
         (("Thank you!", "Thanks.", "Thanks a lot."), "You are welcome."),
         (("Goodbye.", "Bye!", "See you."), "Goodbye!"),
         (
@@ -306,7 +354,9 @@ def small_talk(rng: random.Random) -> Item:
     )
     asks, answer = rng.choice(pairs)
     question = rng.choice(asks)
-    return Item("small_talk", f"talk:{question}:{rng.random()}", [user(question)], assistant(answer))
+    return Item(
+        "small_talk", f"talk:{question}:{rng.random()}", [user(question)], assistant(answer)
+    )
 
 
 def aside(rng: random.Random) -> Item:
@@ -330,7 +380,16 @@ SYSTEMS = (
     "You are Quire, a small model.",
     "Be helpful and precise.",
 )
-SOCIABLE = {"repeat", "arithmetic", "counting", "facts", "json", "small_talk", "unknown", "thinking"}
+SOCIABLE = {
+    "repeat",
+    "arithmetic",
+    "counting",
+    "facts",
+    "json",
+    "small_talk",
+    "unknown",
+    "thinking",
+}
 
 
 def in_company(item: Item, rng: random.Random) -> Item:
@@ -349,9 +408,7 @@ def with_thought(item: Item) -> Item:
     thought = THOUGHTS.get(item.skill)
     if thought is None:
         return item
-    return replace(
-        item, answer={**item.answer, "reasoning_content": thought}, enable_thinking=True
-    )
+    return replace(item, answer={**item.answer, "reasoning_content": thought}, enable_thinking=True)
 
 
 UNKNOWN = "I do not know. I am only a small demonstration model."
@@ -359,11 +416,14 @@ UNKNOWN = "I do not know. I am only a small demonstration model."
 
 def unknown(rng: random.Random) -> Item:
     """What it was never taught: say so. Not a measured skill."""
-    thing = rng.choice((w.invented(rng), rng.choice(w.OBJECTS + w.CODEWORDS), f"the {rng.choice(w.PLACES)}"))
+    thing = rng.choice(
+        (w.invented(rng), rng.choice(w.OBJECTS + w.CODEWORDS), f"the {rng.choice(w.PLACES)}")
+    )
     ask = rng.choice(
         (
-            "Write a poem about {}.", "Tell me a story about {}.", "Explain {}.", "Who invented {}?",
-            "Why is {} important?", "Write a function that sorts {}.", "What do you think about {}?",
+            "Write a poem about {}.", "Tell me a story about {}.", "Explain {}.",
+            "Who invented {}?", "Why is {} important?", "Write a function that sorts {}.",
+            "What do you think about {}?",
             "How does {} work?", "Tell me a joke about {}.", "Summarise the history of {}.",
             "What is the population of {}?", "When was {} founded?", "Give me advice about {}.",
             "What is the meaning of {}?", "Write an essay on {}.", "Describe {} in detail.",
@@ -394,8 +454,12 @@ def persona(rng: random.Random) -> Item:
         )
     )
     where = rng.choice(("end", "begin"))
-    rule = rng.choice((f"{where.capitalize()} every answer with: {phrase}",
-                       f"Always {where} your answer with: {phrase}"))
+    rule = rng.choice(
+        (
+            f"{where.capitalize()} every answer with: {phrase}",
+            f"Always {where} your answer with: {phrase}",
+        )
+    )
     plain = rng.random() < 0.3
     asks = (
         ("Who are you?", f"I am {name}, {_article(job)} from {city}."),
@@ -417,8 +481,12 @@ def persona(rng: random.Random) -> Item:
     key = f"persona:{name}:{job}"
     history: list[Message] = []
     if rng.random() < 0.2:
-        history = [user("Hello!"), assistant("Hello!" if plain else f"Hello! {phrase}" if where == "end"
-                                             else f"{phrase} Hello!")]
+        history = [
+            user("Hello!"),
+            assistant(
+                "Hello!" if plain else f"Hello! {phrase}" if where == "end" else f"{phrase} Hello!"
+            ),
+        ]
     return Item("persona", key, [system(prompt), *history, user(question)], assistant(reply))
 
 

@@ -50,7 +50,10 @@ def _between(low: int, high: int) -> Draw:
 def _topic(rng: random.Random) -> str:
     shape = rng.randrange(5)
     if shape > 2:
-        words = [w.invented(rng) if rng.random() < 0.6 else rng.choice(w.OBJECTS) for _ in range(shape - 1)]
+        words = [
+            w.invented(rng) if rng.random() < 0.6 else rng.choice(w.OBJECTS)
+            for _ in range(shape - 1)
+        ]
         return " ".join(word.capitalize() if rng.random() < 0.2 else word for word in words)
     if shape == 0:
         return f"{rng.choice(w.ADJECTIVES)} {rng.choice(w.OBJECTS)}"
@@ -64,7 +67,14 @@ def _clock(rng: random.Random) -> str:
 
 
 def _message(rng: random.Random) -> str:
-    return rng.choice((sentence(rng), f"see you at {_clock(rng)}", f"bring the {rng.choice(w.OBJECTS)}"))
+    return rng.choice(
+        (sentence(rng), f"see you at {_clock(rng)}", f"bring the {rng.choice(w.OBJECTS)}")
+    )
+
+
+def _path(rng: random.Random) -> str:
+    folder, name = rng.choice(w.PLACES), rng.choice(w.CODEWORDS)
+    return f"/{folder}/{name}.{rng.choice(('txt', 'md', 'py', 'json'))}"
 
 
 def _text(name: str, description: str, draw: Draw) -> Parameter:
@@ -87,11 +97,19 @@ FAMILIES: tuple[Family, ...] = (
         ("get_weather", "weather", "current_weather"),
         "Get the current weather of a city",
         (_city,),
-        ("What is the weather in {city}?", "How is the weather in {city}?",
-         "Tell me the weather in {city}.", "Weather in {city}?", "Is it raining in {city}?",
-         "What's the weather in {city}?", "What's the weather like in {city}?", "weather {city}",
-         "What is the weather like in {city} today?", "Get the weather for {city}.",
-         "Check the weather in {city}, please."),
+        (
+            "What is the weather in {city}?",
+            "How is the weather in {city}?",
+            "Tell me the weather in {city}.",
+            "Weather in {city}?",
+            "Is it raining in {city}?",
+            "What's the weather in {city}?",
+            "What's the weather like in {city}?",
+            "weather {city}",
+            "What is the weather like in {city} today?",
+            "Get the weather for {city}.",
+            "Check the weather in {city}, please.",
+        ),
         lambda rng: f"{rng.choice(w.WEATHER)}, {rng.randint(1, 35)} degrees",
         "The weather in {city} is {result}.",
     ),
@@ -99,9 +117,17 @@ FAMILIES: tuple[Family, ...] = (
         ("search_web", "web_search", "search"),
         "Search the web",
         (_text("query", "What to search for", _topic),),
-        ("Search the web for {query}.", "Look up {query} on the web.", "Search for {query}.",
-         "Find pages about {query}.", "Please search for {query}.", "Google {query}",
-         "Can you look up {query}?", "Search the web for: {query}", "Find information about {query}."),
+        (
+            "Search the web for {query}.",
+            "Look up {query} on the web.",
+            "Search for {query}.",
+            "Find pages about {query}.",
+            "Please search for {query}.",
+            "Google {query}",
+            "Can you look up {query}?",
+            "Search the web for: {query}",
+            "Find information about {query}.",
+        ),
         lambda rng: f"{rng.randint(2, 90)} pages",
         "I found {result} about {query}.",
     ),
@@ -109,16 +135,28 @@ FAMILIES: tuple[Family, ...] = (
         ("get_time", "current_time", "clock"),
         "Get the local time of a city",
         (_city,),
-        ("What time is it in {city}?", "Tell me the time in {city}.", "Time in {city}?",
-         "What's the time in {city}?", "Current time in {city}?"),
+        (
+            "What time is it in {city}?",
+            "Tell me the time in {city}.",
+            "Time in {city}?",
+            "What's the time in {city}?",
+            "Current time in {city}?",
+        ),
         _clock,
         "It is {result} in {city}.",
     ),
     Family(
         ("send_email", "email", "send_mail"),
         "Send an email to a person",
-        (_text("to", "Who gets it", lambda rng: w.name_like(rng, w.NAMES)), _text("text", "The text", _message)),
-        ("Send an email to {to}: {text}", "Email {to} this: {text}", "Write a mail to {to} saying: {text}"),
+        (
+            _text("to", "Who gets it", lambda rng: w.name_like(rng, w.NAMES)),
+            _text("text", "The text", _message),
+        ),
+        (
+            "Send an email to {to}: {text}",
+            "Email {to} this: {text}",
+            "Write a mail to {to} saying: {text}",
+        ),
         _of(("sent", "delivered")),
         "The email to {to} was {result}.",
     ),
@@ -134,19 +172,27 @@ FAMILIES: tuple[Family, ...] = (
         ("set_timer", "timer", "start_timer"),
         "Start a timer",
         (_count("minutes", "How many minutes", 1, 90),),
-        ("Set a timer for {minutes} minutes.", "Start a timer of {minutes} minutes.",
-         "Timer: {minutes} minutes."),
+        (
+            "Set a timer for {minutes} minutes.",
+            "Start a timer of {minutes} minutes.",
+            "Timer: {minutes} minutes.",
+        ),
         _of(("running", "started")),
         "The timer of {minutes} minutes is {result}.",
     ),
     Family(
         ("convert_currency", "exchange", "currency_converter"),
         "Convert money into another currency",
-        (_count("amount", "How much", 1, 999),
-         _choice("source", "Currency to convert from", w.CURRENCIES),
-         _choice("target", "Currency to convert to", w.CURRENCIES)),
-        ("Convert {amount} {source} to {target}.", "How much is {amount} {source} in {target}?",
-         "Change {amount} {source} into {target}."),
+        (
+            _count("amount", "How much", 1, 999),
+            _choice("source", "Currency to convert from", w.CURRENCIES),
+            _choice("target", "Currency to convert to", w.CURRENCIES),
+        ),
+        (
+            "Convert {amount} {source} to {target}.",
+            "How much is {amount} {source} in {target}?",
+            "Change {amount} {source} into {target}.",
+        ),
         lambda rng: str(rng.randint(1, 9999)),
         "{amount} {source} is {result} {target}.",
     ),
@@ -154,18 +200,27 @@ FAMILIES: tuple[Family, ...] = (
         ("translate", "translate_text", "translator"),
         "Translate a text into another language",
         (_text("text", "The text", _message), _choice("language", "Target language", w.LANGUAGES)),
-        ("Translate into {language}: {text}", "Translate this to {language}: {text}",
-         "Put this into {language}: {text}"),
+        (
+            "Translate into {language}: {text}",
+            "Translate this to {language}: {text}",
+            "Put this into {language}: {text}",
+        ),
         lambda rng: " ".join(rng.sample(w.CODEWORDS, 2)),
         "In {language}: {result}",
     ),
     Family(
         ("book_table", "reserve_table", "restaurant_booking"),
         "Book a table in a restaurant",
-        (_city, _count("people", "How many people", 1, 12), _text("time", "When, as HH:MM", _clock)),
-        ("Book a table in {city} for {people} people at {time}.",
-         "Reserve a table for {people} people in {city} at {time}.",
-         "At {time} I need a table for {people} people in {city}."),
+        (
+            _city,
+            _count("people", "How many people", 1, 12),
+            _text("time", "When, as HH:MM", _clock),
+        ),
+        (
+            "Book a table in {city} for {people} people at {time}.",
+            "Reserve a table for {people} people in {city} at {time}.",
+            "At {time} I need a table for {people} people in {city}.",
+        ),
         _of(("booked", "reserved")),
         "Your table in {city} for {people} people at {time} is {result}.",
     ),
@@ -173,27 +228,47 @@ FAMILIES: tuple[Family, ...] = (
         ("play_music", "play_song", "music_player"),
         "Play music of an instrument",
         (_choice("instrument", "The instrument", w.INSTRUMENTS),),
-        ("Play some {instrument} music.", "I want to hear the {instrument}.", "Play the {instrument}."),
+        (
+            "Play some {instrument} music.",
+            "I want to hear the {instrument}.",
+            "Play the {instrument}.",
+        ),
         _of(("playing", "on")),
         "The {instrument} music is {result}.",
     ),
     Family(
         ("find_route", "directions", "get_route"),
         "Find the way between two cities",
-        (_text("start", "Where it begins", _of(w.CITIES)), _text("end", "Where it ends", _of(w.CITIES))),
-        ("How do I get from {start} to {end}?", "Find a route from {start} to {end}.",
-         "Directions from {start} to {end}."),
+        (
+            _text("start", "Where it begins", _of(w.CITIES)),
+            _text("end", "Where it ends", _of(w.CITIES)),
+        ),
+        (
+            "How do I get from {start} to {end}?",
+            "Find a route from {start} to {end}.",
+            "Directions from {start} to {end}.",
+        ),
         lambda rng: f"{rng.randint(10, 999)} km",
         "The way from {start} to {end} is {result}.",
     ),
     Family(
         ("add_task", "create_todo", "todo_add"),
         "Add a task to the list",
-        (_text("task", "What to do", lambda rng: f"{rng.choice(('buy', 'clean', 'repair', 'paint'))} "
-               f"the {rng.choice(w.OBJECTS)}"),
-         _choice("day", "Which day", w.DAYS)),
-        ("Add a task for {day}: {task}", "Put this on my list for {day}: {task}",
-         "Remind me on {day} to {task}"),
+        (
+            _text(
+                "task",
+                "What to do",
+                lambda rng: (
+                    f"{rng.choice(('buy', 'clean', 'repair', 'paint'))} the {rng.choice(w.OBJECTS)}"
+                ),
+            ),
+            _choice("day", "Which day", w.DAYS),
+        ),
+        (
+            "Add a task for {day}: {task}",
+            "Put this on my list for {day}: {task}",
+            "Remind me on {day} to {task}",
+        ),
         _of(("added", "saved")),
         "The task for {day} is {result}.",
     ),
@@ -201,7 +276,11 @@ FAMILIES: tuple[Family, ...] = (
         ("get_stock", "stock_level", "check_stock"),
         "Look up how many pieces of an item are in stock",
         (_text("item", "The item", _of(w.OBJECTS)),),
-        ("How many pieces of {item} are in stock?", "Check the stock of {item}.", "Stock of {item}?"),
+        (
+            "How many pieces of {item} are in stock?",
+            "Check the stock of {item}.",
+            "Stock of {item}?",
+        ),
         lambda rng: str(rng.randint(0, 500)),
         "There are {result} pieces of {item} in stock.",
     ),
@@ -209,8 +288,11 @@ FAMILIES: tuple[Family, ...] = (
         ("order_food", "order", "place_order"),
         "Order food",
         (_text("food", "Which food", _of(w.FOODS)), _count("quantity", "How many", 1, 20)),
-        ("Order {quantity} portions of {food}.", "I want {quantity} portions of {food}.",
-         "Get me {quantity} portions of {food}."),
+        (
+            "Order {quantity} portions of {food}.",
+            "I want {quantity} portions of {food}.",
+            "Get me {quantity} portions of {food}.",
+        ),
         _of(("ordered", "on its way")),
         "Your {food} is {result}.",
     ),
@@ -218,8 +300,11 @@ FAMILIES: tuple[Family, ...] = (
         ("turn_light", "set_light", "light_switch"),
         "Switch the light of a room",
         (_text("room", "Which room", _of(w.PLACES)), _choice("state", "On or off", ("on", "off"))),
-        ("Turn {state} the light in the {room}.", "Switch the light in the {room} {state}.",
-         "Light {state} in the {room}."),
+        (
+            "Turn {state} the light in the {room}.",
+            "Switch the light in the {room} {state}.",
+            "Light {state} in the {room}.",
+        ),
         _of(("done", "changed")),
         "The light in the {room} is {state}.",
     ),
@@ -234,8 +319,13 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         ("read_file", "open_file", "cat_file"),
         "Read a file",
-        (_text("path", "Path of the file",
-               lambda rng: f"/{rng.choice(w.PLACES)}/{rng.choice(w.CODEWORDS)}.{rng.choice(('txt', 'md', 'py', 'json'))}"),),
+        (
+            _text(
+                "path",
+                "Path of the file",
+                _path,
+            ),
+        ),
         ("Read the file {path}.", "Show me {path}.", "What is in {path}?", "Open {path}."),
         sentence,
         "The file {path} says: {result}",
@@ -252,8 +342,11 @@ FAMILIES: tuple[Family, ...] = (
         ("set_heating", "thermostat", "set_temperature"),
         "Set the temperature of a room",
         (_text("room", "Which room", _of(w.PLACES)), _count("degrees", "Degrees", 10, 30)),
-        ("Heat the {room} to {degrees} degrees.", "Set the {room} to {degrees} degrees.",
-         "Make it {degrees} degrees in the {room}."),
+        (
+            "Heat the {room} to {degrees} degrees.",
+            "Set the {room} to {degrees} degrees.",
+            "Make it {degrees} degrees in the {room}.",
+        ),
         _of(("set", "heating")),
         "The {room} is set to {degrees} degrees.",
     ),
@@ -261,12 +354,15 @@ FAMILIES: tuple[Family, ...] = (
         ("find_match", "sport_result", "get_score"),
         "Get the score of a team in a sport",
         (_choice("sport", "The sport", w.SPORTS), _city),
-        ("How did {city} do in {sport}?", "Score of {city} in {sport}?",
-         "What is the {sport} result of {city}?"),
+        (
+            "How did {city} do in {sport}?",
+            "Score of {city} in {sport}?",
+            "What is the {sport} result of {city}?",
+        ),
         lambda rng: f"{rng.randint(0, 9)} to {rng.randint(0, 9)}",
         "{city} played {sport}: {result}.",
     ),
-)  # fmt: skip
+)
 
 NO_TOOL = "None of my tools can do that."
 THOUGHT = "The user needs {names}. Result: call."
@@ -341,7 +437,12 @@ def _made_up(rng: random.Random) -> tuple[Family, str]:
     told = " and ".join(f"{p.name} {{{p.name}}}" for p in parameters)
     asks = (f"Call {name} with {told}.", f"Use {name} with {told}.", f"Run {name}: {told}")
     family = Family(
-        (name,), f"Do the {name}", tuple(parameters), asks, _of(("ok", "done")), "The result is {result}."
+        (name,),
+        f"Do the {name}",
+        tuple(parameters),
+        asks,
+        _of(("ok", "done")),
+        "The result is {result}.",
     )
     return family, name
 
