@@ -21,12 +21,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.cache.disk_sql import StoreError, StoreFull
 from quire.cache.disk_store import (
     MIN_BYTES,
     SQL_PAGE,
     DiskStore,
-    StoreError,
-    StoreFull,
     clear,
     usage,
 )
@@ -322,7 +321,8 @@ def test_a_second_process_is_refused_and_the_first_one_named(tmp_path: Path) -> 
 _OPEN = """
 import sys
 from pathlib import Path
-from quire.cache.disk_store import DiskStore, StoreError
+from quire.cache.disk_sql import StoreError
+from quire.cache.disk_store import DiskStore
 try:
     DiskStore(Path(sys.argv[1]), 64 << 20, "m", "m", print)
     print("opened")

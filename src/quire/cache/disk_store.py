@@ -11,7 +11,6 @@ counted. `max_bytes` bounds that, the rollback journal and the lock file togethe
 
 from __future__ import annotations
 
-import fcntl
 import os
 import sqlite3
 import time
@@ -22,7 +21,15 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from quire.errors import QuireError
+from quire.cache.disk_sql import (
+    Damaged,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    connect,
+    lock_folder,
+    translated,
+)
 
 SQL_PAGE = 16384
 ROWS_A_COMMIT = 24
@@ -34,7 +41,7 @@ _VERSION = 1
 """Of the schema and of what the bytes of a value mean. Another one's file is emptied."""
 MIN_BYTES = 4 << 20
 
-_FILE, _LOCK = "pages.sqlite", "lock"
+_FILE = "pages.sqlite"
 _SCHEMA = """
 CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint TEXT UNIQUE, name TEXT);
 CREATE TABLE entries (
@@ -43,18 +50,6 @@ CREATE TABLE entries (
 );
 CREATE TABLE bodies (id INTEGER PRIMARY KEY, digest BLOB, body BLOB);
 """
-
-
-class StoreError(QuireError):
-    """The store cannot be used: locked by another process, read-only, vanished, failing."""
-
-
-class StoreFull(StoreError):
-    """Values were not written: the disk has no room. What was there before still is."""
-
-
-class StoreBusy(StoreError):
-    """Values were not written: somebody else reads the file for long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +107,7 @@ class DiskStore:
         """Counts uses and values; it orders them."""
         self._model: int | None = None
         self._inode: int | None = None
-        self._lock = _lock(folder)
+        self._lock = lock_folder(folder)
         try:
             self._open()
         except BaseException:
@@ -135,7 +130,7 @@ class DiskStore:
     @property
     def file_bytes(self) -> int:
         """Size of the file, free space in it included."""
-        with _translated():
+        with translated():
             return self._pragma("page_count") * SQL_PAGE
 
     # -- values --------------------------------------------------------------------------------
@@ -147,11 +142,11 @@ class DiskStore:
             return None
         self._check_alive()
         try:
-            with _translated():
+            with translated():
                 row = self._db.execute(
                     "SELECT digest, body FROM bodies WHERE id = ?", (id,)
                 ).fetchone()
-        except _Damaged as damage:
+        except Damaged as damage:
             self._rebuild(str(damage))
             return None
         digest, value = row if row is not None else (None, None)
@@ -177,14 +172,14 @@ class DiskStore:
             batch = [(k, v) for k, v in values[start : start + ROWS_A_COMMIT] if k not in self]
             try:
                 self._put(dict(batch))
-            except _Damaged as damage:
+            except Damaged as damage:
                 self._rebuild(str(damage))
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Removes values, if they are there."""
         try:
             self._delete([key for key in keys if key in self._order])
-        except _Damaged as damage:
+        except Damaged as damage:
             self._rebuild(str(damage))
 
     def touch(self, key: bytes, hits: int = 0) -> None:
@@ -201,7 +196,7 @@ class DiskStore:
             while self._touched:
                 with self._transaction():
                     self._write_touched()
-        except _Damaged as damage:
+        except Damaged as damage:
             self._rebuild(str(damage))
 
     def close(self) -> None:
@@ -217,7 +212,7 @@ class DiskStore:
         """Removes one model's values, or all; the file shrinks. Returns how many there were."""
         try:
             return self._clear(fingerprint)
-        except _Damaged as damage:
+        except Damaged as damage:
             count = len(self)
             self._rebuild(str(damage))
             return count
@@ -225,7 +220,7 @@ class DiskStore:
     # -- inside --------------------------------------------------------------------------------
 
     def _clear(self, fingerprint: str | None) -> int:
-        with _translated():
+        with translated():
             rows = self._db.execute(
                 "SELECT key FROM entries JOIN models ON models.id = model "
                 "WHERE fingerprint = ?1 OR ?1 IS NULL",
@@ -241,21 +236,21 @@ class DiskStore:
     def _open(self) -> None:
         try:
             self._connect()
-        except _Damaged as damage:
+        except Damaged as damage:
             self._rebuild(str(damage))
         self._fit()
 
     def _connect(self) -> None:
         path = self.folder / _FILE
         self._db = connect(path)
-        with _translated():
+        with translated():
             # Freed pages need not be overwritten, else each removal would go through the journal.
             for setting in ("secure_delete=OFF", "journal_mode=TRUNCATE", "synchronous=NORMAL"):
                 self._db.execute(f"PRAGMA {setting}")
             if self._pragma("page_count") == 0:
                 self._create()
             if (version := self._pragma("user_version")) != _VERSION:
-                raise _Damaged(f"format {version}, not {_VERSION}")
+                raise Damaged(f"format {version}, not {_VERSION}")
             self._load()
         self._inode = path.stat().st_ino
 
@@ -275,7 +270,7 @@ class DiskStore:
             "SELECT id, key, used FROM entries ORDER BY used, id"
         ):
             if not (isinstance(key, bytes) and isinstance(used, int)):
-                raise _Damaged("an entry of the wrong type")
+                raise Damaged("an entry of the wrong type")
             self._order[key] = id
             self._next = max(self._next, id + 1, used + 1)
 
@@ -291,17 +286,17 @@ class DiskStore:
             for path in self.folder.glob(f"{_FILE}*"):
                 path.unlink()
             self._connect()
-            with _translated():
+            with translated():
                 self._pragma(f"max_page_count={self._max_pages}")
         except OSError as error:
             raise StoreError(f"{self.folder}: {error.strerror}") from error
-        except (StoreFull, _Damaged) as error:
+        except (StoreFull, Damaged) as error:
             raise StoreError(f"{self.folder}: no new file can be made: {error}") from error
 
     def _fit(self) -> None:
         """Brings a file from a higher limit under this one."""
         try:
-            with _translated():
+            with translated():
                 before, size = len(self._order), self._pragma("page_count")
                 if size > self._max_pages:
                     self._evict(0)
@@ -312,12 +307,12 @@ class DiskStore:
                         f"{self.file_bytes:,} bytes"
                     )
                 self._pragma(f"max_page_count={self._max_pages}")
-        except _Damaged as damage:
+        except Damaged as damage:
             self._rebuild(str(damage))
 
     def _shrink(self, pages: int) -> None:
         """Cuts free space off the file until it has `pages`, or no free space."""
-        with _translated():
+        with translated():
             while self._pragma("freelist_count") and self._pragma("page_count") > pages:
                 surplus = self._pragma("page_count") - pages
                 step = min(surplus, _SHRINK_STEP)
@@ -335,7 +330,7 @@ class DiskStore:
             self._insert(batch)
         except StoreFull:
             # The disk is full, not the store: from here it lives within what it has.
-            with _translated():
+            with translated():
                 self._max_pages = max(self._pragma("page_count"), _JOURNAL_PAGES)
                 self._pragma(f"max_page_count={self._max_pages}")
             self._say(f"the disk is full; the file stays at {self.file_bytes:,} bytes")
@@ -376,10 +371,10 @@ class DiskStore:
 
     def _evict(self, need: int) -> None:
         """Removes the least recently used until `need` SQLite pages are free within the limit."""
-        with _translated():
+        with translated():
             while self._room() < need:
                 if not self._order:
-                    raise _Damaged("space is lost")
+                    raise Damaged("space is lost")
                 self._delete([key for key, _ in zip(self._order, range(4), strict=False)])
 
     def _room(self) -> int:
@@ -416,7 +411,7 @@ class DiskStore:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         self._check_alive()
-        with _translated():
+        with translated():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -437,16 +432,6 @@ class DiskStore:
     def _pragma(self, name: str) -> int:
         value: int = self._db.execute(f"PRAGMA {name}").fetchone()[0]
         return value
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    """A connection that waits a little for others, and starts no transactions by itself.
-
-    Raises:
-        StoreError: the file cannot be opened.
-    """
-    with _translated():
-        return sqlite3.connect(path, timeout=2.0, isolation_level=None)
 
 
 def clear(folder: Path, fingerprint: str | None = None) -> int:
@@ -475,13 +460,13 @@ def usage(folder: Path) -> list[ModelUse]:
         raise StoreError(f"{folder} holds no KV pages")
     db = connect(path)
     try:
-        with _translated():
+        with translated():
             rows = db.execute(
                 "SELECT fingerprint, name, count(entries.id), total(bytes), total(hits), "
                 "min(made), max(last) FROM models LEFT JOIN entries ON model = models.id "
                 "GROUP BY models.id ORDER BY max(last) DESC"
             ).fetchall()
-    except _Damaged as damage:
+    except Damaged as damage:
         raise StoreError(f"{path}: damaged ({damage})") from damage
     finally:
         db.close()
@@ -489,52 +474,3 @@ def usage(folder: Path) -> list[ModelUse]:
         ModelUse(str(f), str(n), pages, int(size), int(hits), made or 0.0, last or 0.0)
         for f, n, pages, size, hits, made, last in rows
     ]
-
-
-class _Damaged(Exception):
-    """SQLite found the file malformed. Never leaves this module."""
-
-
-_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
-_BAD = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """SQLite's errors as what they mean here."""
-    try:
-        yield
-    except sqlite3.DatabaseError as error:
-        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
-            raise StoreFull(str(error)) from error
-        if code in _BUSY:
-            raise StoreBusy(str(error)) from error
-        if code in _BAD:
-            raise _Damaged(str(error)) from error
-        raise StoreError(str(error)) from error
-
-
-def _lock(folder: Path) -> int:
-    """The folder's lock, held as long as the descriptor is open: a killed process leaves none.
-
-    Raises:
-        StoreError: somebody has it, or the folder cannot be written.
-    """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the pages are what people wrote
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise StoreError(f"{folder}: {error.strerror}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, str(os.getpid()).encode(), 0)
-    except BlockingIOError as error:
-        owner = os.pread(lock, 20, 0).decode(errors="replace")
-        os.close(lock)
-        raise StoreError(f"{folder} is in use by process {owner}") from error
-    except OSError as error:
-        os.close(lock)
-        raise StoreError(f"{folder}: {error.strerror}") from error
-    return lock

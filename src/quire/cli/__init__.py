@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.add_parser(subparsers)
     args = parser.parse_args(argv)
     try:
-        return COMMANDS[args.command].run(args)
+        status: int = COMMANDS[args.command].run(args)
+        return status
     except QuireError as error:
         print(f"quire: {error}", file=sys.stderr)
         return 1

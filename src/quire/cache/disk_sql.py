@@ -1,0 +1,85 @@
+"""SQLite as the disk tier uses it: its errors as what they mean, and the lock of a folder."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quire.errors import QuireError
+
+_LOCK = "lock"
+
+
+class StoreError(QuireError):
+    """The store cannot be used: locked by another process, read-only, vanished, failing."""
+
+
+class StoreFull(StoreError):
+    """Values were not written: the disk has no room. What was there before still is."""
+
+
+class StoreBusy(StoreError):
+    """Values were not written: somebody else reads the file for long."""
+
+
+class Damaged(Exception):
+    """SQLite found the file malformed. Never leaves the store."""
+
+
+_BUSY = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_BAD = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """SQLite's errors as what they mean here."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+        if code == sqlite3.SQLITE_FULL:
+            raise StoreFull(str(error)) from error
+        if code in _BUSY:
+            raise StoreBusy(str(error)) from error
+        if code in _BAD:
+            raise Damaged(str(error)) from error
+        raise StoreError(str(error)) from error
+
+
+def lock_folder(folder: Path) -> int:
+    """The folder's lock, held as long as the descriptor is open: a killed process leaves none.
+
+    Raises:
+        StoreError: somebody has it, or the folder cannot be written.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the pages are what people wrote
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise StoreError(f"{folder}: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+    except BlockingIOError as error:
+        owner = os.pread(lock, 20, 0).decode(errors="replace")
+        os.close(lock)
+        raise StoreError(f"{folder} is in use by process {owner}") from error
+    except OSError as error:
+        os.close(lock)
+        raise StoreError(f"{folder}: {error.strerror}") from error
+    return lock
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A connection that waits a little for others, and starts no transactions by itself.
+
+    Raises:
+        StoreError: the file cannot be opened.
+    """
+    with translated():
+        return sqlite3.connect(path, timeout=2.0, isolation_level=None)
