@@ -12,11 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quire.cache.disk_store import usage
 from quire.cache.disk_transfer import fits
 from quire.cache.ledger import PoolKey
 from quire.cache.specs import KVFormat
 from quire.config import DiskConfig, EngineConfig
 from quire.engine.engine import Engine
+from quire.engine.process import ProcessEngine
 from quire.errors import ModelError
 from quire.models.loader import LoadedModel, open_model
 from quire.request import Request
@@ -248,3 +250,18 @@ def test_contents_of_another_shape_do_not_fit(
     assert not fits(pools, pool, (("float32", right[:1]),) * 2 * layers)
     assert not fits(pools, pool, (("float16", right.astype(np.float16)),) * 2 * layers)
     engine.engine.close()
+
+
+async def test_a_process_that_ends_leaves_its_pages(tmp_path: Path) -> None:
+    """What was only kept in memory goes to disk when the server stops."""
+    model = tiny_model(tmp_path / "model", "gemma4")
+    settings = replace(config(tmp_path / "kv"), model=str(model))
+    cached = []
+    for number in range(2):
+        engine = await ProcessEngine.start(settings, "warning")
+        ticket = engine.submit(replace(LONG, id=f"r{number}"))
+        outputs = [output async for output in ticket]
+        cached.append(outputs[-1].cached_tokens)
+        await engine.close()
+    assert cached == [0, 256]
+    assert usage(tmp_path / "kv")[0].pages > 4

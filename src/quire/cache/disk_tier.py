@@ -168,6 +168,11 @@ class DiskTier:
             if self._reads:
                 self._changed.wait(seconds)
 
+    def wait_open(self, seconds: float) -> None:
+        """Waits until the folder is open, or will not be; for so long at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._opened, seconds)
+
     def drain(self, seconds: float) -> bool:
         """Waits until the folder is open and the queues are empty; False if not in time."""
         with self._changed:

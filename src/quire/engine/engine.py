@@ -34,6 +34,8 @@ from quire.scheduler.scheduler import Scheduler, SchedulerConfig
 log = logging.getLogger("quire.engine")
 
 _FAULTS_IN_A_ROW = 3
+_DISK_OPEN_S = 1.0
+"""The most that start-up waits for the folder. Opening takes milliseconds; cutting it down longer."""
 _DISK_WAIT_S = 0.005
 """A step with nothing to do waits so long for the disk, then looks for new requests."""
 
@@ -167,6 +169,7 @@ class Engine:
         if config.max_bytes < MIN_BYTES:
             raise ModelError(f"kv-disk-size: at least {MIN_BYTES:,} bytes are needed")
         disk = DiskTier(config, self._loaded.fingerprint, str(self._loaded.path))
+        disk.wait_open(_DISK_OPEN_S)
         scheduler, pools = self._scheduler, self._runner.pools
         scheduler.ledger.wants = disk.wants
         self._runner.spill = disk.spill
