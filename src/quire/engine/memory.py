@@ -34,7 +34,9 @@ def free_memory() -> int:
     if mx.default_device() == mx.cpu:
         return int(psutil.virtual_memory().available)
     info = mx.device_info()
-    total = info.get("max_recommended_working_set_size") or info.get("memory_size")
+    if isinstance(free := info.get("free_memory"), int):  # CUDA
+        return free
+    total = info.get("max_recommended_working_set_size")  # Metal
     if not isinstance(total, int):
         raise ModelError(f"the device does not say how much memory it has: {sorted(info)}")
     return total - mx.get_active_memory()

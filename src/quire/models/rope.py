@@ -99,7 +99,9 @@ class Rope:
         with np.errstate(divide="ignore"):
             self._periods = mx.array(1.0 / frequencies, dtype=mx.float32)
         self._axes = mx.array(_axes(len(frequencies), parameters.mrope_section))
-        self._fused = mx.default_device() != mx.cpu
+        # The CUDA kernel of MLX 0.32.4 asks for too large a block when few pairs turn and rows are
+        # many ("cudaGraphAddKernelNode ... invalid argument"; seen with 8 pairs and 130 rows).
+        self._fused = mx.default_device() != mx.cpu and self._dims >= 32
         mx.eval(self._frequencies, self._periods, self._axes)
 
     def __call__(self, positions: mx.array) -> Rotate:
