@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from quire.scheduler.pace import Pace
@@ -18,6 +20,14 @@ def taught(chunk_s: float, token_s: float, decode_s: float, step_s: float = 0.04
     return pace
 
 
+def grown(pace: Pace, rows: int) -> int:
+    """The budget that chunks grow to, from one to the next."""
+    for _ in range(8):
+        budget = pace.prompt_budget(rows)
+        pace.observe(4, 1, budget, 0.01 + (pace.prompt_seconds(budget) or 0))
+    return pace.prompt_budget(rows)
+
+
 @pytest.mark.parametrize("token_s", [1e-5, 1e-4, 2e-3])
 @pytest.mark.parametrize("chunk_s", [0.0, 1e-4, 2e-3])
 def test_learns_what_prompts_cost(chunk_s: float, token_s: float) -> None:
@@ -28,13 +38,13 @@ def test_learns_what_prompts_cost(chunk_s: float, token_s: float) -> None:
 @pytest.mark.parametrize("token_s", [1e-5, 1e-4, 1e-3])
 def test_a_step_that_generates_takes_at_most_twice_as_long(token_s: float) -> None:
     chunk_s, decode_s = 1e-3, 0.01
-    budget = taught(chunk_s, token_s, decode_s).prompt_budget(4)
+    budget = grown(taught(chunk_s, token_s, decode_s), 4)
     assert decode_s + chunk_s + budget * token_s <= 2.1 * decode_s
     assert budget >= min(0.8 * (decode_s - chunk_s) / token_s, 2000)
 
 
 def test_a_step_that_only_reads_aims_at_the_step_time() -> None:
-    budget = taught(1e-3, 1e-4, 0.01, step_s=0.05).prompt_budget(0)
+    budget = grown(taught(1e-3, 1e-4, 0.01, step_s=0.05), 0)
     assert 1e-3 + budget * 1e-4 == pytest.approx(0.05, rel=0.15)
 
 
@@ -43,6 +53,16 @@ def test_one_hiccup_changes_little() -> None:
     before = pace.prompt_budget(4)
     pace.observe(4, 1, 50, 30.0)
     assert pace.prompt_budget(4) > before / 3
+
+
+def test_a_chunk_is_at_most_twice_the_one_before() -> None:
+    pace = Pace(1.0, 2.0, 2048)
+    sizes = [pace.prompt_budget(0)]
+    for _ in range(8):
+        pace.observe(0, 1, sizes[-1], 1e-6)
+        sizes.append(pace.prompt_budget(0))
+    assert all(after <= 2 * before for before, after in itertools.pairwise(sizes))
+    assert sizes[-1] == 2048
 
 
 def test_chunks_are_never_smaller_than_their_own_cost() -> None:
@@ -68,3 +88,18 @@ def test_half_by_age_and_half_by_shortness(
     budget: int, wants: list[int], shares: list[int]
 ) -> None:
     assert _share(budget, wants) == shares
+
+
+@pytest.mark.parametrize(
+    ("budget", "wants", "shares"),
+    [
+        (100, [4000, 20], [80, 20]),
+        (100, [30, 3000], [30, 70]),
+        (4, [4000, 12], [0, 4]),
+        (4, [4000, 3], [1, 3]),
+        (4, [12, 4000], [4, 0]),
+        (4, [4000, 12, 8], [0, 0, 4]),
+    ],
+)
+def test_short_first(budget: int, wants: list[int], shares: list[int]) -> None:
+    assert _share(budget, wants, short_first=True) == shares

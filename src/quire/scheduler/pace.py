@@ -10,6 +10,7 @@ _SMOOTHING = 0.2
 _MEMORY = 0.9
 _MIN_TOKENS = 4
 _FIRST_TOKENS = 32
+_GROWTH = 2  # from one chunk to the next, since costs are known for sizes like those seen
 
 
 class Pace:
@@ -27,6 +28,7 @@ class Pace:
         self._stall_factor = stall_factor
         self._max_rows = max_rows
         self._cost = _ChunkCost()
+        self._largest = _FIRST_TOKENS // _GROWTH
         self._decode_s: dict[int, float] = {}
 
     def prompt_budget(self, decode_rows: int) -> int:
@@ -40,7 +42,7 @@ class Pace:
             seconds = min(seconds, (self._stall_factor - 1) * self._decode_estimate(decode_rows))
         # Never so few that the chunk's own cost outweighs them: that reads slower and stalls more.
         tokens = max((seconds - chunk_s) / token_s, chunk_s / token_s, _MIN_TOKENS)
-        return max(0, min(room, int(tokens)))
+        return max(0, min(room, int(tokens), self._largest * _GROWTH))
 
     def prompt_seconds(self, tokens: int) -> float | None:
         """How long reading so many prompt tokens is likely to take; None before any were."""
@@ -55,6 +57,7 @@ class Pace:
         else:
             base = self._decode_estimate(decode_rows) if decode_rows else 0.0
             self._cost.observe(chunks, prompt_rows, max(seconds - base, seconds * 0.1))
+            self._largest = max(prompt_rows, _FIRST_TOKENS // _GROWTH, self._largest // _GROWTH)
 
     def _decode_estimate(self, rows: int) -> float:
         """From the nearest number of rows seen; a guess of the step time before any was."""

@@ -70,6 +70,9 @@ class Counters:
 _CRUMB = 16
 """Tokens below which a chunk is not worth its own attention, unless they end a prompt."""
 
+_PATIENCE = 256
+"""Tokens by which shorter prompts may go before the oldest one beyond its half of each step."""
+
 
 class Scheduler:
     """Owns every sequence, the ledger and the prefix index.
@@ -105,6 +108,8 @@ class Scheduler:
         self._identity = identity
         self._clock = clock
         self._order = 0
+        self._owed = 0
+        """Tokens of the oldest prompt's halves that shorter ones took."""
         self._outbox: list[Output] = []
         self._launched_pages: list[Page] = []
 
@@ -266,7 +271,7 @@ class Scheduler:
         # a single token to go was planned as a generating row.
         prompts = [s for s in self.running if s.computed < s.known - 1]
         self._admit(prompts, plan, budget)
-        shares = _share(budget, [len(s.tokens) - s.computed for s in prompts])
+        shares = self._shares(budget, [len(s.tokens) - s.computed for s in prompts])
         for sequence, share in zip(prompts, shares, strict=True):
             if share == 0 or not sequence.running:
                 continue
@@ -277,6 +282,19 @@ class Scheduler:
                 fits = self._allocate(work)
             if fits or self._make_room(work, plan):
                 plan.work.append(work)
+
+    def _shares(self, budget: int, wants: list[int]) -> list[int]:
+        """Splits a budget among prompts, oldest first.
+
+        A short prompt that arrives while a long one is read goes before it, but for only so long.
+        """
+        if len(wants) < 2:
+            self._owed = 0
+        short_first = self._owed < _PATIENCE and min(wants, default=0) <= _PATIENCE
+        shares = _share(budget, wants, short_first=short_first)
+        if len(wants) > 1:
+            self._owed = max(0, self._owed + min(wants[0], budget // 2) - shares[0])
+        return shares
 
     def _chunk(self, sequence: Sequence, count: int) -> Work:
         end = sequence.computed + count
@@ -518,18 +536,20 @@ class Scheduler:
         sequence.registered = 0
 
 
-def _share(budget: int, wants: list[int]) -> list[int]:
-    """Splits a budget among prompts, oldest first: half by age, the rest by shortness.
+def _share(budget: int, wants: list[int], *, short_first: bool = False) -> list[int]:
+    """Splits a budget among prompts, oldest first: half by age, or none, the rest by shortness.
 
-    A chunk costs time of its own, so crumbs go to the oldest instead.
+    A chunk costs time of its own, so crumbs go to the oldest instead. Where the whole budget is a
+    crumb, one prompt takes it.
     """
     shares = [0] * len(wants)
     left = budget
-    if len(wants) > 1:
+    if len(wants) > 1 and not (short_first and min(wants) < wants[0]):
         shares[0] = min(wants[0], budget - budget // 2)
         left -= shares[0]
     for number in sorted(range(1, len(wants)), key=lambda n: (wants[n], n)):
-        if left >= min(wants[number], _CRUMB):
+        untouched = left == budget
+        if left >= min(wants[number], _CRUMB) or (untouched and wants[number] < wants[0]):
             shares[number] = min(wants[number], left)
             left -= shares[number]
     if wants:
