@@ -1,111 +1,114 @@
-"""KV formats on this machine: memory of pages, peak memory of a long prefill, decode speed.
+"""Speed and bytes of KV formats without a kernel, side by side on one model.
 
-    python benchmarks/kv_formats.py [--model FOLDER] [--tokens 20000] [--out FILE]
+    python benchmarks/kv_formats.py [--model FOLDER] [--context 2000] [--batch 1] [--out FILE]
 
-Memory is measured from the arrays; a peak is measured in a process of its own.
+Each format has an engine of its own; their steps take turns, so that other work on the machine
+slows all of them alike. Memory bars are tests: tests/cache/formats/test_memory.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
+import statistics
 import time
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from pathlib import Path
-
-import mlx.core as mx
 
 from quire.cache.formats.choose import parse_format
 from quire.config import EngineConfig
 from quire.demo import MODEL_DIR
 from quire.engine.engine import Engine
-from quire.models.loader import open_model
+from quire.models.loader import LoadedModel, open_model
 from quire.request import Request, SamplingParams
 
-FORMATS = ("plain", "page-8", "page-4", "page-3", "uniform-8-g64", "uniform-4-g64", "turbo-4")
+FORMATS = ("plain", "page-8", "page-4", "uniform-8-g64", "uniform-4-g64", "turbo-4")
 
 
 @dataclass
 class Row:
-    """One format. Bytes are bytes; speeds are tokens a second."""
+    """One format.
+
+    Attributes:
+        kv_bytes: of the pages of all sequences, after their prompts.
+        prefill_tps: prompt tokens a second.
+        step_ms: median duration of a step that generates.
+        speed: decode tokens/s as a multiple of the first format's.
+    """
 
     format: str
     kv_bytes: int
-    peak_bytes: int
     prefill_tps: float
-    decode_tps: float
+    step_ms: float
+    speed: float
 
 
-def measure(model: str, name: str, tokens: int, dtype: str, decode_context: int) -> Row:
-    """Prefills `tokens`, then decodes behind a shorter prompt."""
-    loaded = open_model(model, dtype=dtype)
+def prefilled(loaded: LoadedModel, name: str, context: int, batch: int, rounds: int) -> Engine:
+    """An engine whose sequences have read their prompts and begin to generate."""
     config = EngineConfig(
-        model=model,
-        kv_memory=4 << 30,
+        model=str(loaded.path),
+        kv_memory=1 << 30,
         kv_format=parse_format(name),
         kv_skip_layers=(),
         prefix_cache=False,
-        max_context=tokens + 1024,
+        step_ms=500,
     )
     engine = Engine(loaded, config)
-    mx.eval(loaded.model.parameters())
-    vocab = engine.info.vocab_size
-    speed = _decode_speed(engine, [3 + i * 7 % (vocab - 3) for i in range(decode_context)])
-    mx.clear_cache()
-    mx.reset_peak_memory()
-    start_bytes = mx.get_active_memory()
-    prompt = tuple(3 + i * 11 % (vocab - 3) for i in range(tokens))
-    engine.add(Request("long", prompt, SamplingParams(temperature=0), max_tokens=2))
-    kv, started, ended = 0, time.perf_counter(), 0.0
-    while engine.has_work:
-        if any(output.token_ids for output in engine.step()) and not ended:
-            ended = time.perf_counter()
-        kv = max(kv, sum(size for _, size in engine.stats().kv_used))
-    peak = mx.get_peak_memory() - start_bytes
-    return Row(name, kv, peak, tokens / (ended - started), speed)
-
-
-def _decode_speed(engine: Engine, prompt: list[int], new: int = 48) -> float:
-    engine.add(Request("d", tuple(prompt), SamplingParams(temperature=0), max_tokens=new))
-    times: list[float] = []
-    while engine.has_work:
-        times += [time.perf_counter() for out in engine.step() if out.token_ids]
-    gaps = sorted(after - before for before, after in pairwise(times[4:]))
-    return 1 / gaps[len(gaps) // 2]
+    vocabulary = engine.info.vocab_size - 3
+    for number in range(batch):
+        prompt = tuple(3 + (i * 7 + number) % vocabulary for i in range(context))
+        sampling = SamplingParams(temperature=0)
+        engine.add(Request(str(number), prompt, sampling, max_tokens=rounds + 100))
+    begun: set[str] = set()
+    while len(begun) < batch:
+        begun |= {output.request_id for output in engine.step() if output.token_ids}
+    return engine
 
 
 def main() -> None:
     """Prints a table and writes the rows as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(MODEL_DIR))
-    parser.add_argument("--tokens", type=int, default=20_000)
-    parser.add_argument("--decode-context", type=int, default=2_000)
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--context", type=int, default=2000)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--formats", nargs="*", default=FORMATS)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        row = measure(args.model, args.one, args.tokens, args.dtype, args.decode_context)
-        print(json.dumps(asdict(row)))
-        return
-    rows = []
-    print("format          KV MB  times  peak MB  prefill tok/s  decode tok/s")
+    loaded = open_model(args.model)
+    engines: list[Engine] = []
+    read: list[float] = []
     for name in args.formats:
-        command = [sys.executable, __file__, "--one", name, *sys.argv[1:]]
-        out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        rows.append(Row(**json.loads(out.splitlines()[-1])))
-        row, plain = rows[-1], rows[0]
+        started = time.perf_counter()
+        engines.append(prefilled(loaded, name, args.context, args.batch, args.rounds))
+        read.append(args.context * args.batch / (time.perf_counter() - started))
+    steps: list[list[float]] = [[] for _ in engines]
+    for _ in range(args.rounds):
+        for engine, times in zip(engines, steps, strict=True):
+            started = time.perf_counter()
+            engine.step()
+            times.append(time.perf_counter() - started)
+    medians = [statistics.median(times) for times in steps]
+    rows = [
+        Row(
+            name,
+            sum(size for _, size in engine.stats().kv_used),
+            tps,
+            median * 1e3,
+            medians[0] / median,
+        )
+        for name, engine, tps, median in zip(args.formats, engines, read, medians, strict=True)
+    ]
+    print("| format | KV MB | prefill tokens/s | step ms | decode speed |")
+    print("| --- | ---: | ---: | ---: | ---: |")
+    for row in rows:
+        size = row.kv_bytes / 1e6
         print(
-            f"{row.format:14}  {row.kv_bytes / 1e6:5.1f}  {plain.kv_bytes / row.kv_bytes:5.2f}"
-            f"  {row.peak_bytes / 1e6:7.1f}  {row.prefill_tps:13,.0f}  {row.decode_tps:12,.1f}",
-            flush=True,
+            f"| {row.format} | {size:.2f} | {row.prefill_tps:,.0f} | {row.step_ms:.1f} "
+            f"| {row.speed:.2f} |"
         )
     if args.out:
-        args.out.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+        args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--needles-each", type=int, default=1, help="for each length and depth")
     parser.add_argument("--prompts", type=int, default=16, help="continued greedily, at most")
+    parser.add_argument(
+        "--as-served",
+        action="store_true",
+        help="leave plain what `quire serve` does by default; else every key is coded",
+    )
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--plot", type=Path, help="write an SVG of divergence over bits here")
 
@@ -53,7 +58,14 @@ def run(args: argparse.Namespace) -> int:
 
     model = args.model or str(MODEL_DIR)
     scores = evaluate(
-        model, formats, args.text, args.tokens, lengths, args.needles_each, args.prompts
+        model,
+        formats,
+        args.text,
+        args.tokens,
+        lengths,
+        args.needles_each,
+        args.prompts,
+        as_served=args.as_served,
     )
     print(table(scores))
     if args.json is not None:

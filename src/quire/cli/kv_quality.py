@@ -11,6 +11,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from quire.cache.formats.choose import skipped_layers, with_skips
 from quire.cache.formats.table import layer_costs
 from quire.cache.ledger import Page, PoolKey
 from quire.cache.pools import Pools
@@ -30,6 +31,7 @@ PAGE_TOKENS = 64
 _CHUNK = 256
 _KV_MEMORY = 1 << 30
 _OWN_TEXTS = 4
+_ANSWER = 48
 _DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _CONTINUED = 64
 
@@ -151,7 +153,7 @@ def generate(
         model=str(loaded.path),
         kv_memory=_KV_MEMORY,
         kv_format=format,
-        kv_skip_layers=(),
+        kv_skip_layers=format.skip_layers,
         prefix_cache=False,
     )
     engine = Engine(loaded, config)
@@ -194,6 +196,7 @@ def evaluate(
     lengths: Seq[int],
     needles_each: int,
     prompts: int,
+    as_served: bool,
 ) -> list[Score]:
     """Scores of plain, first, and of each format.
 
@@ -202,6 +205,7 @@ def evaluate(
         tokens: of text, at most.
         lengths: of prompts with a needle; `needles_each` for each length and depth.
         prompts: how many are continued greedily.
+        as_served: leave the layers plain that the server leaves plain by default.
 
     Raises:
         ModelError: the model cannot be opened.
@@ -209,13 +213,14 @@ def evaluate(
     loaded = open_model(model)
     tokenizer = Tokenizer.open(loaded.path)
     template = ChatTemplate.open(loaded.path, tokenizer.special_tokens)
-    every = [KVFormat(), *formats]
+    skipped = skipped_layers(loaded.model.layout, None) if as_served else ()
+    every = [KVFormat(), *(with_skips(each, skipped) for each in formats)]
     scores = [Score(each.name, bits_an_element(loaded, each)) for each in every]
     openings = [_prompt(tokenizer, template, line) for line in _OPENINGS]
     if text is not None:
         texts = [tokenizer.encode(text.read_text(encoding="utf-8"))[:tokens]]
     else:
-        texts = _own_texts(loaded, openings[:_OWN_TEXTS], tokens)
+        texts = _own_texts(loaded, tokenizer, template, tokens)
     teacher_forced(loaded, every, texts, scores)
     # Beginnings long enough that most of what is read is coded.
     cuts = [read[:length] for read in texts for length in (97, 161) if len(read) > length]
@@ -234,11 +239,33 @@ def _prompt(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> list[int
     return tokenizer.encode(rendered, add_special_tokens=False)
 
 
-def _own_texts(loaded: LoadedModel, openings: Seq[Seq[int]], tokens: int) -> list[list[int]]:
-    """What the model writes by itself, seeded: text that it has something to say about."""
-    each = max(2, tokens // len(openings))
-    answers = generate(loaded, KVFormat(), openings, max_tokens=each, temperature=1.0)
-    return [[*prompt, *answer][:each] for prompt, answer in zip(openings, answers, strict=True)]
+def _own_texts(
+    loaded: LoadedModel, tokenizer: Tokenizer, template: ChatTemplate, tokens: int
+) -> list[list[int]]:
+    """Long prompts whose answers lie far back in them, and what the model answers, seeded."""
+    each = max(2 * _ANSWER, tokens // _OWN_TEXTS)
+    prompts = []
+    for seed in range(_OWN_TEXTS):
+        prompt, _ = _sized(tokenizer, template, each - _ANSWER, 0.1 + 0.2 * seed, seed)
+        prompts.append(prompt)
+    answers = generate(loaded, KVFormat(), prompts, max_tokens=_ANSWER, temperature=1.0)
+    return [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def _sized(
+    tokenizer: Tokenizer, template: ChatTemplate, length: int, depth: float, seed: int
+) -> tuple[list[int], str]:
+    """A prompt of about `length` tokens with a needle in it, and what it asks for.
+
+    Grows until it is long enough: what a sentence takes depends on the tokenizer.
+    """
+    sentences = 1
+    while True:
+        text, code = needle(sentences, depth, seed)
+        prompt = _prompt(tokenizer, template, text)
+        if len(prompt) >= length:
+            return prompt, code
+        sentences = max(sentences + 1, sentences * length // (len(prompt) + 8))
 
 
 def _continue(
@@ -262,17 +289,11 @@ def _find_needles(
     each: int,
     scores: Seq[Score],
 ) -> None:
-    items = []
-    for depth in _DEPTHS:
-        for seed in range(each):
-            sentences = 1
-            while True:  # a sentence's tokens depend on the tokenizer
-                text, code = needle(sentences, depth, seed)
-                prompt = _prompt(tokenizer, template, text)
-                if len(prompt) >= length:
-                    break
-                sentences = max(sentences + 1, sentences * length // (len(prompt) + 8))
-            items.append((depth, prompt, code))
+    items = [
+        (depth, *_sized(tokenizer, template, length, depth, seed))
+        for depth in _DEPTHS
+        for seed in range(each)
+    ]
     for format, score in zip(formats, scores, strict=True):
         prompts = [prompt for _, prompt, _ in items]
         stops = frozenset(loaded.eos_ids)

@@ -32,7 +32,7 @@ class Score:
     """One format. Divergences are in nats a token.
 
     Attributes:
-        bits: an element of keys and values, scales counted, no layer left plain.
+        bits: an element of keys and values, scales and layers left plain counted.
         greedy: share of continuations that equal plain's for 64 tokens.
         needles: (length, depth, found) of each needle.
     """
