@@ -35,7 +35,7 @@ log = logging.getLogger("quire.engine")
 
 _FAULTS_IN_A_ROW = 3
 _DISK_OPEN_S = 1.0
-"""The most that start-up waits for the folder. Opening takes milliseconds; cutting it down longer."""
+"""The most that start-up waits for the folder: milliseconds, unless it must be cut down."""
 _DISK_WAIT_S = 0.005
 """A step with nothing to do waits so long for the disk, then looks for new requests."""
 
@@ -70,7 +70,8 @@ class Engine:
         )
         self._skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
         self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
-        check_context(self._scheduler.fit_context(self._format(None)))
+        limits = self._scheduler.limits
+        limits.max_context = check_context(limits.context(self._format(None)), context)
         self._guides = GuideFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
         self._running: Launched | None = None
         self._launched_at = 0.0
@@ -83,11 +84,12 @@ class Engine:
         """Queues a request; one that can't be served ends with an error at the next step."""
         try:
             guide = self._guides.make(request)
+            mask = guide.mask() if guide is not None else None
+            repeats = self.config.stop_on_loop
+            loops = LoopDetector(repeats) if repeats else None
+            # Last, since a request that was taken ends through the scheduler and in no other way.
             sequence = self._scheduler.add(request, self._format(request.kv_format))
-            if guide is not None:
-                sequence.guide, sequence.mask = guide, guide.mask()
-            if self.config.stop_on_loop:
-                sequence.loops = LoopDetector(self.config.stop_on_loop)
+            sequence.guide, sequence.mask, sequence.loops = guide, mask, loops
         except RequestError as error:
             failure = Failure(error.message, error.status, error.type, error.param, error.code)
             self._refuse(request, failure)
@@ -149,6 +151,8 @@ class Engine:
     def _observe_duration(self, step: Launched) -> None:
         seconds = time.perf_counter() - self._launched_at
         plan = step.plan
+        if not plan.work:
+            return
         chunks = len(plan.work) - plan.decode_rows
         self._scheduler.pace.observe(plan.decode_rows, chunks, plan.prompt_rows, seconds)
 
@@ -199,7 +203,7 @@ class Engine:
             path=str(self._loaded.path),
             model_type=str(self._loaded.config.get("model_type", "")),
             vocab_size=self._loaded.model.vocab_size,
-            context_length=self._scheduler.config.max_context,
+            context_length=self._scheduler.limits.max_context,
             dtype=self._loaded.dtype,
             device=str(mx.default_device()),
             kv_memory=self._scheduler.ledger.budget,
@@ -209,7 +213,7 @@ class Engine:
                 self._format(None),
                 self.config.page_tokens,
                 self._runner.pools.dtype,
-                self._scheduler.config.max_context,
+                self._scheduler.limits.max_context,
             ),
         )
 
@@ -222,7 +226,7 @@ class Engine:
 
     def worst_case_bytes(self, format: KVFormat, tokens: int) -> int:
         """Bytes of KV that a lone sequence of so many tokens holds at most."""
-        return self._scheduler.worst_case_bytes(format, tokens)
+        return self._scheduler.limits.worst_case_bytes(format, tokens)
 
     def stats(self) -> EngineStats:
         """Counters and gauges."""
