@@ -1,0 +1,50 @@
+"""Skills' items as chat requests, and their answers as `quire.demo.skills` judges them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.cache.formats.choose import choose_format
+from quire.demo.skills import Answer, SkillItem
+from tests.e2e.client import CHAT, Client
+
+SKILLS = Path(__file__).parent.parent / "data" / "skills"
+
+
+def ask(client: Client, item: SkillItem, **fields: Any) -> Answer:
+    """A greedy answer to an item."""
+    body: dict[str, Any] = {"messages": item.messages, "temperature": 0, "max_tokens": 200}
+    body["enable_thinking"] = item.enable_thinking
+    if item.tools:
+        body["tools"] = item.tools
+    answer = client.post(CHAT, **(body | fields))
+    assert answer.status_code == 200, answer.text
+    message = answer.json()["choices"][0]["message"]
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    return Answer(
+        message["content"] or "",
+        message.get("reasoning_content"),
+        [{"name": c["name"], "arguments": json.loads(c["arguments"])} for c in calls],
+    )
+
+
+def format_fields(names: list[str]) -> dict[str, dict[str, Any]]:
+    """By the format's name, the fields with which a request asks for it.
+
+    A group size is the server's choice, so formats that differ by it alone are one.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        scheme, _, rest = name.partition("-")
+        bits = rest.split("-")[0]
+        fields: dict[str, Any] = {"kv_scheme": scheme}
+        if scheme == "plain" and bits:
+            fields = {"kv_scheme": bits}
+        elif bits:
+            fields["kv_bits"] = bits
+        chosen = choose_format(names, fields.get("kv_bits"), fields["kv_scheme"])
+        if chosen is not None and chosen.name == name:
+            found[name] = fields
+    return found
