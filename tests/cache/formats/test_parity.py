@@ -28,8 +28,8 @@ FAMILIES = ("llama", "gemma4", "gemma4_ple", "qwen3_5")
 
 
 def _cases() -> list[object]:
-    quick = [("gemma4_ple", each) for each in FORMATS]
-    quick += [("gemma4", PAGE4), ("llama", PAGE84), ("qwen3_5", PAGE4)]
+    quick = [("gemma4_ple", PAGE4), ("gemma4_ple", UNIFORM8), ("llama", PAGE84)]
+    quick += [("llama", TURBO), ("qwen3_5", PAGE4)]
     slow = [(family, each) for family in FAMILIES for each in (*FORMATS, *REST)]
     cases = [pytest.param(case, id=f"{case[0]}-{case[1].name}") for case in quick]
     return cases + [
