@@ -16,7 +16,7 @@ PROMPT = tuple(range(10, 33))
 
 def least_budget(kind: str, tokens: int = 40) -> int:
     scheduler = Simulation(GROUPS[kind], 1 << 20).scheduler
-    return max(scheduler.worst_case_bytes(format, tokens) for format in (PLAIN, SEALED))
+    return max(scheduler.limits.worst_case_bytes(format, tokens) for format in (PLAIN, SEALED))
 
 
 def serve(simulation: Simulation, name: str, prompt: tuple[int, ...], format: KVFormat) -> int:

@@ -45,7 +45,7 @@ def test_every_request_ends_once_and_no_page_is_lost(
 ) -> None:
     groups = GROUPS[kind]
     probe = Simulation(groups, 1 << 20)
-    least = max(probe.scheduler.worst_case_bytes(format, 40) for format in (PLAIN, SEALED))
+    least = max(probe.scheduler.limits.worst_case_bytes(format, 40) for format in (PLAIN, SEALED))
     simulation = Simulation(groups, least + room, rows, max(chunk, rows + 1), max_context=40)
     cancels: dict[int, list[str]] = {}
     now = 0

@@ -21,7 +21,16 @@ from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, first_v
 
 def chain(parent: bytes, tokens: Seq[int]) -> bytes:
     """The identity of a page: all that shaped its bytes, ending in its own tokens."""
-    return blake2b(array("i", tokens).tobytes(), key=parent, digest_size=24).digest()
+    return next(chains(parent, tokens, max(1, len(tokens))))
+
+
+def chains(parent: bytes, tokens: Seq[int], page_tokens: int) -> Iterator[bytes]:
+    """The identities of one page after the other."""
+    packed = array("i", tokens)
+    data, size = packed.tobytes(), page_tokens * packed.itemsize
+    for start in range(0, len(data), size):
+        parent = blake2b(data[start : start + size], key=parent, digest_size=24).digest()
+        yield parent
 
 
 def lasting_name(key: bytes, group: int) -> bytes:
@@ -37,8 +46,8 @@ class Match:
         length: tokens whose state is there, for every group.
         reached: tokens that agree with what somebody computed, whether or not all of it is there.
         pages: by group, the shared pages by page number; None where the group needs none.
-        partial: by group, the page to copy that holds the tokens up to `length`, if that is within a
-            page.
+        partial: by group, the page to copy that holds the tokens up to `length`, where that is
+            within a page.
         snapshots: by group, the recurrent state at `length`.
         reason: why it is not longer.
     """
@@ -151,12 +160,13 @@ class PrefixIndex:
         if root is None:
             return Match(reason="new")
         path, last, reached = self._walk(root, tokens, keys)
-        reached = min(reached, limit)
+        agreed = reached = min(reached, limit)
         if not partial:
             reached -= reached % self.page_tokens
         if reached == 0:
-            return Match(reason="new" if not path else f"first difference at token {reached}")
-        length, reason = self._longest(path, last, reached, full=reached == limit, partial=partial)
+            return Match(reason="new")
+        reason = "" if agreed == limit else f"first difference at token {agreed}"
+        length, reason = self._longest(path, last, reached, reason, partial=partial)
         match = self._collect(path, last, length, reason)
         match.reached = reached
         return match
@@ -177,11 +187,13 @@ class PrefixIndex:
         return path, last, at + common
 
     def _longest(
-        self, path: list[Node], last: Node | None, reached: int, *, full: bool, partial: bool
+        self, path: list[Node], last: Node | None, length: int, reason: str, *, partial: bool
     ) -> tuple[int, str]:
-        """The longest length at which every group has what it needs, and why not longer."""
-        reason = "" if full else f"first difference at token {reached}"
-        length = reached
+        """The most tokens up to `length` at which every group has what it needs, and why not more.
+
+        Args:
+            reason: why not more than `length`.
+        """
         while length > 0:
             if self._recurrent:
                 place = self._snapshot_at_most(path, last, length, partial)
@@ -270,11 +282,8 @@ class PrefixIndex:
     # -- insertion -----------------------------------------------------------------------------
 
     def root(self, identity: bytes) -> Node:
-        """Where the chain of an identity begins."""
-        node = self._roots.get(identity)
-        if node is None:
-            node = self._roots[identity] = Node(self, None, identity, ())
-        return node
+        """Where the chain of an identity begins. The index knows it once it has a child."""
+        return self._roots.get(identity) or Node(self, None, identity, ())
 
     def child(self, parent: Node, key: bytes) -> Node | None:
         """The node of the page that follows, if it is there."""
@@ -293,14 +302,18 @@ class PrefixIndex:
         Returns:
             The node, or None when it cannot be kept: `parent` was evicted, or an anchor is missing.
         """
-        if parent.parent is None and self._roots.get(parent.key) is not parent:
-            return None
+        if parent.parent is None:
+            if parent.tokens:
+                return None
+            parent = self._roots.get(parent.key, parent)
         node = parent.children.get(key)
         if node is None:
             if not all(group in pages for group in self.anchors):
                 return None
             node = self._grow(parent, tokens, pages) or Node(self, parent, key, tokens)
             node.key, node.tokens = key, tokens
+            if parent.parent is None:
+                self._roots[parent.key] = parent
             parent.children[key] = node
             insort(parent.ordered, (tokens, key))
         for group, page in pages.items():
@@ -340,6 +353,8 @@ class PrefixIndex:
             parent = node.parent
             self._unlink(node)
             node = parent
+        if node.parent is None and not node.children and self._roots.get(node.key) is node:
+            del self._roots[node.key]
 
     def remove(self, node: Node) -> None:
         """Removes a node whose anchor is gone, and everything that hangs on it."""
@@ -374,7 +389,11 @@ class PrefixIndex:
 
 def common_length(a: Seq[int], b: Seq[int]) -> int:
     """How many leading items agree."""
-    length = min(len(a), len(b))
-    if a[:length] == b[:length]:
-        return length
-    return next(i for i in range(length) if a[i] != b[i])
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

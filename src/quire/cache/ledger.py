@@ -34,6 +34,13 @@ class PoolKey:
     group: int
     format: KVFormat
     open: bool = False
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.group, self.format, self.open)))
+
+    def __hash__(self) -> int:  # asked for whenever a page changes hands
+        return self._hash
 
 
 class Holder(Protocol):
@@ -130,6 +137,8 @@ class Ledger:
         """Whether the disk tier takes a page of that name, so many bytes with those promised
         before; None: there is no disk tier."""
         self.page_bytes = page_bytes
+        self.returned = 0
+        """Counts the pages that lost their last user; only then is there more room than before."""
         self._books: dict[PoolKey, _Book] = {}
         self._changes: list[Change] = []
         self._spilled = 0
@@ -144,7 +153,7 @@ class Ledger:
             return None
         pages = []
         for _ in range(count):
-            page = Page(key, book.free.pop())
+            page = Page(book.key, book.free.pop())
             book.pages[page.id] = page
             pages.append(page)
         return pages
@@ -172,6 +181,7 @@ class Ledger:
         assert page.refs > 0, f"{page} released more often than retained"
         page.refs -= 1
         if page.refs == 0:
+            self.returned += 1
             if page.holder is None:
                 self._free(page)
             else:
@@ -275,9 +285,7 @@ class Ledger:
         """Brings a pool's free pages to `wanted`, or changes nothing and says no."""
         if not self.can_allocate({book.key: wanted}):
             return False
-        first = (
-            1 if book.key.open else _FIRST_PAGES
-        )  # a sequence has one open page, but many others
+        first = 1 if book.key.open else _FIRST_PAGES  # a sequence has one open page, many others
         self._grow(book, max(wanted - len(book.free), book.capacity, first))
         while len(book.free) < wanted and book.kept:
             self._evict(next(iter(book.kept)))
@@ -296,11 +304,11 @@ class Ledger:
             self._changes.append(Resize(book.key, book.capacity))
 
     def _evict(self, page: Page) -> None:
-        if page.holder is not None:
-            for lost in page.holder.lost_with(page) if self.wants is not None else ():
-                self._spill(lost)
-            page.holder.forget(page)
-            self.drop(page)
+        assert page.holder is not None, "what nobody holds is free, not kept"
+        for lost in page.holder.lost_with(page) if self.wants is not None else ():
+            self._spill(lost)
+        page.holder.forget(page)
+        self.drop(page)
 
     def _spill(self, page: Page) -> None:
         name = page.holder.name(page) if page.holder is not None and page.refs == 0 else None
@@ -312,7 +320,7 @@ class Ledger:
             self._changes.append(Spill(page.pool, page.id, name))
 
     def _take_from_others(self, book: _Book, need: int) -> None:
-        """Makes `need` unclaimed bytes: other pools evict what they used least recently, and shrink."""
+        """Makes `need` unclaimed bytes: others evict what was used least recently, and shrink."""
         others = [other for other in self._books.values() if other is not book]
         spare = self.budget - self.claimed
         while spare + sum(len(b.free) * b.page_bytes for b in others) < need:

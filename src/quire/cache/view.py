@@ -1,8 +1,8 @@
 """What a step's rows of one group and one format may see, as arrays that all its layers share.
 
-Rows are ordered: first those that generate, in batches of similar length, then the chunks of prompts,
-one sequence after the other. Key positions are relative to the first key of the pages listed, so
-that a window's rows list only the pages that the window touches.
+Rows are ordered: first those that generate, in batches of similar length, then the chunks of
+prompts, one sequence after the other. Key positions are relative to the first key of the pages
+listed, so that a window's rows list only the pages that the window touches.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Ints = npt.NDArray[np.int32]
 def head_rows(pages: Ints, kv_heads: int) -> Ints:
     """Page ids `[..., P]` to rows of a pool's arrays, `[..., kv_heads, P]`.
 
-    A pool of plain pages is `[pages * kv_heads, page_tokens, head_dim]`: one head of one page is one
-    run of memory.
+    A pool of plain pages is `[pages * kv_heads, page_tokens, head_dim]`: one head of one page is
+    one run of memory.
     """
     heads = np.arange(kv_heads, dtype=np.int32)[:, None]
     return (pages[..., None, :] * kv_heads + heads).astype(np.int32)

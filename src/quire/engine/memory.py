@@ -53,15 +53,18 @@ def use_recommended_limits() -> None:
         mx.set_wired_limit(int(mx.device_info()["max_recommended_working_set_size"]))
 
 
-def check_context(tokens: int) -> int:
-    """A context that is worth serving.
+def check_context(tokens: int, wanted: int) -> int:
+    """The context that the KV budget holds, if it is worth serving.
+
+    Args:
+        wanted: what was asked for, or the model allows.
 
     Raises:
-        ModelError: the KV budget holds fewer tokens than any conversation needs.
+        ModelError: the budget holds fewer tokens than any conversation needs.
     """
-    if tokens < _SHORTEST_CONTEXT:
+    least = min(_SHORTEST_CONTEXT, wanted)
+    if tokens < least:
         raise ModelError(
-            f"kv-memory: the budget holds a context of {tokens} tokens; "
-            f"at least {_SHORTEST_CONTEXT} are needed"
+            f"kv-memory: the budget holds a context of {tokens} tokens; at least {least} are needed"
         )
     return tokens

@@ -5,6 +5,8 @@ The scheduler asks here before it admits a sequence, and tells what was computed
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from quire.cache.disk_recall import Prompt, Recall
 from quire.cache.index import Match, Node, PrefixIndex, chain, common_length
 from quire.cache.ledger import Ledger, Page, PoolKey
@@ -43,15 +45,17 @@ class Reuse:
 
     # -- before a sequence runs ----------------------------------------------------------------
 
-    def match(self, sequence: Sequence) -> Match | None:
-        """What the index has for a sequence; None if it had better wait: for a
+    def must_wait(self, sequence: Sequence) -> bool:
+        """Whether what a sequence waits for has still not come; costs next to nothing."""
+        return sequence.waits_on in self._computing or self._reads_disk(sequence)
 
-        neighbour that is computing what it needs, or for the disk.
+    def match(self, sequence: Sequence) -> Match | None:
+        """What the index has for a sequence that need not wait; None if it had better wait:
+
+        for a neighbour that is computing what it needs, or for the disk.
         """
-        if not self._enabled:
-            return Match(reason="off")
-        if sequence.waits_on in self._computing or self._reads_disk(sequence):
-            return None
+        if not self._enabled or sequence.afresh:
+            return Match(reason="evicted" if self._enabled else "off")
         sequence.waits_on = None
         size = self._size
         limit = len(sequence.tokens) - 1
@@ -64,8 +68,9 @@ class Reuse:
             partial=not sequence.format.seals,
         )
         following = match.reached // size
-        if following < len(keys) and keys[following] in self._computing:
-            sequence.waits_on = keys[following]
+        coming = list(takewhile(self._computing.__contains__, keys[following:]))
+        if coming:
+            sequence.waits_on = coming[-1]
             return None
         if self._has_recurrent and self._state_is_coming(sequence, match, keys[:following]):
             return None

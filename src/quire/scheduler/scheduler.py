@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from quire.cache.index import Match
 from quire.cache.ledger import Ledger, Page, PoolKey
@@ -24,6 +24,7 @@ from quire.cache.specs import (
 )
 from quire.errors import RequestError
 from quire.request import Failure, FinishReason, Output, Request, TokenLogprobs
+from quire.scheduler.limits import Limits
 from quire.scheduler.pace import Pace
 from quire.scheduler.plan import StepPlan, Work
 from quire.scheduler.reuse import Reuse
@@ -70,6 +71,9 @@ class Counters:
 _CRUMB = 16
 """Tokens below which a chunk is not worth its own attention, unless they end a prompt."""
 
+_LOOKED_AT = 1 << 17
+"""Prompt tokens looked up in the prefix index for one step, about 5 ms; other prompts wait."""
+
 _PATIENCE = 256
 """Tokens by which shorter prompts may go before the oldest one beyond its half of each step."""
 
@@ -94,6 +98,7 @@ class Scheduler:
         self.config = config
         self.groups = groups
         self.ledger = ledger
+        self.limits = Limits(groups, ledger, config.page_tokens, config.max_context)
         self.pace = pace
         self.reuse = Reuse(
             groups, ledger, config.page_tokens, config.snapshot_every, config.prefix_cache
@@ -111,7 +116,8 @@ class Scheduler:
         self._owed = 0
         """Tokens of the oldest prompt's halves that shorter ones took."""
         self._outbox: list[Output] = []
-        self._launched_pages: list[Page] = []
+        self._no_room: tuple[int, int] | None = None
+        """Who (`order`) found no room last, and when: not asked again before a page came back."""
 
     # -- requests come and go ------------------------------------------------------------------
 
@@ -131,33 +137,15 @@ class Scheduler:
         Raises:
             RequestError: the request could never be served; nothing was queued.
         """
-        length = len(request.prompt)
-        if length == 0:
-            raise RequestError("prompt: must hold at least one token", param="prompt")
-        if request.max_tokens < 1:
-            raise RequestError("max_tokens: must be at least 1", param="max_tokens")
-        if length >= self.config.max_context:
-            raise RequestError(
-                f"prompt: {length} tokens; prompt and answer together may have "
-                f"{self.config.max_context}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+        self.limits.check(request, format)
         if request.id in self._sequences:
             raise RequestError(f"id: {request.id!r} is already being served", param="id")
-        need = self.worst_case_bytes(format, length + 1)
-        if need > self.ledger.budget:
-            raise RequestError(
-                f"prompt: {length} tokens need {need} bytes of KV cache; "
-                f"the server's budget is {self.ledger.budget}",
-                param="prompt",
-                code="kv_memory_exceeded",
-            )
         format = self._formats.setdefault(format, format)
         sequence = Sequence(
             request, format, self._identity(format, request.cache_salt), self._order
         )
         self._order += 1
+        sequence.max_context = self.limits.context(format)
         if request.deadline_s is not None:
             sequence.deadline = self._clock() + request.deadline_s
         self._sequences[request.id] = sequence
@@ -186,35 +174,8 @@ class Scheduler:
             self._finish(sequence, FinishReason.ERROR, failure=failure)
         for sequence in self.waiting:
             sequence.pending = 0
-        self._launched_pages.clear()
         self.reuse.index.clear()
         self.ledger.reset()
-
-    def fit_context(self, format: KVFormat) -> int:
-        """Lowers `max_context` to what the budget holds for one sequence, and returns it."""
-        low, high = 0, self.config.max_context
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.worst_case_bytes(format, middle) <= self.ledger.budget:
-                low = middle
-            else:
-                high = middle - 1
-        self.config = replace(self.config, max_context=low)
-        return low
-
-    def worst_case_bytes(self, format: KVFormat, tokens: int) -> int:
-        """Bytes of the pages that a lone sequence of so many tokens holds at most."""
-        pages = -(-tokens // self.config.page_tokens)
-        total = 0
-        for group in self.groups:
-            key = PoolKey(group.index, format)
-            count = 1 if isinstance(group.spec, RecurrentState) else pages
-            if isinstance(group.spec, WindowKV):
-                count = min(pages, group.spec.window // self.config.page_tokens + 3)
-            total += count * self.ledger.page_bytes(key)
-            if format.seals and not isinstance(group.spec, RecurrentState):
-                total += self.ledger.page_bytes(PoolKey(group.index, format, open=True))
-        return total
 
     # -- planning ------------------------------------------------------------------------------
 
@@ -236,8 +197,8 @@ class Scheduler:
         """The plan's page ids have been read: pages that no later step needs may go."""
         for work in plan.work:
             self._release_passed(work.seq)
-        self.ledger.release_all(self._launched_pages)
-        self._launched_pages.clear()
+        self.ledger.release_all(source for source, _ in plan.copies)
+        self.ledger.release_all(slot for _, slot in plan.saves)
 
     def _expire(self) -> None:
         now = self._clock()
@@ -263,7 +224,7 @@ class Scheduler:
         return (
             sequence.running
             and sequence.generated < sequence.request.max_tokens
-            and sequence.known < self.config.max_context
+            and sequence.known < sequence.max_context
         )
 
     def _plan_prompts(self, plan: StepPlan, budget: int) -> None:
@@ -303,20 +264,28 @@ class Scheduler:
     def _admit(self, prompts: list[Sequence], plan: StepPlan, budget: int) -> None:
         """Moves waiting sequences to `prompts`, first come first served, while memory allows."""
         deferred: list[Sequence] = []
+        looked_at = 0
         while self.waiting and len(self.running) < self.config.max_sequences:
             if len(prompts) >= max(1, budget):
                 break
             sequence = self.waiting[0]
-            match = None if sequence.pending else self.reuse.match(sequence)
+            if sequence.pending or self.reuse.must_wait(sequence):
+                deferred.append(self.waiting.popleft())
+                continue
+            if looked_at > _LOOKED_AT or (sequence.order, self.ledger.returned) == self._no_room:
+                break
+            looked_at += len(sequence.tokens)
+            match = self.reuse.match(sequence)
             if match is None:
                 deferred.append(self.waiting.popleft())
                 continue
             if not self._start(sequence, match, plan):
-                break
+                if self.running or sequence.afresh:
+                    self._no_room = sequence.order, self.ledger.returned
+                    break
+                sequence.afresh = True  # nobody will make room, and what it would reuse takes some
+                continue
             self.waiting.popleft()
-            sequence.running = True
-            self.running.append(sequence)
-            self.running.sort(key=lambda s: s.order)
             prompts.append(sequence)
         self.waiting.extendleft(reversed(deferred))
         prompts.sort(key=lambda s: s.order)
@@ -352,10 +321,12 @@ class Scheduler:
             sequence.tables.append(table + list(pages))
         sequence.reading = None
         sequence.opens = {key.group: pages[0] for key, pages in fresh.items() if key.open and pages}
-        self._launched_pages.extend(sources)
         self.reuse.begin(sequence, match)
         if not sequence.started:
             self._count_start(sequence, match)
+        sequence.running = True
+        self.running.append(sequence)
+        self.running.sort(key=lambda s: s.order)
         return True
 
     def _first_pages(self, group: KVGroup, total: int, have: int) -> int:
@@ -383,10 +354,11 @@ class Scheduler:
         while not self._allocate(work):
             youngest = self.running[-1]
             if youngest is work.seq and len(self.running) == 1:
-                failure = Failure("the KV memory budget cannot hold this request", 500)
-                self._withdraw(work.seq, plan)
-                self._finish(work.seq, FinishReason.ERROR, failure=failure)
-                return False
+                if youngest.afresh:
+                    failure = Failure("the KV memory budget cannot hold this request", 500)
+                    self._finish(youngest, FinishReason.ERROR, failure=failure)
+                    return False
+                youngest.afresh = True  # what it copies from in this plan is in its way
             self._preempt(youngest, plan)
             if youngest is work.seq:
                 return False
@@ -423,10 +395,11 @@ class Scheduler:
         """Takes a sequence out of a plan that is being made."""
         plan.work = [work for work in plan.work if work.seq is not sequence]
         own = {page for table in sequence.tables for page in table}
-        copies = [copy for copy in plan.copies if copy[1] not in own]
-        if len(copies) < len(plan.copies):
-            plan.copies = copies
-            sequence.computed = 0  # it began in this plan, and what it was to copy never came
+        dropped = [copy for copy in plan.copies if copy[1] in own]
+        if dropped:  # it began in this plan, and what it was to copy never came
+            plan.copies = [copy for copy in plan.copies if copy[1] not in own]
+            self.ledger.release_all(source for source, _ in dropped)
+            sequence.computed = 0
 
     # -- after a plan --------------------------------------------------------------------------
 
@@ -437,9 +410,7 @@ class Scheduler:
         if work.sample:
             sequence.pending += 1
         self.reuse.register(sequence)
-        saves = self.reuse.save_states(sequence)
-        plan.saves.extend(saves)
-        self._launched_pages.extend(page for _, page in saves)
+        plan.saves.extend(self.reuse.save_states(sequence))
         if work.sample:
             self.reuse.prompt_done(sequence)
 
@@ -497,7 +468,7 @@ class Scheduler:
             return FinishReason.LOOP
         if sequence.generated - sequence.pending >= sequence.request.max_tokens:
             return FinishReason.LENGTH
-        if len(sequence.tokens) >= self.config.max_context:
+        if len(sequence.tokens) >= sequence.max_context:
             return FinishReason.LENGTH
         return None
 

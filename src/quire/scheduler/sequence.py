@@ -6,7 +6,7 @@ from array import array
 from typing import Protocol
 
 from quire.cache.disk_recall import Reading
-from quire.cache.index import Node, chain
+from quire.cache.index import Node, chains
 from quire.cache.ledger import Page
 from quire.cache.specs import KVFormat
 from quire.request import Request
@@ -75,6 +75,8 @@ class Sequence:
         self.tokens: list[int] = list(request.prompt)
         self.pending = 0
         self.computed = 0
+        self.max_context = 0
+        """Tokens that it may have, by the model and by what the budget holds in its format."""
         self.tables: list[list[Page | None]] = []
         self.opens: dict[int, Page] = {}
         self.guide: Guide | None = None
@@ -85,12 +87,14 @@ class Sequence:
         self.cached = 0
         self.reuse = ""
         self.started = False
+        self.afresh = False
+        """Whether it reuses nothing, since it had no room beside what it would have reused."""
         self.running = False
         self.finished = False
         self.trail: Node | None = None
         self.registered = 0
         self.waits_on: bytes | None = None
-        """The key of a page that another running sequence is about to compute."""
+        """The key of the last page of this prompt that another running sequence will compute."""
         self.promised: list[bytes] = []
         """Keys of the prompt's pages that this sequence is about to compute."""
         self.reading: Reading | None = None
@@ -127,8 +131,9 @@ class Sequence:
 
     def keys(self, pages: int, page_tokens: int) -> list[bytes]:
         """Chained hashes of the first `pages` full pages."""
-        while len(self._keys) < pages:
-            at = len(self._keys) * page_tokens
-            parent = self._keys[-1] if self._keys else self.identity
-            self._keys.append(chain(parent, self.tokens[at : at + page_tokens]))
+        have = len(self._keys)
+        if have < pages:
+            parent = self._keys[-1] if have else self.identity
+            tokens = self.tokens[have * page_tokens : pages * page_tokens]
+            self._keys.extend(chains(parent, tokens, page_tokens))
         return self._keys[:pages]

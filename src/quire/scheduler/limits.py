@@ -1,0 +1,81 @@
+"""What a lone sequence may hold, and what is refused because it never could."""
+
+from __future__ import annotations
+
+from quire.cache.ledger import Ledger, PoolKey
+from quire.cache.specs import KVFormat, KVGroup, RecurrentState, WindowKV
+from quire.errors import RequestError
+from quire.request import Request
+
+
+class Limits:
+    """The longest context, and what of it the KV budget holds in each format.
+
+    Args:
+        max_context: tokens a sequence may have, prompt and answer together.
+    """
+
+    def __init__(
+        self, groups: tuple[KVGroup, ...], ledger: Ledger, page_tokens: int, max_context: int
+    ) -> None:
+        self.max_context = max_context
+        self._groups = groups
+        self._ledger = ledger
+        self._size = page_tokens
+        self._contexts: dict[KVFormat, int] = {}
+
+    def check(self, request: Request, format: KVFormat) -> None:
+        """Whether a request can be served if it gets all the memory.
+
+        Raises:
+            RequestError: it cannot; names the limit.
+        """
+        length = len(request.prompt)
+        if length == 0:
+            raise RequestError("prompt: must hold at least one token", param="prompt")
+        if request.max_tokens < 1:
+            raise RequestError("max_tokens: must be at least 1", param="max_tokens")
+        if length >= self.max_context:
+            raise RequestError(
+                f"prompt: {length} tokens; prompt and answer together may have {self.max_context}",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        if length >= self.context(format):
+            need = self.worst_case_bytes(format, length + 1)
+            raise RequestError(
+                f"prompt: {length} tokens need {need} bytes of KV cache; "
+                f"the server's budget is {self._ledger.budget}",
+                param="prompt",
+                code="kv_memory_exceeded",
+            )
+
+    def context(self, format: KVFormat) -> int:
+        """How many tokens a lone sequence in a format may have."""
+        if format not in self._contexts:
+            low, high = 0, self.max_context
+            while low < high:
+                middle = (low + high + 1) // 2
+                if self.worst_case_bytes(format, middle) <= self._ledger.budget:
+                    low = middle
+                else:
+                    high = middle - 1
+            self._contexts[format] = low
+        return self._contexts[format]
+
+    def worst_case_bytes(self, format: KVFormat, tokens: int) -> int:
+        """Bytes of the pages that a lone sequence of so many tokens holds at most."""
+        pages = -(-tokens // self._size)
+        total = 0
+        for group in self._groups:
+            page_bytes = self._ledger.page_bytes(PoolKey(group.index, format))
+            if isinstance(group.spec, RecurrentState):
+                total += page_bytes
+                continue
+            count = pages
+            if isinstance(group.spec, WindowKV):
+                count = min(pages, group.spec.window // self._size + 3)
+            total += count * page_bytes
+            if format.seals:
+                total += self._ledger.page_bytes(PoolKey(group.index, format, open=True))
+        return total
