@@ -80,7 +80,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{**TOOL, "name": "no spaces"}]}, "tools[0].name"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
     ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
-    ({"tool_choice": {"type": "tool"}}, "'name'"),
+    ({"tool_choice": {"type": "tool"}}, "'tool_choice.name'"),
     ({"tools": [BAD], "tool_choice": {"type": "any"}}, "tools[0].input_schema"),
     (
         {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}},

@@ -129,3 +129,17 @@ def test_pings_keep_a_silent_stream_open(serve: Serve, monkeypatch: Any) -> None
     assert names[0] == "message_start"
     assert names[1] == "ping"  # for the call is held back until it is complete
     assert names[-1] == "message_stop"
+
+
+def test_a_stream_that_waits_for_its_first_token_begins_with_the_message(
+    serve: Serve, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.05)
+    served = serve()
+    script = Script(served.ids("Hello."), delay_s=0.5, group=9, cached_tokens=3)
+    served.engine.reset(lambda _: script)
+    events = events_of(served)
+    assert [name for name, _ in events[:2]] == ["message_start", "ping"]
+    assert [name for name, _ in events].count("message_start") == 1
+    assert events[0][1]["message"]["usage"]["cache_read_input_tokens"] == 0
+    assert events[-2][1]["usage"]["cache_read_input_tokens"] == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -11,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from openai import APIStatusError, OpenAI
 
 from quire.api.auth import check_exposure
 from quire.api.openapi import OPERATIONS
 from quire.config import ServerConfig
 from quire.errors import QuireError
-from tests.api.conftest import HTTP, Serve
+from quire.request import Failure
+from tests.api.conftest import HTTP, NAME, Serve
 from tests.support.scripted_engine import Script
 
 ASK = {"messages": [{"role": "user", "content": "Hi."}]}
@@ -107,6 +110,30 @@ def test_the_deadline_goes_to_the_engine(serve: Serve) -> None:
     HTTP.post(served.url + CHAT, json=ASK)
     (request,) = served.engine.requests
     assert (request.deadline_s, request.max_tokens) == (7.5, 12)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_that_passed_is_not_tried_again(serve: Serve, stream: bool) -> None:
+    failure = Failure("the request was not finished within 1 s", 408, "timeout_error")
+    served = serve(lambda _: Script(error=failure))
+    patient = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=2)
+    with pytest.raises(APIStatusError, match="not finished within") as raised:
+        patient.chat.completions.create(model=NAME, messages=ASK["messages"], stream=stream)  # type: ignore[call-overload]
+    assert raised.value.status_code == 408
+    assert len(served.engine.requests) == 1
+    answer = HTTP.post(f"{served.url}/v1/messages", json={"model": NAME, "max_tokens": 9, **ASK})
+    assert answer.json()["error"]["type"] == "timeout_error"
+
+
+def test_a_head_without_end_is_not_taken_in(serve: Serve) -> None:
+    address = httpx.URL(serve().url)
+    with socket.create_connection((address.host, address.port or 80), timeout=10) as raw:
+        raw.sendall(b"GET /health HTTP/1.1\r\nx-endless: ")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 64 << 20:
+                sent += raw.send(b"x" * 65536)
+        assert sent < 64 << 20, "it was taken in"
 
 
 def test_cors_is_off_unless_an_origin_is_named(serve: Serve) -> None:
@@ -210,6 +237,7 @@ def test_unknown_routes_and_methods_have_openais_shape(serve: Serve) -> None:
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
     wrong = HTTP.get(served.url + CHAT)
     assert (wrong.status_code, "POST" in wrong.headers["allow"]) == (405, True)
+    assert wrong.json()["error"]["code"] == "method_not_allowed"
     anthropic = HTTP.get(f"{served.url}/v1/messages/nowhere").json()
     assert (anthropic["type"], anthropic["error"]["type"]) == ("error", "not_found_error")
 

@@ -1,8 +1,10 @@
-"""What `quire serve` makes of its options for thoughts and stored answers."""
+"""What `quire serve` makes of its options."""
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,55 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(QuireError, match="empty"):
         config("--signing-key-file", str(tmp_path / "empty"))
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--stop-on-loop", "2"), "whole number from 3"),
+        (("--port", "65536"), "no port"),
+        (("--kv-memory", "inf"), "number of bytes"),
+        (("--kv-memory", "8PB"), "number of bytes"),
+        (("--request-timeout", "0"), "above 0"),
+        (("--step-ms", "nan"), "above 0"),
+        (("--max-messages", "0"), "whole number from 1"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(
+    options: tuple[str, str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        config(*options)
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("1000", 1000), ("8G", 8 * 10**9), ("8 GB", 8 * 10**9), ("1.5kib", 1536), ("2MiB", 2 << 20)],
+)
+def test_numbers_of_bytes(text: str, count: int) -> None:
+    assert config("--max-body", text).max_body_bytes == count
+
+
+def test_a_folder_is_served_by_its_own_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "some-model"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert config(".").served_name == "some-model"
+    assert config(".", "--served-name", "other").served_name == "other"
+
+
+def test_keys_come_from_options_file_and_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "keys").write_text("two\nthree\n")
+    monkeypatch.setenv("QUIRE_API_KEY", "four, five,")
+    keys = config("--api-key", "one", "--api-key-file", str(tmp_path / "keys")).api_keys
+    assert keys == ("one", "two", "three", "four", "five")
+
+
+def test_help_needs_no_web_server() -> None:
+    code = "import sys, quire.cli; sys.exit('uvicorn' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

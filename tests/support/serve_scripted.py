@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from quire.cli.serve import serve
+from quire.api.server import serve
 from quire.config import EngineConfig, ServerConfig
 
 NAME = "scripted"

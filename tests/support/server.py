@@ -11,12 +11,14 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from quire.api.server import BoundedHead
+
 
 @contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
     """Serves `app` and gives its URL; raises if it does not start or stop in time."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", access_log=False, http="httptools")
+    config = uvicorn.Config(app, log_level="warning", access_log=False, http=BoundedHead)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

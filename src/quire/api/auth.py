@@ -64,7 +64,7 @@ def check_exposure(config: ServerConfig, *, said_twice: bool) -> None:
         return
     raise QuireError(
         f"Binding {config.host} lets other machines in, and no API key is set. "
-        "Set --api-key, or say --no-api-key as well if that is what you want."
+        "Set --api-key, or say --allow-anyone as well if that is what you want."
     )
 
 

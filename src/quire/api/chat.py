@@ -174,21 +174,8 @@ class ChatRequest(GenerationFields):
             case None:
                 return ToolChoice()
             case NamedToolChoice(function=function):
-                names = [tool.function.name for tool in self.tools or ()]
-                if function.name not in names:
-                    raise RequestError(
-                        f"'tool_choice' names '{function.name}', which is not among 'tools'.",
-                        param="tool_choice",
-                        code="invalid_value",
-                    )
                 return ToolChoice("named", function.name)
             case mode:
-                if mode == "required" and not self.tools:
-                    raise RequestError(
-                        "'tool_choice' is 'required', but there are no 'tools'.",
-                        param="tool_choice",
-                        code="invalid_value",
-                    )
                 return ToolChoice(mode)
 
     def _schema(self) -> str | None:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from quire.api.limits import Slots, check_count, check_headers, read_body
 from quire.api.metrics import Metrics
-from quire.api.schema import GenerationFields, Wire, parse, parse_json
+from quire.api.schema import GenerationFields, Wire, check_stream_options, parse, parse_json
 from quire.cache.formats.choose import choose_format
 from quire.cache.specs import KVFormat
 from quire.config import ServerConfig
@@ -98,12 +98,7 @@ def common_fields(
         RequestError: a value that only this server's model or settings rule out.
     """
     context.check_model(fields.model)
-    if fields.stream_options is not None and not fields.stream:
-        raise RequestError(
-            "'stream_options' needs 'stream' to be true.",
-            param="stream_options",
-            code="invalid_value",
-        )
+    check_stream_options(fields.stream_options, stream=fields.stream)
     return {
         "sampling": _sampling(fields, context.service.info.vocab_size, logprobs),
         "n": fields.n or 1,

@@ -21,6 +21,7 @@ _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    408: "timeout_error",
     413: "request_too_large",
     429: "rate_limit_error",
     503: "overloaded_error",
@@ -48,6 +49,9 @@ def failure_of(error: Exception) -> Failure:
             return Failure("The client left before its request was whole.", 499)
         case HTTPException(status_code=404):
             return Failure("There is no such route.", 404, "not_found_error", code="unknown_url")
+        case HTTPException(status_code=405):
+            what = "This route does not take this method."
+            return Failure(what, 405, "invalid_request_error", code="method_not_allowed")
         case HTTPException():
             return Failure(error.detail, error.status_code, "invalid_request_error")
         case _:
@@ -87,7 +91,14 @@ def body_for(path: str, failure: Failure) -> dict[str, Any]:
 
 
 def error_response(path: str, failure: Failure, headers: dict[str, str] | None = None) -> Response:
-    """A whole response for a request that failed before anything of its answer was sent."""
+    """A whole response for a request that failed before anything of its answer was sent.
+
+    The SDKs would send a request again that ran into its deadline, and would double the load of a
+    server that is slow already; both let this header tell them not to.
+    """
+    headers = dict(headers or {})
+    if failure.status == 408:
+        headers["x-should-retry"] = "false"
     content = json.dumps(body_for(path, failure))
     return Response(content, failure.status, headers, media_type="application/json")
 

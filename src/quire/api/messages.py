@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
@@ -21,7 +21,6 @@ from quire.api.context import Context
 from quire.api.lenient_json import parse_lenient
 from quire.api.messages_prompt import Conversation, continues, conversation, loaded_tools
 from quire.api.messages_render import (
-    PING,
     Answering,
     MessageChunks,
     MessageEvents,
@@ -35,7 +34,6 @@ from quire.api.messages_schema import (
     ThinkingAdaptive,
     ThinkingDisabled,
     ThinkingEnabled,
-    Tool,
 )
 from quire.api.messages_schema import ToolChoice as WireToolChoice
 from quire.api.seal import Seal
@@ -82,7 +80,8 @@ class Messages:
         )
         events = MessageEvents(answering, run, self._seal)
         if fields.stream:
-            return EventStream(run, MessageChunks(events), keepalive=lambda: PING)
+            chunks = MessageChunks(events)
+            return EventStream(run, chunks, keepalive=chunks.waiting)
         wire: list[WireEvent] = []
         await consume(request, run, lambda _, event: wire.extend(events.feed(event)))
         return JSONResponse(fold([*events.begin(), *wire]), headers=run_headers(run))
@@ -124,13 +123,13 @@ def _prompt(context: Context, fields: CountRequest, said: Conversation) -> Gener
     """The part of a generation that shapes its prompt.
 
     Raises:
-        RequestError: a tool choice that the tools cannot meet.
+        RequestError: a tool choice without the name that it needs.
     """
-    choice, tools = fields.tool_choice, loaded_tools(fields)
+    choice = fields.tool_choice
     return Generation(
         messages=said.messages,
-        tools=tuple(tool.to_template() for tool in tools),
-        tool_choice=_tool_choice(choice, tools),
+        tools=tuple(tool.to_template() for tool in loaded_tools(fields)),
+        tool_choice=_tool_choice(choice),
         parallel_tool_calls=choice is None or choice.disable_parallel_tool_use is not True,
         thinking=_thinking(context, fields),
         continue_final=continues(fields.messages),
@@ -164,22 +163,18 @@ def _generation(
     )
 
 
-def _tool_choice(choice: WireToolChoice | None, tools: Sequence[Tool]) -> ToolChoice:
+def _tool_choice(choice: WireToolChoice | None) -> ToolChoice:
     if choice is None:
         return ToolChoice()
-    if choice.type == "any" and not tools:
-        raise _bad_choice("is 'any', but there are no 'tools'")
     if choice.type == "tool":
         if choice.name is None:
-            raise _bad_choice("is 'tool', but has no 'name'")
-        if choice.name not in [tool.name for tool in tools]:
-            raise _bad_choice(f"names '{choice.name}', which is not among 'tools'")
+            raise RequestError(
+                "Missing required parameter: 'tool_choice.name'.",
+                param="tool_choice.name",
+                code="missing_required_parameter",
+            )
         return ToolChoice("named", choice.name)
     return ToolChoice("required" if choice.type == "any" else choice.type)
-
-
-def _bad_choice(what: str) -> RequestError:
-    return RequestError(f"'tool_choice' {what}.", param="tool_choice", code="invalid_value")
 
 
 def _thinking(context: Context, fields: CountRequest) -> Thinking:

@@ -119,7 +119,8 @@ class MessageEvents:
         self._block: _OpenBlock | None = None
 
     def begin(self) -> Iterator[WireEvent]:
-        """The opening of the message, once the engine has told what it read from its cache."""
+        """The opening of the message, with what the engine has told so far of its cache; the end
+        tells it for good."""
         if not self._begun:
             self._begun = True
             run = self._run
@@ -145,7 +146,7 @@ class MessageEvents:
                 yield from self._close()
                 yield from self._end(event)
             case Failed(error):
-                yield {**anthropic_body(error)}
+                yield anthropic_body(error)
 
     def _think(self, thought: str) -> Iterator[WireEvent]:
         if self._answering.thoughts == "shown":
@@ -219,6 +220,10 @@ class MessageChunks:
         pieces = [self._written(event) for event in self._events.begin()]
         pieces += [self._written(each) for _, event in batch for each in self._events.feed(event)]
         return b"".join(pieces)
+
+    def waiting(self) -> bytes:
+        """A ping, behind the opening of the message: clients take nothing before that."""
+        return b"".join(map(self._written, self._events.begin())) + PING
 
     def end(self) -> bytes:
         """Nothing: `message_stop` is the end."""

@@ -30,6 +30,7 @@ from quire.api.responses_schema import (
 )
 from quire.api.responses_store import ResponseStore
 from quire.api.responses_tools import Toolbox, toolbox
+from quire.api.schema import check_stream_options
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
 from quire.api.whole import consume
@@ -159,12 +160,7 @@ def _generation(
     Raises:
         RequestError: fields that contradict each other or this server's limits.
     """
-    if fields.stream_options is not None and not fields.stream:
-        raise RequestError(
-            "'stream_options' needs 'stream' to be true.",
-            param="stream_options",
-            code="invalid_value",
-        )
+    check_stream_options(fields.stream_options, stream=fields.stream)
     wants_logprobs = bool(fields.top_logprobs) or _includes(fields, "message.output_text.logprobs")
     return {
         "tools": tools.templates,

@@ -167,10 +167,10 @@ class ReasoningItem(_Item):
         return [{"type": self._part_type, "text": "".join(self._text)}]
 
 
-class FunctionCallItem(_Item):
-    """A call of a function."""
+class _CallItem(_Item):
+    """A call: the pieces of its arguments' JSON, and what the client knows it by."""
 
-    prefix = "fc"
+    kind = "call"
 
     def __init__(self, index: int, call_id: str, named: Named) -> None:
         super().__init__(index)
@@ -181,6 +181,22 @@ class FunctionCallItem(_Item):
     def open(self) -> Iterator[WireEvent]:
         """The call, without arguments."""
         yield self._added()
+
+    def _body(self, status: str, **said: str) -> WireEvent:
+        body = {"id": self.id, "type": self.kind, "status": status}
+        body |= {"call_id": self._call_id, "name": self._named.name}
+        if self._named.namespace is not None:
+            body["namespace"] = self._named.namespace
+        return {**body, **said}
+
+    def _joined(self) -> str:
+        return "".join(self._arguments)
+
+
+class FunctionCallItem(_CallItem):
+    """A call of a function."""
+
+    prefix, kind = "fc", "function_call"
 
     def add(self, json_text: str) -> Iterator[WireEvent]:
         """A piece of the arguments' JSON."""
@@ -196,27 +212,13 @@ class FunctionCallItem(_Item):
 
     def body(self, status: str) -> WireEvent:
         """The call."""
-        call = {"id": self.id, "type": "function_call", "status": status}
-        return {**call, **_identity(self._call_id, self._named), "arguments": self._joined()}
-
-    def _joined(self) -> str:
-        return "".join(self._arguments)
+        return self._body(status, arguments=self._joined())
 
 
-class CustomCallItem(_Item):
+class CustomCallItem(_CallItem):
     """A call of a custom tool: the model wrote a function's arguments, one of which is its text."""
 
-    prefix = "ctc"
-
-    def __init__(self, index: int, call_id: str, named: Named) -> None:
-        super().__init__(index)
-        self._call_id = call_id
-        self._named = named
-        self._arguments: list[str] = []
-
-    def open(self) -> Iterator[WireEvent]:
-        """The call, without its text."""
-        yield self._added()
+    prefix, kind = "ctc", "custom_tool_call"
 
     def add(self, json_text: str) -> Iterator[WireEvent]:
         """A piece of the arguments' JSON; the text that it holds is read at the end."""
@@ -232,17 +234,9 @@ class CustomCallItem(_Item):
 
     def body(self, status: str) -> WireEvent:
         """The call."""
-        call = {"id": self.id, "type": "custom_tool_call", "status": status}
-        return {**call, **_identity(self._call_id, self._named), "input": self._text()}
+        return self._body(status, input=self._text())
 
     def _text(self) -> str:
-        joined = "".join(self._arguments)
+        joined = self._joined()
         text = json.loads(joined).get(INPUT) if joined else ""
         return text if isinstance(text, str) else joined
-
-
-def _identity(call_id: str, named: Named) -> WireEvent:
-    identity: WireEvent = {"call_id": call_id, "name": named.name}
-    if named.namespace is not None:
-        identity["namespace"] = named.namespace
-    return identity

@@ -107,20 +107,18 @@ def _chosen(
             choice = ToolChoice()
         case mode:
             choice = ToolChoice(mode)
-    if choice.mode == "required" and not templates:
-        raise _bad_choice("is 'required', but there are no 'tools'")
     return Toolbox(named, tuple(templates), left_out, choice)
 
 
 def _named(choice: NamedChoice, named: dict[str, Named]) -> str:
     name = model_name(choice.name, choice.namespace)
     if name not in named:
-        raise _bad_choice(f"names '{name}', which is not among 'tools'")
+        raise RequestError(
+            f"'tool_choice' names '{name}', which is not among 'tools'.",
+            param="tool_choice",
+            code="invalid_value",
+        )
     return name
-
-
-def _bad_choice(what: str) -> RequestError:
-    return RequestError(f"'tool_choice' {what}.", param="tool_choice", code="invalid_value")
 
 
 def _template(tool: FunctionTool | CustomTool, name: str) -> dict[str, Any]:

@@ -188,6 +188,16 @@ class StreamOptions(Wire):
     include_obfuscation: bool | None = None
 
 
+def check_stream_options(options: StreamOptions | None, *, stream: bool | None) -> None:
+    """Raises `RequestError` for options of a stream where none is asked for."""
+    if options is not None and not stream:
+        raise RequestError(
+            "'stream_options' needs 'stream' to be true.",
+            param="stream_options",
+            code="invalid_value",
+        )
+
+
 class GenerationFields(Wire):
     """Fields that OpenAI's two generating endpoints share, and the extensions common among servers.
 

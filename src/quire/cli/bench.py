@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.cli.load import Answer, LoadError, Target, closed_loop, send, served_model
+from quire.cli.values import at_least, duration, positive
 
 T = TypeVar("T")
 
@@ -284,19 +285,12 @@ def _report(args: argparse.Namespace, levels: list[Level], console: Console) -> 
     return 1 if failed else 0
 
 
-# Never written to a report: the key is a secret, the others are the parser's own.
-_PRIVATE = frozenset({"api_key", "json", "run", "command"})
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
-    return value
+# Never written to a report: the key is a secret, the others are no settings of the load.
+_PRIVATE = frozenset({"api_key", "json", "command"})
 
 
 def _levels(text: str) -> list[int]:
-    return [_positive(part) for part in text.split(",")]
+    return [positive(part) for part in text.split(",")]
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -315,17 +309,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--endpoint", choices=tuple(ROUTES), default="chat", help="default: %(default)s")
     add("--concurrency", type=_levels, default=[1, 2, 4, 8], metavar="N,N,...",
         help="streams at once, one level after the other (default: 1,2,4,8)")  # fmt: skip
-    add("--requests", type=_positive, help="requests a level (default: 4 times the streams)")
-    add("--prompt-tokens", type=_positive, default=128, help="about this many (default: 128)")
+    add("--requests", type=positive, help="requests a level (default: 4 times the streams)")
+    add("--prompt-tokens", type=positive, default=128, help="about this many (default: 128)")
     add("--prompt-file", help="send this text with every request instead")
-    add("--max-tokens", type=_positive, default=128, help="tokens an answer (default: 128)")
+    add("--max-tokens", type=positive, default=128, help="tokens an answer (default: 128)")
     add("--temperature", type=float, default=0.0, help="default: 0, greedy")
     add("--seed", type=int, default=0, help="chooses the prompts; also the sampling seed")
-    add("--warmup", type=int, default=2, help="requests sent first, not counted (default: 2)")
+    add(
+        "--warmup",
+        type=at_least(0),
+        default=2,
+        help="requests sent first, not counted (default: 2)",
+    )
     add("--ignore-eos", action="store_true", help="ask for full-length answers, where supported")
-    add("--timeout", type=float, default=600.0, help="seconds a request may take (default: 600)")
+    add("--timeout", type=duration, default=600.0, help="seconds a request may take (default: 600)")
     add("--json", metavar="FILE", help="also write the figures here")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -19,6 +20,8 @@ import httpx
 from rich.console import Console
 
 from quire.cli.load import Target, error_message, served_model
+from quire.cli.serve import KEY_VARIABLE
+from quire.cli.values import positive
 from quire.errors import QuireError
 
 HELP = """/reset           forget the conversation
@@ -229,19 +232,27 @@ class Terminal:
 def own_server(model: str) -> Iterator[str]:
     """Runs `quire serve MODEL` as a child for as long as the chat lasts; yields its URL.
 
+    It is for this chat alone, so a key that is set for other servers does not guard it.
+
+    Args:
+        model: empty for the embedded one.
+
     Raises:
         ChatError: it exited before it was ready; the message ends with what it said.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "quire", "serve", model, "--port", str(port)]
+    command = [sys.executable, "-m", "quire", "serve", *([model] if model else [])]
+    command += ["--port", str(port), "--log-level", "warning"]
+    environment = {name: text for name, text in os.environ.items() if name != KEY_VARIABLE}
     with tempfile.TemporaryDirectory(prefix="quire-chat-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as out:
             # A session of its own: Ctrl-C is meant for the answer, not for the server.
             child = subprocess.Popen(
-                [*command, "--log-level", "warning"],
+                command,
+                env=environment,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -282,15 +293,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
-    where.add_argument("--model", help="a folder or hub id to serve for this chat")
+    where.add_argument(
+        "--model",
+        nargs="?",
+        const="",
+        help="serve this folder or hub id for this chat; the embedded model if none is named",
+    )
     add("--served-model", help="model name at --url (default: the first that it lists)")
     add("--api-key", help="sent as a bearer token")
     add("--system", default="", help="system message")
     add("--tools", metavar="FILE", help="JSON list of OpenAI tools; you type their results")
     add("--temperature", type=float, help="default: the server's")
-    add("--max-tokens", type=int, help="tokens an answer at most")
+    add("--max-tokens", type=positive, help="tokens an answer at most")
     add("--reasoning-effort", help="none, low, medium or high, for models that think")
-    parser.set_defaults(run=run)
 
 
 def _settings(args: argparse.Namespace, model: str) -> Message:
@@ -309,7 +324,9 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     try:
         with contextlib.ExitStack() as stack:
-            url = stack.enter_context(own_server(args.model)) if args.model else args.url
+            url = (
+                stack.enter_context(own_server(args.model)) if args.model is not None else args.url
+            )
             target = Target.parse(url, args.api_key)
             model = args.served_model or served_model(target, timeout_s=30)
             headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}

@@ -3,139 +3,155 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import contextlib
 import logging
 import os
-import socket
-import sys
 from pathlib import Path
 
-import uvicorn
-
-from quire.api.app import build_app
-from quire.api.auth import check_exposure
 from quire.cache.formats.choose import add_kv_arguments, format_of
+from quire.cli.values import at_least, byte_count, duration, port, positive
 from quire.config import DiskConfig, EngineConfig, ServerConfig
 from quire.demo import MODEL_DIR
-from quire.engine.assembly import assemble
-from quire.engine.process import WORKER, ProcessEngine
 from quire.errors import QuireError
+from quire.sampling.loops import MIN_REPEATS
 
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_BINARY = {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+KEY_VARIABLE = "QUIRE_API_KEY"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declares the subcommand."""
-    parser = subparsers.add_parser("serve", help="serve a model over HTTP", description=__doc__)
-    parser.add_argument(
-        "model", nargs="?", help="a folder or a hub id; the embedded demonstration if left out"
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over HTTP",
+        description="Serves one model over HTTP: OpenAI's chat completions, completions and "
+        "responses, Anthropic's messages.",
     )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--served-name", help="what clients call the model")
-    parser.add_argument("--dialect", help="how answers spell thoughts and tool calls; 'none' too")
-    _add_engine_arguments(parser.add_argument_group("engine"))
-    _add_safety_arguments(parser.add_argument_group("limits and safety"))
-    parser.add_argument(
-        "--log-level", default="info", choices=("debug", "info", "warning", "error")
-    )
-
-
-def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
-    defaults = EngineConfig("")
-    group.add_argument(
-        "--dtype",
-        default="",
-        choices=("", "float32", "float16", "bfloat16"),
-        help="compute type; by default the checkpoint's on a GPU, float32 on a CPU",
-    )
-    group.add_argument(
-        "--kv-memory", type=byte_count, help="for all KV pages, e.g. 8GB; default: a share of free"
-    )
-    add_kv_arguments(group)
-    group.add_argument("--max-sequences", type=positive, default=defaults.max_sequences)
-    group.add_argument("--max-context", type=positive, help="tokens of prompt and answer together")
-    group.add_argument("--max-tokens", type=positive, help="for requests that name no limit")
-    group.add_argument(
-        "--step-ms",
-        type=float,
-        default=defaults.step_ms,
-        help="time aimed at for a step that only reads prompts",
-    )
-    group.add_argument(
-        "--no-prefix-cache", action="store_true", help="compute every prompt from its beginning"
-    )
-    group.add_argument("--kv-disk", metavar="DIR", help="where evicted pages go and survive")
-    group.add_argument("--kv-disk-size", type=byte_count, default=byte_count("20GB"))
-    group.add_argument(
-        "--stop-on-loop",
-        type=positive,
-        default=0,
-        metavar="N",
-        help="end an answer that repeats a cycle of tokens N times",
-    )
-    group.add_argument(
+    add, defaults = parser.add_argument, ServerConfig()
+    add("model", nargs="?", help="a folder or a hub id; the embedded demonstration if left out")
+    add("--host", default=defaults.host, help="default: %(default)s, this machine alone")
+    add("--port", type=port, default=defaults.port, help="default: %(default)s; 0 takes a free one")
+    add("--served-name", metavar="NAME", help="what clients call the model")
+    add("--dialect", help="how answers spell thoughts and tool calls, or none; default: by model")
+    add("--max-tokens", type=positive, metavar="N", help="for requests that name no limit")
+    add("--log-level", default=defaults.log_level, choices=("debug", "info", "warning", "error"))
+    add(
         "--keep-volatile",
         action="store_true",
         help="do not cut the parts of agents' prompts that change with every request",
     )
-
-
-def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
-    defaults = ServerConfig()
-    group.add_argument(
-        "--api-key", action="append", default=[], metavar="KEY", help="several are allowed"
-    )
-    group.add_argument("--api-key-file", metavar="FILE", help="one key a line")
-    group.add_argument(
-        "--allow-anyone",
-        action="store_true",
-        help="serve beyond this machine without a key; meant, not forgotten",
-    )
-    group.add_argument("--cors-origin", action="append", default=[], metavar="ORIGIN")
-    group.add_argument("--max-concurrent", type=positive, default=defaults.max_concurrent)
-    group.add_argument("--max-body", type=byte_count, default=defaults.max_body_bytes)
-    group.add_argument(
-        "--stored-responses",
-        type=positive,
-        default=defaults.stored_responses,
-        metavar="N",
-        help="answers of /v1/responses kept for previous_response_id",
-    )
-    group.add_argument(
-        "--signing-key-file",
-        metavar="FILE",
-        help="signs the thoughts that clients carry, so that they hold beyond a restart",
-    )
-    group.add_argument("--request-timeout", type=float, metavar="SECONDS")
-    group.add_argument(
+    add(
         "--ignore-unknown-fields",
         action="store_true",
         help="for clients that send fields no schema knows and cannot be changed",
     )
+    _add_engine_arguments(parser.add_argument_group("engine"))
+    _add_cache_arguments(parser.add_argument_group("KV cache"))
+    _add_safety_arguments(parser.add_argument_group("access and limits"))
 
 
-def byte_count(text: str) -> int:
-    """Parses `8GB`, `512MiB`, `1000`."""
-    digits = text.rstrip("BbKkMmGgTtIi ")
-    unit = text[len(digits) :].strip().upper()
-    scale = _UNITS.get(unit) or _BINARY.get(unit)
-    try:
-        amount = float(digits)
-    except ValueError:
-        amount = -1.0
-    if scale is None or amount < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, e.g. 8GB or 512MiB")
-    return int(amount * scale)
+def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
+    add, defaults = group.add_argument, EngineConfig("")
+    add(
+        "--dtype",
+        default=defaults.dtype,
+        choices=("float32", "float16", "bfloat16"),
+        help="compute type; by default the checkpoint's on a GPU, float32 on a CPU",
+    )
+    add(
+        "--max-context",
+        type=positive,
+        metavar="N",
+        help="tokens of prompt and answer together; default: the model's own limit",
+    )
+    add(
+        "--max-sequences",
+        type=positive,
+        default=defaults.max_sequences,
+        metavar="N",
+        help="that run at once, others wait; default: %(default)s",
+    )
+    add(
+        "--step-ms",
+        type=duration,
+        default=defaults.step_ms,
+        metavar="MS",
+        help="time aimed at for a step that only reads prompts; default: %(default)s",
+    )
+    add(
+        "--stop-on-loop",
+        type=at_least(MIN_REPEATS, "fewer repeats are no loop"),
+        default=defaults.stop_on_loop,
+        metavar="N",
+        help=f"end an answer that repeats a cycle of tokens N times, at least {MIN_REPEATS}",
+    )
 
 
-def positive(text: str) -> int:
-    """Parses a whole number from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1")
-    return int(text)
+def _add_cache_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--kv-memory",
+        type=byte_count,
+        metavar="BYTES",
+        help="for all pages, e.g. 8GB; default: a share of what is free",
+    )
+    add_kv_arguments(group)
+    group.add_argument(
+        "--no-prefix-cache", action="store_true", help="compute every prompt from its beginning"
+    )
+    group.add_argument("--kv-disk", metavar="DIR", help="where evicted pages go and survive")
+    group.add_argument(
+        "--kv-disk-size", type=byte_count, default="20GB", metavar="BYTES", help="default: 20GB"
+    )
+
+
+def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
+    add, defaults = group.add_argument, ServerConfig()
+    add(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help=f"may be given again; also, with commas between, in {KEY_VARIABLE}",
+    )
+    add("--api-key-file", metavar="FILE", help="one key a line")
+    add(
+        "--allow-anyone",
+        action="store_true",
+        help="serve beyond this machine without a key; meant, not forgotten",
+    )
+    add(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages from there may ask; may be given again; default: none",
+    )
+    add(
+        "--max-concurrent",
+        type=positive,
+        default=defaults.max_concurrent,
+        metavar="N",
+        help="requests in flight before others get a 429; default: %(default)s",
+    )
+    add("--request-timeout", type=duration, metavar="SECONDS", help="for one answer; default: none")
+    add("--max-body", type=byte_count, default="32MiB", metavar="BYTES", help="default: 32MiB")
+    add(
+        "--max-messages",
+        type=positive,
+        default=defaults.max_messages,
+        metavar="N",
+        help="of one request; default: %(default)s",
+    )
+    add(
+        "--stored-responses",
+        type=positive,
+        default=defaults.stored_responses,
+        metavar="N",
+        help="answers of /v1/responses kept for previous_response_id; default: %(default)s",
+    )
+    add(
+        "--signing-key-file",
+        metavar="FILE",
+        help="signs the thoughts that clients carry, so that they hold beyond a restart",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -145,21 +161,12 @@ def run(args: argparse.Namespace) -> int:
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
     engine, server = engine_config(args), server_config(args)
+    # Here, because every command loads this module and no other needs a web server.
+    from quire.api.auth import check_exposure
+    from quire.api.server import serve
+
     check_exposure(server, said_twice=args.allow_anyone)
     return serve(engine, server)
-
-
-def serve(engine: EngineConfig, config: ServerConfig, worker: str = WORKER) -> int:
-    """Serves until interrupted; 1 if the engine broke down.
-
-    Args:
-        worker: see `ProcessEngine.start`.
-    """
-    with (
-        contextlib.closing(_bind(config)) as listener,
-        asyncio.Runner(loop_factory=_loop_factory()) as runner,
-    ):
-        return runner.run(_serve(engine, config, listener, worker))
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -180,21 +187,22 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
-    """The HTTP side's settings, from the command line, the key file and `QUIRE_API_KEY`."""
+    """The HTTP side's settings, from the command line, the key file and `KEY_VARIABLE`."""
     keys = list(args.api_key)
     if args.api_key_file:
         keys += _read(args.api_key_file, "--api-key-file").split()
-    keys += os.environ.get("QUIRE_API_KEY", "").split(",")
+    keys += os.environ.get(KEY_VARIABLE, "").split(",")
     model = args.model or "quire-demo"
-    name = args.served_name or (Path(model).name if Path(model).is_dir() else model)
+    name = args.served_name or (Path(model).resolve().name if Path(model).is_dir() else model)
     return ServerConfig(
         host=args.host,
         port=args.port,
         served_name=name,
-        api_keys=tuple(key for key in keys if key),
+        api_keys=tuple(key.strip() for key in keys if key.strip()),
         strict_fields=not args.ignore_unknown_fields,
         max_concurrent=args.max_concurrent,
         max_body_bytes=args.max_body,
+        max_messages=args.max_messages,
         request_deadline_s=args.request_timeout,
         cors_origins=tuple(args.cors_origin),
         dialect=args.dialect,
@@ -223,65 +231,5 @@ def _signing_key(args: argparse.Namespace) -> str | None:
 def _read(path: str, option: str) -> str:
     try:
         return Path(path).read_text()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise QuireError(f"{option}: {error}") from error
-
-
-def _bind(config: ServerConfig) -> socket.socket:
-    """The listening socket, taken before the model is opened: a used port is known at once.
-
-    Raises:
-        QuireError: the address cannot be bound.
-    """
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((config.host, config.port))
-    except OSError as error:
-        listener.close()
-        raise QuireError(f"cannot bind {config.host}:{config.port}: {error.strerror}") from error
-    return listener
-
-
-async def _serve(
-    engine: EngineConfig, config: ServerConfig, listener: socket.socket, worker: str
-) -> int:
-    client = await ProcessEngine.start(engine, config.log_level, worker)
-    try:
-        service = assemble(client, config.served_name or engine.model, config)
-    except QuireError:
-        await client.close()
-        raise
-    server = uvicorn.Server(
-        uvicorn.Config(
-            build_app(service, config),
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=5,
-            lifespan="on",
-        )
-    )
-    watch = asyncio.create_task(_stop_when_broken(client, server))
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"quire serves {service.name} at http://{shown}:{port}/v1", file=sys.stderr, flush=True)
-    await server.serve(sockets=[listener])
-    watch.cancel()
-    return 1 if client.broken.is_set() else 0
-
-
-async def _stop_when_broken(client: ProcessEngine, server: uvicorn.Server) -> None:
-    """An engine that cannot go on ends the server, after /health had a moment to say so."""
-    await client.broken.wait()
-    await asyncio.sleep(2.0)
-    server.should_exit = True
-
-
-def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # not offered on every platform; asyncio's own loop serves as well
-        return None
-    factory: type[asyncio.AbstractEventLoop] = uvloop.Loop
-    return factory

@@ -20,13 +20,9 @@ from quire.text.tokenizer import Tokenizer
 class Sources:
     """Makes the output stream of each request; implements `service.EventSources`."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
         self._tokenizer = tokenizer
-        self._vocabulary = Vocabulary(
-            tokenizer.added_tokens,
-            lambda text: tokenizer.encode(text, add_special_tokens=False),
-            lambda ids: tokenizer.decode(ids),
-        )
+        self._vocabulary = vocabulary
 
     def __call__(
         self,
@@ -57,13 +53,19 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
     tokenizer = Tokenizer.open(folder)
     template = ChatTemplate.open(folder, tokenizer.special_tokens)
     dialect = choose(template.source, client.info.model_type, config.dialect)
+    vocabulary = Vocabulary(
+        tokenizer.added_tokens,
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
+        tokenizer.decode,
+    )
     return Service(
         client,
         tokenizer,
         template,
+        vocabulary,
         dialect,
         NONE,
-        Sources(tokenizer),
+        Sources(tokenizer, vocabulary),
         name=name,
         default_max_tokens=config.default_max_tokens,
         deadline_s=config.request_deadline_s,

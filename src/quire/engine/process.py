@@ -40,6 +40,9 @@ WORKER = "quire.engine.worker"
 """The module that runs as the engine's process."""
 
 _GRACE_S = 5.0
+_DEATH_S = 0.2
+_MERGED = 256
+"""Tokens that one waiting output takes in; joining them costs time by their square."""
 
 
 class ProcessTicket:
@@ -63,8 +66,8 @@ class ProcessTicket:
     def put_token(self, token: int) -> None:
         """Called by the engine's reader for an output that is just one more token."""
         assert self._last is not None, "the first output of a request comes whole"
-        if self._ready and not self._ready[-1].logprobs:
-            waiting = self._ready[-1]
+        waiting = self._ready[-1] if self._ready else None
+        if waiting is not None and not waiting.logprobs and len(waiting.token_ids) < _MERGED:
             self._ready[-1] = replace(waiting, token_ids=(*waiting.token_ids, token))
         else:
             self._ready.append(replace(self._last, token_ids=(token,), logprobs=()))
@@ -223,8 +226,7 @@ class ProcessEngine:
         messages = self._frames.read()
         if messages is None:
             self._loop.remove_reader(self._pipe)
-            code = self._process.poll()
-            self._break(f"the engine's process ended (exit code {code})")
+            self._break(f"the engine's process ended ({self._exit()})")
             return
         for message in messages:
             if isinstance(message, Step):
@@ -237,6 +239,14 @@ class ProcessEngine:
                 self._opened.set_exception(ModelError(message.message))
             elif isinstance(message, Broken):
                 self._break(message.message)
+
+    def _exit(self) -> str:
+        """How the process ended, which the system tells a moment after its pipe has closed."""
+        try:
+            code = self._process.wait(_DEATH_S)
+        except subprocess.TimeoutExpired:
+            return "it still runs, but has closed its pipe"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _deliver(self, step: Step) -> None:
         for name, token in step.tokens:

@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -50,6 +50,16 @@ class ToolChoice:
     def forced(self) -> bool:
         """Whether the answer is nothing but calls."""
         return self.mode in ("required", "named")
+
+    def check(self, names: Collection[str]) -> None:
+        """Raises `RequestError` if no tool of these names can be what it asks for."""
+        if self.mode == "named" and self.name not in names:
+            what = f"names '{self.name}', which is not among 'tools'"
+        elif self.mode == "required" and not names:
+            what = "asks for a call, but there are no 'tools'"
+        else:
+            return
+        raise RequestError(f"'tool_choice' {what}.", param="tool_choice", code="invalid_value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +153,7 @@ class Service:
     """One served model: its tokenizer, template and dialect here, its engine behind `client`.
 
     Args:
+        vocabulary: the tokenizer's, as dialects see it.
         plain: the dialect of answers to bare prompts.
         default_max_tokens: for requests that name no limit; None is what the context has room for.
         deadline_s: seconds after which a request ends with an error; None is never.
@@ -154,6 +165,7 @@ class Service:
         client: EngineClient,
         tokenizer: Tokenizer,
         template: ChatTemplate,
+        vocabulary: Vocabulary,
         dialect: Dialect,
         plain: Dialect,
         sources: EventSources,
@@ -167,11 +179,7 @@ class Service:
         self.tokenizer = tokenizer
         self.template = template
         self.name = name
-        self.vocabulary = Vocabulary(
-            tokenizer.added_tokens,
-            lambda text: tokenizer.encode(text, add_special_tokens=False),
-            lambda ids: tokenizer.decode(ids),
-        )
+        self._vocabulary = vocabulary
         self._dialect = dialect
         self._plain = plain
         self._sources = sources
@@ -245,8 +253,10 @@ class Service:
         Long prompts are rendered and encoded in a thread, so that streams go on meanwhile.
 
         Raises:
-            RequestError: there is neither a message nor a prompt, or the template refuses them.
+            RequestError: there is neither a message nor a prompt, no tool is what must be called,
+                or the template refuses the messages.
         """
+        spec.tool_choice.check([tool.name for tool in spec.offered_tools])
         if not spec.messages and not spec.prompts:
             raise RequestError(
                 "The request holds nothing that could be answered.", code="invalid_value"
@@ -339,7 +349,7 @@ class Service:
 
     def _thinks_at_once(self, prompt: Sequence[int]) -> bool:
         """Whether the prompt leaves a thought open."""
-        return self._dialect.parser(prompt, (), self.vocabulary).thinking
+        return self._dialect.parser(prompt, (), self._vocabulary).thinking
 
     def _may_think(self, spec: Generation) -> bool:
         """Whether a thought is asked for, or what the template has the model do by itself."""
@@ -387,14 +397,14 @@ class Service:
             spec.offered_tools,
             spec.tool_choice.name or None,
             spec.parallel_tool_calls,
-            self.vocabulary,
+            self._vocabulary,
         )
 
     def _after_thought(
         self, spec: Generation, grammar: GrammarSpec, thinks_at_once: bool
     ) -> GrammarSpec:
         """The grammar, free until a thought that is open, or that the model opens, has ended."""
-        marks = self._dialect.thinking(self.vocabulary)
+        marks = self._dialect.thinking(self._vocabulary)
         if marks is None or not (thinks_at_once or self._may_think(spec)):
             return grammar
         opening, closing = marks
@@ -407,7 +417,7 @@ class Service:
 
         A model that opens its thought whatever the template is told is given none to spend.
         """
-        marks, thinking = self._dialect.thinking(self.vocabulary), spec.thinking
+        marks, thinking = self._dialect.thinking(self._vocabulary), spec.thinking
         budget = thinking.budget
         if budget is None and thinking.effort is not None:
             budget = int(max_tokens * _EFFORT_SHARES[thinking.effort])

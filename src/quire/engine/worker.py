@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 from quire.engine.wire import (
     Abort,
@@ -25,6 +26,9 @@ from quire.engine.wire import (
 )
 from quire.errors import EngineFailure, QuireError
 from quire.request import Output
+
+if TYPE_CHECKING:
+    from quire.engine.engine import Engine
 
 log = logging.getLogger("quire.worker")
 
@@ -46,12 +50,11 @@ def main() -> int:
     # A model in float32 computes in float32. With TF32, MLX's default on CUDA, a row's logits move
     # by 5e-3 with its company (H100); without, by 1e-5. Other types are not touched.
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
-    # Here, not above: a process that only fails to open a model need not load MLX first.
-    from quire.engine.engine import Engine
+    # Here, because loading MLX takes a while, in which Ctrl-C has to be ignored already.
     from quire.engine.opening import open_engine
 
     try:
-        engine: Engine = open_engine(opening[0].config)
+        engine = open_engine(opening[0].config)
     except QuireError as error:
         pipe.sendall(encode(Refused(str(error))))
         return 1
@@ -60,10 +63,7 @@ def main() -> int:
 
 
 class _Worker:
-    def __init__(self, pipe: socket.socket, frames: Frames, engine: object) -> None:
-        from quire.engine.engine import Engine
-
-        assert isinstance(engine, Engine)
+    def __init__(self, pipe: socket.socket, frames: Frames, engine: Engine) -> None:
         self._pipe = pipe
         self._frames = frames
         self._engine = engine

@@ -48,11 +48,6 @@ class PieceRule:
     strip: str = ""
     strip_count: int = 0
 
-    @property
-    def beginning_differs(self) -> bool:
-        """Whether a token at the beginning of a text may add something else than elsewhere."""
-        return bool(self.marker or self.strip_count)
-
     def to_bytes(self, spelling: str) -> bytes:
         """The bytes that a token of this spelling adds."""
         if self.byte_level:

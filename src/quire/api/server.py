@@ -1,0 +1,121 @@
+"""The HTTP side as it runs: binds, starts the engine's process, serves until one of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from quire.api.app import build_app
+from quire.config import EngineConfig, ServerConfig
+from quire.engine.assembly import assemble
+from quire.engine.process import WORKER, ProcessEngine
+from quire.errors import QuireError
+
+_LAST_WORD_S = 2.0  # for /health to say that the engine is gone
+_LAST_ANSWERS_S = 5
+_MAX_HEAD = 128 << 10  # bytes
+
+
+class BoundedHead(HttpToolsProtocol):
+    """Uvicorn's protocol, which by itself takes in request heads without end."""
+
+    _in_head = True
+    _head = 0  # bytes of the head that is being read
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head += len(data)
+            if self._head > _MAX_HEAD:
+                self.send_400_response("The head of the request is too long.")
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._in_head = False
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head, self._head = True, 0
+
+
+def serve(engine: EngineConfig, config: ServerConfig, worker: str = WORKER) -> int:
+    """Serves until interrupted; 1 if the engine broke down.
+
+    Args:
+        worker: see `ProcessEngine.start`.
+
+    Raises:
+        QuireError: the address cannot be bound, or the model cannot be opened.
+    """
+    with (
+        contextlib.closing(_bind(config)) as listener,
+        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+    ):
+        return runner.run(_serve(engine, config, listener, worker))
+
+
+def _bind(config: ServerConfig) -> socket.socket:
+    """The socket, taken before the model is opened: a used port is known at once.
+
+    Raises:
+        QuireError: the address cannot be bound.
+    """
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        raise QuireError(f"cannot bind {config.host}:{config.port}: {error.strerror}") from error
+    return listener
+
+
+async def _serve(
+    engine: EngineConfig, config: ServerConfig, listener: socket.socket, worker: str
+) -> int:
+    client = await ProcessEngine.start(engine, config.log_level, worker)
+    try:
+        service = assemble(client, config.served_name or engine.model, config)
+    except QuireError:
+        await client.close()
+        raise
+    server = uvicorn.Server(
+        uvicorn.Config(
+            build_app(service, config),
+            http=BoundedHead,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=_LAST_ANSWERS_S,
+            lifespan="on",
+        )
+    )
+    watch = asyncio.create_task(_stop_when_broken(client, server))
+    listener.listen()  # whoever reads the next line may connect at once
+    host, port = listener.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"quire serves {service.name} at http://{shown}:{port}/v1", file=sys.stderr, flush=True)
+    await server.serve(sockets=[listener])
+    watch.cancel()
+    return 1 if client.broken.is_set() else 0
+
+
+async def _stop_when_broken(client: ProcessEngine, server: uvicorn.Server) -> None:
+    """An engine that cannot go on ends the server, after /health had a moment to say so."""
+    await client.broken.wait()
+    await asyncio.sleep(_LAST_WORD_S)
+    server.should_exit = True
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # not offered on every platform; asyncio's own loop serves as well
+        return None
+    factory: type[asyncio.AbstractEventLoop] = uvloop.Loop
+    return factory
