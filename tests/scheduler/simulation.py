@@ -24,6 +24,7 @@ from quire.request import Output, Request
 from quire.scheduler.pace import Pace
 from quire.scheduler.plan import StepPlan, Work
 from quire.scheduler.scheduler import Drawn, Scheduler, SchedulerConfig
+from quire.scheduler.sequence import Sequence
 from tests.support.scripted_disk import ScriptedDisk, as_host_page, from_host_page
 
 PAGE = 4
@@ -93,6 +94,10 @@ class Simulation:
         self.scheduler.add(request, format)
         self.answers[request.id] = []
 
+    def sequence(self, name: str) -> Sequence:
+        """A request that has not ended."""
+        return next(s for s in (*self.scheduler.running, *self.scheduler.waiting) if s.id == name)
+
     def step(self) -> None:
         """As `Engine.step`: plan, launch, then read the step before."""
         self.time += 0.01
@@ -145,7 +150,7 @@ class Simulation:
             self._check_sight(work)
         for source, target in plan.saves:
             self.pages[_place(target)] = dict(self.pages[_place(source)])
-        return {w.seq.id: Drawn(self._token(w.seq.id, w.end)) for w in plan.work if w.sample}
+        return {w.seq.id: Drawn(self.token(w.seq.id, w.end)) for w in plan.work if w.sample}
 
     def _execute_changes(self, changes: Iterable[Change]) -> None:
         for change in changes:
@@ -169,7 +174,7 @@ class Simulation:
         assert recurrent or len(content) == PAGE, "a page goes to disk that is not full"
         self.disk.spill(change.name, as_host_page(content))
 
-    def _token(self, name: str, position: int) -> int:
+    def token(self, name: str, position: int) -> int:
         """What the 'model' draws for a position: fixed, so that resuming must repeat it."""
         return self._drawn.setdefault((name, position), (hash((name, position)) % 50) + 100)
 

@@ -2,32 +2,121 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.cache.specs import KVFormat
 from quire.errors import RequestError
 from quire.request import FinishReason, Request
 from tests.scheduler.simulation import GROUPS, PLAIN, SEALED, Simulation
+from tests.support.scripted_disk import ScriptedDisk
 
-prompts = st.tuples(
-    st.integers(0, 2),  # which of a few common beginnings
-    st.integers(0, 13),  # how much of it
-    st.lists(st.integers(0, 3), max_size=14),  # what follows
+CONTEXT = 40
+FORMATS = (PLAIN, SEALED, KVFormat("uniform", 8, 8), KVFormat("page", 8, 8))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request of a random run.
+
+    Attributes:
+        wait: steps since the one before.
+        again: goes on from so many tokens of an earlier prompt, by number; None begins anew.
+        cancel: aborted so many steps later.
+        guided: may say only after each token what the next may be.
+    """
+
+    wait: int
+    again: tuple[int, int] | None
+    rest: list[int]
+    max_tokens: int
+    format: KVFormat
+    cancel: int | None
+    deadline: float | None
+    salt: str
+    guided: bool
+
+
+arrivals = st.builds(
+    Arrival,
+    wait=st.integers(0, 6),
+    again=st.one_of(st.none(), st.tuples(st.integers(0, 12), st.integers(1, CONTEXT))),
+    rest=st.lists(st.integers(0, 3), max_size=38),
+    max_tokens=st.integers(1, CONTEXT),
+    format=st.sampled_from(FORMATS),
+    cancel=st.one_of(st.none(), st.none(), st.integers(0, 15)),
+    deadline=st.sampled_from((None, None, None, 0.05)),
+    salt=st.sampled_from(("", "", "a")),
+    guided=st.booleans(),
 )
-arrivals = st.tuples(
-    st.integers(0, 6),  # steps since the one before
-    prompts,
-    st.integers(1, 12),  # max_tokens
-    st.sampled_from((PLAIN, PLAIN, SEALED)),
-    st.one_of(st.none(), st.none(), st.integers(0, 15)),  # cancelled so many steps later
-)
 
 
-def beginning(which: int) -> list[int]:
-    return [10 + which * 7 + i % 5 for i in range(13)]
+class Obedient:
+    """A guide that allows everything, but wants to see each token first."""
+
+    def mask(self) -> None:
+        return None
+
+    def accept(self, token: int) -> None:
+        pass
 
 
+def prompt_of(arrival: Arrival, earlier: list[tuple[int, ...]]) -> tuple[int, ...]:
+    beginning: tuple[int, ...] = ()
+    if arrival.again is not None and earlier:
+        number, length = arrival.again
+        beginning = earlier[number % len(earlier)][:length]
+    return (*beginning, *arrival.rest)[: CONTEXT - 1]
+
+
+def least_budget(kind: str) -> int:
+    """What the most wasteful format needs for one sequence."""
+    limits = Simulation(GROUPS[kind], 1 << 20).scheduler.limits
+    return max(limits.worst_case_bytes(format, CONTEXT) for format in FORMATS)
+
+
+def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival]:
+    """Lets requests arrive and be cancelled in time; those that were accepted, by id."""
+    cancels: dict[int, list[str]] = {}
+    now = 0
+    accepted: dict[str, Arrival] = {}
+    prompts: list[tuple[int, ...]] = []
+    for number, arrival in enumerate(arrivals):
+        for _ in range(arrival.wait):
+            for name in cancels.pop(now, []):
+                simulation.scheduler.abort(name)
+            simulation.step()
+            now += 1
+        name, prompt = f"r{number}", prompt_of(arrival, prompts)
+        request = Request(
+            name,
+            prompt,
+            max_tokens=arrival.max_tokens,
+            snapshots=(len(prompt) // 2,),
+            cache_salt=arrival.salt,
+            deadline_s=arrival.deadline,
+        )
+        if not prompt:
+            with pytest.raises(RequestError):
+                simulation.add(request)
+            continue
+        prompts.append(prompt)
+        simulation.add(request, arrival.format)
+        if arrival.guided:
+            simulation.sequence(name).guide = Obedient()
+        accepted[name] = arrival
+        if arrival.cancel is not None:
+            cancels.setdefault(now + arrival.cancel, []).append(name)
+    for names in cancels.values():
+        for name in names:
+            simulation.scheduler.abort(name)
+    return accepted
+
+
+@pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
 @pytest.mark.parametrize("kind", GROUPS)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
@@ -37,46 +126,85 @@ def beginning(which: int) -> list[int]:
     rows=st.integers(1, 5),
 )
 def test_every_request_ends_once_and_no_page_is_lost(
-    kind: str,
-    requests: list[tuple[int, tuple[int, int, list[int]], int, object, int | None]],
-    room: int,
-    chunk: int,
-    rows: int,
+    kind: str, disk: bool, requests: list[Arrival], room: int, chunk: int, rows: int
 ) -> None:
-    groups = GROUPS[kind]
-    probe = Simulation(groups, 1 << 20)
-    least = max(probe.scheduler.limits.worst_case_bytes(format, 40) for format in (PLAIN, SEALED))
-    simulation = Simulation(groups, least + room, rows, max(chunk, rows + 1), max_context=40)
-    cancels: dict[int, list[str]] = {}
-    now = 0
-    accepted = []
-    for number, (wait, (which, shared, rest), max_tokens, format, cancel) in enumerate(requests):
-        for _ in range(wait):
-            for name in cancels.pop(now, []):
-                simulation.scheduler.abort(name)
-            simulation.step()
-            now += 1
-        name = f"r{number}"
-        prompt = (*beginning(which)[:shared], *rest)
-        request = Request(name, prompt, max_tokens=max_tokens, snapshots=(shared,))
-        if not prompt:
-            with pytest.raises(RequestError):
-                simulation.add(request)
-            continue
-        simulation.add(request, PLAIN if format is PLAIN else SEALED)
-        accepted.append((name, len(prompt), max_tokens))
-        if cancel is not None:
-            cancels.setdefault(now + cancel, []).append(name)
-    for names in cancels.values():
-        for name in names:
-            simulation.scheduler.abort(name)
+    simulation = Simulation(
+        GROUPS[kind],
+        least_budget(kind) + room,
+        rows,
+        max(chunk, rows + 1),
+        max_context=CONTEXT,
+        disk=ScriptedDisk(room, loses=0.1, hangs=0.05) if disk else None,
+    )
+    accepted = submit(simulation, requests)
     simulation.run()
-    for name, length, max_tokens in accepted:
+    for name, arrival in accepted.items():
         end = simulation.ended[name]
-        assert end.finish in (FinishReason.LENGTH, FinishReason.ABORT)
-        if end.finish is FinishReason.LENGTH:
-            wanted = min(max_tokens, 40 - length)
-            tokens = simulation.answers[name]
-            assert len(tokens) == wanted
-            assert tokens == [simulation._token(name, length + i) for i in range(wanted)]
+        if end.finish is FinishReason.ERROR:
+            assert end.error is not None
+            assert end.error.type == "timeout_error"
+            assert arrival.deadline is not None
+        elif end.finish is FinishReason.ABORT:
+            assert arrival.cancel is not None
+        else:
+            assert end.finish is FinishReason.LENGTH
+            wanted = min(arrival.max_tokens, CONTEXT - end.prompt_tokens)
+            places = range(end.prompt_tokens, end.prompt_tokens + wanted)
+            assert simulation.answers[name] == [simulation.token(name, p) for p in places]
+    simulation.check_nothing_leaks()
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "recurrent"])
+def test_a_prompt_that_needs_all_memory_gives_up_what_it_would_have_copied(kind: str) -> None:
+    """The page to copy from and its copy would be more than the budget, for ever."""
+    groups = GROUPS[kind]
+    limits = Simulation(groups, 1 << 20).scheduler.limits
+    simulation = Simulation(groups, limits.worst_case_bytes(PLAIN, CONTEXT), max_context=CONTEXT)
+    simulation.add(Request("before", (1, 2, 3, 1, 2, 3), max_tokens=30, snapshots=(2,)))
+    simulation.run()
+    simulation.add(Request("long", (1, 2, *[3] * 37), max_tokens=9))
+    simulation.add(Request("behind it", (2,), max_tokens=9))
+    simulation.run()
+    assert simulation.ended["long"].finish is FinishReason.LENGTH
+    assert simulation.ended["behind it"].finish is FinishReason.LENGTH
+
+
+def test_an_answer_ends_where_its_own_format_fills_the_budget() -> None:
+    limits = Simulation(GROUPS["full"], 1 << 20).scheduler.limits
+    budget = limits.worst_case_bytes(PLAIN, CONTEXT)
+    simulation = Simulation(GROUPS["full"], budget, max_context=CONTEXT)
+    context = simulation.scheduler.limits.context(SEALED)
+    assert 0 < context < CONTEXT
+    simulation.add(Request("coded", (1, 2, 3), max_tokens=99), SEALED)
+    simulation.add(Request("plain", (1, 2, 3), max_tokens=99), PLAIN)
+    simulation.run()
+    assert simulation.ended["coded"].finish is FinishReason.LENGTH
+    assert len(simulation.answers["coded"]) == context - 3
+    assert len(simulation.answers["plain"]) == CONTEXT - 3
+
+
+def test_a_prompt_that_could_never_fit_is_refused_with_both_numbers() -> None:
+    simulation = Simulation(GROUPS["full"], 30, max_context=CONTEXT)
+    need = simulation.scheduler.limits.worst_case_bytes(SEALED, 39)
+    with pytest.raises(RequestError, match=rf"38 tokens need {need} bytes.* budget is 30"):
+        simulation.add(Request("coded", (1,) * 38), SEALED)
+    with pytest.raises(RequestError, match="40 tokens; prompt and answer together may have 40"):
+        simulation.add(Request("long", (1,) * 40))
+
+
+def test_after_a_thousand_prompts_the_first_one_is_served_as_before() -> None:
+    simulation = Simulation(GROUPS["window"], 400, max_context=CONTEXT)
+    prompts = [tuple(number >> bit & 1 for bit in range(12)) * 2 for number in range(1000)]
+    for number, prompt in enumerate(prompts):
+        simulation.add(Request(f"r{number}", prompt, max_tokens=2))
+        simulation.run()
+    kept = len(simulation.pages)
+    simulation.add(Request("again", prompts[0], max_tokens=2))
+    simulation.run()
+    assert simulation.ended["again"].finish is FinishReason.LENGTH
+    assert simulation.ended["again"].cached_tokens < len(prompts[0]) - 1  # most of it was evicted
+    simulation.add(Request("once more", prompts[0], max_tokens=2))
+    simulation.run()
+    assert simulation.ended["once more"].cached_tokens == len(prompts[0]) - 1
+    assert len(simulation.pages) <= kept
     simulation.check_nothing_leaks()
