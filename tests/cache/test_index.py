@@ -1,0 +1,232 @@
+"""What the prefix index finds, and what is left when pages are evicted under it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence as Seq
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.cache.index import Match, Node, PrefixIndex, chain, chains, common_length
+from quire.cache.ledger import Ledger, Page, PoolKey
+from quire.cache.specs import FullKV, KVFormat, RecurrentState, WindowKV, group_layers
+
+SIZE = 4
+PLAIN = KVFormat()
+ROOT = b"model"
+LAYOUTS = {
+    "full": (FullKV(1, 1),),
+    "window": (WindowKV(1, 1, 6), FullKV(1, 1)),
+    "only windows": (WindowKV(1, 1, 6),),
+    "recurrent": (RecurrentState((("s", (1,), ""),)), FullKV(1, 1)),
+}
+
+
+class World:
+    """An index over a ledger, and requests that compute all that they do not find."""
+
+    def __init__(self, kind: str, pages: int = 1000) -> None:
+        self.groups = group_layers(LAYOUTS[kind])
+        self.ledger = Ledger(pages, lambda key: 1)
+        self.index = PrefixIndex(self.groups, self.ledger, SIZE)
+        self.contents: dict[Page, tuple[int, ...]] = {}
+        """Of each page, the tokens from the first on that shaped it."""
+
+    def match(self, tokens: Seq[int], *, partial: bool = True, root: bytes = ROOT) -> Match:
+        limit = len(tokens) - 1
+        keys = list(chains(root, tokens[: limit // SIZE * SIZE], SIZE))
+        return self.index.match(root, list(tokens), keys, limit=limit, partial=partial)
+
+    def compute(self, tokens: Seq[int], root: bytes = ROOT) -> list[Page]:
+        """Registers all pages of `tokens`, state at the end included; the pages, still in use."""
+        node: Node | None = self.index.root(root)
+        used: list[Page] = []
+        for start in range(0, len(tokens), SIZE):
+            part = tuple(tokens[start : start + SIZE])
+            pages = {}
+            for group in self.groups:
+                got = self.ledger.allocate(PoolKey(group.index, PLAIN), 1)
+                if got is None:
+                    return used
+                pages[group.index] = got[0]
+                used.append(got[0])
+                self.contents[got[0]] = tuple(tokens[: start + len(part)])
+            if node is not None:
+                vectors = {g: p for g, p in pages.items() if g not in self._states}
+                key = chain(node.key, part)
+                node = self.index.insert(node, key, part, vectors)
+                if node is not None:
+                    for group_index in self._states:
+                        self.index.insert_snapshot(node, len(part), pages[group_index])
+        return used
+
+    def serve(self, tokens: Seq[int]) -> None:
+        self.ledger.release_all(self.compute(tokens))
+
+    @property
+    def _states(self) -> set[int]:
+        return {g.index for g in self.groups if isinstance(g.spec, RecurrentState)}
+
+
+def test_a_prompt_that_was_never_seen_finds_nothing() -> None:
+    world = World("full")
+    assert world.match(range(9)) == Match(reason="new")
+    world.serve(range(9))
+    assert world.match(range(50, 60)) == Match(reason="new")
+    assert world.match(range(9), root=b"other") == Match(reason="new")
+
+
+def test_all_but_the_last_token_of_the_same_prompt_is_found() -> None:
+    world = World("full")
+    world.serve(range(10))
+    match = world.match(range(10))
+    assert (match.length, match.reason) == (9, "")
+    assert [world.contents[page] for page in match.pages[0] if page] == [
+        tuple(range(4)),
+        tuple(range(8)),
+    ]
+    assert world.contents[match.partial[0]] == tuple(range(10))
+
+
+@pytest.mark.parametrize(("partial", "length"), [(True, 6), (False, 4)])
+def test_prompts_that_part_within_a_page(partial: bool, length: int) -> None:
+    world = World("full")
+    world.serve(range(12))
+    match = world.match([*range(6), 99, 98, 97], partial=partial)
+    assert (match.length, match.reason) == (length, "first difference at token 6")
+    assert bool(match.partial) == partial
+
+
+def test_whole_pages_of_the_same_prompt_are_all_there_is_to_find_in_sealed_formats() -> None:
+    world = World("full")
+    world.serve(range(10))
+    match = world.match(range(10), partial=False)
+    assert (match.length, match.reason) == (8, "")
+
+
+def test_the_child_that_agrees_longest_is_chosen() -> None:
+    world = World("full")
+    for last in ([7, 1, 1, 1], [7, 8, 1, 1], [7, 8, 9, 1], [7, 9, 1, 1]):
+        world.serve([0, 0, 0, 0, *last])
+    assert world.match([0, 0, 0, 0, 7, 8, 9, 3, 3]).length == 7
+    assert world.match([0, 0, 0, 0, 7, 7, 9, 3, 3]).length == 5
+
+
+def test_a_window_needs_only_what_it_shows() -> None:
+    world = World("window")
+    world.serve(range(20))
+    match = world.match([*range(17), 99, 99])
+    assert match.length == 17
+    assert [page is None for page in match.pages[0]] == [True, True, True, False]
+    assert None not in match.pages[1]
+
+
+def test_a_window_page_that_is_gone_moves_the_boundary_before_it() -> None:
+    world = World("window")
+    pages = world.compute(range(20))
+    gone = next(p for p in pages if p.pool.group == 0 and world.contents[p] == tuple(range(16)))
+    world.ledger.release_all(pages)
+    world.index.path(ROOT, list(chains(ROOT, range(16), SIZE)))[3].forget(gone)
+    world.ledger.drop(gone)
+    match = world.match(range(20))
+    assert (match.length, match.reason) == (12, "evicted")
+
+
+def test_recurrent_layers_begin_at_a_snapshot() -> None:
+    world = World("recurrent")
+    world.serve(range(10))
+    match = world.match([*range(10), 99, 99])
+    assert (match.length, world.contents[match.snapshots[0]]) == (10, tuple(range(10)))
+    match = world.match([*range(7), 99, 99])
+    assert (match.length, match.reason) == (4, "snapshot missing")
+
+
+def test_a_partly_filled_page_grows_with_its_sequence() -> None:
+    world = World("full")
+    (page,) = world.compute([1, 2])
+    root = world.index.root(ROOT)
+    full = world.index.insert(root, chain(ROOT, [1, 2, 3, 4]), (1, 2, 3, 4), {0: page})
+    assert full is not None
+    assert page.holder is full
+    assert list(root.children.values()) == [full]
+    assert world.match([1, 2, 3, 4, 5]).length == 4
+
+
+def test_what_hangs_on_an_evicted_page_goes_with_it() -> None:
+    world = World("full")
+    pages = world.compute(range(12))
+    world.ledger.release_all(pages[:1])  # its successors are still in use
+    assert world.ledger.kept_pages() == 1
+    holder = pages[0].holder
+    assert holder is not None
+    holder.forget(pages[0])
+    world.ledger.drop(pages[0])
+    assert world.match(range(12)) == Match(reason="new")
+    assert all(page.holder is None for page in pages)
+    world.ledger.release_all(pages[1:])
+    assert (world.ledger.live_pages(), world.ledger.kept_pages()) == (0, 0)
+
+
+def test_a_sequence_whose_beginning_was_evicted_registers_nothing_more() -> None:
+    world = World("full")
+    world.serve(range(4))
+    node = world.index.path(ROOT, [chain(ROOT, range(4))])[0]
+    world.index.clear()
+    page = (world.ledger.allocate(PoolKey(0, PLAIN), 1) or [])[0]
+    assert world.index.insert(node, chain(node.key, (4, 5, 6, 7)), (4, 5, 6, 7), {0: page}) is None
+    assert page.holder is None
+
+
+def test_identities_that_are_not_used_any_more_leave_nothing_behind() -> None:
+    world = World("full", pages=8)
+
+    def nodes() -> int:
+        gc.collect()
+        return sum(isinstance(each, Node) for each in gc.get_objects())
+
+    before = nodes()
+    for number in range(100):
+        world.ledger.release_all(world.compute(range(8), root=b"salt %d" % number))
+    assert nodes() - before <= 3 * 8
+
+
+def test_chains_are_chained_and_common_lengths_common() -> None:
+    first, second = chains(ROOT, range(8), SIZE)
+    assert (first, second) == (chain(ROOT, range(4)), chain(first, range(4, 8)))
+    assert common_length([1, 2, 3], [1, 2, 4, 5]) == 2
+    assert common_length([], [1]) == 0
+    assert common_length([1, 2], [1, 2, 3]) == 2
+    assert common_length([2], [1]) == 0
+
+
+prompts = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+@settings(max_examples=60, deadline=None)
+@given(requests=st.lists(st.tuples(prompts, st.booleans()), max_size=25), room=st.integers(8, 40))
+def test_random_requests_find_only_what_was_computed_of_them(
+    kind: str, requests: list[tuple[list[int], bool]], room: int
+) -> None:
+    world = World(kind, room)
+    for tokens, partial in requests:
+        match = world.match(tokens, partial=partial)
+        assert match.length < len(tokens)
+        assert partial or match.length % SIZE == 0
+        for group in world.groups:
+            for number, page in enumerate(match.pages.get(group.index, [])):
+                if page is not None:
+                    assert world.contents[page] == tuple(tokens[: (number + 1) * SIZE])
+        rest = match.length % SIZE
+        for page in match.partial.values():
+            assert world.contents[page][: match.length] == tuple(tokens[: match.length])
+        assert bool(match.partial) == bool(rest and match.length)
+        for state in match.snapshots.values():
+            assert world.contents[state] == tuple(tokens[: match.length])
+        world.serve(tokens)
+        assert world.ledger.claimed <= room
+        assert world.ledger.live_pages() == 0
+    world.index.clear()
+    assert world.ledger.kept_pages() == 0
