@@ -1,0 +1,72 @@
+"""The KV budget, the context that it allows, and what a process holds after many prompts."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import psutil
+import pytest
+
+from quire.config import EngineConfig
+from quire.engine.memory import check_context, free_memory, kv_budget
+from quire.engine.opening import open_engine
+from quire.errors import ModelError
+from quire.request import Request, SamplingParams
+from tests.support.tiny_models import tiny_model
+
+
+def test_the_budget_is_what_was_asked_for_or_a_share_of_what_is_free() -> None:
+    assert kv_budget(12345) == 12345
+    free = free_memory()
+    assert 0 < kv_budget(None) < free
+
+
+def test_more_than_is_free_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ModelError, match=r"1,125,899,906,842,624 bytes were asked for, [\d,]+ are"):
+        kv_budget(1 << 50)
+
+
+def test_a_context_too_short_to_be_of_use_is_refused() -> None:
+    assert check_context(256, 4096) == 256
+    with pytest.raises(ModelError, match="context of 255 tokens; at least 256"):
+        check_context(255, 4096)
+
+
+def test_a_short_context_that_was_asked_for_is_served() -> None:
+    assert check_context(100, 100) == 100
+    with pytest.raises(ModelError, match="context of 99 tokens; at least 100"):
+        check_context(99, 100)
+
+
+@pytest.mark.slow
+def test_a_thousand_prompts_later_the_first_is_served_again_and_memory_is_flat(
+    tmp_path: Path,
+) -> None:
+    folder = tiny_model(tmp_path, "gemma4")
+    engine = open_engine(EngineConfig(str(folder), dtype="float32", kv_memory=6 << 20))
+    process, rng = psutil.Process(), random.Random(0)
+    prompts = [tuple(rng.randrange(3, 250) for _ in range(100)) for _ in range(1000)]
+    answers: dict[str, list[int]] = {}
+    cached: dict[str, int] = {}
+
+    def serve(requests: dict[str, tuple[int, ...]]) -> None:
+        for name, prompt in requests.items():
+            answers[name] = []
+            engine.add(Request(name, prompt, SamplingParams(temperature=0), max_tokens=2))
+        while engine.has_work:
+            for output in engine.step():
+                answers[output.request_id] += output.token_ids
+                cached[output.request_id] = output.cached_tokens
+                assert output.error is None
+
+    for start in range(0, 300, 20):
+        serve({f"r{n}": prompts[n] for n in range(start, start + 20)})
+    before = process.memory_info().rss
+    for start in range(300, 1000, 20):
+        serve({f"r{n}": prompts[n] for n in range(start, start + 20)})
+    assert process.memory_info().rss < before + (16 << 20)
+    serve({"again": prompts[0]})
+    serve({"warm": prompts[0]})
+    assert answers["again"] == answers["warm"] == answers["r0"]
+    assert (cached["again"], cached["warm"]) == (0, 99)

@@ -1,0 +1,97 @@
+"""Each row of a view sees its sequence's own keys, where they were written, and no others."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.cache.specs import FullKV, KVFormat, WindowKV, first_visible
+from quire.cache.view import View
+from quire.engine.views import build_view
+from quire.scheduler.plan import Work
+from tests.engine.rows import SIZE, planned
+
+PLAIN, SEALED = KVFormat(), KVFormat("page", 4, 4)
+SPECS = {"full": FullKV(2, 8), "window": WindowKV(2, 8, 10), "short window": WindowKV(2, 8, 3)}
+
+Key = tuple[int, int]
+
+
+def seen(view: View) -> list[list[Key]]:
+    """For each row, the (page, offset) of each key that it sees."""
+    rows: list[list[Key]] = []
+    for batch in view.batches:
+        for pages, first, last in zip(batch.pages, batch.first, batch.last, strict=True):
+            keys = range(first, last + 1)
+            rows.append([(int(pages[k // SIZE]), k % SIZE) for k in keys])
+    for chunk in view.chunks:
+        for first, last in zip(chunk.first, chunk.last, strict=True):
+            keys = range(first, last + 1)
+            rows.append([(int(chunk.pages[k // SIZE]), k % SIZE) for k in keys])
+    return rows
+
+
+def expected(work: list[Work], spec: FullKV | WindowKV) -> list[list[Key]]:
+    rows: list[list[Key]] = []
+    for item in work:
+        table = item.seq.tables[0]
+        for position in range(item.start, item.end):
+            keys = range(first_visible(spec, position), position + 1)
+            pages = [(table[k // SIZE], k % SIZE) for k in keys]
+            rows.append([(page.id, offset) for page, offset in pages if page is not None])
+            assert len(rows[-1]) == len(keys), "the test let go of a visible page"
+    return rows
+
+
+def table_of(rng: random.Random, spec: FullKV | WindowKV, start: int, end: int) -> list[int]:
+    """Random page ids; -1 for pages that have left the window."""
+    ids = [rng.randrange(1000) for _ in range((end - 1) // SIZE + 1)]
+    passed = first_visible(spec, start) // SIZE
+    return [-1] * passed + ids[passed:]
+
+
+@pytest.mark.parametrize("format", [PLAIN, SEALED], ids=["plain", "sealed"])
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@settings(max_examples=60, deadline=None)
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 20)), min_size=1, max_size=8),
+    seed=st.integers(0, 1000),
+)
+def test_rows_see_their_own_past(
+    spec: FullKV | WindowKV, format: KVFormat, spans: list[tuple[int, int]], seed: int
+) -> None:
+    rng = random.Random(seed)
+    spans = sorted(spans, key=lambda span: span[1] > 1)  # single tokens come first
+    work = [
+        planned("a", start, count, [table_of(rng, spec, start, start + count)], format)
+        for start, count in spans
+    ]
+    view = build_view(0, spec, work, 0, SIZE)
+    assert seen(view) == expected(work, spec)
+    written = list(zip(view.pages.tolist(), view.offsets.tolist(), strict=True))
+    assert written == [keys[-1] for keys in seen(view)]
+    assert view.decode_rows == sum(item.count == 1 for item in work)
+    if format.seals:
+        singles = [int(id) for b in view.batches if b.opens is not None for id in b.opens]
+        assert singles + [c.open for c in view.chunks] == [w.seq.opens[0].id for w in work]
+
+
+def test_long_page_tables_do_not_share_a_batch_with_short_ones() -> None:
+    lengths = (3, 5, 200, 210)
+    work = [planned("a", length, 1, [list(range(length // SIZE + 1))], PLAIN) for length in lengths]
+    view = build_view(0, FullKV(1, 1), work, 0, SIZE)
+    assert [batch.rows for batch in view.batches] == [slice(0, 2), slice(2, 4)]
+    assert view.batches[0].pages.shape == (2, 2)
+
+
+def test_ids_that_changed_are_read_anew() -> None:
+    work = planned("a", 5, 1, [[7, 8]], PLAIN)
+    spec = FullKV(1, 1)
+    assert build_view(0, spec, [work], 0, SIZE).pages.tolist() == [8]
+    page = work.seq.tables[0][1]
+    assert page is not None
+    page.id = 3
+    assert build_view(0, spec, [work], 1, SIZE).pages.tolist() == [3]
