@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -116,9 +117,10 @@ def test_the_deadline_goes_to_the_engine(serve: Serve) -> None:
 def test_a_deadline_that_passed_is_not_tried_again(serve: Serve, stream: bool) -> None:
     failure = Failure("the request was not finished within 1 s", 408, "timeout_error")
     served = serve(lambda _: Script(error=failure))
+    messages: Any = ASK["messages"]
     patient = OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=2)
     with pytest.raises(APIStatusError, match="not finished within") as raised:
-        patient.chat.completions.create(model=NAME, messages=ASK["messages"], stream=stream)  # type: ignore[call-overload]
+        patient.chat.completions.create(model=NAME, messages=messages, stream=stream)
     assert raised.value.status_code == 408
     assert len(served.engine.requests) == 1
     answer = HTTP.post(f"{served.url}/v1/messages", json={"model": NAME, "max_tokens": 9, **ASK})

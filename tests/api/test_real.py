@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
 from quire.demo.skills import Answer, SkillItem, judge, load
 from tests.api.conftest import openai_client
-from tests.support.child_server import quire_serve
+from tests.support.child import quire_serve
 
 SKILLS = Path(__file__).parents[1] / "data" / "skills"
 WEATHER: Any = {
@@ -47,8 +46,8 @@ SCHEMA = {
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with quire_serve() as child:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with quire_serve(tmp_path_factory.mktemp("serve")) as child:
         yield child.url
 
 
@@ -251,19 +250,20 @@ ENDLESS = {
 }
 
 
-def test_a_deadline_ends_a_request_and_a_dead_engine_ends_the_server() -> None:
-    with quire_serve("--request-timeout", "1.5") as child:
+def test_a_deadline_ends_a_request_and_a_dead_engine_ends_the_server(
+    tmp_path: Path,
+) -> None:
+    with quire_serve(tmp_path, "--request-timeout", "1.5") as child:
         body = {**ENDLESS, "stream": False}
         late = httpx.post(f"{child.url}/v1/chat/completions", json=body, timeout=20)
         assert late.status_code == 408
         assert set(late.json()["error"]) == {"message", "type", "param", "code"}
         assert gauge(child.url, "quire_running_sequences") == 0
 
-        (engine,) = psutil.Process(child.process.pid).children()
         with httpx.stream("POST", f"{child.url}/v1/chat/completions", json=ENDLESS) as answer:
             lines = (line for line in answer.iter_lines() if line)
             next(lines)
-            engine.kill()
+            child.engine.kill()
             rest = list(lines)
         assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "engine_failure"
         assert rest[-1] == "data: [DONE]"

@@ -43,7 +43,7 @@ def test_a_configuration_of_the_wrong_shape_is_named(tmp_path: Path) -> None:
 def test_encode_adds_the_beginning_unless_told_not_to(tmp_path: Path) -> None:
     tokenizer = Tokenizer.open(folder(tmp_path, tokenizer_config={"bos_token": "<s>"}))
     ids = tokenizer.encode("the fox")
-    assert ids[0] == tokenizer.bos_id
+    assert ids[0] == tokenizer.token_id("<s>")
     assert tokenizer.encode("the fox", add_special_tokens=False) == ids[1:]
     assert tokenizer.decode(ids) == "<s>the fox"
     assert tokenizer.decode(ids, skip_special_tokens=True) == "the fox"

@@ -22,6 +22,7 @@ from quire.errors import EngineFailure, RequestError
 from quire.request import GrammarSpec, Request, SamplingParams, ThinkingBudget
 from quire.sampling.grammar import check_grammar
 from quire.text.dialects.base import Dialect, Tool, Vocabulary
+from quire.text.dialects.grammar import json_term
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from quire.text.volatile import drop_from_messages
@@ -389,7 +390,8 @@ class Service:
                 code="unsupported_parameter",
             )
         calls = re.sub(r"^start:", "calls:", self._calls(spec), count=1, flags=re.MULTILINE)
-        return GrammarSpec("lark", f"start: answer | calls\nanswer: %json {spec.schema}\n{calls}")
+        schema = json_term(json.loads(spec.schema))
+        return GrammarSpec("lark", f"start: answer | calls\nanswer: {schema}\n{calls}")
 
     def _calls(self, spec: Generation) -> str:
         """Lark source of nothing but tool calls."""

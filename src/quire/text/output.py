@@ -64,11 +64,6 @@ class OutputStream:
         self._stop: str | None = None
 
     @property
-    def ended(self) -> bool:
-        """Whether the terminal event is out."""
-        return self._ended
-
-    @property
     def stopped(self) -> bool:
         """Whether a stop string ended the answer, so that the engine need not go on."""
         return self._stop is not None
@@ -102,10 +97,6 @@ class OutputStream:
         elif output.finish is not None:
             self._finish(output.finish, events)
         return events
-
-    def fail(self, error: Failure) -> list[Event]:
-        """Ends the request with an error that did not come from the engine."""
-        return [] if self._ended else [self._fail(error)]
 
     def _token(
         self,

@@ -89,14 +89,10 @@ class Tokenizer:
         return cls(folder, backend, special_tokens, _eos_ids_of(folder))
 
     @property
-    def bos_id(self) -> int | None:
-        """The id of the token that begins a text, where the tokenizer names one."""
-        return self._named_id("bos_token")
-
-    @property
     def eos_id(self) -> int | None:
         """The id of the tokenizer's own end token; see `eos_ids` for all that end an answer."""
-        return self._named_id("eos_token")
+        token = self.special_tokens.get("eos_token")
+        return None if token is None else self.backend.token_to_id(token)
 
     @property
     def added_tokens(self) -> Mapping[str, int]:
@@ -141,10 +137,6 @@ class Tokenizer:
     def pieces(self, *, skip_special: bool) -> PieceTable | None:
         """What each token adds to a text; None if the decoder does not work token by token."""
         return self._shown if skip_special else self._all
-
-    def _named_id(self, name: str) -> int | None:
-        token = self.special_tokens.get(name)
-        return None if token is None else self.backend.token_to_id(token)
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
