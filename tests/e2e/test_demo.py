@@ -44,12 +44,12 @@ def eight_at_once(client: Client, items: list[SkillItem], **fields: Any) -> list
 
 
 def test_skills_are_the_same_in_company(client: Client) -> None:
-    items = [item for path in SHORT for item in sample(path, 2)]
+    items = [item for path in SHORT for item in sample(path, 1)]
     alone = [ask(client, item) for item in items]
     for item, one, many in zip(items, alone, eight_at_once(client, items), strict=True):
         assert many == one, item
     right = [judge(item, answer) for item, answer in zip(items, alone, strict=True)]
-    assert sum(right) >= len(items) / 2, "wrong answers may agree for other reasons"
+    assert sum(right) >= 0.8 * len(items), "answers that are wrong may agree by chance"
 
 
 @pytest.mark.slow
