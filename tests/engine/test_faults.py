@@ -120,6 +120,27 @@ def test_a_grammar_that_cannot_be_compiled_is_the_requests_fault(
     assert end.error is not None
 
 
+class Unable:
+    """A guide that cannot say what may come first."""
+
+    def mask(self) -> None:
+        raise ValueError("outgrew its limits")
+
+    def accept(self, token: int) -> None:
+        raise AssertionError("nothing was allowed")
+
+
+def test_a_guide_that_fails_before_the_first_token_ends_the_request_once(
+    loaded: LoadedModel, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    company = Company(loaded, config)
+    monkeypatch.setattr(company.engine._guides, "make", lambda request: Unable())
+    answers = company.run([Request("bad", (5, 6), SamplingParams())])
+    (end,) = answers["bad"].ends
+    assert end.error is not None
+    assert "outgrew its limits" in end.error.message
+
+
 def test_more_memory_than_there_is_is_refused(loaded: LoadedModel, config: EngineConfig) -> None:
     from quire.errors import ModelError
 

@@ -158,12 +158,6 @@ class Scheduler:
         if sequence is not None:
             self._finish(sequence, FinishReason.ABORT)
 
-    def fail(self, request_id: str, failure: Failure) -> None:
-        """Ends one request with an error; its neighbours do not notice."""
-        sequence = self._sequences.get(request_id)
-        if sequence is not None:
-            self._finish(sequence, FinishReason.ERROR, failure=failure)
-
     def start_over(self, failure: Failure) -> None:
         """A step failed: ends every request that has pages, and forgets all pages there are.
 
