@@ -170,6 +170,8 @@ def test_metrics_count_requests_tokens_and_times(serve: Serve) -> None:
         'quire_kv_bytes{pool="full/plain",state="live"} 4096.0',
         'quire_prefix_misses_total{reason="evicted"} 2.0',
         "quire_steps_total 7.0",
+        "quire_disk_bytes 8192.0",
+        'quire_disk_pages_total{what="hits"} 3.0',
         "quire_http_in_flight 0.0",
     ):
         assert line in text

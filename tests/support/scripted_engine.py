@@ -123,6 +123,7 @@ class ScriptedEngine:
             kv_budget=1 << 20,
             kv_used=(("full/plain", 4096),),
             reuse_misses=(("evicted", 2),),
+            disk=(("bytes", 8192), ("hits", 3)),
             running=sum(not ticket.ended for ticket in self.tickets),
         )
 

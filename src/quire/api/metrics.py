@@ -146,3 +146,13 @@ def _engine_families(stats: EngineStats, in_flight: int) -> Iterator[Metric]:
         for pool, size in pools:
             used.add_metric([pool, state], size)
     yield used
+    disk = dict(stats.disk)
+    if disk:
+        size = disk.pop("bytes")
+        yield GaugeMetricFamily("quire_disk_bytes", "Size of the disk tier's file", value=size)
+        yield _counted(
+            "quire_disk_pages",
+            "Pages of the disk tier by what became of them",
+            "what",
+            disk.items(),
+        )
