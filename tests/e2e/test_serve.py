@@ -70,6 +70,22 @@ def test_when_the_engine_dies_everyone_is_told(tmp_path: Path) -> None:
         assert child.process.wait(20) not in (0, None)
 
 
+def test_a_server_that_is_told_to_end_tells_those_it_answers(tmp_path: Path) -> None:
+    with quire_serve(tmp_path) as child, Client(child.url) as client:
+        engine = child.engine
+
+        def stop(seen: Streamed) -> None:
+            if len(seen.times) == 1:
+                child.process.terminate()
+
+        seen = client.stream(STORY, stop, max_tokens=20_000, ignore_eos=True)
+        assert seen.error is not None
+        assert "shutting down" in seen.error["message"]
+        child.process.wait(10)
+        engine.wait(10)
+    assert "Traceback" not in child.log.read_text()
+
+
 BAD: list[tuple[str, Any]] = [
     (CHAT, b"{"),
     (CHAT, {"messages": []}),

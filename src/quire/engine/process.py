@@ -189,12 +189,13 @@ class ProcessEngine:
         return stats
 
     async def close(self) -> None:
-        """Ends the process; what is in flight fails."""
-        self._closing = True
-        self._loop.remove_reader(self._pipe)
-        self._loop.remove_writer(self._pipe)
-        self._pipe.close()
-        self._break("the server is shutting down")
+        """Ends the process; what is in flight fails. May be called again."""
+        if not self._closing:
+            self._closing = True
+            self._loop.remove_reader(self._pipe)
+            self._loop.remove_writer(self._pipe)
+            self._pipe.close()
+            self._break("the server is shutting down")
         try:
             await asyncio.to_thread(self._process.wait, _GRACE_S)
         except subprocess.TimeoutExpired:
