@@ -40,7 +40,6 @@ class SharedKV:
     layer: int
 
 
-AttentionSpec = FullKV | WindowKV
 LayerSpec = FullKV | WindowKV | RecurrentState | SharedKV
 
 

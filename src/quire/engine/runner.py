@@ -130,8 +130,12 @@ def _row_sampling(work: Work, drawn: Mapping[str, int], previous: mx.array | Non
         if mask is None and is_greedy(params):
             sequence.sampling_row = row
         return row
-    tokens = np.array(sequence.tokens, dtype=np.int32)
-    history = History(tokens[: sequence.prompt_length], tokens[sequence.prompt_length :])
+    # The prompt never changes, and may be long.
+    prompt = sequence.sampling_row
+    if not isinstance(prompt, np.ndarray):
+        prompt = sequence.sampling_row = np.unique(np.array(sequence.request.prompt, np.int32))
+    answer = np.array(sequence.tokens[sequence.prompt_length :], dtype=np.int32)
+    history = History(prompt, answer)
     pending = None
     if work.end > len(sequence.tokens) and previous is not None:
         place = drawn[sequence.id]

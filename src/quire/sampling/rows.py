@@ -14,7 +14,12 @@ from quire.sampling.masks import TokenMask
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The tokens before the one that is drawn, as far as the host knows them; int32."""
+    """The tokens before the one that is drawn, as far as the host knows them; int32.
+
+    Attributes:
+        prompt: each token of the prompt, once or more often; how often does not matter.
+        generated: the answer so far.
+    """
 
     prompt: npt.NDArray[np.int32]
     generated: npt.NDArray[np.int32]

@@ -102,7 +102,7 @@ class Sequence:
         self.page_ids: dict[int, PageIds] = {}
         """By group, the ids of `tables`; the runner's."""
         self.sampling_row: object = None
-        """What the sampler is told in each step, where that never changes; the runner's."""
+        """What the sampler is told in each step and never changes; the runner's."""
         self._keys: list[bytes] = []
 
     @property
