@@ -60,6 +60,9 @@ class ServerConfig:
     """What the HTTP side needs to know.
 
     Attributes:
+        served_name: what clients call the model, and what answers say.
+        also_named: further names by which clients may ask for it, such as those that an agent has
+            built in.
         api_keys: any of them opens all routes; empty asks for none.
         strict_fields: refuse request fields that no schema knows.
         max_concurrent: requests in flight before 429.
@@ -74,6 +77,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     served_name: str | None = None
+    also_named: tuple[str, ...] = ()
     api_keys: tuple[str, ...] = ()
     strict_fields: bool = True
     max_concurrent: int = 1024

@@ -207,6 +207,16 @@ def test_models_say_what_is_served(serve: Serve) -> None:
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
+def test_a_model_may_have_further_names(serve: Serve) -> None:
+    served = serve(config=ServerConfig(also_named=("claude-haiku-4-5", "gpt-5")))
+    for name, status in (("gpt-5", 200), (NAME, 200), ("gpt-4", 404)):
+        answer = HTTP.post(served.url + CHAT, json={"model": name, **ASK})
+        assert answer.status_code == status
+        assert status == 404 or answer.json()["model"] == NAME
+    body = {"model": "claude-haiku-4-5", "max_tokens": 5, **ASK}
+    assert HTTP.post(f"{served.url}/v1/messages", json=body).json()["model"] == NAME
+
+
 def test_text_to_tokens_and_back(serve: Serve) -> None:
     served = serve()
 

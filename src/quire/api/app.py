@@ -53,7 +53,7 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
         Route("/detokenize", misc.detokenize, methods=["POST"]),
         Route("/health", misc.health),
         Route("/metrics", misc.metrics),
-        Route("/openapi.json", OpenApi(service.name).get),
+        Route("/openapi.json", OpenApi((service.name, *config.also_named)).get),
     ]
 
     @asynccontextmanager

@@ -59,7 +59,7 @@ class Context:
     def check_model(self, name: str | None) -> None:
         """Raises `NotFound` for a model that is not served; None means the one that is."""
         served = self.service.name
-        if name is not None and name != served:
+        if name is not None and name != served and name not in self.config.also_named:
             raise NotFound(
                 f"The model '{name}' is not served here; '{served}' is.",
                 param="model",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,7 +103,8 @@ _REASONS = {
     400: "The request cannot be served as it is; `param` names the field at fault",
     401: "No valid API key",
     404: "There is no such model, response or item",
-    408: "The request was not finished within the time that the operator allows",
+    408: "The request was not finished within the time that the operator allows; "
+    "`x-should-retry` tells SDKs not to send it again",
     413: "The body is too large",
     429: "Too many requests are in flight; `retry-after` says when to try again",
     500: "The server failed",
@@ -142,8 +144,8 @@ _ANTHROPIC_ERROR = {
 }
 
 
-def document(model: str) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of a server of `model`."""
+def document(names: Sequence[str]) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of a server whose model has these names."""
     models = [operation.body for operation in OPERATIONS if operation.body is not None]
     references, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
@@ -152,7 +154,7 @@ def document(model: str) -> dict[str, Any]:
     for schema in schemas["$defs"].values():
         if "model" in schema.get("properties", {}):
             optional = "model" not in schema.get("required", ())
-            schema["properties"]["model"] = {"enum": [model, None] if optional else [model]}
+            schema["properties"]["model"] = {"enum": [*names, None] if optional else [*names]}
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _describe(operation)
@@ -220,8 +222,8 @@ def _content(media: str) -> dict[str, Any]:
 class OpenApi:
     """The endpoint."""
 
-    def __init__(self, model: str) -> None:
-        self._document = document(model)
+    def __init__(self, names: Sequence[str]) -> None:
+        self._document = document(names)
 
     async def get(self, request: Request) -> Response:
         """`GET /openapi.json`."""

@@ -30,6 +30,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--host", default=defaults.host, help="default: %(default)s, this machine alone")
     add("--port", type=port, default=defaults.port, help="default: %(default)s; 0 takes a free one")
     add("--served-name", metavar="NAME", help="what clients call the model")
+    add(
+        "--also-named",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="another name for it, such as one that an agent has built in; may be given again",
+    )
     add("--dialect", help="how answers spell thoughts and tool calls, or none; default: by model")
     add("--max-tokens", type=positive, metavar="N", help="for requests that name no limit")
     add("--log-level", default=defaults.log_level, choices=("debug", "info", "warning", "error"))
@@ -198,6 +205,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         host=args.host,
         port=args.port,
         served_name=name,
+        also_named=tuple(args.also_named),
         api_keys=tuple(key.strip() for key in keys if key.strip()),
         strict_fields=not args.ignore_unknown_fields,
         max_concurrent=args.max_concurrent,
