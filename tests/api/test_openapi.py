@@ -34,7 +34,7 @@ def test_it_lists_the_routes_that_there_are(shared: Served) -> None:
 
 
 def test_it_is_served(serve: Serve) -> None:
-    assert HTTP.get(f"{serve().url}/openapi.json").json() == document("quire-demo")
+    assert HTTP.get(f"{serve().url}/openapi.json").json() == document(("quire-demo",))
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(150, marks=pytest.mark.slow)])
