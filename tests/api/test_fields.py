@@ -188,7 +188,7 @@ def test_unknown_fields_pass_where_the_operator_says_so(serve: Serve) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"null", b'{"messages": NaN}', b"\xff", b'{"a": "\\ud800"}', b"[" * 9999],
+    [b"", b"{", b"[]", b"null", b'{"messages": NaN}', b"\xff", b"[" * 9999],
 )
 def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> None:
     answer = HTTP.post(f"{serve().url}/v1/chat/completions", content=body)
@@ -277,3 +277,14 @@ def test_the_billing_header_of_an_agent_does_not_reach_the_prompt(serve: Serve) 
         post(served.url, messages=[{"role": "system", "content": system}, *ASK])
     first, second = (request.prompt for request in served.engine.requests)
     assert first == second
+
+
+def test_half_a_character_is_read_as_a_replacement(serve: Serve) -> None:
+    served = serve()
+    content = rb'{"messages": [{"role": "user", "content": "cut \ud83d, \\ud83d, \ud83d\ude00"}]}'
+    answer = HTTP.post(f"{served.url}/v1/chat/completions", content=content)
+    assert answer.status_code == 200
+    prompt = served.tokenizer.decode(served.engine.requests[0].prompt)
+    assert "cut \N{REPLACEMENT CHARACTER}, \\ud83d, 😀" in prompt
+    broken = HTTP.post(f"{served.url}/v1/chat/completions", content=content[:-1])
+    assert f"column {len(content) - 1}" in error_of(broken)["message"]

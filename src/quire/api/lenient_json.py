@@ -3,8 +3,7 @@
 Tool schemas hold regular expressions and Windows paths, and clients have been seen to put them into
 a body without doubling their backslashes, and texts without escaping their tabs. What was meant is
 plain, so it is read: a backslash that begins no escape is a backslash, and a control character
-stands for itself. Half of a character, which is what is left of an emoji where a client cuts off
-a text, becomes a replacement character. Everything else that is not JSON stays an error.
+stands for itself. Everything else that is not JSON stays an error.
 """
 
 from __future__ import annotations
@@ -15,15 +14,14 @@ from dataclasses import dataclass
 
 from pydantic_core import from_json
 
+from quire.api.schema import whole_characters
 from quire.errors import RequestError
 
 # What needs no look: all between strings, and strings without escapes and control characters.
 _CLEAN = re.compile(rb'(?:[^"]++|"[^"\\\x00-\x1f]*+")*+')
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-_PAIR = rb"u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}"
 # An escape that JSON has, a backslash that begins none, or a raw control character.
-_SUSPECT = re.compile(rb"\\(?:" + _PAIR + rb'|u[0-9A-Fa-f]{4}|["\\/bfnrt])|\\|[\x00-\x1f]')
-_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9A-Fa-f]{2}")
+_SUSPECT = re.compile(rb'\\(?:u[0-9A-Fa-f]{4}|["\\/bfnrt])|\\|[\x00-\x1f]')
 _POSITION = re.compile(r"line (\d+) column (\d+)")
 _BACKSLASH = b"\\\\"
 # Backspace and form feed do not come up in texts; beside `\d`, `\b` is a word's border.
@@ -48,6 +46,7 @@ def parse_lenient(body: bytes) -> object:
     try:
         return from_json(body, allow_inf_nan=False)
     except ValueError:
+        body = whole_characters(body)
         repaired, edits = _repair(body)
     try:
         return from_json(repaired, allow_inf_nan=False)
@@ -96,8 +95,6 @@ def _meant(old: bytes, *, loose: bool) -> bytes:
         return _BACKSLASH
     if loose and old in _DOUBTFUL:
         return b"\\" + old
-    if _HALF.fullmatch(old):
-        return b"\\ufffd"
     return b"\\u%04x" % old[0] if len(old) == 1 else old
 
 

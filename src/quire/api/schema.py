@@ -20,6 +20,13 @@ Parsed = TypeVar("Parsed", bound="Wire")
 _BRANCHES = frozenset({"str", "int", "float", "bool", "function-after", "none"})
 
 
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}"
+    rb"|(?P<half>u[dD][89a-fA-F][0-9A-Fa-f]{2})|.)",
+    re.DOTALL,
+)
+
+
 class Wire(BaseModel):
     """Base of every request model: strict types, no unknown fields.
 
@@ -38,8 +45,21 @@ def parse_json(body: bytes) -> object:
     """
     try:
         return from_json(body, allow_inf_nan=False)
+    except ValueError:
+        body = whole_characters(body)
+    try:
+        return from_json(body, allow_inf_nan=False)
     except ValueError as error:
         raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+
+
+def whole_characters(body: bytes) -> bytes:
+    """JSON in which no string holds half a character, with every byte in its old place.
+
+    Half of an emoji is left where a client cuts off a text, as agents do with what tools said.
+    JSON can spell it and UTF-8 cannot, so a replacement character stands for it.
+    """
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found["half"] else found[0], body)
 
 
 def parse(model: type[Parsed], payload: object, *, strict_fields: bool = True) -> Parsed:
