@@ -23,7 +23,7 @@ _BRANCHES = frozenset({"str", "int", "float", "bool", "function-after", "none"})
 # A whole pair, half of one, or an escaped backslash, behind which nothing is escaped.
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}"
-    rb"|(?P<half>u[dD][89a-fA-F][0-9A-Fa-f]{2})|\\\\)"
+    rb"|(?P<half>u[dD][89a-fA-F][0-9A-Fa-f]{2})|\\)"
 )
 
 
