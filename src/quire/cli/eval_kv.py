@@ -27,15 +27,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "model", nargs="?", help="a folder or a hub id; the embedded one if left out"
     )
     parser.add_argument(
-        "--text", type=Path, help="a file to read; else what the model itself writes"
+        "--text", type=Path, help="a file, all of it judged; else the answers of conversations"
     )
-    parser.add_argument("--tokens", type=int, default=2048, help="of text, at most")
+    parser.add_argument("--tokens", type=int, default=2048, help="of text, about")
     parser.add_argument("--formats", default=_FORMATS, help=f"default: {_FORMATS}")
     parser.add_argument(
         "--needles", default="256,1024", metavar="LENGTHS", help="prompt tokens, or none"
     )
     parser.add_argument("--needles-each", type=int, default=1, help="for each length and depth")
     parser.add_argument("--prompts", type=int, default=16, help="continued greedily, at most")
+    parser.add_argument(
+        "--skills",
+        type=Path,
+        nargs="+",
+        default=(),
+        metavar="FILE",
+        help="questions with their right answers, as in tests/data/skills",
+    )
+    parser.add_argument("--skill-items", type=int, default=12, help="of each file of --skills")
     parser.add_argument(
         "--as-served",
         action="store_true",
@@ -54,19 +63,19 @@ def run(args: argparse.Namespace) -> int:
     formats = _formats(args.formats)
     lengths = _lengths(args.needles)
     # Here, because every command loads this module and few need mlx.
-    from quire.cli.kv_quality import evaluate
+    from quire.cli.kv_quality import Plan, evaluate
 
-    model = args.model or str(MODEL_DIR)
-    scores = evaluate(
-        model,
-        formats,
-        args.text,
-        args.tokens,
-        lengths,
-        args.needles_each,
-        args.prompts,
+    plan = Plan(
+        text=args.text,
+        tokens=args.tokens,
+        lengths=lengths,
+        needles_each=args.needles_each,
+        prompts=args.prompts,
         as_served=args.as_served,
+        skills=tuple(args.skills),
+        items=args.skill_items,
     )
+    scores = evaluate(args.model or str(MODEL_DIR), formats, plan)
     print(table(scores))
     if args.json is not None:
         args.json.write_text(json.dumps([asdict(score) for score in scores], indent=1) + "\n")
@@ -87,10 +96,10 @@ def _formats(text: str) -> list[KVFormat]:
     return [parse_format(name) for name in names]
 
 
-def _lengths(text: str) -> list[int]:
+def _lengths(text: str) -> tuple[int, ...]:
     if text.strip().lower() == "none":
-        return []
+        return ()
     try:
-        return [int(part) for part in text.split(",")]
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise QuireError(f"--needles: {text!r} is no list of lengths, nor 'none'") from None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,11 +16,11 @@ from quire.cache.ledger import Page, PoolKey
 from quire.cache.pools import Pools
 from quire.cache.specs import KVFormat, RecurrentState, group_layers
 from quire.cli.kv_scores import Score
-from quire.config import EngineConfig
-from quire.engine.engine import Engine
+from quire.cli.kv_skills import count_skills, generate
+from quire.cli.kv_texts import Text, conversation, prompt_of, sized_needle, whole
 from quire.engine.inputs import Layout, StepInputs
 from quire.models.loader import DTYPES, LoadedModel, open_model
-from quire.request import Request, SamplingParams
+from quire.request import Request
 from quire.scheduler.plan import StepPlan, Work
 from quire.scheduler.sequence import Sequence
 from quire.text.template import ChatTemplate
@@ -29,9 +28,7 @@ from quire.text.tokenizer import Tokenizer
 
 PAGE_TOKENS = 64
 _CHUNK = 256
-_KV_MEMORY = 1 << 30
-_OWN_TEXTS = 4
-_ANSWER = 48
+_CONVERSATIONS = 4
 _DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _CONTINUED = 64
 
@@ -47,6 +44,30 @@ _OPENINGS = (
 )
 
 Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured.
+
+    Attributes:
+        text: read teacher-forced, every token judged; None takes conversations, of which the
+            answers are judged.
+        tokens: of text, about.
+        lengths: of prompts with a needle; `needles_each` for each length and depth.
+        prompts: how many are continued greedily.
+        as_served: leave the layers plain that the server leaves plain by default.
+        skills: files of `quire.demo.skills` items; `items` of each are asked.
+    """
+
+    text: Path | None = None
+    tokens: int = 2048
+    lengths: tuple[int, ...] = ()
+    needles_each: int = 1
+    prompts: int = 0
+    as_served: bool = False
+    skills: tuple[Path, ...] = ()
+    items: int = 0
 
 
 def bits_an_element(loaded: LoadedModel, format: KVFormat) -> float:
@@ -94,39 +115,51 @@ class Reader:
 @dataclass(slots=True)
 class _Forced:
     divergences: list[Floats] = field(default_factory=list)
+    others: list[Floats] = field(default_factory=list)
     agreed: int = 0
     loss: float = 0.0
 
 
 def teacher_forced(
-    loaded: LoadedModel, formats: Seq[KVFormat], texts: Seq[Seq[int]], scores: Seq[Score]
+    loaded: LoadedModel, formats: Seq[KVFormat], texts: Seq[Text], scores: Seq[Score]
 ) -> None:
     """Fills in divergence, agreement and perplexity. All formats read the texts in step."""
     sums = [_Forced() for _ in formats]
-    plain_loss, count = 0.0, 0
-    for tokens in texts:
+    plain_loss = 0.0
+    for text in texts:
+        tokens = text.tokens
+        judged = np.zeros(len(tokens), dtype=np.bool_)
+        for begin, end in text.spans:
+            judged[begin:end] = True
         reference = Reader(loaded, KVFormat(), tokens)
         readers = [Reader(loaded, format, tokens) for format in formats]
         for start in range(0, len(tokens) - 1, _CHUNK):
             size = min(_CHUNK, len(tokens) - 1 - start)
             following = mx.array(list(tokens[start + 1 : start + 1 + size]))
+            here = judged[start + 1 : start + 1 + size]
             plain = _log_probabilities(reference.logits(start, size))
-            plain_loss += _loss(plain, following)
-            count += size
+            plain_loss += float(_losses(plain, following)[here].sum())
             for reader, total in zip(readers, sums, strict=True):
                 got = _log_probabilities(reader.logits(start, size))
-                divergence = (mx.exp(plain) * (plain - got)).sum(axis=-1)
-                same = mx.argmax(plain, axis=-1) == mx.argmax(got, axis=-1)
-                total.divergences.append(np.array(divergence))
-                total.agreed += int(np.array(same).sum())
-                total.loss += _loss(got, following)
+                divergence = np.array((mx.exp(plain) * (plain - got)).sum(axis=-1))
+                same = np.array(mx.argmax(plain, axis=-1) == mx.argmax(got, axis=-1))
+                total.divergences.append(divergence[here])
+                total.others.append(divergence[~here])
+                total.agreed += int(same[here].sum())
+                total.loss += float(_losses(got, following)[here].sum())
     for score, total in zip(scores, sums, strict=True):
-        divergences = np.concatenate(total.divergences)
-        score.kl_mean = float(divergences.mean())
-        score.kl_p99 = float(np.quantile(divergences, 0.99))
-        score.top1 = total.agreed / count
-        score.perplexity = float(np.exp(total.loss / count))
-        score.plain_perplexity = float(np.exp(plain_loss / count))
+        _summed(total, plain_loss, score)
+
+
+def _summed(total: _Forced, plain_loss: float, score: Score) -> None:
+    divergences, others = np.concatenate(total.divergences), np.concatenate(total.others)
+    score.judged = len(divergences)
+    score.kl_mean = float(divergences.mean())
+    score.kl_p99 = float(np.quantile(divergences, 0.99))
+    score.kl_prompts = float(others.mean()) if len(others) else 0.0
+    score.top1 = total.agreed / score.judged
+    score.perplexity = float(np.exp(total.loss / score.judged))
+    score.plain_perplexity = float(np.exp(plain_loss / score.judged))
 
 
 def _log_probabilities(logits: mx.array) -> mx.array:
@@ -134,78 +167,17 @@ def _log_probabilities(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def _loss(log_probabilities: mx.array, following: mx.array) -> float:
+def _losses(log_probabilities: mx.array, following: mx.array) -> Floats:
     picked = mx.take_along_axis(log_probabilities, following[:, None], axis=-1)
-    return -float(np.array(picked).sum())
-
-
-def generate(
-    loaded: LoadedModel,
-    format: KVFormat,
-    prompts: Seq[Seq[int]],
-    *,
-    max_tokens: int,
-    temperature: float = 0.0,
-    stops: frozenset[int] = frozenset(),
-) -> list[tuple[int, ...]]:
-    """The answers to prompts, all in one engine."""
-    config = EngineConfig(
-        model=str(loaded.path),
-        kv_memory=_KV_MEMORY,
-        kv_format=format,
-        kv_skip_layers=format.skip_layers,
-        prefix_cache=False,
-    )
-    engine = Engine(loaded, config)
-    for number, prompt in enumerate(prompts):
-        sampling = SamplingParams(temperature=temperature, seed=number)
-        request = Request(
-            str(number), tuple(prompt), sampling, max_tokens=max_tokens, stop_token_ids=stops
-        )
-        engine.add(request)
-    answers: dict[str, tuple[int, ...]] = {str(number): () for number in range(len(prompts))}
-    while engine.has_work:
-        for output in engine.step():
-            answers[output.request_id] += output.token_ids
-    return list(answers.values())
-
-
-_SUBJECTS = ("The teacher", "A farmer", "My neighbour", "The old sailor", "Her brother", "The cook")
-_VERBS = ("saw", "bought", "found", "painted", "lost", "described", "sold", "remembered")
-_OBJECTS = ("a red boat", "the quiet garden", "two green apples", "an old clock", "a small dog")
-_OWNERS = ("Anna", "Peter", "Maria", "Tom", "Laura", "David", "Sofia", "Max")
-
-
-def needle(sentences: int, depth: float, seed: int) -> tuple[str, str]:
-    """Filler with a code in it at a depth from 0 to 1, and the code that is asked for."""
-    rng = random.Random(f"{sentences}:{depth}:{seed}")
-    owner, code = rng.choice(_OWNERS), str(rng.randint(10000, 99999))
-    lines = [
-        f"{rng.choice(_SUBJECTS)} {rng.choice(_VERBS)} {rng.choice(_OBJECTS)}."
-        for _ in range(sentences)
-    ]
-    lines.insert(round(depth * len(lines)), f"The code of {owner} is {code}.")
-    return f"{' '.join(lines)}\n\nWhat is the code of {owner}?", code
+    return -np.array(picked)[:, 0]
 
 
 def evaluate(
     model: str,
     formats: Seq[KVFormat],
-    text: Path | None,
-    tokens: int,
-    lengths: Seq[int],
-    needles_each: int,
-    prompts: int,
-    as_served: bool,
+    plan: Plan,
 ) -> list[Score]:
     """Scores of plain, first, and of each format.
-
-    Args:
-        text: read teacher-forced; None takes what the model itself writes.
-        tokens: of text, at most.
-        lengths: of prompts with a needle; `needles_each` for each length and depth.
-        prompts: how many are continued greedily.
-        as_served: leave the layers plain that the server leaves plain by default.
 
     Raises:
         ModelError: the model cannot be opened.
@@ -213,59 +185,32 @@ def evaluate(
     loaded = open_model(model)
     tokenizer = Tokenizer.open(loaded.path)
     template = ChatTemplate.open(loaded.path, tokenizer.special_tokens)
-    skipped = skipped_layers(loaded.model.layout, None) if as_served else ()
+    skipped = skipped_layers(loaded.model.layout, None) if plan.as_served else ()
     every = [KVFormat(), *(with_skips(each, skipped) for each in formats)]
     scores = [Score(each.name, bits_an_element(loaded, each)) for each in every]
-    openings = [_prompt(tokenizer, template, line) for line in _OPENINGS]
-    if text is not None:
-        texts = [tokenizer.encode(text.read_text(encoding="utf-8"))[:tokens]]
+    if plan.text is not None:
+        read = tokenizer.encode(plan.text.read_text(encoding="utf-8"))
+        texts = [whole(read[: plan.tokens])]
     else:
-        texts = _own_texts(loaded, tokenizer, template, tokens)
+        each = plan.tokens // _CONVERSATIONS
+        texts = [conversation(tokenizer, template, each, n) for n in range(_CONVERSATIONS)]
     teacher_forced(loaded, every, texts, scores)
     # Beginnings long enough that most of what is read is coded.
-    cuts = [read[:length] for read in texts for length in (97, 161) if len(read) > length]
-    continued = (cuts + openings)[:prompts]
+    cuts = [t.tokens[:length] for length in (97, 161) for t in texts if len(t.tokens) > length]
+    openings = [prompt_of(tokenizer, template, line) for line in _OPENINGS]
+    continued = ([begin for t in texts for begin in _answered(t)] + cuts + openings)[: plan.prompts]
     if continued:
         _continue(loaded, every, continued, scores)
-    for length in lengths:
-        _find_needles(loaded, tokenizer, template, every, length, needles_each, scores)
+    for length in plan.lengths:
+        _find_needles(loaded, tokenizer, template, every, length, plan.needles_each, scores)
+    if plan.skills:
+        count_skills(loaded, tokenizer, template, every, plan.skills, plan.items, scores)
     return scores
 
 
-def _prompt(tokenizer: Tokenizer, template: ChatTemplate, text: str) -> list[int]:
-    if not template.exists:
-        return tokenizer.encode(text, add_special_tokens=True)
-    rendered = template.render([{"role": "user", "content": text}], add_generation_prompt=True)
-    return tokenizer.encode(rendered, add_special_tokens=False)
-
-
-def _own_texts(
-    loaded: LoadedModel, tokenizer: Tokenizer, template: ChatTemplate, tokens: int
-) -> list[list[int]]:
-    """Long prompts whose answers lie far back in them, and what the model answers, seeded."""
-    each = max(2 * _ANSWER, tokens // _OWN_TEXTS)
-    prompts = []
-    for seed in range(_OWN_TEXTS):
-        prompt, _ = _sized(tokenizer, template, each - _ANSWER, 0.1 + 0.2 * seed, seed)
-        prompts.append(prompt)
-    answers = generate(loaded, KVFormat(), prompts, max_tokens=_ANSWER, temperature=1.0)
-    return [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
-
-
-def _sized(
-    tokenizer: Tokenizer, template: ChatTemplate, length: int, depth: float, seed: int
-) -> tuple[list[int], str]:
-    """A prompt of about `length` tokens with a needle in it, and what it asks for.
-
-    Grows until it is long enough: what a sentence takes depends on the tokenizer.
-    """
-    sentences = 1
-    while True:
-        text, code = needle(sentences, depth, seed)
-        prompt = _prompt(tokenizer, template, text)
-        if len(prompt) >= length:
-            return prompt, code
-        sentences = max(sentences + 1, sentences * length // (len(prompt) + 8))
+def _answered(text: Text) -> list[tuple[int, ...]]:
+    """The text up to its last answer, if it has several."""
+    return [text.tokens[: text.spans[-1][0]]] if len(text.spans) > 1 else []
 
 
 def _continue(
@@ -290,7 +235,7 @@ def _find_needles(
     scores: Seq[Score],
 ) -> None:
     items = [
-        (depth, *_sized(tokenizer, template, length, depth, seed))
+        (depth, *sized_needle(tokenizer, template, length, depth, seed))
         for depth in _DEPTHS
         for seed in range(each)
     ]

@@ -13,11 +13,13 @@ from quire.cache.formats.page import PageStore
 from quire.cache.formats.registry import SCHEMES
 from quire.cache.specs import KVFormat
 from quire.cli import main
-from quire.cli.kv_quality import needle, teacher_forced
+from quire.cli.kv_quality import teacher_forced
 from quire.cli.kv_scores import Score
+from quire.cli.kv_texts import conversation
 from quire.demo import MODEL_DIR
 from quire.models.base import named_parameters
 from quire.models.loader import LoadedModel, open_model
+from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
 
@@ -90,13 +92,14 @@ def with_outliers(folder: str, factor: float) -> LoadedModel:
 @pytest.mark.slow
 def test_outlier_channels_do_not_move_page_4() -> None:
     loaded = open_model(str(MODEL_DIR))
-    tokens = Tokenizer.open(MODEL_DIR).encode(needle(34, 0.3, 0)[0])
-    assert len(tokens) > 256
+    tokenizer = Tokenizer.open(MODEL_DIR)
+    template = ChatTemplate.open(MODEL_DIR, tokenizer.special_tokens)
+    texts = [conversation(tokenizer, template, 450, 0)]
     skipped = skipped_layers(loaded.model.layout, None)
     formats = [with_skips(KVFormat("page", 4, 4), skipped), KVFormat("uniform", 4, 4, 64)]
     usual, grown = ([Score(f.name, 4.5) for f in formats] for _ in range(2))
-    teacher_forced(loaded, formats, [tokens], usual)
-    teacher_forced(with_outliers(str(MODEL_DIR), 20.0), formats, [tokens], grown)
+    teacher_forced(loaded, formats, texts, usual)
+    teacher_forced(with_outliers(str(MODEL_DIR), 20.0), formats, texts, grown)
     assert grown[0].plain_perplexity == pytest.approx(usual[0].plain_perplexity, rel=1e-4)
     assert grown[0].misses(grown[0]) == []
     assert grown[0].kl_mean == pytest.approx(usual[0].kl_mean, rel=0.3)

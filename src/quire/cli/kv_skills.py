@@ -1,0 +1,122 @@
+"""The share of a skill's questions that a model answers right under a KV format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Seq
+from pathlib import Path
+
+from quire.cache.specs import KVFormat
+from quire.cli.kv_scores import Score
+from quire.config import EngineConfig
+from quire.demo.skills import Answer, SkillItem, judge, load
+from quire.engine.engine import Engine
+from quire.models.loader import LoadedModel
+from quire.request import FinishReason, Output, Request, SamplingParams
+from quire.text.detokenizer import Detokenizer
+from quire.text.dialects import choose
+from quire.text.dialects.base import Dialect, Tool, Vocabulary
+from quire.text.output import OutputStream, fold
+from quire.text.stops import StopMatcher
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+_KV_MEMORY = 1 << 30
+_LONGEST = 200
+"""Tokens of an answer."""
+
+
+def generate(
+    loaded: LoadedModel,
+    format: KVFormat,
+    prompts: Seq[Seq[int]],
+    *,
+    max_tokens: int,
+    stops: frozenset[int] = frozenset(),
+) -> list[tuple[int, ...]]:
+    """The greedy answers to prompts, all in one engine."""
+    config = EngineConfig(
+        model=str(loaded.path),
+        kv_memory=_KV_MEMORY,
+        kv_format=format,
+        kv_skip_layers=format.skip_layers,
+        prefix_cache=False,
+    )
+    engine = Engine(loaded, config)
+    for number, prompt in enumerate(prompts):
+        engine.add(
+            Request(
+                str(number),
+                tuple(prompt),
+                SamplingParams(temperature=0),
+                max_tokens=max_tokens,
+                stop_token_ids=stops,
+            )
+        )
+    answers: dict[str, tuple[int, ...]] = {str(number): () for number in range(len(prompts))}
+    while engine.has_work:
+        for output in engine.step():
+            answers[output.request_id] += output.token_ids
+    return list(answers.values())
+
+
+def count_skills(
+    loaded: LoadedModel,
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    formats: Seq[KVFormat],
+    files: Seq[Path],
+    count: int,
+    scores: Seq[Score],
+) -> None:
+    """Fills in how many of `count` items, spread over each file, each format gets right."""
+    items: list[SkillItem] = []
+    for path in files:
+        known = load(path)
+        items += known[:: max(1, len(known) // count)][:count]
+    prompts = [_prompt(item, tokenizer, template) for item in items]
+    dialect = choose(template.source, str(loaded.config["model_type"]))
+    vocabulary = Vocabulary(
+        tokenizer.added_tokens,
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
+        tokenizer.decode,
+    )
+    for format, score in zip(formats, scores, strict=True):
+        stops = frozenset(loaded.eos_ids)
+        answers = generate(loaded, format, prompts, max_tokens=_LONGEST, stops=stops)
+        for item, prompt, tokens in zip(items, prompts, answers, strict=True):
+            stream = _stream(item, prompt, tokenizer, dialect, vocabulary)
+            right, asked = score.skills.get(item.skill, (0, 0))
+            correct = judge(item, _answer(stream, tokens, stops))
+            score.skills[item.skill] = (right + correct, asked + 1)
+
+
+def _prompt(item: SkillItem, tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
+    rendered = template.render(
+        item.messages,
+        tools=item.tools,
+        add_generation_prompt=True,
+        enable_thinking=item.enable_thinking,
+    )
+    return tokenizer.encode(rendered, add_special_tokens=False)
+
+
+def _stream(
+    item: SkillItem,
+    prompt: Seq[int],
+    tokenizer: Tokenizer,
+    dialect: Dialect,
+    vocabulary: Vocabulary,
+) -> OutputStream:
+    functions = [tool["function"] for tool in item.tools or ()]
+    tools = [Tool(each["name"], each.get("parameters", {})) for each in functions]
+    parser = dialect.parser(prompt, tools, vocabulary)
+    return OutputStream(Detokenizer(tokenizer), parser, StopMatcher(()))
+
+
+def _answer(stream: OutputStream, tokens: tuple[int, ...], stops: frozenset[int]) -> Answer:
+    """The tokens taken apart as the server takes them apart."""
+    finish = FinishReason.STOP if tokens and tokens[-1] in stops else FinishReason.LENGTH
+    said = fold(stream.feed(Output("", tokens, finish=finish)))
+    calls = [{"name": c.name, "arguments": json.loads(c.arguments)} for c in said.tool_calls]
+    return Answer(said.text, said.reasoning, calls)
