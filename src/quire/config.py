@@ -1,4 +1,4 @@
-"""Settings, built once by the CLI and never changed. Nothing below the CLI reads the environment."""
+"""Settings, built once by the CLI. Nothing below the CLI reads the environment."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class EngineConfig:
         page_tokens: tokens a page.
         max_sequences: sequences that run at once; others wait.
         max_context: tokens a sequence may have; None is the model's own limit.
-        step_ms: the time aimed at for a step that only reads prompts. Steps that also generate aim at
-            `stall_factor` times the duration of a step that only generates.
+        step_ms: the time aimed at for a step that only reads prompts. Steps that also generate aim
+            at `stall_factor` times the duration of a step that only generates.
         stall_factor: see `step_ms`.
         max_step_tokens: rows of a step at most, whatever the clock says.
         prefix_cache: whether computed pages are kept and shared.
@@ -67,7 +67,7 @@ class ServerConfig:
         strict_fields: refuse request fields that no schema knows.
         max_concurrent: requests in flight before 429.
         cors_origins: origins allowed by CORS; empty is off.
-        drop_volatile_headers: cut the parts of agents' system prompts that change with each request.
+        drop_volatile_headers: cut the parts of agents' prompts that change with each request.
         signing_key: signs the thoughts that clients carry; None draws one for this process, so that
             no thought from before a restart is recognised.
         stored_responses: how many answers of /v1/responses are kept for later reference.

@@ -82,4 +82,4 @@ class ModelError(QuireError):
 
 
 class EngineFailure(QuireError):
-    """The engine cannot go on. Every request in flight fails, /health says so, the process exits."""
+    """The engine cannot go on: what is in flight fails, /health says so, the process exits."""

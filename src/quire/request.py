@@ -58,8 +58,8 @@ class GrammarSpec:
         source: the schema as JSON text, or the grammar's text.
         start_after: token ids after the last of which the constraint binds (the end of a thought);
             empty binds from the first token.
-        opened_by: token ids with which the model may open that thought first; if it begins otherwise,
-            the constraint binds at once. Empty: the thought is open already, or there is none.
+        opened_by: token ids with which the model may open that thought first; if it begins
+            otherwise, the constraint binds at once. Empty: the thought is open already, or there is none.
     """
 
     kind: str
@@ -90,9 +90,9 @@ class Request:
     Attributes:
         prompt: token ids, at least one.
         max_tokens: the most tokens to generate, at least one.
-        stop_token_ids: tokens that end the answer; the one that does is reported, not counted as text.
+        stop_token_ids: tokens that end the answer; the one that does is reported, but is no text.
         kv_format: how this sequence's cache is stored; None is the server's default.
-        cache_salt: joins the identity of the cached pages; requests with different salts never share.
+        cache_salt: joins the identity of the cached pages; different salts never share.
         snapshots: prompt positions at which recurrent state is worth keeping (message ends).
         deadline_s: seconds after arrival at which the request ends with an error; None is never.
     """
