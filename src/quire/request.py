@@ -59,7 +59,8 @@ class GrammarSpec:
         start_after: token ids after the last of which the constraint binds (the end of a thought);
             empty binds from the first token.
         opened_by: token ids with which the model may open that thought first; if it begins
-            otherwise, the constraint binds at once. Empty: the thought is open already, or there is none.
+            otherwise, the constraint binds at once. Empty: the thought is open already, or there
+            is none.
     """
 
     kind: str
