@@ -143,6 +143,16 @@ def test_recurrent_layers_begin_at_a_snapshot() -> None:
     assert (match.length, match.reason) == (4, "snapshot missing")
 
 
+def test_a_snapshot_is_found_beside_a_sibling_that_agrees_longer() -> None:
+    world = World("recurrent")
+    world.serve([*range(6)])
+    world.serve([*range(7), 50])
+    match = world.match([*range(7), 99, 99])
+    assert (match.length, match.reason) == (6, "snapshot missing")
+    assert world.contents[match.snapshots[0]] == tuple(range(6))
+    assert world.contents[match.partial[1]] == tuple(range(6))
+
+
 def test_a_partly_filled_page_grows_with_its_sequence() -> None:
     world = World("full")
     (page,) = world.compute([1, 2])

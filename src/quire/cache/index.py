@@ -18,6 +18,9 @@ from hashlib import blake2b
 from quire.cache.ledger import Ledger, Page
 from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, first_visible
 
+_SIBLINGS = 8
+"""Children looked at on either side of where a prompt's tail would stand among them."""
+
 
 def chain(parent: bytes, tokens: Seq[int]) -> bytes:
     """The identity of a page: all that shaped its bytes, ending in its own tokens."""
@@ -112,15 +115,17 @@ class Node:
                     del self.snapshots[place]
         self.index.prune(self)
 
-    def nearest(self, tokens: tuple[int, ...]) -> tuple[Node | None, int]:
-        """The child that agrees longest with `tokens`, and for how many of them."""
-        best, length = None, 0
+    def alike(self, tokens: tuple[int, ...]) -> Iterator[tuple[Node, int]]:
+        """Children that agree longest with `tokens`, and for how many of them."""
         at = bisect_left(self.ordered, (tokens, b""))
-        for other, key in self.ordered[max(0, at - 1) : at + 1]:
-            common = common_length(other, tokens)
-            if common > length:
-                best, length = self.children[key], common
-        return best, length
+        behind = self.ordered[at : at + _SIBLINGS]
+        before = reversed(self.ordered[max(0, at - _SIBLINGS) : at])
+        for side in (behind, before):
+            for other, key in side:
+                common = common_length(other, tokens)
+                if common == 0:
+                    break
+                yield self.children[key], common
 
 
 class PrefixIndex:
@@ -159,32 +164,45 @@ class PrefixIndex:
         root = self._roots.get(identity)
         if root is None:
             return Match(reason="new")
-        path, last, reached = self._walk(root, tokens, keys)
-        agreed = reached = min(reached, limit)
-        if not partial:
-            reached -= reached % self.page_tokens
+        path = _descend(root, keys)
+        at = len(path) * self.page_tokens
+        tail = tuple(tokens[at : min(at + self.page_tokens, limit)])
+        last, usable, agreed = self._best_tail(path[-1] if path else root, tail)
+        reached = at + agreed if partial else at
         if reached == 0:
             return Match(reason="new")
-        reason = "" if agreed == limit else f"first difference at token {agreed}"
-        length, reason = self._longest(path, last, reached, reason, partial=partial)
+        reason = "" if at + agreed == limit else f"first difference at token {at + agreed}"
+        length = reached
+        if partial and usable < agreed:
+            length, reason = at + usable, "snapshot missing" if self._recurrent else "evicted"
+        length, reason = self._longest(path, last, length, reason, partial=partial)
         match = self._collect(path, last, length, reason)
         match.reached = reached
         return match
 
-    def _walk(
-        self, root: Node, tokens: Seq[int], keys: Seq[bytes]
-    ) -> tuple[list[Node], Node | None, int]:
-        path: list[Node] = []
-        node = root
-        for key in keys:
-            child = node.children.get(key)
-            if child is None:
-                break
-            path.append(child)
-            node = child
-        at = len(path) * self.page_tokens
-        last, common = node.nearest(tuple(tokens[at : at + self.page_tokens]))
-        return path, last, at + common
+    def _best_tail(self, parent: Node, tokens: tuple[int, ...]) -> tuple[Node | None, int, int]:
+        """Which child of `parent` to copy from, up to which token, and how many agree with any.
+
+        Several children may hold the same tokens, computed by several sequences.
+        """
+        best, usable, agreed = None, 0, 0
+        for child, common in parent.alike(tokens):
+            agreed = max(agreed, common)
+            length = common if all(group in child.pages for group, _ in self._attention) else 0
+            if self._recurrent:
+                length = max((at for at in self._states_in(child) if at <= length), default=0)
+            if length > usable:
+                best, usable = child, length
+        return best, usable, agreed
+
+    def _states_in(self, node: Node) -> list[int]:
+        """Tokens into a node at which every recurrent group has a snapshot, last first."""
+        offsets = sorted({offset for _, offset in node.snapshots}, reverse=True)
+        return [
+            offset
+            for offset in offsets
+            if all((group.index, offset) in node.snapshots for group in self._recurrent)
+        ]
 
     def _longest(
         self, path: list[Node], last: Node | None, length: int, reason: str, *, partial: bool
@@ -233,12 +251,8 @@ class PrefixIndex:
         for number in range(min(len(nodes) - 1, (length - 1) // self.page_tokens), -1, -1):
             base = number * self.page_tokens
             node = nodes[number]
-            for offset in sorted({offset for _, offset in node.snapshots}, reverse=True):
-                if not partial and offset != self.page_tokens:
-                    continue
-                if base + offset <= length and all(
-                    (group.index, offset) in node.snapshots for group in self._recurrent
-                ):
+            for offset in self._states_in(node) if node.snapshots else ():
+                if base + offset <= length and (partial or offset == self.page_tokens):
                     return base + offset
         return 0
 
@@ -270,14 +284,8 @@ class PrefixIndex:
 
     def path(self, identity: bytes, keys: Seq[bytes]) -> list[Node]:
         """The nodes of the first pages of a prompt, as far as there are any."""
-        path: list[Node] = []
-        node = self._roots.get(identity)
-        for key in keys:
-            node = node.children.get(key) if node is not None else None
-            if node is None:
-                break
-            path.append(node)
-        return path
+        root = self._roots.get(identity)
+        return _descend(root, keys) if root is not None else []
 
     # -- insertion -----------------------------------------------------------------------------
 
@@ -385,6 +393,18 @@ class PrefixIndex:
             for child in list(root.children.values()):
                 self.remove(child)
         self._roots.clear()
+
+
+def _descend(node: Node, keys: Seq[bytes]) -> list[Node]:
+    """The nodes below `node` along `keys`, as far as there are any."""
+    path: list[Node] = []
+    for key in keys:
+        child = node.children.get(key)
+        if child is None:
+            break
+        path.append(child)
+        node = child
+    return path
 
 
 def common_length(a: Seq[int], b: Seq[int]) -> int:

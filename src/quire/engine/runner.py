@@ -133,8 +133,10 @@ def _row_sampling(work: Work, drawn: Mapping[str, int], previous: mx.array | Non
     # The prompt never changes, and may be long.
     prompt = sequence.sampling_row
     if not isinstance(prompt, np.ndarray):
-        prompt = sequence.sampling_row = np.unique(np.array(sequence.request.prompt, np.int32))
-    answer = np.array(sequence.tokens[sequence.prompt_length :], dtype=np.int32)
+        prompt = sequence.sampling_row = np.unique(
+            np.array(sequence.tokens[: sequence.prompt_length])
+        )
+    answer = np.array(sequence.tokens[sequence.prompt_length :])
     history = History(prompt, answer)
     pending = None
     if work.end > len(sequence.tokens) and previous is not None:

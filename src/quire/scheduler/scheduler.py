@@ -168,6 +168,7 @@ class Scheduler:
             self._finish(sequence, FinishReason.ERROR, failure=failure)
         for sequence in self.waiting:
             sequence.pending = 0
+        self._no_room = None
         self.reuse.index.clear()
         self.ledger.reset()
 

@@ -72,7 +72,8 @@ class Sequence:
         self.identity = identity
         self.order = order
         self.prompt_length = len(request.prompt)
-        self.tokens: list[int] = list(request.prompt)
+        # Not a list: the garbage collector would walk all tokens of all requests, again and again.
+        self.tokens = array("i", request.prompt)
         self.pending = 0
         self.computed = 0
         self.max_context = 0
