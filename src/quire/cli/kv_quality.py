@@ -28,7 +28,8 @@ from quire.text.tokenizer import Tokenizer
 
 PAGE_TOKENS = 64
 _CHUNK = 256
-_CONVERSATIONS = 4
+_CONVERSATION = 512
+"""Tokens of one, about."""
 _DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _CONTINUED = 64
 
@@ -192,8 +193,9 @@ def evaluate(
         read = tokenizer.encode(plan.text.read_text(encoding="utf-8"))
         texts = [whole(read[: plan.tokens])]
     else:
-        each = plan.tokens // _CONVERSATIONS
-        texts = [conversation(tokenizer, template, each, n) for n in range(_CONVERSATIONS)]
+        count = max(1, plan.tokens // _CONVERSATION)
+        each = min(plan.tokens, _CONVERSATION)
+        texts = [conversation(tokenizer, template, each, seed) for seed in range(count)]
     teacher_forced(loaded, every, texts, scores)
     # Beginnings long enough that most of what is read is coded.
     cuts = [t.tokens[:length] for length in (97, 161) for t in texts if len(t.tokens) > length]

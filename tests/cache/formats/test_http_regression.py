@@ -17,7 +17,7 @@ import pytest
 from tests.support.child import quire_serve
 
 SHORT = "My name is Anna and I live in Rome. What is my name?"
-LONG = " ".join(f"The sailor number {n} sold {n + 3} green apples." for n in range(24))
+LONG = " ".join(f"The sailor number {n} sold {n + 3} green apples." for n in range(18))
 LONG += " Which code has Anna?"
 
 PARTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -35,13 +35,13 @@ class Server:
     client: httpx.Client
 
     def ask(self, part: str, **more: Any) -> dict[str, Any]:
-        """One part's answer, 24 tokens whatever they are."""
+        """One part's answer, 12 tokens whatever they are."""
         prompt, fields = PARTS[part]
-        body = {"prompt": prompt, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+        body = {"prompt": prompt, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
         response = self.client.post("/v1/completions", json={**body, **fields, **more})
         assert response.status_code == 200, response.text
         answer: dict[str, Any] = response.json()
-        assert answer["usage"]["completion_tokens"] == 24
+        assert answer["usage"]["completion_tokens"] == 12
         return answer
 
     def text(self, part: str) -> str:
@@ -75,9 +75,8 @@ def test_long_prompt_is_long_enough(server: Server) -> None:
 
 def test_formats_alternate_request_by_request(server: Server, alone: dict[str, str]) -> None:
     """Warm now: each part reads its own cached pages, and none of another format's."""
-    for _ in range(2):
-        for part in PARTS:
-            assert server.text(part) == alone[part], part
+    for part in (*PARTS, *PARTS):
+        assert server.text(part) == alone[part], part
 
 
 def test_all_parts_at_once(server: Server, alone: dict[str, str]) -> None:
@@ -109,7 +108,7 @@ def test_bits_that_are_not_offered(server: Server, bits: int | str) -> None:
 
 
 def test_header_chooses_too(server: Server, alone: dict[str, str]) -> None:
-    body = {"prompt": SHORT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    body = {"prompt": SHORT, "max_tokens": 12, "temperature": 0, "ignore_eos": True}
     response = server.client.post(
         "/v1/completions", json=body, headers={"x-quire-kv-bits": "4", "x-quire-kv-scheme": "page"}
     )
