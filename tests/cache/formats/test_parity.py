@@ -19,10 +19,15 @@ NEW = 14
 PAGE4, PAGE84 = KVFormat("page", 4, 4), KVFormat("page", 8, 4)
 UNIFORM8, TURBO = KVFormat("uniform", 8, 8, 64), KVFormat("turbo", 3.5, 3.5)
 FORMATS = (PAGE4, PAGE84, UNIFORM8, TURBO)
-REST: tuple[KVFormat, ...] = (KVFormat("page", 2, 2), KVFormat("page", 3, 3), KVFormat("page", 5, 5))
-REST += (KVFormat("page", 6, 6), KVFormat("page", 8, 8), KVFormat("page", 4, 3))
-REST += (KVFormat("uniform", 4, 4, 32), KVFormat("turbo", 2, 2), KVFormat("turbo", 4, 4))
-REST += (KVFormat(dtype="float16"), KVFormat(dtype="bfloat16"))
+REST: tuple[KVFormat, ...] = (
+    *(KVFormat("page", bits, bits) for bits in (2, 3, 5, 6, 8)),
+    KVFormat("page", 4, 3),
+    KVFormat("uniform", 4, 4, 32),
+    KVFormat("turbo", 2, 2),
+    KVFormat("turbo", 4, 4),
+    KVFormat(dtype="float16"),
+    KVFormat(dtype="bfloat16"),
+)
 
 FAMILIES = ("llama", "gemma4", "gemma4_ple", "qwen3_5")
 
