@@ -97,7 +97,8 @@ def table(scores: Sequence[Score]) -> str:
         "perplexity",
         "greedy 64",
     ]
-    rows = [[*heads, *(f"needles {length}" for length in lengths)]]
+    skills = list(scores[0].skills)
+    rows = [[*heads, *(f"needles {length}" for length in lengths), *skills]]
     for score in scores:
         row = [score.format, f"{score.bits:.2f}", f"{score.kl_mean:.6f}", f"{score.kl_p99:.5f}"]
         row.append(f"{score.kl_prompts:.5f}")
@@ -105,6 +106,7 @@ def table(scores: Sequence[Score]) -> str:
         for length in lengths:
             found = [found for size, _, found in score.needles if size == length]
             row.append(f"{sum(found)}/{len(found)}")
+        row += [f"{right}/{asked}" for right, asked in (score.skills[name] for name in skills)]
         rows.append(row)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [

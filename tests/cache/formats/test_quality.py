@@ -94,7 +94,7 @@ def test_outlier_channels_do_not_move_page_4() -> None:
     loaded = open_model(str(MODEL_DIR))
     tokenizer = Tokenizer.open(MODEL_DIR)
     template = ChatTemplate.open(MODEL_DIR, tokenizer.special_tokens)
-    texts = [conversation(tokenizer, template, 450, 0)]
+    texts = [conversation(tokenizer, template, 512, seed) for seed in range(4)]
     skipped = skipped_layers(loaded.model.layout, None)
     formats = [with_skips(KVFormat("page", 4, 4), skipped), KVFormat("uniform", 4, 4, 64)]
     usual, grown = ([Score(f.name, 4.5) for f in formats] for _ in range(2))
