@@ -1,1 +1,1 @@
-"""HTTP: one module a protocol, each a rendering of the one stream of events; errors in one place."""
+"""HTTP: one module a protocol, each a rendering of one stream of events; errors in one place."""
