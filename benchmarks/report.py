@@ -125,7 +125,7 @@ def replay_section(report: dict[str, Any]) -> list[str]:
 def update_readme(readme: Path, results: Path) -> None:
     """Replaces what stands between the markers."""
     lines: list[str] = []
-    for path in sorted(results.glob("*.json")):
+    for path in sorted([*results.glob("agent-*.json"), *results.glob("peers-*.json")]):
         report = json.loads(path.read_text())
         lines += replay_section(report) if "turns" in report else peers_section(report)
     before, _, rest = readme.read_text().partition(BEGIN)
