@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from quire.cache.dtypes import DTYPES
 from quire.cache.formats.paging import page_rows, resized
 from quire.cache.specs import KVGroup, RecurrentState
 from quire.cache.view import Ints
-
-DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
 class StatePool:

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from quire.cache.dtypes import DTYPES
 from quire.cache.formats.choose import skipped_layers, with_skips
 from quire.cache.formats.table import layer_costs
 from quire.cache.ledger import Page, PoolKey
@@ -19,7 +20,7 @@ from quire.cli.kv_scores import Score
 from quire.cli.kv_skills import count_skills, generate
 from quire.cli.kv_texts import Text, conversation, prompt_of, sized_needle, whole
 from quire.engine.inputs import Layout, StepInputs
-from quire.models.loader import DTYPES, LoadedModel, open_model
+from quire.models.loader import LoadedModel, open_model
 from quire.request import Request
 from quire.scheduler.plan import StepPlan, Work
 from quire.scheduler.sequence import Sequence

@@ -14,6 +14,7 @@ from quire.cache.disk_recall import Recall
 from quire.cache.disk_store import MIN_BYTES
 from quire.cache.disk_tier import DiskTier
 from quire.cache.disk_transfer import fits
+from quire.cache.dtypes import DTYPES
 from quire.cache.formats.choose import offered, skipped_layers, with_skips
 from quire.cache.formats.table import kv_table
 from quire.cache.ledger import Ledger
@@ -24,7 +25,7 @@ from quire.engine.interface import EngineStats, ModelInfo
 from quire.engine.memory import check_context, kv_budget
 from quire.engine.runner import Launched, Runner
 from quire.errors import EngineFailure, ModelError, RequestError
-from quire.models.loader import DTYPES, LoadedModel
+from quire.models.loader import LoadedModel
 from quire.request import Failure, FinishReason, Output, Request
 from quire.sampling.loops import LoopDetector
 from quire.scheduler.pace import Pace

@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import psutil
 
+from quire.cache.dtypes import DTYPES
 from quire.errors import ModelError
 from quire.models import quantization
 from quire.models.base import LanguageModel, named_parameters
@@ -19,12 +20,6 @@ from quire.models.hub import find_folder
 from quire.models.registry import family
 from quire.models.safetensors import find_shards, fingerprint, read_header
 from quire.models.tokens import end_token_ids
-
-DTYPES: dict[str, mx.Dtype] = {
-    "float32": mx.float32,
-    "float16": mx.float16,
-    "bfloat16": mx.bfloat16,
-}
 
 # What backends call the memory of a device, in `mx.device_info`; the smallest one counts.
 _MEMORY_KEYS = ("max_recommended_working_set_size", "free_memory", "total_memory", "memory_size")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from quire.cache.dtypes import DTYPES
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.paging import page_rows, resized
 from quire.cache.specs import KVFormat
 from quire.cache.view import Chunk, DecodeBatch, Ints, View
-
-DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
 SCORES = 32 << 20
 """Attention scores (heads * rows * keys) that a chunk may hold at once."""
