@@ -209,6 +209,81 @@ def test_tools_that_nobody_runs_are_not_claimed(serve: Serve) -> None:
     assert "web_search" not in served.tokenizer.decode(served.engine.requests[-1].prompt)
 
 
+JS = "<|tool_call>call:functions__exec{input:<|\"|>text('hi')<|\"|>}<tool_call|>"
+FIND = '<|tool_call>call:tool_search{query:<|"|>add<|"|>}<tool_call|>'
+FOUND = "<|tool_call>call:mcp__sums__add{a:2}<tool_call|>"
+
+
+def test_codex_hands_its_tools_over_as_an_item(serve: Serve) -> None:
+    """As it does for the models that it knows by name, with wishes that no model here has."""
+    served = serve(JS)
+    tools = {
+        "type": "additional_tools",
+        "id": "at_1",
+        "role": "developer",
+        "tools": [
+            {
+                "type": "namespace",
+                "name": "functions",
+                "description": "",
+                "tools": [{"type": "custom", "name": "exec", "description": "Runs JavaScript."}],
+            }
+        ],
+    }
+    asked = {**CODEX, "input": [tools, *CODEX["input"]]}
+    del asked["tools"]
+    asked |= {"text": {"verbosity": "low"}, "reasoning": {"effort": "low", "context": "all_turns"}}
+    asked |= {"stream": False}
+    answer = httpx.post(f"{served.url}/v1/responses", json=asked, timeout=20).json()
+    (call,) = answer["output"]
+    assert (call["type"], call["namespace"], call["name"]) == (
+        "custom_tool_call",
+        "functions",
+        "exec",
+    )
+    assert call["input"] == "text('hi')"
+    assert (answer["text"]["verbosity"], answer["reasoning"]["context"]) == ("medium", "auto")
+    assert "Runs JavaScript." in served.tokenizer.decode(served.engine.requests[-1].prompt)
+
+
+def test_codex_searches_for_tools(serve: Serve) -> None:
+    served = serve(FIND)
+    parameters = {"type": "object", "properties": {"query": {"type": "string"}}}
+    search = {"type": "tool_search", "execution": "client", "description": "Finds tools."}
+    tools = [{**search, "parameters": parameters}]
+    events = codex(served, tools=tools)
+    assert outline(events)[2:] == ["output_item.added", "output_item.done", "completed"]
+    (call,) = events[-1]["response"]["output"]
+    assert (call["type"], call["execution"]) == ("tool_search_call", "client")
+    assert call["arguments"] == {"query": "add"}
+
+    add = {"type": "function", "name": "add", "description": "Adds.", "defer_loading": True}
+    found = {
+        "type": "tool_search_output",
+        "call_id": call["call_id"],
+        "status": "completed",
+        "execution": "client",
+        "tools": [{"type": "namespace", "name": "mcp__sums", "description": "", "tools": [add]}],
+    }
+    served = serve(FOUND)
+    (second,) = codex(served, tools=tools, input=[*CODEX["input"], call, found])[-1]["response"][
+        "output"
+    ]
+    assert (second["namespace"], second["name"]) == ("mcp__sums", "add")
+    prompt = served.tokenizer.decode(served.engine.requests[-1].prompt)
+    assert "declaration:mcp__sums__add{description:" in prompt
+    assert 'response:tool_search{value:<|"|>{"tools": ["mcp__sums__add"]}<|"|>}' in prompt
+
+
+def test_a_deferred_tool_is_told_of_when_it_is_found(serve: Serve) -> None:
+    served = serve("Yes.")
+    hidden = {"type": "function", "name": "hidden", "defer_loading": True}
+    codex(served, tools=[hidden, {"type": "tool_search", "execution": "client"}])
+    prompt = served.tokenizer.decode(served.engine.requests[-1].prompt)
+    assert "declaration:tool_search" in prompt
+    assert "hidden" not in prompt
+
+
 def test_a_silent_stream_shows_signs_of_life(serve: Serve, monkeypatch: Any) -> None:
     monkeypatch.setattr(sse, "KEEPALIVE_S", 0.03)
     held = serve().ids(SHELL)

@@ -60,7 +60,7 @@ class Responses:
         new = self._new_items(fields)
         items = (*self._previous(fields), *new)
         check_count(len(items), context.config.max_messages, "input")
-        tools, translator = toolbox(fields), Translator(self._seal)
+        tools, translator = toolbox(fields, items), Translator(self._seal)
         spec = Generation(
             messages=translator.turns(fields.instructions, items, len(new)),
             **_generation(context, fields, tools, request.headers),
@@ -284,7 +284,11 @@ def _body(name: str, fields: ResponsesRequest, dropped: Sequence[str]) -> WireEv
         "output": [],
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id,
-        "reasoning": {"effort": reasoning.effort, "summary": _summary(fields.reasoning)},
+        "reasoning": {
+            "effort": reasoning.effort,
+            "summary": _summary(fields.reasoning),
+            "context": "auto",
+        },
         "service_tier": "default",
         "store": fields.store is not False,
         "temperature": 1.0 if fields.temperature is None else fields.temperature,

@@ -167,7 +167,7 @@ class ReasoningItem(_Item):
         return [{"type": self._part_type, "text": "".join(self._text)}]
 
 
-class _CallItem(_Item):
+class CallItem(_Item):
     """A call: the pieces of its arguments' JSON, and what the client knows it by."""
 
     kind = "call"
@@ -182,6 +182,15 @@ class _CallItem(_Item):
         """The call, without arguments."""
         yield self._added()
 
+    def add(self, json_text: str) -> Iterator[WireEvent]:
+        """A piece of the arguments' JSON; kinds that give their arguments as a whole wait."""
+        self._arguments.append(json_text)
+        yield from ()
+
+    def close(self, status: str) -> Iterator[WireEvent]:
+        """The arguments, and the call."""
+        yield self._done(status)
+
     def _body(self, status: str, **said: str) -> WireEvent:
         body = {"id": self.id, "type": self.kind, "status": status}
         body |= {"call_id": self._call_id, "name": self._named.name}
@@ -193,7 +202,7 @@ class _CallItem(_Item):
         return "".join(self._arguments)
 
 
-class FunctionCallItem(_CallItem):
+class FunctionCallItem(CallItem):
     """A call of a function."""
 
     prefix, kind = "fc", "function_call"
@@ -215,15 +224,22 @@ class FunctionCallItem(_CallItem):
         return self._body(status, arguments=self._joined())
 
 
-class CustomCallItem(_CallItem):
+class SearchCallItem(CallItem):
+    """A search for tools, which the client runs. Its arguments are an object, not its text."""
+
+    prefix, kind = "tsc", "tool_search_call"
+
+    def body(self, status: str) -> WireEvent:
+        """The call."""
+        joined = self._joined()
+        body = {"id": self.id, "type": self.kind, "status": status, "call_id": self._call_id}
+        return {**body, "execution": "client", "arguments": json.loads(joined) if joined else {}}
+
+
+class CustomCallItem(CallItem):
     """A call of a custom tool: the model wrote a function's arguments, one of which is its text."""
 
     prefix, kind = "ctc", "custom_tool_call"
-
-    def add(self, json_text: str) -> Iterator[WireEvent]:
-        """A piece of the arguments' JSON; the text that it holds is read at the end."""
-        self._arguments.append(json_text)
-        yield from ()
 
     def close(self, status: str) -> Iterator[WireEvent]:
         """The text, and the call."""

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from quire.api.content import function_call, read_arguments, text_only
 from quire.api.responses_schema import (
+    AdditionalToolsItem,
     CallOutputItem,
     Content,
     CustomCallItem,
+    CustomTool,
     FunctionCallItem,
+    FunctionTool,
     Item,
     MediaPart,
     MessageItem,
+    NamespaceTool,
     ReasoningItem,
     RefusalPart,
+    SearchCallItem,
+    SearchOutputItem,
+    Tool,
 )
-from quire.api.responses_tools import INPUT, model_name
+from quire.api.responses_tools import INPUT, SEARCH, model_name
 from quire.api.seal import Seal
 from quire.api.turns import Turn, check_answered, merge
 from quire.errors import RequestError
@@ -68,33 +76,35 @@ class Translator:
                 return {"role": "assistant", "content": "", "reasoning_content": thought}
             case FunctionCallItem():
                 arguments = read_arguments(item.arguments, f"{param}.arguments")
-                return self._call(item, arguments)
+                return self._call(item.call_id, model_name(item.name, item.namespace), arguments)
             case CustomCallItem():
-                return self._call(item, {INPUT: item.input})
+                name = model_name(item.name, item.namespace)
+                return self._call(item.call_id, name, {INPUT: item.input})
+            case SearchCallItem():
+                return self._call(item.call_id, SEARCH, item.arguments)
             case CallOutputItem():
-                return self._output(item, param)
+                return self._output(item.call_id, _parts(item.output, f"{param}.output"), param)
+            case SearchOutputItem():
+                return self._output(item.call_id, _told(item.tools), param)
+            case AdditionalToolsItem():
+                return None  # they stand with the request's own
             case _:  # references have been resolved
                 raise AssertionError(item)
 
-    def _call(self, item: FunctionCallItem | CustomCallItem, arguments: dict[str, Any]) -> Turn:
-        name = self._names[item.call_id] = model_name(item.name, item.namespace)
-        call = function_call(item.call_id, name, arguments)
+    def _call(self, call_id: str, name: str, arguments: dict[str, Any]) -> Turn:
+        self._names[call_id] = name
+        call = function_call(call_id, name, arguments)
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
-    def _output(self, item: CallOutputItem, param: str) -> Turn:
-        name = self._names.get(item.call_id)
+    def _output(self, call_id: str, content: str | list[dict[str, str]], param: str) -> Turn:
+        name = self._names.get(call_id)
         if name is None:
             raise RequestError(
-                f"'{param}.call_id' is '{item.call_id}', which no call before it has.",
+                f"'{param}.call_id' is '{call_id}', which no call before it has.",
                 param=f"{param}.call_id",
                 code="invalid_value",
             )
-        return {
-            "role": "tool",
-            "content": _parts(item.output, f"{param}.output"),
-            "tool_call_id": item.call_id,
-            "name": name,
-        }
+        return {"role": "tool", "content": content, "tool_call_id": call_id, "name": name}
 
     def _thought(self, item: ReasoningItem) -> str:
         """The text of an earlier thought; empty if the item holds none that can be read."""
@@ -105,6 +115,18 @@ class Translator:
         if not parts and item.encrypted_content:
             self.dropped.append(item.id or "")
         return "\n".join(part.text for part in parts)
+
+
+def _told(tools: Sequence[Tool]) -> str:
+    """What the model reads as the answer of a search: the names of the tools that it now has."""
+    names: list[str] = []
+    for tool in tools:
+        match tool:
+            case NamespaceTool():
+                names += [model_name(each.name, tool.name) for each in tool.tools]
+            case FunctionTool() | CustomTool():
+                names.append(tool.name)
+    return json.dumps({"tools": names}, ensure_ascii=False)
 
 
 def _parts(content: Content, param: str) -> str | list[dict[str, str]]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.api.responses_items import (
+    CallItem,
     CustomCallItem,
     FunctionCallItem,
     MessageItem,
     OpenItem,
     ReasoningItem,
+    SearchCallItem,
     WireEvent,
 )
 from quire.api.responses_tools import Toolbox
@@ -32,6 +34,12 @@ from quire.text.events import (
     Usage,
 )
 from quire.text.tokenizer import Tokenizer
+
+_CALLS: dict[str, type[CallItem]] = {
+    "function": FunctionCallItem,
+    "custom": CustomCallItem,
+    "search": SearchCallItem,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +119,7 @@ class ResponseEvents:
             case ToolCallBegun():
                 yield from self._open(lambda index: self._call(index, event))
             case ToolCallArguments(_, piece):
-                assert isinstance(self._item, FunctionCallItem | CustomCallItem)
+                assert isinstance(self._item, CallItem)
                 yield from self._item.add(piece)
             case ToolCallEnded():
                 yield from self._close("completed")
@@ -126,8 +134,7 @@ class ResponseEvents:
 
     def _call(self, index: int, begun: ToolCallBegun) -> OpenItem:
         named = self._responding.tools.client_name(begun.name)
-        kind = CustomCallItem if named.custom else FunctionCallItem
-        return kind(index, begun.id, named)
+        return _CALLS[named.kind](index, begun.id, named)
 
     def _message(self, index: int) -> MessageItem:
         return MessageItem(index, self._responding.tokenizer)

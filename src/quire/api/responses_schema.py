@@ -119,6 +119,17 @@ class CallOutputItem(Wire):
     status: Status | None = None
 
 
+class SearchCallItem(Wire):
+    """A search for tools that the assistant asked the client for."""
+
+    type: Literal["tool_search_call"]
+    call_id: str
+    arguments: dict[str, Any]
+    execution: Literal["client"]
+    id: str | None = None
+    status: Status | None = None
+
+
 class ReasoningItem(Wire):
     """An earlier thought: in the open, summed up, or sealed."""
 
@@ -137,35 +148,18 @@ class ReferenceItem(Wire):
     id: str
 
 
-def _tag_item(value: object) -> str | None:
-    """A message may go without a type; so may a reference, which is an id alone."""
-    tag = tag_by_type(value)
-    if tag is not None or not isinstance(value, dict):
-        return tag
-    return "@message" if "role" in value or set(value) - {"id", "type"} else "@item_reference"
-
-
-Item = Annotated[
-    Annotated[MessageItem, Tag("@message")]
-    | Annotated[FunctionCallItem, Tag("@function_call")]
-    | Annotated[CallOutputItem, Tag("@function_call_output")]
-    | Annotated[CustomCallItem, Tag("@custom_tool_call")]
-    | Annotated[CallOutputItem, Tag("@custom_tool_call_output")]
-    | Annotated[ReasoningItem, Tag("@reasoning")]
-    | Annotated[ReferenceItem, Tag("@item_reference")],
-    Discriminator(_tag_item),
-]
-
-
 class FunctionTool(Wire):
-    """A function that the client runs."""
+    """A function that the client runs.
+
+    The model is told of a tool with `defer_loading` once a `tool_search_output` holds it.
+    """
 
     type: Literal["function"]
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     output_schema: dict[str, Any] | None = None
     async_: Literal[False] | None = Field(default=None, alias="async")
@@ -186,7 +180,7 @@ class CustomTool(Wire):
     name: FunctionName
     description: str | None = None
     format: CustomFormat | None = None
-    defer_loading: Literal[False] | None = None
+    defer_loading: bool | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     async_: Literal[False] | None = Field(default=None, alias="async")
 
@@ -205,6 +199,15 @@ class NamespaceTool(Wire):
     ] = Field(max_length=1024)
 
 
+class SearchTool(Wire):
+    """A search for further tools, which the client runs."""
+
+    type: Literal["tool_search"]
+    execution: Literal["client"]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
 class HostedTool(Wire):
     """A tool that OpenAI's servers run and that Codex offers unasked.
 
@@ -220,10 +223,54 @@ Tool = Annotated[
     Annotated[FunctionTool, Tag("@function")]
     | Annotated[CustomTool, Tag("@custom")]
     | Annotated[NamespaceTool, Tag("@namespace")]
+    | Annotated[SearchTool, Tag("@tool_search")]
     | Annotated[HostedTool, Tag("@web_search")]
     | Annotated[HostedTool, Tag("@web_search_preview")]
     | Annotated[HostedTool, Tag("@image_generation")],
     Discriminator(tag_by_type),
+]
+
+
+class AdditionalToolsItem(Wire):
+    """Tools that join those of the request."""
+
+    type: Literal["additional_tools"]
+    role: Literal["developer"]
+    tools: list[Tool] = Field(max_length=1024)
+    id: str | None = None
+
+
+class SearchOutputItem(Wire):
+    """The tools that a search found; from now on the model is told of them."""
+
+    type: Literal["tool_search_output"]
+    call_id: str
+    tools: list[Tool] = Field(max_length=1024)
+    execution: Literal["client"]
+    id: str | None = None
+    status: Status | None = None
+
+
+def _tag_item(value: object) -> str | None:
+    """A message may go without a type; so may a reference, which is an id alone."""
+    tag = tag_by_type(value)
+    if tag is not None or not isinstance(value, dict):
+        return tag
+    return "@message" if "role" in value or set(value) - {"id", "type"} else "@item_reference"
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("@message")]
+    | Annotated[FunctionCallItem, Tag("@function_call")]
+    | Annotated[CallOutputItem, Tag("@function_call_output")]
+    | Annotated[CustomCallItem, Tag("@custom_tool_call")]
+    | Annotated[CallOutputItem, Tag("@custom_tool_call_output")]
+    | Annotated[SearchCallItem, Tag("@tool_search_call")]
+    | Annotated[SearchOutputItem, Tag("@tool_search_output")]
+    | Annotated[AdditionalToolsItem, Tag("@additional_tools")]
+    | Annotated[ReasoningItem, Tag("@reasoning")]
+    | Annotated[ReferenceItem, Tag("@item_reference")],
+    Discriminator(_tag_item),
 ]
 
 
@@ -267,19 +314,22 @@ class TextFormat(Wire):
 
 
 class TextConfig(Wire):
-    """How to answer."""
+    """How to answer. No model here has a switch for verbosity: the response says `medium`."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class Reasoning(Wire):
-    """How to think. Thoughts come in the open, or where a summary is asked for, as the summary."""
+    """How to think. Thoughts come in the open, or where a summary is asked for, as the summary.
+
+    Which earlier thoughts are read again is the chat template's to say: the response says `auto`.
+    """
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-    context: Literal["auto"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
     mode: Literal["standard"] | None = None
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from quire.api.content import function_tool
 from quire.api.responses_schema import (
+    AdditionalToolsItem,
     AllowedChoice,
     CustomTool,
     FunctionTool,
     HostedTool,
+    Item,
     NamedChoice,
     NamespaceTool,
     ResponsesRequest,
+    SearchOutputItem,
+    SearchTool,
+    Tool,
 )
 from quire.engine.service import ToolChoice
 from quire.errors import RequestError
@@ -21,14 +27,17 @@ from quire.errors import RequestError
 INPUT = "input"
 """The one argument of the function that stands for a custom tool."""
 
+SEARCH = "tool_search"
+"""The function that stands for a search for tools."""
+
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What the client calls a tool."""
+    """What the client calls a tool, and what kind of it a call is one of."""
 
     name: str
     namespace: str | None = None
-    custom: bool = False
+    kind: Literal["function", "custom", "search"] = "function"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,7 @@ class Toolbox:
 
     Attributes:
         named: the client's name of each tool, by the name that the model reads.
-        templates: the tools in the shape that chat templates read, in the same order.
+        templates: the tools that the model is told of, in the shape that chat templates read.
         left_out: types of the tools that nobody runs here.
     """
 
@@ -58,67 +67,110 @@ def model_name(name: str, namespace: str | None) -> str:
     return namespace + name if namespace.endswith("__") else f"{namespace}__{name}"
 
 
-def toolbox(fields: ResponsesRequest) -> Toolbox:
-    """The tools of a request, and the choice among them.
+def toolbox(fields: ResponsesRequest, items: Sequence[Item]) -> Toolbox:
+    """The tools of a request and of its conversation, and the choice among them.
 
     Raises:
-        RequestError: two tools with one name, or a choice that names none of them.
+        RequestError: two tools of the request with one name, a tool that only a search could find
+            where there is none, or a choice that names none of them.
     """
-    named: dict[str, Named] = {}
-    templates: list[dict[str, Any]] = []
-    left_out = []
-    namespace: str | None
+    found = _Found()
     for index, tool in enumerate(fields.tools or ()):
+        found.add(tool, f"tools[{index}]", unique=True)
+    for item in items:
+        if isinstance(item, AdditionalToolsItem | SearchOutputItem):
+            for tool in item.tools:
+                found.add(tool, item.type, loaded=isinstance(item, SearchOutputItem))
+    return found.chosen(fields)
+
+
+class _Found:
+    """Tools as they are found, in order. A later one of the same name takes an earlier's place."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, Named] = {}
+        self._templates: dict[str, dict[str, Any]] = {}
+        self._left_out: list[str] = []
+        self._deferred = ""
+
+    def add(self, tool: Tool, param: str, *, unique: bool = False, loaded: bool = False) -> None:
+        """Adds what one entry of a list of tools holds.
+
+        Args:
+            unique: refuse a name that an earlier tool has.
+            loaded: the model is told of it even if it is deferred.
+        """
         match tool:
             case HostedTool():
-                left_out.append(tool.type)
-                continue
+                self._left_out.append(tool.type)
+            case SearchTool():
+                template = function_tool(SEARCH, tool.description, tool.parameters)
+                self._put(SEARCH, Named(SEARCH, kind="search"), template, param if unique else "")
             case NamespaceTool():
-                namespace, members = tool.name, tool.tools
+                for each in tool.tools:
+                    self._member(each, tool.name, param, unique=unique, loaded=loaded)
             case _:
-                namespace, members = None, [tool]
-        for each in members:
-            name = model_name(each.name, namespace)
-            if name in named:
-                raise RequestError(
-                    f"'tools[{index}]' holds '{name}', which an earlier tool is called.",
-                    param=f"tools[{index}]",
-                    code="invalid_value",
-                )
-            named[name] = Named(each.name, namespace, isinstance(each, CustomTool))
-            templates.append(_template(each, name))
-    return _chosen(fields, named, templates, tuple(left_out))
+                self._member(tool, None, param, unique=unique, loaded=loaded)
 
+    def _member(
+        self,
+        tool: FunctionTool | CustomTool,
+        namespace: str | None,
+        param: str,
+        *,
+        unique: bool,
+        loaded: bool,
+    ) -> None:
+        name = model_name(tool.name, namespace)
+        kind: Literal["function", "custom"] = tool.type
+        hidden = bool(tool.defer_loading) and not loaded
+        if hidden:
+            self._deferred = self._deferred or param
+        template = None if hidden else _template(tool, name)
+        self._put(name, Named(tool.name, namespace, kind), template, param if unique else "")
 
-def _chosen(
-    fields: ResponsesRequest,
-    named: dict[str, Named],
-    templates: list[dict[str, Any]],
-    left_out: tuple[str, ...],
-) -> Toolbox:
-    match fields.tool_choice:
-        case AllowedChoice(mode=mode, tools=allowed):
-            names = {_named(each, named) for each in allowed}
-            kept = tuple(each for each in templates if each["function"]["name"] in names)
-            return Toolbox(named, kept, left_out, ToolChoice(mode))
-        case NamedChoice() as one:
-            choice = ToolChoice("named", _named(one, named))
-        case None:
-            choice = ToolChoice()
-        case mode:
-            choice = ToolChoice(mode)
-    return Toolbox(named, tuple(templates), left_out, choice)
+    def _put(self, name: str, named: Named, template: dict[str, Any] | None, unique: str) -> None:
+        if unique and name in self._named:
+            raise RequestError(
+                f"'{unique}' holds '{name}', which an earlier tool is called.",
+                param=unique,
+                code="invalid_value",
+            )
+        self._named[name] = named
+        if template is not None:
+            self._templates[name] = template
 
+    def chosen(self, fields: ResponsesRequest) -> Toolbox:
+        """All of them, and the request's choice among them."""
+        if self._deferred and SEARCH not in self._named:
+            raise RequestError(
+                f"'{self._deferred}.defer_loading' needs a tool of type 'tool_search'.",
+                param=f"{self._deferred}.defer_loading",
+                code="invalid_value",
+            )
+        templates = self._templates
+        match fields.tool_choice:
+            case AllowedChoice(mode=mode, tools=allowed):
+                names = {self._chosen_name(each) for each in allowed}
+                templates = {name: each for name, each in templates.items() if name in names}
+                choice = ToolChoice(mode)
+            case NamedChoice() as one:
+                choice = ToolChoice("named", self._chosen_name(one))
+            case None:
+                choice = ToolChoice()
+            case mode:
+                choice = ToolChoice(mode)
+        return Toolbox(self._named, tuple(templates.values()), tuple(self._left_out), choice)
 
-def _named(choice: NamedChoice, named: dict[str, Named]) -> str:
-    name = model_name(choice.name, choice.namespace)
-    if name not in named:
-        raise RequestError(
-            f"'tool_choice' names '{name}', which is not among 'tools'.",
-            param="tool_choice",
-            code="invalid_value",
-        )
-    return name
+    def _chosen_name(self, choice: NamedChoice) -> str:
+        name = model_name(choice.name, choice.namespace)
+        if name not in self._named:
+            raise RequestError(
+                f"'tool_choice' names '{name}', which is not among 'tools'.",
+                param="tool_choice",
+                code="invalid_value",
+            )
+        return name
 
 
 def _template(tool: FunctionTool | CustomTool, name: str) -> dict[str, Any]:
