@@ -65,7 +65,7 @@ WRONG = [
     ({"temperature": 2.5}, "temperature", "above_max_value"),
     ({"temperature": "hot"}, "temperature", "invalid_type"),
     ({"temperature": True}, "temperature", "invalid_type"),
-    ({"top_p": 0}, "top_p", "below_min_value"),
+    ({"top_p": -0.1}, "top_p", "below_min_value"),
     ({"max_tokens": 0}, "max_tokens", "below_min_value"),
     ({"max_tokens": 1.5}, "max_tokens", "invalid_type"),
     ({"n": 0}, "n", "below_min_value"),
@@ -239,6 +239,25 @@ def test_a_kv_format_that_is_not_offered_is_refused(
     error = error_of(post(serve().url, **fields))
     assert (error["param"], error["code"]) == (param, f"invalid_{param}")
     assert offered in error["message"]
+    if param in fields:
+        assert f"cannot be '{fields[param]}'" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": ASK}),
+        ("completions", {"prompt": "x"}),
+        ("responses", {"input": "x"}),
+        ("messages", {"model": "quire-demo", "messages": ASK, "max_tokens": 5}),
+    ],
+)
+def test_a_top_p_of_0_leaves_one_token(serve: Serve, path: str, body: dict[str, Any]) -> None:
+    served = serve()
+    answer = HTTP.post(f"{served.url}/v1/{path}", json={**body, "top_p": 0})
+    assert answer.status_code == 200, answer.text
+    (request,) = served.engine.requests
+    assert 0 < request.sampling.top_p < 1 / 2**20
 
 
 def test_messages_reach_the_template(serve: Serve) -> None:

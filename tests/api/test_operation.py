@@ -159,11 +159,15 @@ def test_metrics_count_requests_tokens_and_times(serve: Serve) -> None:
     HTTP.post(served.url + CHAT, json={})
     for made_up in range(3):
         HTTP.get(f"{served.url}/made-up-{made_up}")
+        HTTP.get(f"{served.url}/v1/responses/resp_{made_up}")
+    HTTP.get(f"{served.url}/v1/models/quire-demo")
     text = HTTP.get(f"{served.url}/metrics").text
     for line in (
         f'quire_http_responses_total{{path="{CHAT}",status="200"}} 4.0',
         f'quire_http_responses_total{{path="{CHAT}",status="400"}} 1.0',
         'quire_http_responses_total{path="other",status="404"} 3.0',
+        'quire_http_responses_total{path="/v1/responses/{id}",status="404"} 3.0',
+        'quire_http_responses_total{path="/v1/models/{name}",status="200"} 1.0',
         'quire_answers_total{reason="stop"} 4.0',
         "quire_time_to_first_token_seconds_count 4.0",
         "quire_inter_token_seconds_count",
@@ -194,6 +198,12 @@ def test_one_line_a_request_says_how_it_went(
     assert (good["cached_tokens"], good["reuse"], good["completion_tokens"]) == (4, "evicted", 4)
     assert good["ttft_ms"] >= 0
     assert (bad["status"], "finish" in bad) == (404, False)
+
+
+def test_the_root_says_who_answers(serve: Serve) -> None:
+    served = serve()
+    assert HTTP.head(served.url).status_code == 200
+    assert HTTP.get(served.url).json()["name"] == "quire"
 
 
 def test_models_say_what_is_served(serve: Serve) -> None:

@@ -6,9 +6,10 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 log = logging.getLogger("quire.access")
@@ -27,15 +28,16 @@ class AccessLog:
 
     Args:
         observe: told path, status and seconds of each; 499 if the client left before the status.
-        paths: the routes; other paths are observed as `other`, so that nobody can make up labels.
+        routes: a path is observed as its route's template, and as `other` where there is none, so
+            that nobody can make up labels.
     """
 
     def __init__(
-        self, app: ASGIApp, observe: Callable[[str, int, float], None], paths: frozenset[str]
+        self, app: ASGIApp, observe: Callable[[str, int, float], None], routes: Sequence[Route]
     ) -> None:
         self._app = app
         self._observe = observe
-        self._paths = paths
+        self._routes = [(route.path_regex, route.path_format) for route in routes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,8 +64,7 @@ class AccessLog:
             raise
         finally:
             seconds = time.perf_counter() - started
-            path = scope["path"] if scope["path"] in self._paths else "other"
-            self._observe(path, status, seconds)
+            self._observe(self._label(scope["path"]), status, seconds)
             line = {
                 "id": request_id,
                 "method": scope["method"],
@@ -73,3 +74,6 @@ class AccessLog:
                 **details,
             }
             log.info("%s", json.dumps(line))
+
+    def _label(self, path: str) -> str:
+        return next((name for pattern, name in self._routes if pattern.match(path)), "other")

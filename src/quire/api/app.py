@@ -39,6 +39,7 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
     seal = Seal(config.signing_key)
     messages, responses = Messages(context, seal), Responses(context, seal)
     routes = [
+        Route("/", misc.root),
         Route("/v1/chat/completions", chat.create, methods=["POST"], middleware=slotted),
         Route("/v1/completions", completions.create, methods=["POST"], middleware=slotted),
         Route("/v1/messages", messages.create, methods=["POST"], middleware=slotted),
@@ -63,7 +64,7 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
 
     return Starlette(
         routes=routes,
-        middleware=_middleware(context, frozenset(route.path for route in routes)),
+        middleware=_middleware(context, routes),
         exception_handlers={
             QuireError: handle,
             RunFailed: handle,
@@ -75,10 +76,10 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
     )
 
 
-def _middleware(context: Context, paths: frozenset[str]) -> list[Middleware]:
+def _middleware(context: Context, routes: list[Route]) -> list[Middleware]:
     """From the outside in: the log sees all, CORS answers preflights that carry no key."""
     config = context.config
-    stack = [Middleware(AccessLog, observe=context.metrics.response, paths=paths)]
+    stack = [Middleware(AccessLog, observe=context.metrics.response, routes=routes)]
     if config.cors_origins:
         stack.append(
             Middleware(

@@ -12,7 +12,14 @@ from starlette.requests import Request
 
 from quire.api.limits import Slots, check_count, check_headers, read_body
 from quire.api.metrics import Metrics
-from quire.api.schema import GenerationFields, Wire, check_stream_options, parse, parse_json
+from quire.api.schema import (
+    GenerationFields,
+    Wire,
+    check_stream_options,
+    nucleus,
+    parse,
+    parse_json,
+)
 from quire.cache.formats.choose import choose_format
 from quire.cache.specs import KVFormat
 from quire.config import ServerConfig
@@ -116,7 +123,7 @@ def _sampling(fields: GenerationFields, vocabulary: int, logprobs: int | None) -
     seed = secrets.randbits(63) if fields.seed is None else fields.seed % 2**63
     return SamplingParams(
         temperature=_or(fields.temperature, default.temperature),
-        top_p=_or(fields.top_p, default.top_p),
+        top_p=nucleus(fields.top_p),
         top_k=max(0, fields.top_k or 0),
         min_p=_or(fields.min_p, default.min_p),
         presence_penalty=_or(fields.presence_penalty, default.presence_penalty),

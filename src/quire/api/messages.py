@@ -36,6 +36,7 @@ from quire.api.messages_schema import (
     ThinkingEnabled,
 )
 from quire.api.messages_schema import ToolChoice as WireToolChoice
+from quire.api.schema import nucleus
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
 from quire.api.whole import consume
@@ -150,7 +151,7 @@ def _generation(
         prompt,
         sampling=SamplingParams(
             temperature=1.0 if fields.temperature is None else fields.temperature,
-            top_p=1.0 if fields.top_p is None else fields.top_p,
+            top_p=nucleus(fields.top_p),
             top_k=fields.top_k or 0,
             seed=secrets.randbits(63),
         ),

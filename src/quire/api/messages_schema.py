@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from quire.api.content import FunctionName, function_tool
-from quire.api.schema import TokenCount, Wire, tag_by_role, tag_by_type, tag_text_or_list
+from quire.api.schema import TokenCount, TopP, Wire, tag_by_role, tag_by_type, tag_text_or_list
 
 
 class CacheControl(Wire):
@@ -354,7 +354,7 @@ class MessagesRequest(CountRequest):
         default=None, max_length=64
     )
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_p: TopP | None = None
     top_k: int | None = Field(default=None, ge=0, lt=2**31)
 
     kv_bits: float | str | None = None

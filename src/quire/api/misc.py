@@ -10,6 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+import quire
 from quire.api.content import Message, Tool, to_template
 from quire.api.context import Context
 from quire.api.schema import TokenId, Wire
@@ -42,6 +43,10 @@ class Misc:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._created = int(time.time())
+
+    async def root(self, request: Request) -> Response:
+        """`GET /`: who answers here. Claude Code asks with HEAD before its first message."""
+        return JSONResponse({"name": "quire", "version": quire.__version__})
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`, as OpenAI and Anthropic list theirs."""

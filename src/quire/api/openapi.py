@@ -94,6 +94,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "post", "/tokenize", "Text or messages to token ids", TokenizeRequest, statuses=(404,)
     ),
     Operation("post", "/detokenize", "Token ids to text", DetokenizeRequest, statuses=(404,)),
+    Operation("get", "/", "Who answers here"),
     Operation("get", "/health", "Whether the engine can go on", open=True, statuses=(503,)),
     Operation("get", "/metrics", "Counters for Prometheus", answers=(_TEXT,), statuses=(503,)),
     Operation("get", "/openapi.json", "This document"),

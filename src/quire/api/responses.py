@@ -30,7 +30,7 @@ from quire.api.responses_schema import (
 )
 from quire.api.responses_store import ResponseStore
 from quire.api.responses_tools import Toolbox, toolbox
-from quire.api.schema import check_stream_options
+from quire.api.schema import check_stream_options, nucleus
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
 from quire.api.whole import consume
@@ -168,7 +168,7 @@ def _generation(
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "sampling": SamplingParams(
             temperature=1.0 if fields.temperature is None else fields.temperature,
-            top_p=1.0 if fields.top_p is None else fields.top_p,
+            top_p=nucleus(fields.top_p),
             seed=secrets.randbits(63),
             logprobs=fields.top_logprobs or 0 if wants_logprobs else None,
         ),

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from quire.api.content import FunctionName
-from quire.api.schema import StreamOptions, TokenCount, Wire, tag_by_type, tag_text_or_list
+from quire.api.schema import StreamOptions, TokenCount, TopP, Wire, tag_by_type, tag_text_or_list
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -369,7 +369,7 @@ class ResponsesRequest(Wire):
     reasoning: Reasoning | None = None
     max_output_tokens: TokenCount | None = None
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_p: TopP | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     truncation: Literal["auto", "disabled"] | None = None
     include: list[Include] | None = None

@@ -197,8 +197,18 @@ Strings = Annotated[
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenCount = Annotated[int, Field(ge=1, lt=2**31)]
+TopP = Annotated[float, Field(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+
+
+_LEAST_TOP_P = 1e-7
+"""Less than the likeliest token of any vocabulary has."""
+
+
+def nucleus(top_p: float | None) -> float:
+    """`top_p` as samplers take it: 0 leaves the likeliest token, as anything that small does."""
+    return 1.0 if top_p is None else max(top_p, _LEAST_TOP_P)
 
 
 class StreamOptions(Wire):
@@ -230,7 +240,7 @@ class GenerationFields(Wire):
     n: int | None = Field(default=None, ge=1, le=128)
     max_tokens: TokenCount | None = None
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_p: TopP | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None

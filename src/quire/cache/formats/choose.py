@@ -85,7 +85,7 @@ def choose_format(
     for each in known:
         if _bits_of(each) == wanted:
             return each
-    raise _invalid("kv_bits", bits, [_bits_of(each) for each in known])
+    raise _invalid("kv_bits", wanted, [_bits_of(each) for each in known])
 
 
 def _scheme_of(format: KVFormat) -> str:
