@@ -3,7 +3,8 @@
     python benchmarks/kv_formats.py [--model FOLDER] [--context 2000] [--batch 1] [--out FILE]
 
 Each format has an engine of its own; their steps take turns, so that other work on the machine
-slows all of them alike. Memory bars are tests: tests/cache/formats/test_memory.py.
+slows all of them alike, and are timed in processor time beside the clock's. Prompts are timed in
+processor time alone. Memory bars are tests: tests/cache/formats/test_memory.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from quire.engine.engine import Engine
 from quire.models.loader import LoadedModel, open_model
 from quire.request import Request, SamplingParams
 
-FORMATS = ("plain", "page-8", "page-4", "uniform-8-g64", "uniform-4-g64", "turbo-4")
+FORMATS = (
+    "plain",
+    *(f"page-{bits}" for bits in ("8", "6", "5", "8/4", "4", "3", "2")),
+    *(f"uniform-{bits}-g64" for bits in (8, 4)),
+    *(f"turbo-{bits}" for bits in ("4", "3.5", "3", "2")),
+)
 
 
 @dataclass
@@ -31,16 +37,19 @@ class Row:
 
     Attributes:
         kv_bytes: of the pages of all sequences, after their prompts.
-        prefill_tps: prompt tokens a second.
-        step_ms: median duration of a step that generates.
+        prefill_tps: prompt tokens a second of processor time.
+        step_ms, cpu_ms: median duration of a step that generates, and processor time in it.
         speed: decode tokens/s as a multiple of the first format's.
+        cpu_speed: the same of tokens a second of processor time.
     """
 
     format: str
     kv_bytes: int
     prefill_tps: float
     step_ms: float
+    cpu_ms: float
     speed: float
+    cpu_speed: float
 
 
 def prefilled(loaded: LoadedModel, name: str, context: int, batch: int, rounds: int) -> Engine:
@@ -65,6 +74,18 @@ def prefilled(loaded: LoadedModel, name: str, context: int, batch: int, rounds: 
     return engine
 
 
+def timed(engines: list[Engine], rounds: int) -> list[list[tuple[float, float]]]:
+    """(seconds, processor seconds) of each step of each engine; the order alternates."""
+    steps: list[list[tuple[float, float]]] = [[] for _ in engines]
+    for turn in range(rounds):
+        pairs = list(zip(engines, steps, strict=True))
+        for engine, times in pairs if turn % 2 else reversed(pairs):
+            wall, cpu = time.perf_counter(), time.process_time()
+            engine.step()
+            times.append((time.perf_counter() - wall, time.process_time() - cpu))
+    return steps
+
+
 def main() -> None:
     """Prints a table and writes the rows as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -79,33 +100,32 @@ def main() -> None:
     engines: list[Engine] = []
     read: list[float] = []
     for name in args.formats:
-        started = time.perf_counter()
+        started = time.process_time()
         engines.append(prefilled(loaded, name, args.context, args.batch, args.rounds))
-        read.append(args.context * args.batch / (time.perf_counter() - started))
-    steps: list[list[float]] = [[] for _ in engines]
-    for _ in range(args.rounds):
-        for engine, times in zip(engines, steps, strict=True):
-            started = time.perf_counter()
-            engine.step()
-            times.append(time.perf_counter() - started)
-    medians = [statistics.median(times) for times in steps]
+        read.append(args.context * args.batch / (time.process_time() - started))
+    medians = [
+        tuple(statistics.median(times) for times in zip(*steps, strict=True))
+        for steps in timed(engines, args.rounds)
+    ]
+    wall, cpu = medians[0]
     rows = [
         Row(
             name,
             sum(size for _, size in engine.stats().kv_used),
             tps,
-            median * 1e3,
-            medians[0] / median,
+            median[0] * 1e3,
+            median[1] * 1e3,
+            wall / median[0],
+            cpu / median[1],
         )
         for name, engine, tps, median in zip(args.formats, engines, read, medians, strict=True)
     ]
-    print("| format | KV MB | prefill tokens/s | step ms | decode speed |")
-    print("| --- | ---: | ---: | ---: | ---: |")
+    print("| format | KV MB | prefill tokens/s | step ms | CPU ms | decode speed | of CPU time |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for row in rows:
-        size = row.kv_bytes / 1e6
         print(
-            f"| {row.format} | {size:.2f} | {row.prefill_tps:,.0f} | {row.step_ms:.1f} "
-            f"| {row.speed:.2f} |"
+            f"| {row.format} | {row.kv_bytes / 1e6:.2f} | {row.prefill_tps:,.0f} "
+            f"| {row.step_ms:.1f} | {row.cpu_ms:.1f} | {row.speed:.2f} | {row.cpu_speed:.2f} |"
         )
     if args.out:
         args.out.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

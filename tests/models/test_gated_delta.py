@@ -82,7 +82,7 @@ def test_mixed_segments_equal_whole_sequences() -> None:
         assert mx.max(mx.abs(alone - mx.concatenate(parts))).item() < 1e-5
 
 
-@pytest.mark.parametrize("t", [1, 15, 16, 32, 70])  # by chunks from 16 tokens on
+@pytest.mark.parametrize("t", [1, 16, 70])
 def test_the_rule_token_by_token(t: int) -> None:
     n, heads, key_dim, value_dim = 2, 4, 16, 8
     draws = mx.random.split(mx.random.key(1), 6)

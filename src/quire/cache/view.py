@@ -70,26 +70,24 @@ class DecodeBatch:
         return mx.array(head_rows(self.opens[:, None], self.kv_heads)[..., 0])
 
     @cached_property
-    def open_mask(self) -> mx.array:
-        """`[B, 1, 1, page_tokens]`, true where visible in the row's own page."""
-        keys = np.arange(self.page_tokens, dtype=np.int32)
-        start = self.last // self.page_tokens * self.page_tokens
-        visible = (keys >= (self.first - start)[:, None]) & (keys <= (self.last - start)[:, None])
-        return mx.array(visible[:, None, None, :])
-
-    @cached_property
     def sealed_heads(self) -> mx.array | None:
         """`[B, kv_heads, P]` rows of the pages before the rows' own; None where there are none."""
         count = int(self.last.max()) // self.page_tokens
         return mx.array(head_rows(self.pages[:, :count], self.kv_heads)) if count else None
 
     @cached_property
-    def sealed_mask(self) -> mx.array:
-        """`[B, 1, 1, P * page_tokens]`, true where visible in `sealed_heads`."""
+    def own_page_bias(self) -> mx.array:
+        """`[B, 1, 1, (P + 1) * page_tokens]`: 0 where visible in `sealed_heads`, then in
+
+        the row's own page; else minus infinity. float32.
+        """
         start = self.last // self.page_tokens * self.page_tokens
-        keys = np.arange(int(start.max()), dtype=np.int32)
-        visible = (keys >= self.first[:, None]) & (keys < start[:, None])
-        return mx.array(visible[:, None, None, :])
+        sealed = np.arange(int(start.max()), dtype=np.int32)
+        before = (sealed >= self.first[:, None]) & (sealed < start[:, None])
+        own = start[:, None] + np.arange(self.page_tokens, dtype=np.int32)
+        here = (own >= self.first[:, None]) & (own <= self.last[:, None])
+        visible = np.concatenate([before, here], axis=1)[:, None, None, :]
+        return mx.where(mx.array(visible), 0.0, -mx.inf)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,6 @@ from quire.models.base import Module, RecurrentSegment, Step
 from quire.models.layers import ACTIVATIONS, GATES
 from quire.models.norm import RMSNorm
 
-_CHUNK = 32  # tokens
-_CHUNK_FROM = 16
-
 _NORM_EPS = 1e-6  # of the keys' and queries' lengths, as in the flash-linear-attention library
 
 
@@ -157,46 +154,7 @@ def gated_delta(
     Returns:
         `[n, t, value_heads, value_dim]` and the state after the last token.
     """
-    if q.shape[1] >= _CHUNK_FROM and mx.default_device() == mx.cpu:
-        return _chunked(q, k, v, log_decay, beta, state)
+    # Not by matrix products over chunks of tokens (the paper's section 3.3), which read a prompt
+    # faster on a CPU: their last bits depend on where it is cut, and turn a packed cache's codes.
     y, state = mx.fast.gated_delta_update(q, k, v, mx.exp(log_decay), beta, initial_state=state)
     return y, state
-
-
-def _chunked(
-    q: mx.array, k: mx.array, v: mx.array, log_decay: mx.array, beta: mx.array, state: mx.array
-) -> tuple[mx.array, mx.array]:
-    """`gated_delta` by matrix products over chunks of tokens (the paper's section 3.3).
-
-    MLX's own operation goes token by token where it has no kernel, about 90 us each.
-
-    Within a chunk each token's correction depends on those before it; that is a triangular system,
-    solved for the chunk's values and for its keys, so that only the state passes between chunks.
-    """
-    n, t, heads, _ = v.shape
-    share, chunks = heads // k.shape[2], -(-t // _CHUNK)
-
-    def split(x: mx.array) -> mx.array:
-        """`[n, t, heads, ...]` -> `[n, heads, chunks, CHUNK, ...]`, padded with zeros."""
-        rest = [(0, 0)] * (x.ndim - 2)
-        x = mx.pad(x.astype(mx.float32), [(0, 0), (0, chunks * _CHUNK - t), *rest])
-        return mx.moveaxis(x.reshape(n, chunks, _CHUNK, *x.shape[2:]), 3, 1)
-
-    q, k = (mx.repeat(split(x), share, axis=1) for x in (q, k))
-    v, beta = split(v), split(beta)[..., None]
-    passed = mx.cumsum(split(log_decay), axis=-1)  # since the chunk began
-    left = mx.exp(passed[..., -1:] - passed)[..., None]  # until it ends
-    between = mx.exp(mx.tril(passed[..., :, None] - passed[..., None, :]))
-    earlier = mx.tril(between * (k @ k.swapaxes(-1, -2)) * beta, -1)
-    grown = mx.exp(passed)[..., None]
-    solve = mx.linalg.tri_inv(earlier + mx.eye(_CHUNK), upper=False)
-    values, keys = solve @ (beta * v), solve @ (beta * grown * k)
-    seen = mx.tril(between * (q @ k.swapaxes(-1, -2)))
-    q, k, kept = q * grown, k * left, mx.exp(passed[..., -1])[..., None, None]
-    outputs = []
-    for i in range(chunks):
-        correction = values[:, :, i] - keys[:, :, i] @ state.swapaxes(-1, -2)
-        outputs.append(q[:, :, i] @ state.swapaxes(-1, -2) + seen[:, :, i] @ correction)
-        state = state * kept[:, :, i] + correction.swapaxes(-1, -2) @ k[:, :, i]
-    y = mx.concatenate(outputs, axis=2)[:, :, :t]  # [n, heads, t, value_dim]
-    return mx.moveaxis(y, 1, 2), state

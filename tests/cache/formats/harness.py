@@ -51,7 +51,9 @@ class Bench:
             kv_skip_layers=(),
             max_step_tokens=self.max_step_tokens,
             prefix_cache=self.prefix_cache,
+            # No clock decides how prompts are cut.
             step_ms=1e6,
+            stall_factor=1e6,
         )
         return Engine(self.loaded, config, observe)
 

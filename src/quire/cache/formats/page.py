@@ -15,7 +15,7 @@ from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.codecs import AffineCodec
 from quire.cache.formats.packing import Affine, affine, affine_parts
 from quire.cache.formats.paging import page_rows, resized
-from quire.cache.formats.softmax import Part, Tile, finish, join, see, see_pages
+from quire.cache.formats.softmax import Part, Tile, finish, join, see, see_pages, weigh
 from quire.cache.specs import KVFormat
 from quire.cache.view import Block, Chunk, DecodeBatch, Ints, View
 
@@ -157,17 +157,18 @@ class PageStore(LayerStore):
         kv_heads = self.shape.kv_heads
         q = q.reshape(size, kv_heads, heads // kv_heads, dim)
         keys, values = self._open_keys[batch.open_heads], self._open_values[batch.open_heads]
-        seen = see(q @ keys.swapaxes(-1, -2), batch.open_mask, lambda weights: weights @ values)
+        scores = (q @ keys.swapaxes(-1, -2)).astype(mx.float32)
         sealed = batch.sealed_heads
         if sealed is not None:
-            codes = self._value_codes(sealed)
-            before = see(
-                self._key_codec.scores(q, [array[sealed] for array in self._keys]),
-                batch.sealed_mask,
-                lambda weights: self._value_codec.mix(weights, codes),
-            )
-            seen = join(seen, self._turned_back(before))
-        out = finish(seen, None if sinks is None else sinks.reshape(kv_heads, -1, 1))
+            before = self._key_codec.scores(q, [array[sealed] for array in self._keys])
+            scores = mx.concatenate([before.astype(mx.float32), scores], axis=-1)
+        sinks = None if sinks is None else sinks.reshape(kv_heads, -1, 1)
+        weights = weigh(scores, batch.own_page_bias, sinks)
+        tokens = self.shape.page_tokens
+        out = weights[..., -tokens:] @ values
+        if sealed is not None:
+            mixed = self._value_codec.mix(weights[..., :-tokens], self._value_codes(sealed))
+            out = out + self._value_codec.turn_back(mixed)
         return out.reshape(size, heads, dim)
 
     def _prefill(self, q: mx.array, chunk: Chunk, block: Block, sinks: mx.array | None) -> mx.array:

@@ -53,6 +53,21 @@ def see(scores: mx.array, visible: mx.array | None, mix: Callable[[mx.array], mx
     return Part(top, weights.sum(axis=-1, keepdims=True), mix(weights).astype(mx.float32))
 
 
+def weigh(scores: mx.array, bias: mx.array, sinks: mx.array | None) -> mx.array:
+    """The weights of all keys of a row, float32: what `see` and `finish` do, in fewer operations.
+
+    Args:
+        scores: `[..., S]`.
+        bias: 0 where visible, else minus infinity; broadcasts against them.
+        sinks: `[..., 1]`, logits that take weight and give nothing; broadcasts likewise.
+    """
+    scores = scores + bias
+    if sinks is None:
+        return mx.softmax(scores, axis=-1, precise=True)
+    extra = mx.broadcast_to(sinks.astype(scores.dtype), (*scores.shape[:-1], 1))
+    return mx.softmax(mx.concatenate([scores, extra], axis=-1), axis=-1, precise=True)[..., :-1]
+
+
 def join(a: Part, b: Part) -> Part:
     """Both parts' keys together."""
     top = mx.maximum(a.top, b.top)

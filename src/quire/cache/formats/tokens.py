@@ -9,7 +9,7 @@ import mlx.core as mx
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.codecs import Codec
 from quire.cache.formats.paging import page_rows, resized
-from quire.cache.formats.softmax import Tile, finish, see, see_pages
+from quire.cache.formats.softmax import Tile, finish, see_pages, weigh
 from quire.cache.specs import KVFormat
 from quire.cache.view import Chunk, DecodeBatch, Ints, View
 
@@ -26,7 +26,7 @@ class TokenStore(LayerStore):
     @classmethod
     @abstractmethod
     def codecs(cls, head_dim: int, format: KVFormat) -> tuple[Codec, Codec]:
-        """Those of keys and of values."""
+        """Those of keys and of values; one object where both are coded alike."""
 
     @classmethod
     def page_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
@@ -43,11 +43,16 @@ class TokenStore(LayerStore):
                 mx.eval(arrays[number])
 
     def write(self, k: mx.array, v: mx.array, view: View) -> None:
-        rows, offsets = view.write_rows, view.write_offsets
-        for array, codes in zip(self._keys, self._key_codec.encode(k), strict=True):
-            array[rows, offsets] = codes
-        for array, codes in zip(self._values, self._value_codec.encode(v), strict=True):
-            array[rows, offsets] = codes
+        for array, codes in zip(self.arrays(), self._encode(k, v), strict=True):
+            array[view.write_rows, view.write_offsets] = codes
+
+    def _encode(self, k: mx.array, v: mx.array) -> list[mx.array]:
+        """The parts of keys and then of values."""
+        if self._key_codec is not self._value_codec:
+            return self._key_codec.encode(k) + self._value_codec.encode(v)
+        # In a step of few tokens the number of operations is what coding costs.
+        both = self._key_codec.encode(mx.stack([k, v]))
+        return [part[0] for part in both] + [part[1] for part in both]
 
     def attend(
         self, q: mx.array, view: View, *, scale: float, sinks: mx.array | None = None
@@ -65,8 +70,10 @@ class TokenStore(LayerStore):
         keys = self._gather(self._keys, batch.heads)
         values = self._gather(self._values, batch.heads)
         scores = self._key_codec.scores(q, keys)
-        seen = see(scores, batch.mask, lambda weights: self._value_codec.mix(weights, values))
-        out = finish(seen, None if sinks is None else sinks.reshape(kv_heads, -1, 1))
+        weights = weigh(
+            scores, batch.bias, None if sinks is None else sinks.reshape(kv_heads, -1, 1)
+        )
+        out = self._value_codec.mix(weights, values)
         return self._value_codec.turn_back(out).reshape(size, heads, -1)
 
     def _prefill(self, q: mx.array, chunk: Chunk, sinks: mx.array | None) -> mx.array:

@@ -15,5 +15,6 @@ class TurboStore(TokenStore):
 
     @classmethod
     def codecs(cls, head_dim: int, format: KVFormat) -> tuple[Codec, Codec]:
-        keys, values = format.key_bits, format.value_bits
-        return CodebookCodec(head_dim, int(keys)), CodebookCodec(head_dim, int(values + 0.5))
+        keys, values = int(format.key_bits), int(format.value_bits + 0.5)
+        codec = CodebookCodec(head_dim, keys)
+        return codec, codec if values == keys else CodebookCodec(head_dim, values)

@@ -15,4 +15,5 @@ class UniformStore(TokenStore):
         def codec(bits: float) -> Codec:
             return AffineCodec(head_dim, int(bits), format.group_size, rotate=False, refit=False)
 
-        return codec(format.key_bits), codec(format.value_bits)
+        keys = codec(format.key_bits)
+        return keys, keys if format.value_bits == format.key_bits else codec(format.value_bits)
