@@ -45,7 +45,7 @@ class KeysOffByOne(PageStore):
     """Keys sealed one position too late."""
 
     def _seal(self, keys: mx.array, values: mx.array, rows: mx.array) -> None:
-        super()._seal(mx.roll(keys, 1, axis=1), values, rows)
+        super()._seal(mx.roll(keys, 1, 1), values, rows)
 
 
 class ScalesSwapped(PageStore):

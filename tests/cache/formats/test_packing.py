@@ -1,0 +1,58 @@
+"""Codes are read alike however they are read: MLX's own operations on their layout say what."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.cache.formats.codecs import CodebookCodec, codebook
+from quire.cache.formats.packing import Affine, pack
+
+BITS = (2, 3, 4, 5, 6, 8)
+
+
+def codes_of(bits: int, shape: tuple[int, ...]) -> np.ndarray:
+    return np.random.default_rng(bits).integers(0, 2**bits, shape)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_affine_codes_read_as_mlx_reads_them(bits: int) -> None:
+    matrix = mx.random.normal((3, 96, 128), key=mx.random.key(bits))
+    codes, scales, biases = mx.quantize(matrix, group_size=64, bits=bits)
+    parts = [codes, scales, biases]
+    expected = np.array(mx.dequantize(codes, scales, biases, group_size=64, bits=bits))
+    layout = Affine(64, bits)
+    np.testing.assert_allclose(np.array(layout.decode(parts)), expected, atol=1e-6)
+    across, along = mx.random.normal((3, 4, 128)), mx.random.normal((3, 4, 96))
+    scores = layout.product(across, parts, transpose=True)
+    mixed = layout.product(along, parts, transpose=False)
+    np.testing.assert_allclose(
+        np.array(scores), np.array(across) @ expected.swapaxes(-1, -2), atol=1e-4
+    )
+    np.testing.assert_allclose(np.array(mixed), np.array(along) @ expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_packed_codes_have_the_layout_of_mlx(bits: int) -> None:
+    codes = codes_of(bits, (3, 128))
+    ones, zeros = mx.ones((3, 2)), mx.zeros((3, 2))
+    read = mx.dequantize(pack(mx.array(codes), bits), ones, zeros, group_size=64, bits=bits)
+    np.testing.assert_array_equal(np.array(read), codes)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_codebook_codes_read_as_their_levels(bits: int) -> None:
+    codes = codes_of(bits, (5, 128))
+    codec, norms = CodebookCodec(128, bits), mx.full((5, 1), 3.0, dtype=mx.float16)
+    levels = np.array(codebook(128, bits))[codes] * 3
+    parts = [pack(mx.array(codes), bits), norms]
+    close = 3e-5 * np.abs(levels).max()  # of a level: half a step of the grid of 16 bits
+    np.testing.assert_allclose(np.array(codec.decode(parts)), levels, atol=close)
+    q, weights = mx.random.normal((4, 128)), mx.random.uniform(shape=(4, 5))
+    np.testing.assert_allclose(
+        np.array(codec.scores(q, parts)), np.array(q) @ levels.T, atol=128 * close
+    )
+    np.testing.assert_allclose(
+        np.array(codec.mix(weights, parts)), np.array(weights) @ levels, atol=5 * close
+    )
