@@ -61,12 +61,18 @@ class GrammarSpec:
         opened_by: token ids with which the model may open that thought first; if it begins
             otherwise, the constraint binds at once. Empty: the thought is open already, or there
             is none.
+        opener: the token that begins a tool call. Where the answer is free it binds at once, so
+            that no call escapes within a thought. None: there is no such token.
+        lazy: the answer is free but for stretches that begin with `opener`, each of which has to
+            meet the constraint as a whole.
     """
 
     kind: str
     source: str
     start_after: tuple[int, ...] = ()
     opened_by: tuple[int, ...] = ()
+    opener: int | None = None
+    lazy: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,6 +243,14 @@ def test_a_kv_format_that_is_not_offered_is_refused(
         assert f"cannot be '{fields[param]}'" in error["message"]
 
 
+def test_a_penalty_by_its_other_name(serve: Serve) -> None:
+    served = serve()
+    assert post(served.url, repeat_penalty=1.5).status_code == 200
+    assert served.engine.requests[0].sampling.repetition_penalty == 1.5
+    error = error_of(post(served.url, repeat_penalty=1.5, repetition_penalty=1.2))
+    assert error["param"] == "repeat_penalty"
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [

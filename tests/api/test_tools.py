@@ -178,6 +178,57 @@ def test_a_bound_answer_may_be_thought_about_first(serve: Serve) -> None:
     assert not allows(served, plain, THOUGHT + '{"n": 4}')
 
 
+LOOSE_CALL = '<|tool_call>call:get_time{town:<|"|>Rome<|"|>}<tool_call|>'
+
+
+def test_calls_of_strict_tools_are_bound_and_nothing_else(serve: Serve) -> None:
+    served = serve(CALL)
+    weather = tool("get_weather")["function"] | {"strict": True}
+    tools = [{"type": "function", "function": weather}, tool("get_time")]
+    create(served, tools=tools)
+    create(served, tools=tools, tool_choice="none")
+    body = {"model": "quire-demo", "messages": ASK, "max_tokens": 50}
+    named = {"name": "get_weather", "input_schema": weather["parameters"], "strict": True}
+    loose = {"name": "get_time", "input_schema": weather["parameters"]}
+    HTTP.post(f"{served.url}/v1/messages", json={**body, "tools": [named, loose]})
+    items = [
+        {"type": "function", "name": "get_weather", **weather},
+        {"type": "function", **tool("get_time")["function"]},
+    ]
+    HTTP.post(f"{served.url}/v1/responses", json={"input": "Oslo?", "tools": items})
+    grammar, none, *others = (request.grammar for request in served.engine.requests)
+    assert none is None
+    assert others == [grammar, grammar]
+    for text, allowed in (
+        ("Sure.", True),
+        (f"{THOUGHT}I look.{CALL}\n{OTHER} and", True),
+        (LOOSE_CALL, True),
+        (CALL.replace("city", "town"), False),
+        (f"<|channel>thought\nhm{CALL.replace('city', 'town')}", False),
+    ):
+        assert allows(served, grammar, text) is allowed, text
+
+
+def test_a_strict_tool_whose_schema_no_grammar_can_hold_is_named(serve: Serve) -> None:
+    bad = tool("f")["function"] | {
+        "parameters": {"type": "object", "properties": {"a": {"type": "?"}}}
+    }
+    served = serve("Hi.")
+    create(served, tools=[*TOOLS, {"type": "function", "function": bad}])
+    with pytest.raises(BadRequestError) as caught:
+        create(served, tools=[*TOOLS, {"type": "function", "function": bad | {"strict": True}}])
+    assert caught.value.param == "tools[2].function.parameters"
+
+
+def test_a_call_within_a_thought_is_bound_too(serve: Serve) -> None:
+    served = serve(CALL)
+    create(served, tools=TOOLS, tool_choice="required", extra_body={"enable_thinking": True})
+    grammar = served.engine.requests[0].grammar
+    assert allows(served, grammar, THOUGHT + CALL)
+    assert allows(served, grammar, f"<|channel>thought\nhm{CALL}")
+    assert not allows(served, grammar, f"<|channel>thought\nhm{CALL.replace('city', 'town')}")
+
+
 def test_thinking_is_asked_of_the_template_and_limited_by_the_engine(serve: Serve) -> None:
     served = serve("42")
     create(served)

@@ -154,11 +154,11 @@ def test_an_answer_is_free_until_its_thought_has_ended(
     assert len(end) > 1
     state = compiler.compile(schema_spec(SCHEMA, start_after=tuple(end)))
     for token in [*ids_of(tokenizer, "so {] be it "), end[0], *end]:
-        assert state.free
+        assert state.pending
         assert state.mask() is None
         assert not state.finished
         state.accept(token)
-    assert not state.free
+    assert not state.pending
     feed(state, ids_of(tokenizer, '{"name": "x"'))
 
 

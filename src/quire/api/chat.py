@@ -159,6 +159,9 @@ class ChatRequest(GenerationFields):
         return Generation(
             messages=to_template(self.messages),
             tools=tuple(tool.to_template() for tool in self.tools or ()),
+            strict_tools=frozenset(
+                tool.function.name for tool in self.tools or () if tool.function.strict
+            ),
             tool_choice=self._tool_choice(),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             max_tokens=self.max_completion_tokens or self.max_tokens,

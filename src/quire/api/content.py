@@ -158,8 +158,8 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-
 class Function(Wire):
     """A function that the model may call; `parameters` is a JSON schema.
 
-    Calls that `tool_choice` forces always meet it; `strict` changes nothing for calls that the
-    model makes of its own accord.
+    Calls that `tool_choice` forces always meet it. With `strict` so do those that the model makes
+    of its own accord, if its dialect marks calls with tokens of their own.
     """
 
     name: FunctionName

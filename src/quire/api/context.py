@@ -118,8 +118,20 @@ def common_fields(
 
 
 def _sampling(fields: GenerationFields, vocabulary: int, logprobs: int | None) -> SamplingParams:
-    """Sampling parameters; what is left out has OpenAI's default, and a seed of its own."""
-    default = SamplingParams()
+    """Sampling parameters; what is left out has OpenAI's default, and a seed of its own.
+
+    Raises:
+        RequestError: two names of one thing say different things, or a bias is for no token.
+    """
+    default, repetition = SamplingParams(), fields.repetition_penalty
+    if fields.repeat_penalty is not None:
+        if repetition not in (None, fields.repeat_penalty):
+            raise RequestError(
+                "'repeat_penalty' and 'repetition_penalty' are one thing and cannot differ.",
+                param="repeat_penalty",
+                code="invalid_value",
+            )
+        repetition = fields.repeat_penalty
     seed = secrets.randbits(63) if fields.seed is None else fields.seed % 2**63
     return SamplingParams(
         temperature=_or(fields.temperature, default.temperature),
@@ -128,7 +140,7 @@ def _sampling(fields: GenerationFields, vocabulary: int, logprobs: int | None) -
         min_p=_or(fields.min_p, default.min_p),
         presence_penalty=_or(fields.presence_penalty, default.presence_penalty),
         frequency_penalty=_or(fields.frequency_penalty, default.frequency_penalty),
-        repetition_penalty=_or(fields.repetition_penalty, default.repetition_penalty),
+        repetition_penalty=_or(repetition, default.repetition_penalty),
         logit_bias=_logit_bias(fields.logit_bias or {}, vocabulary),
         seed=seed,
         logprobs=logprobs,

@@ -127,9 +127,11 @@ def _prompt(context: Context, fields: CountRequest, said: Conversation) -> Gener
         RequestError: a tool choice without the name that it needs.
     """
     choice = fields.tool_choice
+    tools = loaded_tools(fields)
     return Generation(
         messages=said.messages,
-        tools=tuple(tool.to_template() for tool in loaded_tools(fields)),
+        tools=tuple(tool.to_template() for tool in tools),
+        strict_tools=frozenset(tool.name for tool in tools if tool.strict),
         tool_choice=_tool_choice(choice),
         parallel_tool_calls=choice is None or choice.disable_parallel_tool_use is not True,
         thinking=_thinking(context, fields),

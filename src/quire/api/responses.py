@@ -164,6 +164,7 @@ def _generation(
     wants_logprobs = bool(fields.top_logprobs) or _includes(fields, "message.output_text.logprobs")
     return {
         "tools": tools.templates,
+        "strict_tools": tools.strict,
         "tool_choice": tools.choice,
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "sampling": SamplingParams(

@@ -47,11 +47,13 @@ class Toolbox:
     Attributes:
         named: the client's name of each tool, by the name that the model reads.
         templates: the tools that the model is told of, in the shape that chat templates read.
+        strict: names of those whose calls have to meet their schemas.
         left_out: types of the tools that nobody runs here.
     """
 
     named: dict[str, Named] = field(default_factory=dict)
     templates: tuple[dict[str, Any], ...] = ()
+    strict: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = ()
     choice: ToolChoice = field(default_factory=ToolChoice)
 
@@ -90,6 +92,7 @@ class _Found:
     def __init__(self) -> None:
         self._named: dict[str, Named] = {}
         self._templates: dict[str, dict[str, Any]] = {}
+        self._strict: set[str] = set()
         self._left_out: list[str] = []
         self._deferred = ""
 
@@ -123,6 +126,8 @@ class _Found:
     ) -> None:
         name = model_name(tool.name, namespace)
         kind: Literal["function", "custom"] = tool.type
+        if isinstance(tool, FunctionTool) and tool.strict:
+            self._strict.add(name)
         hidden = bool(tool.defer_loading) and not loaded
         if hidden:
             self._deferred = self._deferred or param
@@ -160,7 +165,13 @@ class _Found:
                 choice = ToolChoice()
             case mode:
                 choice = ToolChoice(mode)
-        return Toolbox(self._named, tuple(templates.values()), tuple(self._left_out), choice)
+        return Toolbox(
+            self._named,
+            tuple(templates.values()),
+            frozenset(self._strict),
+            tuple(self._left_out),
+            choice,
+        )
 
     def _chosen_name(self, choice: NamedChoice) -> str:
         name = model_name(choice.name, choice.namespace)

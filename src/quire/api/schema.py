@@ -251,6 +251,9 @@ class GenerationFields(Wire):
     top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 and -1 keep all tokens")
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=10.0)
+    repeat_penalty: float | None = Field(
+        default=None, gt=0.0, le=10.0, description="repetition_penalty, as llama.cpp calls it"
+    )
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     ignore_eos: bool | None = None
     kv_bits: float | str | None = None

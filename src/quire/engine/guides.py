@@ -39,7 +39,7 @@ class AnswerGuide:
             return mask_of((forced,), self._vocab_size)
         if self._grammar is None:
             return None
-        return self._going_on if self._grammar.free else self._grammar.mask()
+        return self._going_on if self._grammar.pending else self._grammar.mask()
 
     def accept(self, token: int) -> None:
         """Takes the next token of the answer."""

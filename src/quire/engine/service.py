@@ -96,6 +96,8 @@ class Generation:
         prompts: texts, encoded with special tokens added, or token ids as they are. Their answers
             are text as the model writes it: no thoughts, no calls.
         tools: in the shape that chat templates read.
+        strict_tools: names of those whose calls have to meet their schemas though nothing forces
+            them.
         sampling: `seed` is the first choice's; the others' are derived from it.
         n: choices a prompt.
         max_tokens: None is the operator's default, or all that the context has room for.
@@ -108,6 +110,7 @@ class Generation:
     messages: tuple[Mapping[str, Any], ...] = ()
     prompts: tuple[str | tuple[int, ...], ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
+    strict_tools: frozenset[str] = frozenset()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     parallel_tool_calls: bool = True
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -222,7 +225,7 @@ class Service:
         for prompt in prompts:
             self._check_prompt(prompt, spec.names.messages if spec.messages else "prompt")
         grammar = None
-        if spec.schema is not None or spec.tool_choice.forced:
+        if spec.schema is not None or spec.tool_choice.forced or spec.strict_tools:
             grammar = await asyncio.to_thread(self._grammar, spec)
         requests = [
             self._request(spec, prompt, grammar, row * spec.n + copy)
@@ -342,7 +345,9 @@ class Service:
             stop_token_ids=spec.stop_token_ids if spec.ignore_eos else spec.stop_token_ids | eos,
             kv_format=spec.kv_format,
             grammar=None if grammar is None else self._after_thought(spec, grammar, thinks),
-            thinking=self._budget(spec, max_tokens, thinks) if spec.messages else None,
+            thinking=self._budget(spec, max_tokens, thinks, bound=grammar is not None)
+            if spec.messages
+            else None,
             cache_salt=spec.cache_salt,
             snapshots=tuple(marks[-_KEPT_SNAPSHOTS:]),
             deadline_s=self._deadline_s,
@@ -372,16 +377,24 @@ class Service:
 
         A schema binds the answer, and leaves the model free to call a tool instead.
         """
+        lazy = spec.schema is None and not spec.tool_choice.forced
         for index, tool in enumerate(spec.offered_tools):
-            _check_schema(tool.parameters, f"tools[{index}].{spec.names.parameters}")
+            if not lazy or tool.name in spec.strict_tools:
+                _check_schema(tool.parameters, f"tools[{index}].{spec.names.parameters}")
+        opener = self._dialect.opener(self._vocabulary)
         if spec.tool_choice.forced:
-            return GrammarSpec("lark", self._calls(spec))
+            return GrammarSpec("lark", self._calls(spec), opener=opener)
         if spec.schema is None:
-            return None
+            return self._strict_calls(spec, opener)
         answer = GrammarSpec("json_schema", spec.schema)
         check_grammar(answer, spec.names.schema)
-        if not spec.offered_tools:
+        frame = self._dialect.frame
+        if not spec.offered_tools and frame is None:
             return answer
+        before = "" if frame is None else frame.before(self._vocabulary)
+        rule = f"answer: {before} schema\nschema: {json_term(json.loads(spec.schema))}\n"
+        if not spec.offered_tools:
+            return GrammarSpec("lark", f"start: answer\n{rule}")
         if self._dialect.forced is None:
             raise RequestError(
                 f"'{spec.names.schema}' is not offered beside 'tools': no grammar holds this "
@@ -390,8 +403,20 @@ class Service:
                 code="unsupported_parameter",
             )
         calls = re.sub(r"^start:", "calls:", self._calls(spec), count=1, flags=re.MULTILINE)
-        schema = json_term(json.loads(spec.schema))
-        return GrammarSpec("lark", f"start: answer | calls\nanswer: {schema}\n{calls}")
+        return GrammarSpec("lark", f"start: answer | calls\n{rule}{calls}", opener=opener)
+
+    def _strict_calls(self, spec: Generation, opener: int | None) -> GrammarSpec | None:
+        """What binds the calls of strict tools, and leaves all else free."""
+        tools = [
+            tool if tool.name in spec.strict_tools else Tool(tool.name)
+            for tool in spec.offered_tools
+        ]
+        source = None
+        if any(tool.name in spec.strict_tools for tool in tools):
+            source = self._dialect.strict_grammar(tools, self._vocabulary)
+        if source is None:
+            return None
+        return GrammarSpec("lark", source, opener=opener, lazy=opener is not None)
 
     def _calls(self, spec: Generation) -> str:
         """Lark source of nothing but tool calls."""
@@ -407,13 +432,15 @@ class Service:
     ) -> GrammarSpec:
         """The grammar, free until a thought that is open, or that the model opens, has ended."""
         marks = self._dialect.thinking(self._vocabulary)
+        if grammar.lazy or self._dialect.frame is not None:
+            return grammar
         if marks is None or not (thinks_at_once or self._may_think(spec)):
             return grammar
         opening, closing = marks
         return replace(grammar, start_after=closing, opened_by=() if thinks_at_once else opening)
 
     def _budget(
-        self, spec: Generation, max_tokens: int, thinks_at_once: bool
+        self, spec: Generation, max_tokens: int, thinks_at_once: bool, *, bound: bool
     ) -> ThinkingBudget | None:
         """The limit on a thought, so that tokens are left for the answer.
 
@@ -436,6 +463,8 @@ class Service:
                 code="unsupported_parameter",
             )
         opening, closing = marks
+        if bound and self._dialect.frame is not None:
+            closing = self._vocabulary.ids_of(self._dialect.frame.thought_end)
         return ThinkingBudget(budget, () if thinks_at_once else opening, closing)
 
 

@@ -74,12 +74,14 @@ class GrammarCompiler:
 
         Raises:
             RequestError: `param` is at fault (code `invalid_schema`); the message says why.
-            ValueError: `opened_by` without `start_after`.
+            ValueError: `opened_by` without `start_after`, or `lazy` without `opener`.
         """
         if spec.opened_by and not spec.start_after:
             raise ValueError("what opens the free part must come with what ends it")
+        if spec.lazy and spec.opener is None:
+            raise ValueError("a lazy grammar needs the token that begins what it binds")
         matcher = self._matcher(GrammarSpec(spec.kind, spec.source), param)
-        return GrammarState(matcher.deep_copy(), spec, self._vocab_size)
+        return GrammarState(matcher, spec, self._vocab_size)
 
     def _compile(self, spec: GrammarSpec, param: str) -> LLMatcher:
         text = _grammar_text(spec, param)
@@ -95,22 +97,26 @@ class GrammarState:
     """Follows one answer. Made by `GrammarCompiler.compile`.
 
     The answer is free until `start_after` has come, then bound. With `opened_by` it may also be
-    bound from its first token: the model chooses whether to open the free part.
+    bound from its first token: the model chooses whether to open the free part. A lazy grammar
+    binds from each `opener` to where it is met.
     """
 
     def __init__(self, matcher: LLMatcher, spec: GrammarSpec, vocab_size: int) -> None:
-        self._matcher = matcher
+        self._unused = matcher
+        self._matcher = matcher.deep_copy()
+        self._opener = spec.opener
+        self._lazy = spec.lazy
         self._vocab_size = vocab_size
         self._words = -(-vocab_size // 32)
         self._opening = spec.opened_by
         self._opened = 0  # how many ids of `_opening` have come
         self._end = SequenceWatcher(spec.start_after)
-        self._free = bool(spec.start_after) and not spec.opened_by
+        self._free = spec.lazy or (bool(spec.start_after) and not spec.opened_by)
 
     @property
-    def free(self) -> bool:
-        """Whether any token may come, so that the host need not read this row before the next."""
-        return self._free
+    def pending(self) -> bool:
+        """Whether the answer is free but has to become bound: any token may come but its end."""
+        return self._free and not self._lazy
 
     @property
     def finished(self) -> bool:
@@ -139,7 +145,7 @@ class GrammarState:
             RequestError: the mask did not allow it (code `grammar_failed`).
         """
         if self._free:
-            self._free = not self._end.push(token_id)
+            self._accept_free(token_id)
         elif self._opening and token_id == self._opening[self._opened]:
             self._opened += 1
             if self._opened == len(self._opening):
@@ -148,6 +154,15 @@ class GrammarState:
             self._opening = ()
             self._matcher.consume_token(token_id)
             self._raise_if_failed()
+            self._free = self._lazy and bool(self._matcher.is_accepting())
+
+    def _accept_free(self, token_id: int) -> None:
+        if token_id != self._opener:
+            self._free = self._lazy or not self._end.push(token_id)
+            return
+        matcher = self._unused.deep_copy()
+        if matcher.try_consume_tokens([token_id]):
+            self._matcher, self._free = matcher, False
 
     def _raise_if_failed(self) -> None:
         if self._matcher.is_error():

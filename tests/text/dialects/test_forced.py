@@ -32,6 +32,8 @@ GOOD = {
     "granite": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "x"}}]',
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
     '<|tool_call_argument_begin|>{"city": "x"}<|tool_call_end|><|tool_calls_section_end|>',
+    "harmony": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    '{"city": "x"}<|call|>',
     "minimax": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">x'
     "</parameter>\n</invoke>\n</minimax:tool_call>",
 }
@@ -73,6 +75,8 @@ def accepted(found: LLMatcher, ids: list[int]) -> bool:
 @pytest.mark.parametrize("dialect", FORCING)
 def test_lets_a_good_call_through_and_no_other(dialect: str, with_ids: bool) -> None:
     good = GOOD[dialect]
+    if not with_ids and dialect == "harmony":
+        pytest.skip("its messages are told apart by tokens alone")
     if not with_ids and dialect == "granite":
         good = GOOD["qwen3"]
     if not with_ids and dialect == "mistral":
@@ -162,7 +166,9 @@ def check(arguments: dict[str, Any]) -> None:
         node = node["next"]
 
 
-@pytest.mark.parametrize("dialect", ["gemma4", "qwen3", "qwen3_coder", "llama3", "mistral", "glm4"])
+@pytest.mark.parametrize(
+    "dialect", ["gemma4", "qwen3", "qwen3_coder", "llama3", "mistral", "glm4", "harmony"]
+)
 def test_what_the_grammar_lets_through_is_read_as_a_call_of_that_schema(dialect: str) -> None:
     source, ended = source_of(dialect, [CHECKED]), 0
     for seed in range(8):
@@ -178,8 +184,8 @@ def test_what_the_grammar_lets_through_is_read_as_a_call_of_that_schema(dialect:
 
 
 def test_what_cannot_be_forced_is_refused_by_name() -> None:
-    with pytest.raises(RequestError, match="harmony"):
-        source_of("harmony", TOOLS)
+    with pytest.raises(RequestError, match="none"):
+        source_of("none", TOOLS)
     with pytest.raises(RequestError, match="'rain'"):
         source_of("qwen3", TOOLS, "rain")
     with pytest.raises(RequestError, match="any tool"):

@@ -120,6 +120,21 @@ class Forced:
 
 
 @dataclass(frozen=True, slots=True)
+class Frame:
+    """Of dialects whose thoughts and answers stand in messages with headers.
+
+    Their grammars hold the headers, and the thought before them too.
+
+    Attributes:
+        before: the lark term that goes before a bound answer.
+        thought_end: what ends a thought under a grammar, which then says what may follow.
+    """
+
+    before: Callable[[Vocabulary], str]
+    thought_end: str
+
+
+@dataclass(frozen=True, slots=True)
 class Dialect:
     """One grammar of thoughts and tool calls.
 
@@ -130,6 +145,10 @@ class Dialect:
         thought: texts that open and close a thought; None if the family has none.
         forced: lark source for llguidance that lets only tool calls through; None if forcing a
             call is not offered.
+        openers: markers that begin a call; the first that is a token of its own binds strict calls.
+        strict: lark source that binds strict calls: of one stretch that begins with an opener, or
+            of the whole answer where there are no openers. None: `forced`, from each opener on.
+        frame: None where an answer has no header.
     """
 
     name: str
@@ -137,6 +156,9 @@ class Dialect:
     build: Callable[[Start], Parser]
     thought: tuple[str, str] | None = None
     forced: Callable[[Forced], str] | None = None
+    openers: tuple[str, ...] = ()
+    strict: Callable[[Forced], str] | None = None
+    frame: Frame | None = None
 
     def parser(
         self, prompt_ids: Sequence[int], tools: Sequence[Tool], vocabulary: Vocabulary
@@ -156,6 +178,22 @@ class Dialect:
             return None
         opening, closing = self.thought
         return vocabulary.ids_of(opening), vocabulary.ids_of(closing)
+
+    def opener(self, vocabulary: Vocabulary) -> int | None:
+        """The token that begins a call, if a token of its own does."""
+        found = (vocabulary.added.get(marker) for marker in self.openers)
+        return next((token for token in found if token is not None), None)
+
+    def strict_grammar(self, tools: Sequence[Tool], vocabulary: Vocabulary) -> str | None:
+        """Lark source that holds calls that the model makes of its own accord to their schemas.
+
+        It binds what begins with `opener`, or if `openers` is empty the whole answer. None if
+        nothing tells where a call begins.
+        """
+        if self.openers and self.opener(vocabulary) is None:
+            return None
+        make = self.strict or (self.forced if self.openers else None)
+        return None if make is None else make(Forced(tools, True, vocabulary))
 
     def tool_grammar(
         self, tools: Sequence[Tool], name: str | None, parallel: bool, vocabulary: Vocabulary

@@ -37,11 +37,17 @@ def _read(body: Body, tools: Tools) -> Reading:
 
 
 def _forced(forced: Forced) -> str:
-    begin, separator, end, all_begin, all_end = (
-        marker(text, forced.vocabulary) for text in (BEGIN, SEPARATOR, END, ALL_BEGIN, ALL_END)
-    )
-    rules = [f"start: {all_begin} call{'+' if forced.parallel else ''} {all_end}"]
-    return "\n".join(rules + named_rules(forced.tools, begin, separator, end)) + "\n"
+    before, after = marker(ALL_BEGIN, forced.vocabulary), marker(ALL_END, forced.vocabulary)
+    return f"start: {before} call{'+' if forced.parallel else ''} {after}\n{_calls(forced)}"
+
+
+def _strict(forced: Forced) -> str:
+    return f"start: call\n{_calls(forced)}"
+
+
+def _calls(forced: Forced) -> str:
+    begin, separator, end = (marker(text, forced.vocabulary) for text in (BEGIN, SEPARATOR, END))
+    return "\n".join(named_rules(forced.tools, begin, separator, end)) + "\n"
 
 
 _LAYOUT = Layout(
@@ -62,4 +68,6 @@ DEEPSEEK = Dialect(
     build=lambda start: Machine(_LAYOUT, start),
     thought=THOUGHT,
     forced=_forced,
+    openers=(BEGIN,),
+    strict=_strict,
 )

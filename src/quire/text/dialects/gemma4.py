@@ -253,4 +253,5 @@ GEMMA4 = Dialect(
     build=_GemmaParser,
     thought=(CHANNEL, CHANNEL_END),
     forced=forced_calls,
+    openers=("<|tool_call>",),
 )

@@ -85,4 +85,5 @@ GLM4 = Dialect(
     build=lambda start: Machine(_LAYOUT, start),
     thought=THOUGHT,
     forced=_forced,
+    openers=(BEGIN,),
 )

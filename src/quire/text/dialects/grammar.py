@@ -71,12 +71,16 @@ def argument_rules(forced: Forced, opening: str, closing: str, notation: Argumen
     """Rules `call_0`... and `call` for calls that give each argument a tag of its own.
 
     Arguments come in the schema's order. Those that are not required may be left out; strings are
-    free text up to the closing tag, everything else is JSON.
+    free text up to the closing tag, everything else is JSON. A schema without properties leaves
+    names and values free.
     """
     rules = [alternatives("call", len(forced.tools))]
     for index, tool in enumerate(forced.tools):
         terms = [literal(opening.format(tool.name))]
         required = tool.parameters.get("required") or ()
+        if "properties" not in tool.parameters:
+            terms.append(f"call_{index}_any*")
+            rules += _text_argument(f"call_{index}_any", '/[^\\s<>"]+/', notation)
         for number, key in enumerate(tool.parameters.get("properties") or {}):
             rule = f"call_{index}_{number}"
             terms.append(rule if key in required else f"{rule}?")
@@ -87,10 +91,7 @@ def argument_rules(forced: Forced, opening: str, closing: str, notation: Argumen
 
 def _argument(rule: str, tool: Tool, key: str, notation: Arguments) -> list[str]:
     schema = property_schema(tool.parameters, key, tool.parameters)
-    opening = notation.opening_term.replace("{}", literal(key)) or literal(
-        notation.opening.format(key)
-    )
-    closing = notation.closing_term or literal(notation.closing)
+    opening, closing = _around(literal(key), notation)
     if kinds(schema, tool.parameters) != {"string"}:
         shared = {
             name: tool.parameters[name]
@@ -102,10 +103,24 @@ def _argument(rule: str, tool: Tool, key: str, notation: Arguments) -> list[str]
     if "enum" in schema:
         choices = " | ".join(literal(str(choice)) for choice in schema["enum"])
         return [f"{rule}: {opening} ({choices}) {closing}"]
+    return _text_argument(rule, literal(key), notation)
+
+
+def _text_argument(rule: str, key: str, notation: Arguments) -> list[str]:
+    """Rules for an argument whose value is text; `key` is a lark term."""
+    opening, closing = _around(key, notation)
     if notation.closing_term:
         return [f"{rule}: {opening} /(?s:.)*/ {closing}"]
     text = f"{rule}_text[suffix={closing}]: /(?s:.)*/"
     return [f"{rule}: {opening} {rule}_text", text]
+
+
+def _around(key: str, notation: Arguments) -> tuple[str, str]:
+    """Lark terms for what stands before and after a value."""
+    before, after = notation.opening.split("{}")
+    opening = f"{literal(before)} {key} {literal(after)}"
+    closing = notation.closing_term or literal(notation.closing)
+    return notation.opening_term.replace("{}", key) or opening, closing
 
 
 def alternatives(name: str, count: int) -> str:

@@ -60,4 +60,5 @@ GRANITE = Dialect(
     build=_GraniteParser,
     thought=THOUGHT,
     forced=_forced,
+    openers=("<|tool_call|>", "<tool_call>"),
 )

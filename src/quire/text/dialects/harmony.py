@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 
 from quire.request import FinishReason
-from quire.text.dialects.base import Dialect, Start
+from quire.text.dialects.base import Dialect, Forced, Frame, Start, Vocabulary
+from quire.text.dialects.grammar import alternatives, literal, marker, schema_of
 from quire.text.dialects.machine import (
     Body,
     Layout,
@@ -114,6 +115,51 @@ def _call_section(name: str) -> Section:
     return Section(read, head_of("{"), ends=_ENDS)
 
 
+def _before(vocabulary: Vocabulary) -> str:
+    """What may go before a call or a bound answer: one thought."""
+    channel, message, end, start = (
+        marker(text, vocabulary) for text in (CHANNEL, MESSAGE, "<|end|>", START)
+    )
+    return f'({channel} "analysis" {message} /(?s:.*)/ {end} {start} "assistant")?'
+
+
+def _before_answer(vocabulary: Vocabulary) -> str:
+    channel, message = marker(CHANNEL, vocabulary), marker(MESSAGE, vocabulary)
+    return f'{_before(vocabulary)} {channel} "final" {message}'
+
+
+def _calls(forced: Forced) -> list[str]:
+    channel, constrain, message, call = (
+        marker(text, forced.vocabulary) for text in (CHANNEL, "<|constrain|>", MESSAGE, "<|call|>")
+    )
+    rules = [alternatives("call", len(forced.tools))]
+    for index, tool in enumerate(forced.tools):
+        to = literal(f"commentary to=functions.{tool.name} ")
+        header = f'{channel} {to} {constrain} "json" {message}'
+        rules.append(f"call_{index}: {header} args_{index} {call}?")
+        rules.append(f"args_{index}: {schema_of(tool)}")
+    return rules
+
+
+def _forced(forced: Forced) -> str:
+    """One call: `<|call|>` ends the turn, so that there are never two."""
+    return "\n".join([f"start: {_before(forced.vocabulary)} call", *_calls(forced)]) + "\n"
+
+
+def _strict(forced: Forced) -> str:
+    """A whole turn: a call may be told by its header alone, so all headers are bound."""
+    channel, message, end, start, constrain = (
+        marker(text, forced.vocabulary)
+        for text in (CHANNEL, MESSAGE, "<|end|>", START, "<|constrain|>")
+    )
+    rules = [
+        f'start: (message {end} {start} "assistant")* (message | call)',
+        f'message: {channel} ("analysis" | "commentary" | "final") (" "? {constrain} "json")? '
+        f"{message} /(?s:.*)/",
+    ]
+    return "\n".join(rules + _calls(forced)) + "\n"
+
+
 HARMONY = Dialect(
     name="harmony",
     recognises=lambda template, model_type: (
@@ -124,4 +170,7 @@ HARMONY = Dialect(
         f"{CHANNEL}analysis{MESSAGE}",
         f"<|end|>{START}assistant{CHANNEL}final{MESSAGE}",
     ),
+    forced=_forced,
+    strict=_strict,
+    frame=Frame(_before_answer, "<|end|>"),
 )

@@ -30,13 +30,17 @@ def _read(body: Body, tools: Tools) -> Reading:
 
 
 def _forced(forced: Forced) -> str:
-    begin, arguments, end, all_begin, all_end = (
-        marker(text, forced.vocabulary) for text in (BEGIN, ARGUMENTS, END, ALL_BEGIN, ALL_END)
-    )
-    rules = [
-        f"start: {all_begin} call{'+' if forced.parallel else ''} {all_end}",
-        alternatives("call", len(forced.tools)),
-    ]
+    before, after = marker(ALL_BEGIN, forced.vocabulary), marker(ALL_END, forced.vocabulary)
+    return f"start: {before} call{'+' if forced.parallel else ''} {after}\n{_calls(forced)}"
+
+
+def _strict(forced: Forced) -> str:
+    return f"start: call\n{_calls(forced)}"
+
+
+def _calls(forced: Forced) -> str:
+    begin, arguments, end = (marker(text, forced.vocabulary) for text in (BEGIN, ARGUMENTS, END))
+    rules = [alternatives("call", len(forced.tools))]
     for number, tool in enumerate(forced.tools):
         name = literal(f"functions.{tool.name}:")
         rules.append(f"call_{number}: {begin} {name} /[0-9]+/ {arguments} args_{number} {end}")
@@ -60,4 +64,6 @@ KIMI_K2 = Dialect(
     build=lambda start: Machine(_LAYOUT, start),
     thought=THOUGHT,
     forced=_forced,
+    openers=(BEGIN,),
+    strict=_strict,
 )

@@ -113,6 +113,12 @@ def _forced(forced: Forced) -> str:
     return "\n".join([f"start: call{more}", *json_rules(forced.tools, "parameters")]) + "\n"
 
 
+def _strict(forced: Forced) -> str:
+    """Nothing marks a call, so an answer that begins like one has to be one."""
+    rules = ["start: calls | other", 'calls: call ("; " call)*', r"other: /\s*([^\s{\[](?s:.*))?/"]
+    return "\n".join(rules + json_rules(forced.tools, "parameters")) + "\n"
+
+
 _SECTION = Section(_read, _head)
 _LAYOUT = Layout(
     sections={NO_SECTION: _SECTION, "<|python_tag|>": _SECTION},
@@ -134,4 +140,5 @@ LLAMA3 = Dialect(
     ),
     build=_build,
     forced=_forced,
+    strict=_strict,
 )

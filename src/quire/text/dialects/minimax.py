@@ -39,4 +39,5 @@ MINIMAX = Dialect(
     build=lambda start: Machine(_LAYOUT, start),
     thought=THOUGHT,
     forced=_forced,
+    openers=(BEGIN,),
 )

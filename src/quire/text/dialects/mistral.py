@@ -87,4 +87,5 @@ MISTRAL = Dialect(
     build=lambda start: Machine(_LAYOUT, start),
     thought=THOUGHT,
     forced=_forced,
+    openers=(CALLS,),
 )

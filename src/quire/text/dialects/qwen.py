@@ -90,6 +90,7 @@ QWEN3 = Dialect(
     build=lambda start: Machine(_HERMES, start),
     thought=THOUGHT,
     forced=_forced,
+    openers=("<tool_call>",),
 )
 QWEN3_CODER = Dialect(
     name="qwen3_coder",
@@ -97,4 +98,5 @@ QWEN3_CODER = Dialect(
     build=lambda start: Machine(_CODER, start),
     thought=THOUGHT,
     forced=_forced_xml,
+    openers=("<tool_call>",),
 )
