@@ -123,9 +123,8 @@ def script_token(number: int) -> str:
     return f"<script_{number}>"
 
 
-def write_model(folder: Path, dialect: str) -> None:
-    """A folder with the dialect's vocabulary, a template, and a model that knows its cases."""
-    cases = cases_of(dialect)
+def write_model(folder: Path, dialect: str, cases: Sequence[Case]) -> None:
+    """A folder with the dialect's vocabulary, a template, and a model that knows these cases."""
     state = json.loads(tokenizer(dialect).backend.to_str())
     first = tokenizer(dialect).vocab_size
     plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

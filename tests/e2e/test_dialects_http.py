@@ -107,7 +107,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
     @cache
     def play(dialect: str) -> Played:
         folder = tmp_path_factory.mktemp(dialect)
-        write_model(folder, dialect)
+        write_model(folder, dialect, cases_of(dialect))
         with running(folder, "tests.support.serve_scripted", str(folder), dialect) as child:
             return asyncio.run(_play(child.url, dialect))
 

@@ -79,6 +79,7 @@ def test_a_tool_that_is_not_strict_takes_what_it_likes(dialect: str) -> None:
 def test_whatever_a_model_says_its_calls_meet_the_schema(dialect: str) -> None:
     known, calls = tokenizer(dialect), 0
     stop, opener = known.token_id(STOP_TOKEN), DIALECTS[dialect].opener(vocabulary(dialect))
+    last = known.token_id("<|return|>")
     ending = (b'"', b"}", b"]", b"<", b"{")
     for seed in range(8):
         state, draw, ids = state_of(dialect, [CHECKED]), random.Random(seed), list[int]()
@@ -87,7 +88,7 @@ def test_whatever_a_model_says_its_calls_meet_the_schema(dialect: str) -> None:
             if state.mask() is None:
                 allowed = [stop, opener, *draw.sample(allowed, 3)]
             elif len(allowed) > 1 and opener is None and draw.random() < 0.9:
-                allowed = [token for token in allowed if token != stop]
+                allowed = [token for token in allowed if token not in (stop, last)]
             likely = [
                 token
                 for token in allowed

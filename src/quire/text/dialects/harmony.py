@@ -148,12 +148,12 @@ def _forced(forced: Forced) -> str:
 
 def _strict(forced: Forced) -> str:
     """A whole turn: a call may be told by its header alone, so all headers are bound."""
-    channel, message, end, start, constrain = (
+    channel, message, end, start, constrain, last = (
         marker(text, forced.vocabulary)
-        for text in (CHANNEL, MESSAGE, "<|end|>", START, "<|constrain|>")
+        for text in (CHANNEL, MESSAGE, "<|end|>", START, "<|constrain|>", "<|return|>")
     )
     rules = [
-        f'start: (message {end} {start} "assistant")* (message | call)',
+        f'start: (message {end} {start} "assistant")* (message {last}? | call)',
         f'message: {channel} ("analysis" | "commentary" | "final") (" "? {constrain} "json")? '
         f"{message} /(?s:.*)/",
     ]
