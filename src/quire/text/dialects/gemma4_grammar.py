@@ -78,7 +78,8 @@ class _Rules:
         return name
 
     def object(self, schema: Schema) -> str:
-        """A lark term for an object: its properties in the schema's order, optional ones or not."""
+        """A lark term for an object: its properties in the order in which Gemma's template writes
+        them, sorted by name; optional ones or not."""
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or not properties:
             return "free_object"
@@ -86,7 +87,7 @@ class _Rules:
         required = schema.get("required") or ()
         pairs = [
             (f"{literal(key + ':')} {self.of(value)}", key in required)
-            for key, value in properties.items()
+            for key, value in sorted(properties.items(), key=lambda pair: pair[0].lower())
         ]
         # `first_i` has seen no pair yet and `more_i` has; each knows the pairs from i on.
         self._lines.append(f'{name}: "{{" {name}_first_0 "}}"')
