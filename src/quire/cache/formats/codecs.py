@@ -9,7 +9,15 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.formats.packing import SCALE, Affine, affine, affine_parts, fours_of, pack
+from quire.cache.formats.packing import (
+    SCALE,
+    Affine,
+    affine,
+    affine_parts,
+    as_bytes,
+    byte_table,
+    pack,
+)
 from quire.cache.formats.rotation import rotation
 
 _FEW = 8
@@ -55,13 +63,13 @@ class Codec(ABC):
         """`[..., M, S]` times the coded `[..., S, size]`: `[..., M, size]`."""
 
     def turn(self, x: mx.array) -> mx.array:
-        """`[..., dim]` to the codec's coordinates, `[..., size]`."""
+        """Queries `[..., dim]` in the coordinates that `scores` takes, `[..., size]`."""
         if self.size == self.dim:
             return x
         return mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self.size - self.dim)])
 
     def turn_back(self, x: mx.array) -> mx.array:
-        """Undoes `turn`."""
+        """What `mix` or `decode` gave, `[..., size]`, as the model's `[..., dim]`."""
         return x if self.size == self.dim else x[..., : self.dim]
 
     @property
@@ -123,43 +131,47 @@ class CodebookCodec(Codec):
         super().__init__(dim)
         self.bits = bits
         self._rotation = rotation(self.size)
-        self._fours, self._step = _fours(self.size, bits)
-        self._edges = mx.array([(a + b) / 2 for a, b in pairwise(codebook(self.size, bits))])
+        # Coordinates count in steps of a grid of bytes.
+        self._step, levels = _grid(self.size, bits)
+        self._signed = byte_table(levels)
+        self._unsigned = byte_table([level + 128 for level in levels])
+        self._read = Affine(next(g for g in (128, 64, 32) if self.size % g == 0), 8)
+        self._edges = mx.array([(a + b) / 2 * self._step for a, b in pairwise(levels)])
 
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return [(self.size * self.bits // 32, mx.uint32), (1, SCALE)]
 
     def turn(self, x: mx.array) -> mx.array:
-        return self._rotation.forward(super().turn(x))
+        return self._rotation.forward(super().turn(x), self._step)
 
     def turn_back(self, x: mx.array) -> mx.array:
-        return super().turn_back(self._rotation.back(x))
+        return super().turn_back(self._rotation.back(x, self._step))
 
     def encode(self, x: mx.array) -> list[mx.array]:
-        x = x.astype(mx.float32)
-        norm = mx.linalg.norm(x, axis=-1, keepdims=True)
-        turned = self.turn(x / mx.maximum(norm, 1e-30))
-        codes = (turned[..., None] > self._edges).sum(axis=-1)
+        turned = self._rotation.forward(super().turn(x.astype(mx.float32)))
+        norm = mx.linalg.norm(turned, axis=-1, keepdims=True)
+        codes = (turned[..., None] > self._edges * norm[..., None]).sum(axis=-1)
         return [pack(codes, self.bits), mx.minimum(norm, _F16_MAX).astype(SCALE)]
 
     def decode(self, parts: list[mx.array]) -> mx.array:
         codes, norms = parts
-        return self._directions(codes) * (norms * self._step)
+        return self._directions(codes) * norms
 
     def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array:
         codes, norms = parts
-        steps = q @ self._directions(codes).swapaxes(-1, -2)
-        return steps * (norms * self._step).swapaxes(-1, -2)
+        return (q @ self._directions(codes).swapaxes(-1, -2)) * norms.swapaxes(-1, -2)
 
     def mix(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
         codes, norms = parts
-        return (weights * (norms * self._step).swapaxes(-1, -2)) @ self._directions(codes)
+        if weights.shape[-2] > _FEW:
+            return (weights * norms.swapaxes(-1, -2)) @ self._directions(codes)
+        words = as_bytes(codes, self.bits, self._unsigned)
+        scales = mx.broadcast_to(norms, (*norms.shape[:-1], self.size // self._read.group_size))
+        return self._read.product(weights, [words, scales, scales * -128], transpose=False)
 
     def _directions(self, codes: mx.array) -> mx.array:
-        """`[..., size]` in steps of the codebook's grid, float32."""
-        # Not `table[fours]`: gathering takes ten times as long on a CPU.
-        levels = mx.take_along_axis(self._fours, fours_of(codes, self.bits), axis=0)
-        return levels.view(mx.int16).astype(mx.float32).reshape(*codes.shape[:-1], self.size)
+        """`[..., size]`, float32."""
+        return as_bytes(codes, self.bits, self._signed).view(mx.int8).astype(mx.float32)
 
 
 @cache
@@ -182,13 +194,11 @@ def codebook(dim: int, bits: int) -> tuple[float, ...]:
 
 
 @cache
-def _fours(dim: int, bits: int) -> tuple[mx.array, mx.array]:
-    """`[2**(4 * bits)]`: the levels of four neighbouring codes, four int16 in one word, and
+def _grid(dim: int, bits: int) -> tuple[float, tuple[int, ...]]:
+    """The codebook on a grid of bytes: the step, and each level's number of steps, -127 to 127.
 
-    the step that these count, float32. That moves a level by 0.002% of the largest at most.
+    Rounding to a step adds 0.4% to the squared error of 4 bits, and less below.
     """
-    levels = np.array(codebook(dim, bits))
-    step = levels[-1] / 32767
-    codes = np.arange(16**bits)[:, None] >> np.arange(4) * bits & (1 << bits) - 1
-    table = np.round(levels / step).astype(np.int16)[codes]
-    return mx.array(table).view(mx.uint64)[:, 0], mx.array(step, dtype=mx.float32)
+    levels = codebook(dim, bits)
+    step = levels[-1] / 127
+    return step, tuple(round(level / step) for level in levels)

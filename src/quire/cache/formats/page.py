@@ -145,7 +145,7 @@ class PageStore(LayerStore):
     def attend(
         self, q: mx.array, view: View, *, scale: float, sinks: mx.array | None = None
     ) -> mx.array:
-        q = q * scale
+        q = q if scale == 1.0 else q * scale
         parts = [self._decode(q[batch.rows], batch, sinks) for batch in view.batches]
         for chunk, block in zip(view.chunks, view.blocks[self], strict=True):
             parts.append(self._prefill(q[chunk.rows], chunk, block, sinks))

@@ -31,15 +31,23 @@ class Rotation:
             q, r = np.linalg.qr(rng.standard_normal((dim, dim)))
             self._map = mx.array((q * np.sign(np.diag(r))).astype(np.float32))
 
-    def forward(self, x: mx.array) -> mx.array:
-        """`[..., dim]` to its rotated form, of the same type."""
+    def forward(self, x: mx.array, scale: float = 1.0) -> mx.array:
+        """`[..., dim]` to its rotated form times `scale`, of the same type."""
         turn = self._map.astype(x.dtype)
-        return mx.hadamard_transform(x * turn) if self._fast else x @ turn
+        if self._fast:
+            return mx.hadamard_transform(x * turn, scale * x.shape[-1] ** -0.5)
+        return _times(x @ turn, scale)
 
-    def back(self, x: mx.array) -> mx.array:
-        """Undoes `forward`."""
+    def back(self, x: mx.array, scale: float = 1.0) -> mx.array:
+        """Undoes `forward` of scale 1, and multiplies by `scale`."""
         turn = self._map.astype(x.dtype)
-        return mx.hadamard_transform(x) * turn if self._fast else x @ turn.T
+        if self._fast:
+            return mx.hadamard_transform(x, scale * x.shape[-1] ** -0.5) * turn
+        return _times(x @ turn.T, scale)
+
+
+def _times(x: mx.array, scale: float) -> mx.array:
+    return x if scale == 1.0 else x * scale
 
 
 @cache

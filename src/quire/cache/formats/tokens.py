@@ -51,13 +51,14 @@ class TokenStore(LayerStore):
         if self._key_codec is not self._value_codec:
             return self._key_codec.encode(k) + self._value_codec.encode(v)
         # In a step of few tokens the number of operations is what coding costs.
-        both = self._key_codec.encode(mx.stack([k, v]))
-        return [part[0] for part in both] + [part[1] for part in both]
+        both = self._key_codec.encode(mx.concatenate([k, v], axis=1))
+        heads = self.shape.kv_heads
+        return [part[:, :heads] for part in both] + [part[:, heads:] for part in both]
 
     def attend(
         self, q: mx.array, view: View, *, scale: float, sinks: mx.array | None = None
     ) -> mx.array:
-        q = q * scale
+        q = q if scale == 1.0 else q * scale
         parts = [self._decode(q[batch.rows], batch, sinks) for batch in view.batches]
         parts += [self._prefill(q[chunk.rows], chunk, sinks) for chunk in view.chunks]
         out = parts[0] if len(parts) == 1 else mx.concatenate(parts)
