@@ -218,6 +218,9 @@ def test_a_strict_tool_whose_schema_no_grammar_can_hold_is_named(serve: Serve) -
     with pytest.raises(BadRequestError) as caught:
         create(served, tools=[*TOOLS, {"type": "function", "function": bad | {"strict": True}}])
     assert caught.value.param == "tools[2].function.parameters"
+    listed = bad | {"parameters": {"type": "array"}, "strict": True}
+    with pytest.raises(BadRequestError, match="must be of type 'object'"):
+        create(served, tools=[{"type": "function", "function": listed}])
 
 
 def test_a_call_within_a_thought_is_bound_too(serve: Serve) -> None:

@@ -482,5 +482,9 @@ def joined(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_schema(schema: Mapping[str, Any], param: str) -> None:
-    """Refuses a tool whose parameters no grammar could be made of."""
+    """Refuses a tool whose parameters are no object, or that no grammar could be made of."""
+    if schema.get("type", "object") != "object":
+        raise RequestError(
+            f"'{param}' must be of type 'object'.", param=param, code="invalid_schema"
+        )
     check_grammar(GrammarSpec("json_schema", json.dumps({"type": "object", **schema})), param)
