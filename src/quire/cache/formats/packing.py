@@ -98,7 +98,10 @@ def as_bytes(words: mx.array, bits: int, table: mx.array) -> mx.array:
     return read.view(mx.uint32).reshape(*words.shape[:-1], -1)
 
 
-_same = cache(lambda bits: byte_table(range(2**bits)))
+@cache
+def _same(bits: int) -> mx.array:
+    """The table that reads each code as itself."""
+    return byte_table(range(2**bits))
 
 
 def _quick(words: mx.array, bits: int) -> tuple[mx.array, int]:
