@@ -59,7 +59,7 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, send_named)
-        except Exception:
+        except Exception:  # raised on: only the log line and the metrics need to know
             status = 500
             raise
         finally:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from quire.text.dialects.base import Dialect, Forced
-from quire.text.dialects.grammar import marker, named_rules
+from quire.text.dialects.grammar import marker, named_rules, one_call, section_of_calls
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
 from quire.text.dialects.readers import header_head, read_named_json
 
@@ -37,17 +37,16 @@ def _read(body: Body, tools: Tools) -> Reading:
 
 
 def _forced(forced: Forced) -> str:
-    before, after = marker(ALL_BEGIN, forced.vocabulary), marker(ALL_END, forced.vocabulary)
-    return f"start: {before} call{'+' if forced.parallel else ''} {after}\n{_calls(forced)}"
+    return section_of_calls(forced, ALL_BEGIN, ALL_END, _calls(forced))
 
 
 def _strict(forced: Forced) -> str:
-    return f"start: call\n{_calls(forced)}"
+    return one_call(_calls(forced))
 
 
-def _calls(forced: Forced) -> str:
+def _calls(forced: Forced) -> list[str]:
     begin, separator, end = (marker(text, forced.vocabulary) for text in (BEGIN, SEPARATOR, END))
-    return "\n".join(named_rules(forced.tools, begin, separator, end)) + "\n"
+    return named_rules(forced.tools, begin, separator, end)
 
 
 _LAYOUT = Layout(

@@ -134,3 +134,19 @@ def wrapped(forced: Forced, before: str, after: str, between: str = '"\\n"') -> 
     more = f" ({between} item)*" if forced.parallel else ""
     rules = [f"start: item{more}", f'item: {opening} "\\n" call "\\n" {closing}']
     return "\n".join(rules + json_rules(forced.tools)) + "\n"
+
+
+def section_of_calls(forced: Forced, before: str, after: str, call: Sequence[str]) -> str:
+    """A grammar of calls between two markers that stand once around all of them.
+
+    Args:
+        call: rules for `call`.
+    """
+    opening, closing = marker(before, forced.vocabulary), marker(after, forced.vocabulary)
+    more = "+" if forced.parallel else ""
+    return "\n".join([f"start: {opening} call{more} {closing}", *call]) + "\n"
+
+
+def one_call(call: Sequence[str]) -> str:
+    """A grammar of one call and nothing around it, from the rules for `call`."""
+    return "\n".join(["start: call", *call]) + "\n"

@@ -8,7 +8,14 @@ text before the arguments is the call's id, which the model expects to see again
 from __future__ import annotations
 
 from quire.text.dialects.base import Dialect, Forced
-from quire.text.dialects.grammar import alternatives, literal, marker, schema_of
+from quire.text.dialects.grammar import (
+    alternatives,
+    literal,
+    marker,
+    one_call,
+    schema_of,
+    section_of_calls,
+)
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
 from quire.text.dialects.readers import header_head, read_named_json
 
@@ -30,22 +37,21 @@ def _read(body: Body, tools: Tools) -> Reading:
 
 
 def _forced(forced: Forced) -> str:
-    before, after = marker(ALL_BEGIN, forced.vocabulary), marker(ALL_END, forced.vocabulary)
-    return f"start: {before} call{'+' if forced.parallel else ''} {after}\n{_calls(forced)}"
+    return section_of_calls(forced, ALL_BEGIN, ALL_END, _calls(forced))
 
 
 def _strict(forced: Forced) -> str:
-    return f"start: call\n{_calls(forced)}"
+    return one_call(_calls(forced))
 
 
-def _calls(forced: Forced) -> str:
+def _calls(forced: Forced) -> list[str]:
     begin, arguments, end = (marker(text, forced.vocabulary) for text in (BEGIN, ARGUMENTS, END))
     rules = [alternatives("call", len(forced.tools))]
     for number, tool in enumerate(forced.tools):
         name = literal(f"functions.{tool.name}:")
         rules.append(f"call_{number}: {begin} {name} /[0-9]+/ {arguments} args_{number} {end}")
         rules.append(f"args_{number}: {schema_of(tool)}")
-    return "\n".join(rules) + "\n"
+    return rules
 
 
 _LAYOUT = Layout(
