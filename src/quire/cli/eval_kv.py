@@ -29,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--text", type=Path, help="a file, all of it judged; else the answers of conversations"
     )
-    parser.add_argument("--tokens", type=int, default=2048, help="of text, about")
+    parser.add_argument("--tokens", type=int, default=8192, help="of text, about")
     parser.add_argument("--formats", default=_FORMATS, help=f"default: {_FORMATS}")
     parser.add_argument(
         "--needles", default="256,1024", metavar="LENGTHS", help="prompt tokens, or none"

@@ -63,7 +63,7 @@ class Plan:
     """
 
     text: Path | None = None
-    tokens: int = 2048
+    tokens: int = 8192
     lengths: tuple[int, ...] = ()
     needles_each: int = 1
     prompts: int = 0

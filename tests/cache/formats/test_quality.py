@@ -8,7 +8,6 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from quire.cache.formats.choose import skipped_layers, with_skips
 from quire.cache.formats.page import PageStore
 from quire.cache.formats.registry import SCHEMES
 from quire.cache.specs import KVFormat
@@ -94,14 +93,15 @@ def test_outlier_channels_do_not_move_page_4() -> None:
     loaded = open_model(str(MODEL_DIR))
     tokenizer = Tokenizer.open(MODEL_DIR)
     template = ChatTemplate.open(MODEL_DIR, tokenizer.special_tokens)
-    texts = [conversation(tokenizer, template, 512, seed) for seed in range(4)]
-    skipped = skipped_layers(loaded.model.layout, None)
-    formats = [with_skips(KVFormat("page", 4, 4), skipped), KVFormat("uniform", 4, 4, 64)]
+    # The perplexity of one conversation moves by 1.3% either way, so a bar of 1% wants many.
+    texts = [conversation(tokenizer, template, 512, seed) for seed in range(16)]
+    formats = [KVFormat("page", 4, 4), KVFormat("uniform", 4, 4, 64)]
     usual, grown = ([Score(f.name, 4.5) for f in formats] for _ in range(2))
     teacher_forced(loaded, formats, texts, usual)
     teacher_forced(with_outliers(str(MODEL_DIR), 20.0), formats, texts, grown)
     assert grown[0].plain_perplexity == pytest.approx(usual[0].plain_perplexity, rel=1e-4)
     assert grown[0].misses(grown[0]) == []
     assert grown[0].kl_mean == pytest.approx(usual[0].kl_mean, rel=0.3)
-    print(f"page-4: {usual[0].kl_mean:.5f} -> {grown[0].kl_mean:.5f};", end=" ")
-    print(f"uniform-4: {usual[1].kl_mean:.5f} -> {grown[1].kl_mean:.5f}")
+    for before, after in zip(usual, grown, strict=True):
+        ratio = after.perplexity / after.plain_perplexity
+        print(f"{after.format}: mean KL {before.kl_mean:.5f} -> {after.kl_mean:.5f}, {ratio=:.4f}")
