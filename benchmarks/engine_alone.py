@@ -1,7 +1,11 @@
-"""Quire's engine alone, without HTTP and without a second process. Run by `peers.py`."""
+"""Quire's engine alone, without HTTP and without a second process. Run by `peers.py`.
+
+As the server sets it up, or with `no-prefix-cache`, since mlx-lm's BatchGenerator keeps nothing.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 
 from alone import Work, main
@@ -47,7 +51,7 @@ def run_level(
 
 def measure(work: Work) -> dict[int, float]:
     """Tokens per second at each number of streams."""
-    config = EngineConfig(work.model, prefix_cache=False)
+    config = EngineConfig(work.model, prefix_cache="no-prefix-cache" not in sys.argv[1:])
     engine = Engine(open_model(work.model), config)
     run_level(engine, work, *work.levels[0])
     rates: dict[int, float] = {}

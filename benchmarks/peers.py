@@ -37,6 +37,7 @@ from quire.demo import MODEL_DIR
 HERE = Path(__file__).parent
 ALONE = {
     "quire engine alone": ("engine_alone.py", False),
+    "the same, no prefix cache": ("engine_alone.py no-prefix-cache", False),
     "mlx-lm BatchGenerator alone": ("batch_generator.py", True),
 }
 TIMEOUT_S = 300.0
@@ -87,11 +88,12 @@ def measure_server(server: Server, model: Path, args: argparse.Namespace) -> Rou
     return {"ready_s": round(ready_s, 2), "levels": rows}
 
 
-def measure_alone(script: str, peer: bool, work: Work, args: argparse.Namespace) -> Round:
+def measure_alone(command: str, peer: bool, work: Work, args: argparse.Namespace) -> Round:
     """One engine without HTTP, in a process of its own."""
     python = args.peers_python if peer else sys.executable
+    script, *more = command.split()
     done = subprocess.run(
-        [python, str(HERE / script)],
+        [python, str(HERE / script), *more],
         input=json.dumps(asdict(work)),
         capture_output=True,
         text=True,

@@ -11,7 +11,13 @@ from typing import Any
 
 BEGIN = "<!-- tables: written by report.py -->"
 END = "<!-- end of tables -->"
+_ENGINE, _KEEPS_NOTHING = "quire engine alone", "the same, no prefix cache"
 _BATCH_GENERATOR = "mlx-lm BatchGenerator alone"
+
+
+def _alone(name: str) -> bool:
+    """Whether a contender runs without HTTP."""
+    return name in (_ENGINE, _KEEPS_NOTHING, _BATCH_GENERATOR)
 
 
 def _row(cells: list[str]) -> str:
@@ -39,12 +45,12 @@ def _ratios(contenders: dict[str, Any], streams: list[str]) -> list[str]:
         level = contenders.get(name, {}).get("levels", {}).get(count)
         return level["tokens_per_s"] if level else None
 
-    peers = [name for name in contenders if "alone" not in name and name != "quire"]
+    peers = [name for name in contenders if not _alone(name) and name != "quire"]
     rows = []
     for label, ours, theirs in (
-        ("quire / its engine alone", "quire", ["quire engine alone"]),
+        ("quire / its engine alone", "quire", [_ENGINE]),
         ("quire / best peer over HTTP", "quire", peers),
-        ("engine alone / BatchGenerator alone", "quire engine alone", [_BATCH_GENERATOR]),
+        ("engine alone, no prefix cache / BatchGenerator", _KEEPS_NOTHING, [_BATCH_GENERATOR]),
     ):
         cells = []
         for count in streams:
@@ -85,7 +91,7 @@ def peers_section(report: dict[str, Any]) -> list[str]:
         rows = [
             [who, *(_value(one["levels"].get(count), name) for count in streams)]
             for who, one in contenders.items()
-            if one["levels"] and (name == "tokens_per_s" or "alone" not in who)
+            if one["levels"] and (name == "tokens_per_s" or not _alone(who))
         ]
         if rows:
             lines += [f"{title}:", "", *_grid(["", *streams], rows), ""]
