@@ -7,6 +7,7 @@ listed, so that a window's rows list only the pages that the window touches.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -15,6 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
+
+_SCORES = 1 << 18
+"""Attention scores (rows * keys) of one head that a tile may hold: 1 MB, of which reading a prompt
+from codes holds a few copies at a time."""
 
 
 def head_rows(pages: Ints, kv_heads: int) -> Ints:
@@ -139,23 +144,6 @@ class Chunk:
         return mx.array(head_rows(np.array([self.open], dtype=np.int32), self.kv_heads)[:, 0])
 
     @cached_property
-    def own_mask(self) -> mx.array:
-        """`[n, 1, 1, page_tokens, page_tokens]`: what rows see of their own pages.
-
-        Rows before and behind the chunk stand for nothing, and see the first key.
-        """
-        size, count = self.page_tokens, self.own_pages
-        start = int(self.last[0]) // size * size
-        first = np.zeros(count * size, dtype=np.int32)
-        last = np.zeros(count * size, dtype=np.int32)
-        rows = slice(self.offset, self.offset + len(self.last))
-        own = np.arange(count * size, dtype=np.int32)[rows] // size * size + start
-        first[rows], last[rows] = self.first - own, self.last - own
-        keys = np.arange(size, dtype=np.int32)
-        visible = (keys >= first[:, None]) & (keys <= last[:, None])
-        return mx.array(visible.reshape(count, 1, 1, size, size))
-
-    @cached_property
     def heads(self) -> mx.array:
         """`[1, kv_heads, P]` rows of the pool's arrays."""
         return mx.array(head_rows(self.pages, self.kv_heads)[None])
@@ -170,6 +158,43 @@ class Chunk:
         """`[t, keys]` up to the last row's own key, true where visible."""
         keys = np.arange(int(self.last[-1]) + 1, dtype=np.int32)
         return mx.array((keys >= self.first[:, None]) & (keys <= self.last[:, None]))
+
+    def tiles(self) -> Iterator[Tile]:
+        """The rows, a few at a time. No tile crosses the end of a page."""
+        size, start = self.page_tokens, 0
+        while start < len(self.last):
+            page = int(self.last[start]) // size
+            rows = slice(start, start + size - int(self.last[start]) % size)
+            low = int(self.first[rows].min()) // size
+            most = max(1, _SCORES // ((page + 1 - low) * size))
+            rows = slice(start, min(rows.stop, start + most, len(self.last)))
+            yield Tile(rows, slice(low, page + 1), self.first[rows], self.last[rows], size)
+            start = rows.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows of a chunk that are scored at once; they all lie in one page.
+
+    Attributes:
+        rows: where they are in the chunk.
+        pages: those that any of them sees, as places in the chunk's; the last is the rows' own.
+        first, last: the rows' visible keys, as in the chunk.
+    """
+
+    rows: slice
+    pages: slice
+    first: Ints
+    last: Ints
+    page_tokens: int
+
+    @property
+    def bias(self) -> mx.array:
+        """`[t, P * page_tokens]`: 0 where visible, else minus infinity; float32."""
+        # On the device: made here, the tiles' biases would all be in memory at once.
+        keys = mx.arange(self.pages.start * self.page_tokens, self.pages.stop * self.page_tokens)
+        first, last = mx.array(self.first[:, None]), mx.array(self.last[:, None])
+        return mx.where((keys >= first) & (keys <= last), 0.0, -mx.inf)
 
 
 @dataclass

@@ -16,12 +16,10 @@ from quire.cache.formats.packing import (
     affine_parts,
     as_bytes,
     byte_table,
+    multiplies_codes,
     pack,
 )
 from quire.cache.formats.rotation import rotation
-
-_FEW = 8
-"""Rows up to which multiplying by codes beats decoding them first (CPU, head_dim 64 to 256)."""
 
 _F16_MAX = 65504.0
 
@@ -111,14 +109,14 @@ class AffineCodec(Codec):
         return self._layout.decode(parts)
 
     def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array:
-        if q.shape[-2] > _FEW:
-            return q @ self.decode(parts).swapaxes(-1, -2)
-        return self._layout.product(q, parts, transpose=True)
+        if multiplies_codes(q.shape[-2]):
+            return self._layout.product(q, parts, transpose=True)
+        return q @ self.decode(parts).swapaxes(-1, -2)
 
     def mix(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
-        if weights.shape[-2] > _FEW:
-            return weights @ self.decode(parts)
-        return self._layout.product(weights, parts, transpose=False)
+        if multiplies_codes(weights.shape[-2]):
+            return self._layout.product(weights, parts, transpose=False)
+        return weights @ self.decode(parts)
 
 
 class CodebookCodec(Codec):
@@ -163,7 +161,7 @@ class CodebookCodec(Codec):
 
     def mix(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
         codes, norms = parts
-        if weights.shape[-2] > _FEW:
+        if not multiplies_codes(weights.shape[-2]):
             return (weights * norms.swapaxes(-1, -2)) @ self._directions(codes)
         words = as_bytes(codes, self.bits, self._unsigned)
         scales = mx.broadcast_to(norms, (*norms.shape[:-1], self.size // self._read.group_size))

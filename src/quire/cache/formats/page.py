@@ -9,18 +9,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import mlx.core as mx
-import numpy as np
 
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.codecs import AffineCodec
-from quire.cache.formats.packing import Affine, affine, affine_parts
+from quire.cache.formats.packing import Affine, affine, affine_parts, multiplies_codes
 from quire.cache.formats.paging import page_rows, resized
-from quire.cache.formats.softmax import Part, Tile, finish, join, see, see_pages, weigh
+from quire.cache.formats.softmax import Read, attend_chunk, weigh
 from quire.cache.specs import KVFormat
-from quire.cache.view import Block, Chunk, DecodeBatch, Ints, View
-
-_FEW = 8
-"""Query vectors up to which multiplying by codes beats decoding them first."""
+from quire.cache.view import Block, Chunk, DecodeBatch, Ints, Tile, View
 
 
 class PageKeys:
@@ -46,7 +42,7 @@ class PageKeys:
     def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array:
         """`[..., M, head_dim]` times pages `[..., P, head_dim, -]`: `[..., M, P * page_tokens]`."""
         *lead, rows, dim = q.shape
-        if rows > _FEW:
+        if not multiplies_codes(rows):
             keys = self._layout.decode(parts)
             return q @ keys.swapaxes(-3, -2).reshape(*lead, dim, -1)
         scores = self._layout.product(q[..., None, :, :], parts, transpose=False)
@@ -155,70 +151,46 @@ class PageStore(LayerStore):
     def _decode(self, q: mx.array, batch: DecodeBatch, sinks: mx.array | None) -> mx.array:
         size, heads, dim = q.shape
         kv_heads = self.shape.kv_heads
-        q = q.reshape(size, kv_heads, heads // kv_heads, dim)
         keys, values = self._open_keys[batch.open_heads], self._open_values[batch.open_heads]
-        scores = (q @ keys.swapaxes(-1, -2)).astype(mx.float32)
-        sealed = batch.sealed_heads
-        if sealed is not None:
-            before = self._key_codec.scores(q, [array[sealed] for array in self._keys])
-            scores = mx.concatenate([before.astype(mx.float32), scores], axis=-1)
+        scores, mix = self._read(
+            q.reshape(size, kv_heads, heads // kv_heads, dim), keys, values, batch.sealed_heads
+        )
         sinks = None if sinks is None else sinks.reshape(kv_heads, -1, 1)
-        weights = weigh(scores, batch.own_page_bias, sinks)
-        tokens = self.shape.page_tokens
-        out = weights[..., -tokens:] @ values
-        if sealed is not None:
-            mixed = self._value_codec.mix(weights[..., :-tokens], self._value_codes(sealed))
-            out = out + self._value_codec.turn_back(mixed)
-        return out.reshape(size, heads, dim)
+        return mix(weigh(scores, batch.own_page_bias, sinks)).reshape(size, heads, dim)
 
     def _prefill(self, q: mx.array, chunk: Chunk, block: Block, sinks: mx.array | None) -> mx.array:
-        count, heads, dim = q.shape
-        kv_heads = self.shape.kv_heads
-        grouped = q.reshape(count, kv_heads, -1, dim).transpose(1, 2, 0, 3)
-        seen = self._own_pages(grouped, chunk, block)
-        if len(chunk.pages) > 1:
-            seen = join(seen, self._turned_back(self._pages_before(grouped, chunk)))
-        out = finish(seen, None if sinks is None else sinks.reshape(kv_heads, -1, 1, 1))
-        return out.transpose(2, 0, 1, 3).reshape(count, heads, dim)
+        first_own = len(chunk.pages) - chunk.own_pages
 
-    def _own_pages(self, q: mx.array, chunk: Chunk, block: Block) -> Part:
-        """Each row's own page, as written. q: `[kv_heads, G, t, dim]`, like the part's rows."""
-        kv_heads, grouped, count, dim = q.shape
-        tokens, pages = self.shape.page_tokens, chunk.own_pages
-        before = chunk.offset
-        after = pages * tokens - before - count
-        q = mx.pad(q, [(0, 0), (0, 0), (before, after), (0, 0)])
-        q = q.reshape(kv_heads, grouped, pages, tokens, dim).transpose(2, 0, 1, 3, 4)
-        keys, values = block.keys[:, :, None], block.values[:, :, None]
-        seen = see(q @ keys.swapaxes(-1, -2), chunk.own_mask, lambda weights: weights @ values)
+        def read(some: mx.array, tile: Tile, rows: mx.array) -> Read:
+            own = tile.pages.stop - 1 - first_own
+            sealed = rows[:, :-1] if rows.shape[1] > 1 else None
+            return self._read(some, block.keys[own], block.values[own], sealed)
 
-        def rows(x: mx.array) -> mx.array:
-            x = x.transpose(1, 2, 0, 3, 4).reshape(kv_heads, grouped, pages * tokens, -1)
-            return x[:, :, before : before + count]
+        return attend_chunk(q, chunk, sinks, read)
 
-        return Part(rows(seen.top), rows(seen.total), rows(seen.out))
+    def _read(self, q: mx.array, keys: mx.array, values: mx.array, sealed: mx.array | None) -> Read:
+        """Query vectors `[..., M, dim]` against their sealed pages and then their own.
 
-    def _pages_before(self, q: mx.array, chunk: Chunk) -> Part:
-        """The pages before each row's own, from their codes; values still rotated."""
+        Args:
+            keys, values: of their own page, as written, `[..., page_tokens, dim]`.
+            sealed: `[..., P]` rows of the pages before, if there are any.
+        """
+        scores = (q @ keys.swapaxes(-1, -2)).astype(mx.float32)
+        if sealed is None:
+            return scores, lambda weights: weights @ values
+        before = self._key_codec.scores(q, [array[sealed] for array in self._keys])
         tokens = self.shape.page_tokens
 
-        def read(some: mx.array, pages: slice, after: list[mx.array]) -> Tile:
-            rows = mx.depends([chunk.heads[0, :, pages]], after)[0]
-            codes = self._value_codes(rows)
-            scores = self._key_codec.scores(some, [array[rows] for array in self._keys])
-            return scores, lambda weights: self._value_codec.mix(weights, codes)
+        def mix(weights: mx.array) -> mx.array:
+            coded = self._value_codec.mix(weights[..., :-tokens], self._value_codes(sealed))
+            return weights[..., -tokens:] @ values + self._value_codec.turn_back(coded)
 
-        last = chunk.last // tokens * tokens - 1
-        size = self._value_codec.size
-        return see_pages(q, chunk.first, last.astype(np.int32), tokens, size, read)
+        return mx.concatenate([before.astype(mx.float32), scores], axis=-1), mix
 
     def _value_codes(self, rows: mx.array) -> list[mx.array]:
         """`[..., P]` rows to `[..., P * page_tokens, elements]` of each part."""
         shape = (*rows.shape[:-1], rows.shape[-1] * self.shape.page_tokens)
         return [array[rows].reshape(*shape, array.shape[-1]) for array in self._values]
-
-    def _turned_back(self, part: Part) -> Part:
-        return Part(part.top, part.total, self._value_codec.turn_back(part.out))
 
     # -- pages as a whole ----------------------------------------------------------------------
 

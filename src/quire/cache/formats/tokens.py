@@ -9,7 +9,7 @@ import mlx.core as mx
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.codecs import Codec
 from quire.cache.formats.paging import page_rows, resized
-from quire.cache.formats.softmax import Tile, finish, see_pages, weigh
+from quire.cache.formats.softmax import Read, attend_chunk, weigh
 from quire.cache.specs import KVFormat
 from quire.cache.view import Chunk, DecodeBatch, Ints, View
 
@@ -68,37 +68,22 @@ class TokenStore(LayerStore):
         size, heads, _ = q.shape
         kv_heads = self.shape.kv_heads
         q = self._key_codec.turn(q).reshape(size, kv_heads, heads // kv_heads, -1)
-        keys = self._gather(self._keys, batch.heads)
-        values = self._gather(self._values, batch.heads)
-        scores = self._key_codec.scores(q, keys)
-        weights = weigh(
-            scores, batch.bias, None if sinks is None else sinks.reshape(kv_heads, -1, 1)
-        )
-        out = self._value_codec.mix(weights, values)
-        return self._value_codec.turn_back(out).reshape(size, heads, -1)
+        scores, mix = self._read(q, batch.heads)
+        sinks = None if sinks is None else sinks.reshape(kv_heads, -1, 1)
+        return mix(weigh(scores, batch.bias, sinks)).reshape(size, heads, -1)
 
     def _prefill(self, q: mx.array, chunk: Chunk, sinks: mx.array | None) -> mx.array:
-        count, heads, _ = q.shape
-        kv_heads = self.shape.kv_heads
-        turned = self._key_codec.turn(q).reshape(count, kv_heads, heads // kv_heads, -1)
+        turned = self._key_codec.turn(q)
+        return attend_chunk(turned, chunk, sinks, lambda q, _, rows: self._read(q, rows))
 
-        def read(some: mx.array, pages: slice, after: list[mx.array]) -> Tile:
-            rows = mx.depends([chunk.heads[0, :, pages]], after)[0]
-            keys, values = self._gather(self._keys, rows), self._gather(self._values, rows)
-            scores = self._key_codec.scores(some, keys)
-            return scores, lambda weights: self._value_codec.mix(weights, values)
+    def _read(self, q: mx.array, rows: mx.array) -> Read:
+        """Turned query vectors `[..., M, size]` against the pages in rows `[..., P]`."""
+        keys, values = self._gather(self._keys, rows), self._gather(self._values, rows)
 
-        seen = see_pages(
-            turned.transpose(1, 2, 0, 3),
-            chunk.first,
-            chunk.last,
-            self.shape.page_tokens,
-            self._value_codec.size,
-            read,
-        )
-        out = finish(seen, None if sinks is None else sinks.reshape(kv_heads, -1, 1, 1))
-        out = self._value_codec.turn_back(out)  # [kv_heads, G, t, head_dim]
-        return out.transpose(2, 0, 1, 3).reshape(count, heads, -1)
+        def mix(weights: mx.array) -> mx.array:
+            return self._value_codec.turn_back(self._value_codec.mix(weights, values))
+
+        return self._key_codec.scores(q, keys), mix
 
     def _gather(self, arrays: list[mx.array], rows: mx.array) -> list[mx.array]:
         """`[..., P]` rows to `[..., P * page_tokens, elements]` of each part."""
