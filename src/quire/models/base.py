@@ -127,3 +127,9 @@ def named_parameters(module: nn.Module) -> dict[str, mx.array]:
     """All weights by their path, e.g. `model.norm.weight`."""
     flat: Any = tree_flatten(module.parameters())
     return dict(flat)
+
+
+def named_layers(module: nn.Module) -> dict[str, nn.Module]:
+    """The modules that hold no others, by their path, e.g. `model.norm`."""
+    flat: Any = tree_flatten(module.leaf_modules(), is_leaf=nn.Module.is_module)
+    return dict(flat)

@@ -15,7 +15,7 @@ import psutil
 from quire.cache.dtypes import DTYPES
 from quire.errors import ModelError
 from quire.models import quantization
-from quire.models.base import LanguageModel, named_parameters
+from quire.models.base import LanguageModel, named_layers, named_parameters
 from quire.models.hub import find_folder
 from quire.models.registry import family
 from quire.models.safetensors import find_shards, fingerprint, read_header
@@ -149,7 +149,23 @@ def _attach(
             )
         if target is not None and mx.issubdtype(array.dtype, mx.floating):
             weights[name] = array.astype(target)
+    if mx.default_device() == mx.cpu:
+        _store_by_columns(model, weights)
     model.load_weights(list(weights.items()))
+
+
+def _store_by_columns(model: LanguageModel, weights: dict[str, mx.array]) -> None:
+    """The same matrices, each column in one run of memory.
+
+    A layer multiplies by its transposed weight. MLX's CPU products are 1.2 to 1.4 times as fast
+    when that lies row by row, and give the same bits.
+    """
+    tied = "lm_head.weight" not in weights
+    for path, module in named_layers(model).items():
+        head = tied and path == "model.embed_tokens" and isinstance(module, nn.Embedding)
+        if head or isinstance(module, nn.Linear):
+            name = f"{path}.weight"
+            weights[name] = mx.contiguous(weights[name].T).T
 
 
 def _check_fits(model: nn.Module, limit: int | None, folder: Path) -> int:
