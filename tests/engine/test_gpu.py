@@ -25,7 +25,7 @@ def test_as_if_alone_on_this_gpu(tmp_path: Path, family: str) -> None:
     folder = tiny_model(tmp_path, family)
     loaded = open_model(str(folder), dtype="float32")
     config = EngineConfig(str(folder), kv_memory=64 << 20, prefix_cache=False)
-    wanted = prompts(tokens=16)
+    wanted = prompts()
     expected = alone(loaded, config, wanted)
     for scenario in SCENARIOS.values():
         got = scenario(loaded, config, wanted)
