@@ -12,7 +12,7 @@ from alone import Work, main
 
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
-from quire.models.loader import open_model
+from quire.engine.opening import open_engine
 from quire.request import Request, SamplingParams
 
 
@@ -51,8 +51,8 @@ def run_level(
 
 def measure(work: Work) -> dict[int, float]:
     """Tokens per second at each number of streams."""
-    config = EngineConfig(work.model, prefix_cache="no-prefix-cache" not in sys.argv[1:])
-    engine = Engine(open_model(work.model), config)
+    keeps = "no-prefix-cache" not in sys.argv[1:]
+    engine = open_engine(EngineConfig(work.model, prefix_cache=keeps))
     run_level(engine, work, *work.levels[0])
     rates: dict[int, float] = {}
     for streams, prompts in work.levels:
