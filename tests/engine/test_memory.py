@@ -39,6 +39,16 @@ def test_a_short_context_that_was_asked_for_is_served() -> None:
         check_context(99, 100)
 
 
+def test_a_context_that_the_model_is_not_made_for_is_refused_with_both_numbers(
+    tmp_path: Path,
+) -> None:
+    folder = str(tiny_model(tmp_path, "llama"))
+    made_for = open_engine(EngineConfig(folder)).info.context_length
+    assert open_engine(EngineConfig(folder, max_context=made_for)).info.context_length == made_for
+    with pytest.raises(ModelError, match=r"max-context: 999,999 tokens .* made for [\d,]+"):
+        open_engine(EngineConfig(folder, max_context=999_999))
+
+
 @pytest.mark.slow
 def test_a_thousand_prompts_later_the_first_is_served_again_and_memory_is_flat(
     tmp_path: Path,

@@ -7,7 +7,6 @@ import itertools
 import pytest
 
 from quire.scheduler.pace import Pace
-from quire.scheduler.scheduler import _share
 
 
 def taught(chunk_s: float, token_s: float, decode_s: float, step_s: float = 0.04) -> Pace:
@@ -68,38 +67,3 @@ def test_a_chunk_is_at_most_twice_the_one_before() -> None:
 def test_chunks_are_never_smaller_than_their_own_cost() -> None:
     budget = taught(chunk_s=5e-3, token_s=1e-4, decode_s=1e-3).prompt_budget(4)
     assert budget * 1e-4 == pytest.approx(5e-3, rel=0.2)
-
-
-@pytest.mark.parametrize(
-    ("budget", "wants", "shares"),
-    [
-        (100, [4000], [100]),
-        (100, [4000, 20], [80, 20]),
-        (100, [4000, 3000], [50, 50]),
-        (100, [30, 3000], [30, 70]),
-        (100, [4000, 3000, 20], [50, 30, 20]),
-        (20, [4000, 3000], [20, 0]),
-        (20, [4000, 3], [17, 3]),
-        (0, [4000, 3], [0, 0]),
-        (10, [], []),
-    ],
-)
-def test_half_by_age_and_half_by_shortness(
-    budget: int, wants: list[int], shares: list[int]
-) -> None:
-    assert _share(budget, wants) == shares
-
-
-@pytest.mark.parametrize(
-    ("budget", "wants", "shares"),
-    [
-        (100, [4000, 20], [80, 20]),
-        (100, [30, 3000], [30, 70]),
-        (4, [4000, 12], [0, 4]),
-        (4, [4000, 3], [1, 3]),
-        (4, [12, 4000], [4, 0]),
-        (4, [4000, 12, 8], [0, 0, 4]),
-    ],
-)
-def test_short_first(budget: int, wants: list[int], shares: list[int]) -> None:
-    assert _share(budget, wants, short_first=True) == shares

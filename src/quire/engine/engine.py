@@ -61,7 +61,12 @@ class Engine:
         self._runner = Runner(loaded.model, config.page_tokens, DTYPES[loaded.dtype], observe)
         budget = kv_budget(config.kv_memory)
         ledger = Ledger(budget, self._runner.pools.page_bytes)
-        context = min(config.max_context or loaded.context_length, loaded.context_length)
+        context = config.max_context or loaded.context_length
+        if context > loaded.context_length:
+            raise ModelError(
+                f"max-context: {context:,} tokens were asked for, "
+                f"the model is made for {loaded.context_length:,}"
+            )
         self._scheduler = Scheduler(
             SchedulerConfig(config.page_tokens, config.max_sequences, context, config.prefix_cache),
             self._runner.groups,

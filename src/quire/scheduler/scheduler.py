@@ -1,8 +1,8 @@
 """The scheduler: which tokens of which sequences, in which pages. Pure Python.
 
 There is no prefill phase and no decode phase. Each step takes one token from every sequence that
-generates, then fills a budget of prompt tokens: half for the oldest prompt, half for the shortest,
-so that a long prompt neither starves the others nor is starved by them.
+generates, then fills a budget of prompt tokens (`pace`), split so that a long prompt neither
+starves the others nor is starved by them (`shares`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from quire.scheduler.pace import Pace
 from quire.scheduler.plan import StepPlan, Work
 from quire.scheduler.reuse import Reuse
 from quire.scheduler.sequence import Sequence
+from quire.scheduler.shares import Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,8 @@ class Counters:
     reuse_misses: Counter[str] = field(default_factory=Counter)
 
 
-_CRUMB = 16
-"""Tokens below which a chunk is not worth its own attention, unless they end a prompt."""
-
 _LOOKED_AT = 1 << 17
 """Prompt tokens looked up in the prefix index for one step, about 5 ms; other prompts wait."""
-
-_PATIENCE = 256
-"""Tokens by which shorter prompts may go before the oldest one beyond its half of each step."""
 
 
 class Scheduler:
@@ -113,8 +108,7 @@ class Scheduler:
         self._identity = identity
         self._clock = clock
         self._order = 0
-        self._owed = 0
-        """Tokens of the oldest prompt's halves that shorter ones took."""
+        self._shares = Shares()
         self._outbox: list[Output] = []
         self._no_room: tuple[int, int] | None = None
         """Who (`order`) found no room last, and when: not asked again before a page came back."""
@@ -227,7 +221,7 @@ class Scheduler:
         # a single token to go was planned as a generating row.
         prompts = [s for s in self.running if s.computed < s.known - 1]
         self._admit(prompts, plan, budget)
-        shares = self._shares(budget, [len(s.tokens) - s.computed for s in prompts])
+        shares = self._shares.split(budget, [len(s.tokens) - s.computed for s in prompts])
         for sequence, share in zip(prompts, shares, strict=True):
             if share == 0 or not sequence.running:
                 continue
@@ -238,19 +232,6 @@ class Scheduler:
                 fits = self._allocate(work)
             if fits or self._make_room(work, plan):
                 plan.work.append(work)
-
-    def _shares(self, budget: int, wants: list[int]) -> list[int]:
-        """Splits a budget among prompts, oldest first.
-
-        A short prompt that arrives while a long one is read goes before it, but for only so long.
-        """
-        if len(wants) < 2:
-            self._owed = 0
-        short_first = self._owed < _PATIENCE and min(wants, default=0) <= _PATIENCE
-        shares = _share(budget, wants, short_first=short_first)
-        if len(wants) > 1:
-            self._owed = max(0, self._owed + min(wants[0], budget // 2) - shares[0])
-        return shares
 
     def _chunk(self, sequence: Sequence, count: int) -> Work:
         end = sequence.computed + count
@@ -500,27 +481,6 @@ class Scheduler:
         sequence.opens = {}
         sequence.trail = None
         sequence.registered = 0
-
-
-def _share(budget: int, wants: list[int], *, short_first: bool = False) -> list[int]:
-    """Splits a budget among prompts, oldest first: half by age, or none, the rest by shortness.
-
-    A chunk costs time of its own, so crumbs go to the oldest instead. Where the whole budget is a
-    crumb, one prompt takes it.
-    """
-    shares = [0] * len(wants)
-    left = budget
-    if len(wants) > 1 and not (short_first and min(wants) < wants[0]):
-        shares[0] = min(wants[0], budget - budget // 2)
-        left -= shares[0]
-    for number in sorted(range(1, len(wants)), key=lambda n: (wants[n], n)):
-        untouched = left == budget
-        if left >= min(wants[number], _CRUMB) or (untouched and wants[number] < wants[0]):
-            shares[number] = min(wants[number], left)
-            left -= shares[number]
-    if wants:
-        shares[0] = min(wants[0], shares[0] + left)
-    return shares
 
 
 def _output(

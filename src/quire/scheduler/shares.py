@@ -1,0 +1,55 @@
+"""How a step's budget of prompt tokens is split among the prompts that are being read."""
+
+from __future__ import annotations
+
+_CRUMB = 16
+"""Tokens below which a chunk is not worth its own attention, unless they end a prompt."""
+
+_PATIENCE = 256
+"""Tokens by which shorter prompts may go before the oldest one beyond its half of each step."""
+
+
+class Shares:
+    """Half of each step for the oldest prompt, half for the shortest.
+
+    A short prompt that arrives while a long one is read goes before it, but for only so long.
+    """
+
+    def __init__(self) -> None:
+        self._owed = 0
+        """Tokens of the oldest prompt's halves that shorter ones took."""
+
+    def split(self, budget: int, wants: list[int]) -> list[int]:
+        """What each prompt gets of this step.
+
+        Args:
+            wants: tokens that each prompt has left, oldest first.
+        """
+        if len(wants) < 2:
+            self._owed = 0
+        short_first = self._owed < _PATIENCE and min(wants, default=0) <= _PATIENCE
+        shares = split(budget, wants, short_first=short_first)
+        if len(wants) > 1:
+            self._owed = max(0, self._owed + min(wants[0], budget // 2) - shares[0])
+        return shares
+
+
+def split(budget: int, wants: list[int], *, short_first: bool = False) -> list[int]:
+    """Splits a budget among prompts, oldest first: half by age, or none, the rest by shortness.
+
+    A chunk costs time of its own, so crumbs go to the oldest instead. Where the whole budget is a
+    crumb, one prompt takes it.
+    """
+    shares = [0] * len(wants)
+    left = budget
+    if len(wants) > 1 and not (short_first and min(wants) < wants[0]):
+        shares[0] = min(wants[0], budget - budget // 2)
+        left -= shares[0]
+    for number in sorted(range(1, len(wants)), key=lambda n: (wants[n], n)):
+        untouched = left == budget
+        if left >= min(wants[number], _CRUMB) or (untouched and wants[number] < wants[0]):
+            shares[number] = min(wants[number], left)
+            left -= shares[number]
+    if wants:
+        shares[0] = min(wants[0], shares[0] + left)
+    return shares
