@@ -13,16 +13,12 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from quire.errors import RequestError
-from quire.request import GrammarSpec
+from quire.request import JSON_BLANKS, GrammarSpec
 from quire.sampling.masks import TokenMask, mask_of
 from quire.sampling.sequence import SequenceWatcher
 
 MAX_KEPT = 64
 """Compiled grammars kept for the next request that brings the same one."""
-
-_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"
-"""Blanks between the parts of JSON. Bounded, or a model that has lost its way emits them until its
-tokens run out; 64 are a line break and 15 levels of four."""
 
 _LIMITS = LLParserLimits(verbose_errors=False)
 
@@ -181,7 +177,7 @@ def _grammar_text(spec: GrammarSpec, param: str) -> str:
             case "json_schema":
                 # Not lenient: a keyword that llguidance can't enforce is refused, not ignored.
                 text = LLMatcher.grammar_from_json_schema(
-                    spec.source, overrides={"whitespace_pattern": _BLANKS, "lenient": False}
+                    spec.source, overrides={"whitespace_pattern": JSON_BLANKS, "lenient": False}
                 )
             case "regex":
                 text = LLMatcher.grammar_from_regex(spec.source)

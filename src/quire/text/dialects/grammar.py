@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.request import JSON_BLANKS
 from quire.text.dialects.base import Forced, Schema, Tool, Vocabulary
 from quire.text.dialects.values import kinds, property_schema
 
-# Blanks within JSON are bounded, or a model that has lost its way writes them until its tokens end.
-_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}", "lenient": False}
+_OPTIONS = {"whitespace_pattern": JSON_BLANKS, "lenient": False}
 
 
 def literal(text: str) -> str:
