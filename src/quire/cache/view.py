@@ -32,6 +32,16 @@ def head_rows(pages: Ints, kv_heads: int) -> Ints:
     return (pages[..., None, :] * kv_heads + heads).astype(np.int32)
 
 
+def _bias(first: Ints, last: Ints, begin: int, end: int) -> mx.array:
+    """Keys `begin` to `end` as rows see them: 0 where visible, else minus infinity; float32.
+
+    Computed on the device: made here, the biases of all tiles of a step would be in memory at once.
+    """
+    keys = mx.arange(begin, end)
+    visible = (keys >= mx.array(first[:, None])) & (keys <= mx.array(last[:, None]))
+    return mx.where(visible, 0.0, -mx.inf)
+
+
 @dataclass
 class DecodeBatch:
     """Generating rows, one a sequence, whose page tables have similar lengths.
@@ -159,6 +169,10 @@ class Chunk:
         keys = np.arange(int(self.last[-1]) + 1, dtype=np.int32)
         return mx.array((keys >= self.first[:, None]) & (keys <= self.last[:, None]))
 
+    def bias(self, rows: slice, keys: int) -> mx.array:
+        """`[t, keys]`: 0 where some rows see the first keys, else minus infinity; float32."""
+        return _bias(self.first[rows], self.last[rows], 0, keys)
+
     def tiles(self) -> Iterator[Tile]:
         """The rows, a few at a time. No tile crosses the end of a page."""
         size, start = self.page_tokens, 0
@@ -191,10 +205,8 @@ class Tile:
     @property
     def bias(self) -> mx.array:
         """`[t, P * page_tokens]`: 0 where visible, else minus infinity; float32."""
-        # On the device: made here, the tiles' biases would all be in memory at once.
-        keys = mx.arange(self.pages.start * self.page_tokens, self.pages.stop * self.page_tokens)
-        first, last = mx.array(self.first[:, None]), mx.array(self.last[:, None])
-        return mx.where((keys >= first) & (keys <= last), 0.0, -mx.inf)
+        begin, end = self.pages.start * self.page_tokens, self.pages.stop * self.page_tokens
+        return _bias(self.first, self.last, begin, end)
 
 
 @dataclass

@@ -19,18 +19,37 @@ def plain_dtype(shape: LayerShape, format: KVFormat) -> mx.Dtype:
     return DTYPES[format.dtype] if format.scheme == "plain" and format.dtype else shape.dtype
 
 
-def _spelled_out(q: mx.array, k: mx.array, v: mx.array, bias: mx.array, scale: float) -> mx.array:
-    """Attention of one query a sequence; q `[B, heads, head_dim]`, k and v `[B, kv_heads, S, ...]`.
+_MANY = 16
+"""Query vectors for which it pays to lay keys out by columns first."""
+
+
+def _decode_spelled_out(q: mx.array, k: mx.array, v: mx.array, bias: mx.array) -> mx.array:
+    """Attention of generating rows; q `[B, heads, head_dim]`, scaled, k and v `[B, kv_heads, ...]`.
 
     On a CPU MLX has no fused kernel, and what it falls back to takes twice as many operations.
     """
     size, heads, dim = q.shape
     kv_heads = k.shape[1]
-    if scale != 1.0:
-        q = q * scale
     scores = q.reshape(size, kv_heads, heads // kv_heads, dim) @ k.swapaxes(-1, -2)
     out = mx.softmax(scores + bias, axis=-1, precise=True) @ v
     return out.reshape(size, heads, dim)
+
+
+def _chunk_spelled_out(q: mx.array, k: mx.array, v: mx.array, bias: mx.array) -> mx.array:
+    """The same for a chunk; q `[1, heads, t, head_dim]`, scaled, k and v `[1, kv_heads, S, ...]`.
+
+    MLX falls back to products with keys as they lie, row by row; by columns is a quarter faster.
+    """
+    _, heads, rows, dim = q.shape
+    kv_heads, keys = k.shape[1:3]
+    by_column = k.swapaxes(-1, -2)
+    if rows * heads >= _MANY * kv_heads:
+        by_column = mx.contiguous(by_column)
+    scores = q.reshape(1, kv_heads, -1, dim) @ by_column
+    scores = scores.reshape(1, kv_heads, -1, rows, keys) + bias
+    weights = mx.softmax(scores, axis=-1, precise=True)
+    out = weights.reshape(1, kv_heads, -1, keys) @ v
+    return out.reshape(1, heads, rows, dim)
 
 
 class PlainStore(LayerStore):
@@ -76,7 +95,8 @@ class PlainStore(LayerStore):
         k = self.keys[batch.heads].reshape(shape).astype(q.dtype)
         v = self.values[batch.heads].reshape(shape).astype(q.dtype)
         if sinks is None and mx.default_device() == mx.cpu:
-            return _spelled_out(q, k, v, batch.bias.astype(q.dtype), scale)
+            q = q if scale == 1.0 else q * scale
+            return _decode_spelled_out(q, k, v, batch.bias.astype(q.dtype))
         out = mx.fast.scaled_dot_product_attention(
             q[:, :, None],  # [B, heads, 1, head_dim]
             k,
@@ -99,20 +119,31 @@ class PlainStore(LayerStore):
         tile = max(1, SCORES // (q.shape[1] * keys))
         parts = []
         for start in range(0, count, tile):
-            end = min(start + tile, count)
-            seen = keys - count + end if chunk.causal else keys
-            parts.append(
-                mx.fast.scaled_dot_product_attention(
-                    q[:, :, start:end],
-                    k[:, :, :seen],
-                    v[:, :, :seen],
-                    scale=scale,
-                    mask="causal" if chunk.causal else chunk.mask[start:end],
-                    sinks=sinks,
-                )
+            rows = slice(start, min(start + tile, count))
+            seen = keys - count + rows.stop if chunk.causal else keys
+            part = self._see(
+                q[:, :, rows], k[:, :, :seen], v[:, :, :seen], chunk, rows, scale, sinks
             )
+            parts.append(part)
         out = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
         return out[0].swapaxes(0, 1)  # [t, heads, head_dim]
+
+    def _see(
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        chunk: Chunk,
+        rows: slice,
+        scale: float,
+        sinks: mx.array | None,
+    ) -> mx.array:
+        """Some rows of a chunk, `[1, heads, t, head_dim]`, and the keys that any of them sees."""
+        if sinks is None and mx.default_device() == mx.cpu:
+            q = q if scale == 1.0 else q * scale
+            return _chunk_spelled_out(q, k, v, chunk.bias(rows, k.shape[2]).astype(q.dtype))
+        mask = "causal" if chunk.causal else chunk.mask[rows]
+        return mx.fast.scaled_dot_product_attention(q, k, v, scale=scale, mask=mask, sinks=sinks)
 
     def arrays(self) -> list[mx.array]:
         return [self.keys, self.values]
