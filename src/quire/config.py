@@ -31,8 +31,9 @@ class EngineConfig:
         page_tokens: tokens a page.
         max_sequences: sequences that run at once; others wait.
         max_context: tokens a sequence may have; None is the model's own limit.
-        step_ms: the time aimed at for a step that only reads prompts. Steps that also generate aim
-            at `stall_factor` times the duration of a step that only generates.
+        step_ms: the time aimed at for what a step reads of prompts, at most. A step that also
+            generates, while one prompt is read, aims at `stall_factor` times the duration of one
+            that only generates; see `scheduler.pace`.
         stall_factor: see `step_ms`.
         max_step_tokens: rows of a step at most, whatever the clock says.
         prefix_cache: whether computed pages are kept and shared.
@@ -47,7 +48,7 @@ class EngineConfig:
     page_tokens: int = 64
     max_sequences: int = 64
     max_context: int | None = None
-    step_ms: float = 40.0
+    step_ms: float = 60.0
     stall_factor: float = 2.0
     max_step_tokens: int = 2048
     prefix_cache: bool = True

@@ -17,9 +17,10 @@ class Pace:
     """Sizes prompt chunks by time.
 
     Args:
-        step_s: seconds aimed at for a step that only reads prompts.
-        stall_factor: a step that also generates aims at this many times the duration of one that
-            only generates.
+        step_s: seconds aimed at for what a step reads of prompts, at most.
+        stall_factor: a step that also generates, while one prompt is read, aims at this many times
+            the duration of one that only generates. Each further prompt that waits to be read adds
+            as much again: those who wait for a first token count as much as those who have theirs.
         max_rows: rows of a step at most.
     """
 
@@ -31,15 +32,20 @@ class Pace:
         self._largest = _FIRST_TOKENS // _GROWTH
         self._decode_s: dict[int, float] = {}
 
-    def prompt_budget(self, decode_rows: int) -> int:
-        """Prompt tokens that the next step may read beside `decode_rows` generating rows."""
+    def prompt_budget(self, decode_rows: int, prompts: int = 1) -> int:
+        """Prompt tokens that the next step may read beside `decode_rows` generating rows.
+
+        Args:
+            prompts: how many wait, begun or not.
+        """
         room = self._max_rows - decode_rows
         chunk_s, token_s = self._cost.estimate()
         if token_s == 0:
             return max(0, min(room, _FIRST_TOKENS))
         seconds = self._step_s
         if decode_rows:
-            seconds = min(seconds, (self._stall_factor - 1) * self._decode_estimate(decode_rows))
+            stall = (self._stall_factor - 1) * self._decode_estimate(decode_rows)
+            seconds = min(seconds, max(1, prompts) * stall)
         # Never so few that the chunk's own cost outweighs them: that reads slower and stalls more.
         tokens = max((seconds - chunk_s) / token_s, chunk_s / token_s, _MIN_TOKENS)
         return max(0, min(room, int(tokens), self._largest * _GROWTH))

@@ -173,7 +173,8 @@ class Scheduler:
         self._expire()
         plan = StepPlan()
         self._plan_generation(plan)
-        self._plan_prompts(plan, self.pace.prompt_budget(len(plan.work)))
+        prompts = len(self.waiting) + sum(s.computed < s.known - 1 for s in self.running)
+        self._plan_prompts(plan, self.pace.prompt_budget(len(plan.work), prompts))
         if not (plan.work or plan.copies):
             return None
         for work in plan.work:

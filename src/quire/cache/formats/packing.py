@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -83,37 +83,57 @@ def pack(codes: mx.array, bits: int) -> mx.array:
     return mx.contiguous(used.reshape(*lead, n * bits // 8)).view(mx.uint32)
 
 
-def pairs_of(words: mx.array, bits: int) -> mx.array:
-    """Two neighbouring codes of 2 to 6 bits as one number, the first lowest: `[all codes / 2]`."""
-    some = words.view(mx.uint8)
-    if bits == 4:
-        return some.reshape(-1)
-    if bits == 2:
-        return mx.stack([some & 15, some >> 4], axis=-1).reshape(-1)
-    # The fewest bytes that hold whole pairs, padded to a word.
-    size, word = (5, mx.uint64) if bits == 5 else (3, mx.uint32)
-    padded = mx.pad(some.reshape(-1, size), [(0, 0), (0, word.size - size)]).view(word)
-    shifts = mx.array(np.arange(0, 8 * size, 2 * bits), dtype=word)
-    return (padded >> shifts & mx.array(4**bits - 1, dtype=word)).reshape(-1)
+_LOOKED_UP = {2: 4, 3: 4, 4: 2}
+"""By bits, how many codes are looked up at a time; the table is of 256 or 4,096 entries."""
 
 
 def byte_table(values: Sequence[int]) -> mx.array:
-    """What `as_bytes` reads by: each code's byte, for every two codes; `[4**bits]`, uint16."""
-    second, first = np.meshgrid(np.array(values) & 255, np.array(values) & 255, indexing="ij")
-    return mx.array((first | second << 8).astype(np.uint16).reshape(-1))
+    """What `as_bytes` reads by: the bytes of every few codes, one entry for each such run."""
+    bits = (len(values) - 1).bit_length()
+    count = _LOOKED_UP[bits]
+    runs = np.arange(2 ** (bits * count), dtype=np.uint32)
+    table = np.zeros_like(runs)
+    for place in range(count):
+        codes = runs >> np.uint32(bits * place) & np.uint32(2**bits - 1)
+        table |= (np.array(values)[codes] & 255).astype(np.uint32) << np.uint32(8 * place)
+    return mx.array(table.astype(np.uint16) if count == 2 else table)
 
 
 def as_bytes(words: mx.array, bits: int, table: mx.array) -> mx.array:
-    """Codes `[..., n * bits / 32]` as bytes `[..., n / 4]`, four a word, by a table of values."""
-    # Not `table[pairs]`: gathering takes ten times as long on a CPU.
-    read = mx.take_along_axis(table, pairs_of(words, bits), axis=0)
+    """Codes of 2 to 4 bits, `[..., n * bits / 32]`, as bytes by a table, `[..., n / 4]`."""
+    some = words.view(mx.uint8)
+    if bits == 3:
+        # Eight codes are three bytes; padded to a word, two runs of four.
+        padded = mx.pad(some.reshape(-1, 3), [(0, 0), (0, 1)]).view(mx.uint32)
+        some = padded >> mx.array([0, 12], dtype=mx.uint32) & 4095
+    # Not `table[some]`: gathering takes ten times as long on a CPU.
+    read = mx.take_along_axis(table, some.reshape(-1), axis=0)
     return read.view(mx.uint32).reshape(*words.shape[:-1], -1)
 
 
+def spread(words: mx.array, bits: int) -> mx.array:
+    """Codes of 2 to 6 bits, `[..., n * bits / 32]`, as bytes, `[..., n / 4]`."""
+    eights = words.view(mx.uint8).reshape(-1, bits)
+    padded = mx.pad(eights, [(0, 0), (0, 8 - bits)]).view(mx.uint64)
+    return _spreader(bits)(padded).view(mx.uint32).reshape(*words.shape[:-1], -1)
+
+
 @cache
-def _same(bits: int) -> mx.array:
-    """The table that reads each code as itself."""
-    return byte_table(range(2**bits))
+def _spreader(bits: int) -> Callable[[mx.array], mx.array]:
+    """Moves eight neighbouring codes to the bytes of a word, one half of each part at a time."""
+    steps = []
+    for size in (32, 16, 8):
+        used = size // 8 * bits
+        low = sum((1 << used) - 1 << start for start in range(0, 64, 2 * size))
+        steps.append([mx.array(n, dtype=mx.uint64) for n in (low, low << used, size - used)])
+
+    def move(x: mx.array) -> mx.array:
+        for low, high, by in steps:
+            x = (x & low) | ((x & high) << by)
+        return x
+
+    compiled: Callable[[mx.array], mx.array] = mx.compile(move)
+    return compiled
 
 
 def _quick(words: mx.array, bits: int) -> tuple[mx.array, int]:
@@ -124,7 +144,7 @@ def _quick(words: mx.array, bits: int) -> tuple[mx.array, int]:
     """
     if bits not in (3, 5, 6) or mx.default_device() != mx.cpu:
         return words, bits
-    return as_bytes(words, bits, _same(bits)), 8
+    return spread(words, bits), 8
 
 
 def affine(x: mx.array, layout: Affine, *, refit: bool) -> tuple[mx.array, mx.array, mx.array]:
