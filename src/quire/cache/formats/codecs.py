@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 
@@ -16,8 +17,9 @@ from quire.cache.formats.packing import (
     affine_parts,
     as_bytes,
     byte_table,
+    joined,
     multiplies_codes,
-    pack,
+    shifts,
 )
 from quire.cache.formats.rotation import rotation
 
@@ -134,7 +136,7 @@ class CodebookCodec(Codec):
         self._signed = byte_table(levels)
         self._unsigned = byte_table([level + 128 for level in levels])
         self._read = Affine(next(g for g in (128, 64, 32) if self.size % g == 0), 8)
-        self._edges = mx.array([(a + b) / 2 * self._step for a, b in pairwise(levels)])
+        self._coded = _coder(tuple((a + b) / 2 * self._step for a, b in pairwise(levels)))
 
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return [(self.size * self.bits // 32, mx.uint32), (1, SCALE)]
@@ -148,8 +150,9 @@ class CodebookCodec(Codec):
     def encode(self, x: mx.array) -> list[mx.array]:
         turned = self._rotation.forward(super().turn(x.astype(mx.float32)))
         norm = mx.linalg.norm(turned, axis=-1, keepdims=True)
-        codes = (turned[..., None] > self._edges * norm[..., None]).sum(axis=-1)
-        return [pack(codes, self.bits), mx.minimum(norm, _F16_MAX).astype(SCALE)]
+        eights = turned.reshape(*turned.shape[:-1], -1, 8)
+        shifted = self._coded(eights, norm[..., None], shifts(self.bits))
+        return [joined(shifted, self.bits), mx.minimum(norm, _F16_MAX).astype(SCALE)]
 
     def decode(self, parts: list[mx.array]) -> mx.array:
         codes, norms = parts
@@ -170,6 +173,20 @@ class CodebookCodec(Codec):
     def _directions(self, codes: mx.array) -> mx.array:
         """`[..., size]`, float32."""
         return as_bytes(codes, self.bits, self._signed).view(mx.int8).astype(mx.float32)
+
+
+@cache
+def _coder(edges: tuple[float, ...]) -> Callable[[mx.array, mx.array, mx.array], mx.array]:
+    """Codes of elements by the edges between the levels of a unit vector, shifted."""
+
+    def coded(x: mx.array, norm: mx.array, by: mx.array) -> mx.array:
+        codes = mx.zeros_like(x).astype(mx.uint64)
+        for edge in edges:
+            codes = codes + (x > edge * norm).astype(mx.uint64)
+        return codes << by
+
+    compiled: Callable[[mx.array, mx.array, mx.array], mx.array] = mx.compile(coded, shapeless=True)
+    return compiled
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import mlx.core as mx
 import numpy as np
@@ -75,12 +75,27 @@ def affine_parts(n: int, layout: Affine) -> list[tuple[int, mx.Dtype]]:
 def pack(codes: mx.array, bits: int) -> mx.array:
     """Codes `[..., n]` below `2**bits`, 32 divides n, to uint32 words `[..., n * bits / 32]`."""
     *lead, n = codes.shape
-    eights = codes.astype(mx.uint64).reshape(*lead, n // 8, 8)
-    shifts = mx.array(np.arange(8, dtype=np.uint64) * bits)
-    words = mx.sum(eights << shifts, axis=-1, keepdims=True)
+    return joined(_shifted(codes.reshape(*lead, n // 8, 8), shifts(bits)), bits)
+
+
+def joined(shifted: mx.array, bits: int) -> mx.array:
+    """Codes that are shifted to their places already, uint64 `[..., n / 8, 8]`, as `pack` does."""
+    *lead, eighths, _ = shifted.shape
+    words = mx.sum(shifted, axis=-1, keepdims=True)
     # Eight codes of b bits are b bytes, lowest bits first.
     used = words.view(mx.uint8)[..., :bits]
-    return mx.contiguous(used.reshape(*lead, n * bits // 8)).view(mx.uint32)
+    return mx.contiguous(used.reshape(*lead, eighths * bits)).view(mx.uint32)
+
+
+@cache
+def shifts(bits: int) -> mx.array:
+    """The places of eight neighbouring codes in a word, `[8]`."""
+    return mx.array(np.arange(8, dtype=np.uint64) * bits)
+
+
+# In a step of few tokens the number of operations is what coding costs, so what can be one is.
+# Each trace serves all shapes.
+_shifted = mx.compile(lambda codes, by: codes.astype(mx.uint64) << by, shapeless=True)
 
 
 _LOOKED_UP = {2: 4, 3: 4, 4: 2}
@@ -165,12 +180,13 @@ def affine(x: mx.array, layout: Affine, *, refit: bool) -> tuple[mx.array, mx.ar
         mean = grouped.mean(axis=-1, keepdims=True)
         reach = _LOADING[bits] * mx.sqrt(grouped.var(axis=-1, keepdims=True))
         low, high = mx.maximum(low, mean - reach), mx.minimum(high, mean + reach)
-    scale, bias = _stored((high - low) / (2**bits - 1)), _stored(low)
-    codes = _round(grouped, scale, bias, bits)
+    top = mx.array(2**bits - 1, dtype=mx.float32)
+    scale, bias = _grid(low, high, top)
+    codes = _round(grouped, scale, bias, top)
     for _ in range(_REFITS if refit else 0):
         scale, bias = _fit(grouped, codes, scale, bias)
-        codes = _round(grouped, scale, bias, bits)
-    words = pack(codes.astype(mx.uint32).reshape(*lead, n), bits)
+        codes = _round(grouped, scale, bias, top)
+    words = pack(codes.reshape(*lead, n), bits)
     return words, scale[..., 0].astype(SCALE), bias[..., 0].astype(SCALE)
 
 
@@ -179,9 +195,16 @@ def _stored(x: mx.array) -> mx.array:
     return mx.clip(x, -_F16_MAX, _F16_MAX).astype(SCALE).astype(mx.float32)
 
 
-def _round(x: mx.array, scale: mx.array, bias: mx.array, bits: int) -> mx.array:
+@partial(mx.compile, shapeless=True)
+def _grid(low: mx.array, high: mx.array, top: mx.array) -> tuple[mx.array, mx.array]:
+    """Scale and bias of codes 0 to `top` from `low` to `high`."""
+    return _stored((high - low) / top), _stored(low)
+
+
+@partial(mx.compile, shapeless=True)
+def _round(x: mx.array, scale: mx.array, bias: mx.array, top: mx.array) -> mx.array:
     steps = mx.where(scale == 0, 0.0, (x - bias) / mx.where(scale == 0, 1.0, scale))
-    return mx.clip(mx.round(steps), 0, 2**bits - 1)
+    return mx.clip(mx.round(steps), 0, top)
 
 
 def _fit(
