@@ -32,8 +32,8 @@ class EngineConfig:
         max_sequences: sequences that run at once; others wait.
         max_context: tokens a sequence may have; None is the model's own limit.
         step_ms: the time aimed at for what a step reads of prompts, at most. A step that also
-            generates, while one prompt is read, aims at `stall_factor` times the duration of one
-            that only generates; see `scheduler.pace`.
+            generates, while one or two prompts are read, aims at `stall_factor` times the duration
+            of one that only generates; see `scheduler.pace`.
         stall_factor: see `step_ms`.
         max_step_tokens: rows of a step at most, whatever the clock says.
         prefix_cache: whether computed pages are kept and shared.

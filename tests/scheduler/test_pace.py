@@ -46,11 +46,11 @@ def test_prompts_that_wait_weigh_as_much_as_one_that_is_read() -> None:
     pace = taught(1e-4, 1e-4, decode_s=0.01, step_s=0.05)
     for _ in range(8):  # chunks grow from one to the next
         pace.observe(4, 1, 2048, 0.01 + 1e-4 + 2048e-4)
-    sizes = [pace.prompt_budget(4, prompts) for prompts in (0, 1, 2, 3, 30)]
-    assert sizes[0] == sizes[1]
-    assert sizes[2] == pytest.approx(2 * sizes[1], rel=0.1)
-    assert sizes[3] == pytest.approx(3 * sizes[1], rel=0.1)
-    assert sizes[4] == pace.prompt_budget(0)
+    sizes = [pace.prompt_budget(4, prompts) for prompts in (0, 1, 2, 3, 4, 30)]
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert sizes[3] == pytest.approx(2 * sizes[1], rel=0.1)
+    assert sizes[4] == pytest.approx(3 * sizes[1], rel=0.1)
+    assert sizes[5] == pace.prompt_budget(0)
 
 
 def test_a_step_that_only_reads_aims_at_the_step_time() -> None:

@@ -18,8 +18,8 @@ class Pace:
 
     Args:
         step_s: seconds aimed at for what a step reads of prompts, at most.
-        stall_factor: a step that also generates, while one prompt is read, aims at this many times
-            the duration of one that only generates. Each further prompt that waits to be read adds
+        stall_factor: a step that also generates, while one or two prompts are read, aims at this
+            many times the duration of one that only generates. Each further prompt that waits adds
             as much again: those who wait for a first token count as much as those who have theirs.
         max_rows: rows of a step at most.
     """
@@ -45,7 +45,7 @@ class Pace:
         seconds = self._step_s
         if decode_rows:
             stall = (self._stall_factor - 1) * self._decode_estimate(decode_rows)
-            seconds = min(seconds, max(1, prompts) * stall)
+            seconds = min(seconds, max(1, prompts - 1) * stall)
         # Never so few that the chunk's own cost outweighs them: that reads slower and stalls more.
         tokens = max((seconds - chunk_s) / token_s, chunk_s / token_s, _MIN_TOKENS)
         return max(0, min(room, int(tokens), self._largest * _GROWTH))

@@ -46,9 +46,17 @@ class Codec(ABC):
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         """(elements a vector, type) of each array that holds codes."""
 
-    @abstractmethod
     def encode(self, x: mx.array) -> list[mx.array]:
         """`[..., dim]` to arrays `[..., elements]`, one a part."""
+        return self.code(self.prepare(x))
+
+    @abstractmethod
+    def prepare(self, x: mx.array) -> list[mx.array]:
+        """The part of `encode` that does not depend on the number of bits."""
+
+    @abstractmethod
+    def code(self, prepared: list[mx.array]) -> list[mx.array]:
+        """The rest of `encode`."""
 
     @abstractmethod
     def decode(self, parts: list[mx.array]) -> mx.array:
@@ -103,9 +111,11 @@ class AffineCodec(Codec):
     def turn_back(self, x: mx.array) -> mx.array:
         return super().turn_back(x if self._rotation is None else self._rotation.back(x))
 
-    def encode(self, x: mx.array) -> list[mx.array]:
-        turned = self.turn(x.astype(mx.float32))
-        return list(affine(turned, self._layout, refit=self._refit))
+    def prepare(self, x: mx.array) -> list[mx.array]:
+        return [self.turn(x.astype(mx.float32))]
+
+    def code(self, prepared: list[mx.array]) -> list[mx.array]:
+        return list(affine(prepared[0], self._layout, refit=self._refit))
 
     def decode(self, parts: list[mx.array]) -> mx.array:
         return self._layout.decode(parts)
@@ -147,12 +157,16 @@ class CodebookCodec(Codec):
     def turn_back(self, x: mx.array) -> mx.array:
         return super().turn_back(self._rotation.back(x, self._step))
 
-    def encode(self, x: mx.array) -> list[mx.array]:
+    def prepare(self, x: mx.array) -> list[mx.array]:
         turned = self._rotation.forward(super().turn(x.astype(mx.float32)))
         norm = mx.linalg.norm(turned, axis=-1, keepdims=True)
+        return [turned, norm, mx.minimum(norm, _F16_MAX).astype(SCALE)]
+
+    def code(self, prepared: list[mx.array]) -> list[mx.array]:
+        turned, norm, stored = prepared
         eights = turned.reshape(*turned.shape[:-1], -1, 8)
         shifted = self._coded(eights, norm[..., None], shifts(self.bits))
-        return [joined(shifted, self.bits), mx.minimum(norm, _F16_MAX).astype(SCALE)]
+        return [joined(shifted, self.bits), stored]
 
     def decode(self, parts: list[mx.array]) -> mx.array:
         codes, norms = parts

@@ -48,12 +48,14 @@ class TokenStore(LayerStore):
 
     def _encode(self, k: mx.array, v: mx.array) -> list[mx.array]:
         """The parts of keys and then of values."""
-        if self._key_codec is not self._value_codec:
-            return self._key_codec.encode(k) + self._value_codec.encode(v)
         # In a step of few tokens the number of operations is what coding costs.
-        both = self._key_codec.encode(mx.concatenate([k, v], axis=1))
         heads = self.shape.kv_heads
-        return [part[:, :heads] for part in both] + [part[:, heads:] for part in both]
+        both = self._key_codec.prepare(mx.concatenate([k, v], axis=1))
+        if self._key_codec is self._value_codec:
+            both = self._key_codec.code(both)
+            return [part[:, :heads] for part in both] + [part[:, heads:] for part in both]
+        keys = self._key_codec.code([part[:, :heads] for part in both])
+        return keys + self._value_codec.code([part[:, heads:] for part in both])
 
     def attend(
         self, q: mx.array, view: View, *, scale: float, sinks: mx.array | None = None
