@@ -93,9 +93,7 @@ def check_format(client: Client, fields: dict[str, Any]) -> None:
         assert all(call["name"] in names for call in answer.tool_calls)
         assert answer.text == ""
     for answer in together[6:]:
-        person = json.loads(
-            answer.text
-        )  # 80 tokens are enough, even for a model that 2 bits confuse
+        person = json.loads(answer.text)
         assert {"name", "age"} <= person.keys() <= SCHEMA["properties"].keys()
         assert 0 <= person["age"] <= 120
         assert len(person["name"]) <= 12

@@ -21,7 +21,7 @@ def read_arguments(cls: type[A], config: dict[str, Any], **computed: Any) -> A:
         ModelError: a field without a default has no value.
     """
     values: dict[str, Any] = {}
-    for spec in fields(cls):  # type: ignore[arg-type]
+    for spec in fields(cls):  # type: ignore[arg-type]  # type[T] cannot say "a dataclass"
         value = computed.get(spec.name, config.get(spec.name))
         if value is not None:
             values[spec.name] = value

@@ -82,7 +82,7 @@ class Module(nn.Module):
     """MLX's module with a typed constructor. A leading underscore marks what is no weight."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # MLX does not annotate it
 
 
 class LanguageModel(Module):

@@ -173,8 +173,7 @@ class Scheduler:
         self._expire()
         plan = StepPlan()
         self._plan_generation(plan)
-        prompts = len(self.waiting) + sum(s.computed < s.known - 1 for s in self.running)
-        self._plan_prompts(plan, self.pace.prompt_budget(len(plan.work), prompts))
+        self._plan_prompts(plan)
         if not (plan.work or plan.copies):
             return None
         for work in plan.work:
@@ -217,10 +216,11 @@ class Scheduler:
             and sequence.known < sequence.max_context
         )
 
-    def _plan_prompts(self, plan: StepPlan, budget: int) -> None:
+    def _plan_prompts(self, plan: StepPlan) -> None:
         # A sequence that resumes after pre-emption reads its own answer like a prompt. One with
         # a single token to go was planned as a generating row.
         prompts = [s for s in self.running if s.computed < s.known - 1]
+        budget = self.pace.prompt_budget(len(plan.work), len(prompts) + len(self.waiting))
         self._admit(prompts, plan, budget)
         shares = self._shares.split(budget, [len(s.tokens) - s.computed for s in prompts])
         for sequence, share in zip(prompts, shares, strict=True):
