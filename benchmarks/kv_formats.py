@@ -21,6 +21,7 @@ from quire.cache.formats.choose import parse_format
 from quire.config import EngineConfig
 from quire.demo import MODEL_DIR
 from quire.engine.engine import Engine
+from quire.kernels.blas import choose_blas
 from quire.models.loader import LoadedModel, open_model
 from quire.request import Request, SamplingParams
 
@@ -101,6 +102,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="*", default=FORMATS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    choose_blas("auto")
     loaded = open_model(args.model)
     engines: list[Engine] = []
     read: list[float] = []

@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "quire"
 
 LAYERS: dict[str, set[str]] = {
     # package: the packages that it may import, beside itself and the core types
-    "cli": {"api", "engine", "models", "text", "cache", "demo", "sampling", "scheduler"},
+    "cli": {"api", "engine", "models", "kernels", "text", "cache", "demo", "sampling", "scheduler"},
     "api": {"engine", "text", "media", "cache", "sampling"},
     "engine": {"scheduler", "models", "sampling", "media", "text", "cache", "kernels"},
     "models": {"cache", "kernels"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from quire.cache.specs import KVFormat
 
@@ -36,6 +37,8 @@ class EngineConfig:
             of one that only generates; see `scheduler.pace`.
         stall_factor: see `step_ms`.
         max_step_tokens: rows of a step at most, whatever the clock says.
+        blas: what multiplies matrices on a Linux CPU: "auto" is OpenBLAS where it is installed,
+            "mlx" the slow one that MLX carries, by which a row's bits never depend on its company.
         prefix_cache: whether computed pages are kept and shared.
         stop_on_loop: stop an answer after this many exact repeats of a cycle; 0 is off.
     """
@@ -51,6 +54,7 @@ class EngineConfig:
     step_ms: float = 60.0
     stall_factor: float = 2.0
     max_step_tokens: int = 2048
+    blas: Literal["auto", "mlx"] = "auto"
     prefix_cache: bool = True
     disk: DiskConfig | None = None
     stop_on_loop: int = 0

@@ -1,13 +1,20 @@
-"""Promise 1 of DESIGN section 7: each request as if it were alone, whatever its company."""
+"""Promise 1 of DESIGN section 7: each request as if it were alone, whatever its company.
+
+On Linux with MLX's own products, and with OpenBLAS's.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from quire.config import EngineConfig
+from quire.kernels.blas import openblas
 from quire.models.loader import LoadedModel, open_model
 from tests.support.parity import SCENARIOS, Answer, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model
@@ -15,8 +22,20 @@ from tests.support.tiny_models import CONFIGS, tiny_model
 Opened = tuple[LoadedModel, EngineConfig, dict[str, Answer]]
 
 
+@pytest.fixture(
+    scope="module",
+    params=["mlx", "openblas"]
+    if sys.platform == "linux" and mx.default_device() == mx.cpu
+    else [""],
+)
+def products(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What multiplies matrices."""
+    with openblas() if request.param == "openblas" else nullcontext():
+        yield
+
+
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
+def opened(products: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
     """A family's tiny model and what each prompt gets alone, computed once."""
     known: dict[str, Opened] = {}
 

@@ -20,6 +20,7 @@ from quire.cli.kv_scores import Score
 from quire.cli.kv_skills import count_skills, generate
 from quire.cli.kv_texts import Text, conversation, prompt_of, sized_needle, whole
 from quire.engine.inputs import Layout, StepInputs
+from quire.kernels.blas import choose_blas
 from quire.models.loader import LoadedModel, open_model
 from quire.request import Request
 from quire.scheduler.plan import StepPlan, Work
@@ -184,6 +185,7 @@ def evaluate(
     Raises:
         ModelError: the model cannot be opened.
     """
+    choose_blas("auto")
     loaded = open_model(model)
     tokenizer = Tokenizer.open(loaded.path)
     template = ChatTemplate.open(loaded.path, tokenizer.special_tokens)

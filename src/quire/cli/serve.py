@@ -64,6 +64,13 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         help="compute type; by default the checkpoint's on a GPU, float32 on a CPU",
     )
     add(
+        "--blas",
+        default=defaults.blas,
+        choices=("auto", "mlx"),
+        help="multiplies on a Linux CPU: auto is OpenBLAS, mlx is MLX's own: slow, the same to the "
+        "bit in any company",
+    )
+    add(
         "--max-context",
         type=positive,
         metavar="N",
@@ -181,6 +188,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         model=args.model or str(MODEL_DIR),
         dtype=args.dtype,
+        blas=args.blas,
         kv_memory=args.kv_memory,
         kv_format=format_of(args),
         kv_skip_layers=args.kv_skip_layers,

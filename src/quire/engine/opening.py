@@ -7,6 +7,7 @@ import logging
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
 from quire.engine.memory import use_recommended_limits
+from quire.kernels.blas import choose_blas
 from quire.models.loader import open_model
 
 log = logging.getLogger("quire.engine")
@@ -19,6 +20,7 @@ def open_engine(config: EngineConfig) -> Engine:
         ModelError: the model cannot be opened, or memory does not suffice.
     """
     use_recommended_limits()
+    choose_blas(config.blas)
     loaded = open_model(config.model, dtype=config.dtype)
     engine = Engine(loaded, config)
     info = engine.info

@@ -1,0 +1,148 @@
+"""Matrix products on a Linux CPU: OpenBLAS in the place of the BLAS that MLX's wheel carries.
+
+The wheel multiplies by netlib's reference BLAS, one element after the other: 6 GFLOP/s a core where
+OpenBLAS does 70 to 150 (benchmarks/README.md). MLX has no setting for it, and NumPy's build of
+OpenBLAS, the package `scipy-openblas32`, exports its functions under a prefix, so that the dynamic
+linker would not take one for the other. What it does instead is done here for one symbol: the slot
+through which libmlx.so calls `cblas_sgemm` (its entry in the global offset table) is pointed to
+OpenBLAS's function, which has the same signature.
+
+OpenBLAS chooses its inner loop by the shape of a product, so that a row's last bits may depend on
+how many rows are beside it, as on a GPU. The reference BLAS knows no such thing: `--blas mlx`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import mlx.core as mx
+import psutil
+
+log = logging.getLogger("quire.blas")
+
+_SYMBOL = "cblas_sgemm"
+_MOST_THREADS = 16
+_TOLERANCE = 1e-4
+_READ_WRITE = 3  # of mmap(2)
+
+
+def choose_blas(name: str) -> None:
+    """Has OpenBLAS do MLX's products in this process, where that can be and is wanted.
+
+    Args:
+        name: "auto", or "mlx" to leave everything as it is.
+    """
+    if name != "auto" or sys.platform != "linux" or mx.default_device() != mx.cpu:
+        return
+    if find_spec("scipy_openblas32") is None or find_spec("elftools") is None:
+        log.warning("prompts are read slowly without OpenBLAS: pip install 'quire[cpu]'")
+        return
+    try:
+        slot, function = _slot_of_mlx(), _function_of_openblas()
+    except (OSError, LookupError, AttributeError, ValueError) as error:
+        log.warning("matrix products stay with MLX's own BLAS: %s", error)
+        return
+    expected = _products(1.0)
+    own = _point(slot, function)
+    # Of the opposite sign, so that an output that nothing was written to is never taken for right.
+    negated = _products(-1.0)
+    pairs = zip(expected, negated, strict=True)
+    if not all(mx.all(mx.abs(a + b) <= _TOLERANCE).item() for a, b in pairs):
+        _point(slot, own)
+        log.warning("matrix products stay with MLX's own BLAS: OpenBLAS's are wrong here")
+        return
+    log.info("matrix products by OpenBLAS")
+
+
+@contextmanager
+def openblas() -> Iterator[None]:
+    """Products by OpenBLAS within the block, by what did them before outside it.
+
+    Raises:
+        LookupError: OpenBLAS cannot be put in MLX's place here.
+    """
+    slot = _slot_of_mlx()
+    own = _point(slot, _function_of_openblas())
+    try:
+        yield
+    finally:
+        mx.synchronize()
+        _point(slot, own)
+
+
+def _function_of_openblas() -> int:
+    """The address of OpenBLAS's cblas_sgemm. Loads the library when called first.
+
+    Half of the cores multiply: the other half belongs to the process that plans and serves. The
+    variable is OpenBLAS's own, so that an operator may set another number.
+    """
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", str(min(max(1, cores // 2), _MOST_THREADS)))
+    import scipy_openblas32
+
+    folder = Path(scipy_openblas32.get_lib_dir())
+    library = ctypes.CDLL(str(folder / scipy_openblas32.get_library(fullname=True)))
+    address = ctypes.cast(library[f"scipy_{_SYMBOL}"], ctypes.c_void_p).value
+    assert address is not None  # a function that was found
+    return address
+
+
+def _slot_of_mlx() -> int:
+    """Where in memory libmlx.so keeps the address of the cblas_sgemm that it calls.
+
+    Raises:
+        LookupError: the library is not loaded from a file of its own, or calls no such function.
+    """
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.relocation import RelocationSection
+    from elftools.elf.sections import SymbolTableSection
+
+    start, path = _loaded("libmlx.so")
+    with path.open("rb") as file:
+        for section in ELFFile(file).iter_sections():
+            if not isinstance(section, RelocationSection) or not section.name.endswith(".plt"):
+                continue
+            names = section.elffile.get_section(section["sh_link"])
+            assert isinstance(names, SymbolTableSection)
+            for relocation in section.iter_relocations():
+                if names.get_symbol(relocation["r_info_sym"]).name == _SYMBOL:
+                    return start + int(relocation["r_offset"])
+    raise LookupError(f"{path} does not call {_SYMBOL}")
+
+
+def _loaded(name: str) -> tuple[int, Path]:
+    """Where a shared library begins in this process's memory, and its file."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, _, offset, *_, path = line.split(maxsplit=5)
+        if path.endswith(f"/{name}") and int(offset, 16) == 0:
+            return int(addresses.partition("-")[0], 16), Path(path)
+    raise LookupError(f"{name} is not loaded")
+
+
+def _point(slot: int, function: int) -> int:
+    """Has calls through `slot` go to `function`; the address that stood there before."""
+    page = slot - slot % mmap.PAGESIZE
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mprotect(ctypes.c_void_p(page), mmap.PAGESIZE, _READ_WRITE) != 0:
+        raise OSError(ctypes.get_errno(), "the table of MLX's calls cannot be written")
+    entry = ctypes.c_size_t.from_address(slot)
+    before, entry.value = entry.value, function
+    return before
+
+
+def _products(sign: float) -> list[mx.array]:
+    """Products with the right operand as it lies and transposed, of one row and of many."""
+    left = sign * mx.sin(mx.arange(65 * 192, dtype=mx.float32)).reshape(65, 192)
+    right = mx.cos(mx.arange(192 * 80, dtype=mx.float32)).reshape(192, 80)
+    across = mx.contiguous(right.T).T
+    products = [left @ right, left @ across, left[:1] @ right, left[:1] @ across]
+    mx.eval(products)
+    return products

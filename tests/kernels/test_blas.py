@@ -1,0 +1,89 @@
+"""OpenBLAS in the place of MLX's own BLAS: faster, the same numbers, and a way back."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+import time
+from collections.abc import Iterator
+
+import mlx.core as mx
+import pytest
+
+from quire.kernels import blas
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or mx.default_device() != mx.cpu, reason="MLX's Linux CPU wheel only"
+)
+
+
+@pytest.fixture
+def slot() -> Iterator[ctypes.c_size_t]:
+    """The address that MLX calls, put back afterwards."""
+    entry = ctypes.c_size_t.from_address(blas._slot_of_mlx())
+    before = entry.value
+    yield entry
+    mx.synchronize()
+    entry.value = before
+
+
+def seconds(left: mx.array, right: mx.array) -> float:
+    """The best of five products."""
+    times = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        mx.eval(left @ right)
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def test_faster_and_the_same_numbers(slot: ctypes.c_size_t) -> None:
+    left, right = mx.random.normal((256, 512)), mx.random.normal((512, 512))
+    mx.eval(left, right)
+    own, own_seconds = left @ right, seconds(left, right)
+    mx.eval(own)
+    blas.choose_blas("auto")
+    assert seconds(left, right) < own_seconds / 3
+    assert mx.abs(left @ right - own).max().item() < 1e-3  # of sums of 512 products
+
+
+def test_mlx_leaves_everything_as_it_is(slot: ctypes.c_size_t) -> None:
+    before = slot.value
+    blas.choose_blas("mlx")
+    assert slot.value == before
+
+
+def test_afterwards_mlx_multiplies_again(slot: ctypes.c_size_t) -> None:
+    mx.eval(mx.ones((2, 2)) @ mx.ones((2, 2)))
+    before = slot.value
+    with blas.openblas():
+        assert slot.value != before
+    assert slot.value == before
+
+
+def test_wrong_products_are_noticed(
+    slot: ctypes.c_size_t, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    idle = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p).value
+    monkeypatch.setattr(blas, "_function_of_openblas", lambda: idle)
+    mx.eval(mx.ones((2, 2)) @ mx.ones((2, 2)))
+    before = slot.value
+    with caplog.at_level(logging.WARNING):
+        blas.choose_blas("auto")
+    assert slot.value == before
+    assert "stay with MLX's own BLAS: OpenBLAS's are wrong" in caplog.text
+
+
+def test_a_library_that_cannot_be_found_is_no_fault(
+    slot: ctypes.c_size_t, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def absent(name: str) -> None:
+        raise LookupError(f"{name} is not loaded")
+
+    monkeypatch.setattr(blas, "_loaded", absent)
+    before = slot.value
+    with caplog.at_level(logging.WARNING):
+        blas.choose_blas("auto")
+    assert slot.value == before
+    assert "libmlx.so is not loaded" in caplog.text
