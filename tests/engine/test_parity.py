@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from quire.config import EngineConfig
-from quire.kernels.blas import openblas
+from quire.kernels.blas import choose_blas
 from quire.models.loader import LoadedModel, open_model
 from tests.support.parity import SCENARIOS, Answer, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model
@@ -24,14 +23,15 @@ Opened = tuple[LoadedModel, EngineConfig, dict[str, Answer]]
 
 @pytest.fixture(
     scope="module",
-    params=["mlx", "openblas"]
+    params=["mlx", "auto"]
     if sys.platform == "linux" and mx.default_device() == mx.cpu
-    else [""],
+    else ["mlx"],
 )
 def products(request: pytest.FixtureRequest) -> Iterator[None]:
     """What multiplies matrices."""
-    with openblas() if request.param == "openblas" else nullcontext():
-        yield
+    choose_blas(request.param)
+    yield
+    choose_blas("mlx")
 
 
 @pytest.fixture(scope="module")

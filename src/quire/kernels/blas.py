@@ -18,8 +18,6 @@ import logging
 import mmap
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,12 +32,19 @@ _TOLERANCE = 1e-4
 _READ_WRITE = 3  # of mmap(2)
 
 
+_replaced: dict[int, int] = {}
+"""While OpenBLAS multiplies: the slot that points to it, and the address that stood there."""
+
+
 def choose_blas(name: str) -> None:
-    """Has OpenBLAS do MLX's products in this process, where that can be and is wanted.
+    """Says what does MLX's products in this process.
 
     Args:
-        name: "auto", or "mlx" to leave everything as it is.
+        name: "auto" for OpenBLAS where that can be, "mlx" for what MLX carries.
     """
+    while _replaced:
+        mx.synchronize()
+        _point(*_replaced.popitem())
     if name != "auto" or sys.platform != "linux" or mx.default_device() != mx.cpu:
         return
     if find_spec("scipy_openblas32") is None or find_spec("elftools") is None:
@@ -47,35 +52,18 @@ def choose_blas(name: str) -> None:
         return
     try:
         slot, function = _slot_of_mlx(), _function_of_openblas()
+        expected = _products(1.0)
+        _replaced[slot] = _point(slot, function)
     except (OSError, LookupError, AttributeError, ValueError) as error:
         log.warning("matrix products stay with MLX's own BLAS: %s", error)
         return
-    expected = _products(1.0)
-    own = _point(slot, function)
     # Of the opposite sign, so that an output that nothing was written to is never taken for right.
-    negated = _products(-1.0)
-    pairs = zip(expected, negated, strict=True)
+    pairs = zip(expected, _products(-1.0), strict=True)
     if not all(mx.all(mx.abs(a + b) <= _TOLERANCE).item() for a, b in pairs):
-        _point(slot, own)
+        choose_blas("mlx")
         log.warning("matrix products stay with MLX's own BLAS: OpenBLAS's are wrong here")
         return
     log.info("matrix products by OpenBLAS")
-
-
-@contextmanager
-def openblas() -> Iterator[None]:
-    """Products by OpenBLAS within the block, by what did them before outside it.
-
-    Raises:
-        LookupError: OpenBLAS cannot be put in MLX's place here.
-    """
-    slot = _slot_of_mlx()
-    own = _point(slot, _function_of_openblas())
-    try:
-        yield
-    finally:
-        mx.synchronize()
-        _point(slot, own)
 
 
 def _function_of_openblas() -> int:
