@@ -10,6 +10,9 @@ _SMOOTHING = 0.2
 _MEMORY = 0.9
 _MIN_TOKENS = 4
 _FIRST_TOKENS = 32
+_SMALLER = 0.7
+"""Every other step reads this share of what it may: from chunks of one size nobody could tell what
+a chunk costs and what a token."""
 _GROWTH = 2  # from one chunk to the next, since costs are known for sizes like those seen
 
 
@@ -30,6 +33,7 @@ class Pace:
         self._max_rows = max_rows
         self._cost = _ChunkCost()
         self._largest = _FIRST_TOKENS // _GROWTH
+        self._smaller = False
         self._decode_s: dict[int, float] = {}
 
     def prompt_budget(self, decode_rows: int, prompts: int = 1) -> int:
@@ -48,7 +52,8 @@ class Pace:
             seconds = min(seconds, max(1, prompts - 1) * stall)
         # Never so few that the chunk's own cost outweighs them: that reads slower and stalls more.
         tokens = max((seconds - chunk_s) / token_s, chunk_s / token_s, _MIN_TOKENS)
-        return max(0, min(room, int(tokens), self._largest * _GROWTH))
+        tokens = min(room, tokens, self._largest * _GROWTH)
+        return max(0, int(tokens * _SMALLER if self._smaller else tokens))
 
     def prompt_seconds(self, tokens: int) -> float | None:
         """How long reading so many prompt tokens is likely to take; None before any were."""
@@ -63,6 +68,7 @@ class Pace:
         else:
             base = self._decode_estimate(decode_rows) if decode_rows else 0.0
             self._cost.observe(chunks, prompt_rows, max(seconds - base, seconds * 0.1))
+            self._smaller = not self._smaller
             self._largest = max(prompt_rows, _FIRST_TOKENS // _GROWTH, self._largest // _GROWTH)
 
     def _decode_estimate(self, rows: int) -> float:

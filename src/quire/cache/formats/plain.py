@@ -21,10 +21,6 @@ def plain_dtype(shape: LayerShape, format: KVFormat) -> mx.Dtype:
     return DTYPES[format.dtype] if format.scheme == "plain" and format.dtype else shape.dtype
 
 
-_MANY = 16
-"""Query vectors for which it pays to lay keys out by columns first."""
-
-
 def _decode_spelled_out(q: mx.array, k: mx.array, v: mx.array, bias: mx.array) -> mx.array:
     """Attention of generating rows; q `[B, heads, head_dim]`, scaled, k and v `[B, kv_heads, ...]`.
 
@@ -53,18 +49,13 @@ def _chunk_spelled_out(
 ) -> mx.array:
     """The same for a chunk; q `[1, heads, t, head_dim]`, scaled, k and v `[1, kv_heads, S, ...]`.
 
-    MLX falls back to products with keys as they lie, row by row; by columns is a quarter faster.
-
     Args:
         narrow: what is computed gets rounded to fewer bits than float32 has. Softmax is as in
             generating then: rounding could else turn out differently for a token read again.
     """
     _, heads, rows, dim = q.shape
     kv_heads, keys = k.shape[1:3]
-    by_column = k.swapaxes(-1, -2)
-    if rows * heads >= _MANY * kv_heads:
-        by_column = mx.contiguous(by_column)
-    scores = q.reshape(1, kv_heads, -1, dim) @ by_column
+    scores = q.reshape(1, kv_heads, -1, dim) @ k.swapaxes(-1, -2)
     scores = scores.reshape(1, kv_heads, -1, rows, keys) + bias
     weights = mx.softmax(scores, axis=-1, precise=True) if narrow else _softmax_of_many(scores)
     out = weights.reshape(1, kv_heads, -1, keys) @ v
