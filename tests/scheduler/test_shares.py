@@ -45,7 +45,7 @@ def test_short_first(budget: int, wants: list[int], shares: list[int]) -> None:
 def test_the_oldest_prompt_waits_for_only_so_many_tokens() -> None:
     shares = Shares()
     taken = 0
-    while (got := shares.split(8, [4000, 200]))[0] == 0:
+    while (got := shares.split(8, [4000, 200], 2000))[0] == 0:
         taken += got[1]
         assert taken <= 1000, "starved"
     assert taken >= 256
@@ -53,7 +53,25 @@ def test_the_oldest_prompt_waits_for_only_so_many_tokens() -> None:
 
 def test_patience_is_whole_again_once_the_oldest_is_alone() -> None:
     shares = Shares()
-    while shares.split(8, [4000, 200])[0] == 0:
+    while shares.split(8, [4000, 200], 2000)[0] == 0:
         pass
-    shares.split(8, [4000])
-    assert shares.split(8, [4000, 200])[0] == 0
+    shares.split(8, [4000], 2000)
+    assert shares.split(8, [4000, 200], 2000)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("room", "wants", "shares"),
+    [
+        (2000, [4000, 12], [0, 12]),
+        (2000, [4000, 16], [0, 16]),
+        (10, [4000, 12], [0, 10]),
+        (2000, [12], [12]),
+        (2000, [4000, 40], [0, 4]),
+    ],
+)
+def test_a_crumb_is_read_to_its_end(room: int, wants: list[int], shares: list[int]) -> None:
+    assert Shares().split(4, wants, room) == shares
+
+
+def test_no_budget_reads_nothing() -> None:
+    assert Shares().split(0, [12], 2000) == [0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import mlx.core as mx
 import numpy as np
 
@@ -27,9 +29,10 @@ class KVPool:
             elif store.seals:
                 store.resize_open(capacity, moves)
 
-    def arrays(self) -> list[mx.array]:
-        """Every array of every layer."""
-        return [array for store in self.layers.values() for array in store.arrays()]
+    def arrays(self, layers: Container[int]) -> list[mx.array]:
+        """Every array of these layers."""
+        stores = [store for layer, store in self.layers.items() if layer in layers]
+        return [array for store in stores for array in store.arrays()]
 
     def export(self, pages: Ints) -> list[mx.array]:
         """The contents of pages in all layers (lazy)."""
@@ -126,10 +129,10 @@ class Pools:
         self._kv.clear()
         self._states.clear()
 
-    def arrays(self) -> list[mx.array]:
-        """Every array of every pool."""
+    def arrays(self, layers: Container[int]) -> list[mx.array]:
+        """Every array that these layers have in any pool."""
         pools: list[KVPool | StatePool] = [*self._kv.values(), *self._states.values()]
-        return [array for pool in pools for array in pool.arrays()]
+        return [array for pool in pools for array in pool.arrays(layers)]
 
     def shape(self, group: KVGroup) -> LayerShape:
         """What each layer of an attention group stores."""

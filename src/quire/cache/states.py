@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -53,9 +54,9 @@ class StatePool:
         part = self._parts[layer, name]
         part[slots] = value.astype(part.dtype)
 
-    def arrays(self) -> list[mx.array]:
-        """The arrays that hold the slots."""
-        return list(self._parts.values())
+    def arrays(self, layers: Container[int]) -> list[mx.array]:
+        """The arrays that hold the slots of these layers."""
+        return [array for (layer, _), array in self._parts.items() if layer in layers]
 
     def export(self, slots: Ints) -> list[mx.array]:
         """The contents of slots (lazy)."""

@@ -111,7 +111,7 @@ class Reader:
         plan = StepPlan([Work(self._sequence, start, count, sample=False)])
         inputs = StepInputs(plan, self._layout, self._pools, 0, {}, None)
         logits = self._model.logits(self._model(inputs))
-        mx.eval(logits, self._pools.arrays())
+        mx.eval(logits, self._pools.arrays(range(len(self._model.layout))))
         return logits
 
 

@@ -79,8 +79,9 @@ class Engine:
         limits = self._scheduler.limits
         limits.max_context = check_context(limits.context(self._format(None)), context)
         self._guides = GuideFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
-        self._running: Launched | None = None
         self._launched_at = 0.0
+        self._built: Launched | None = None
+        """A step that is planned and not launched yet."""
         self._faults = 0
         self._refused: list[Output] = []
 
@@ -116,12 +117,12 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._scheduler.has_work or self._running or self._refused)
+        return bool(self._scheduler.has_work or self._built or self._refused)
 
     # -- steps ---------------------------------------------------------------------------------
 
     def step(self) -> list[Output]:
-        """Plans and launches a step, then reads the tokens of the one before while it runs.
+        """Launches the step planned last, plans another while it runs, then reads its tokens.
 
         Raises:
             EngineFailure: steps fail again and again; the engine cannot go on.
@@ -133,24 +134,21 @@ class Engine:
             return refused + self._fail_step(error)
 
     def _step(self) -> list[Output]:
-        plan = self._scheduler.schedule()
-        before = self._running
-        following = None
-        if plan is not None:
-            following = self._runner.build(plan, self._scheduler.ledger.epoch, before)
-            self._scheduler.launched(plan)
-        if before is not None:
-            self._runner.wait()
-            self._observe_duration(before)
-        self._running = following
-        if following is None and self._disk is not None and self._scheduler.waits_for_disk:
-            self._disk.wait(_DISK_WAIT_S)
-        if following is not None:
+        running, self._built = self._built, None
+        if running is not None:
             self._launched_at = time.perf_counter()
-            self._runner.launch(following)
-        if before is None:
+            self._runner.launch(running)
+        plan = self._scheduler.schedule()
+        if plan is not None:
+            self._built = self._runner.build(plan, self._scheduler.ledger.epoch, running)
+            self._scheduler.launched(plan)
+        elif running is None and self._disk is not None and self._scheduler.waits_for_disk:
+            self._disk.wait(_DISK_WAIT_S)
+        if running is None:
             return self._scheduler.take_outputs()
-        outputs = self._scheduler.update(before.plan, before.read())
+        self._runner.wait()
+        self._observe_duration(running)
+        outputs = self._scheduler.update(running.plan, running.read())
         self._faults = 0
         return outputs
 
@@ -165,7 +163,7 @@ class Engine:
     def _fail_step(self, error: Exception) -> list[Output]:
         """A step failed as a whole: its rows end with an error, and what is cached is dropped."""
         self._faults += 1
-        self._running = None
+        self._built = None
         if self._faults >= _FAULTS_IN_A_ROW:
             raise EngineFailure(f"{self._faults} steps failed in a row: {error}") from error
         log.exception("a step failed; its requests end with an error")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ from quire.sampling.sampler import is_greedy, sample
 from quire.scheduler.plan import StepPlan, Work
 from quire.scheduler.scheduler import Drawn
 
+_FIRST_LAYER = (0,)
+_LONG_S = 1e-3
+"""The most that tokens which are there already may wait for a step to be launched."""
+
 
 @dataclass
 class Launched:
@@ -27,6 +32,7 @@ class Launched:
 
     Attributes:
         drawn: by request id, the row of `sampled` that belongs to it.
+        first: what the first layer stores.
         roots: everything that the step must have computed when it is done.
     """
 
@@ -34,6 +40,7 @@ class Launched:
     work: list[Work]
     drawn: dict[str, int]
     sampled: Sampled | None
+    first: list[mx.array]
     roots: list[mx.array]
 
     def read(self) -> dict[str, Drawn]:
@@ -65,6 +72,9 @@ class Runner:
     ) -> None:
         self.model = model
         specs = model.layout
+        self._layers = range(len(specs))
+        self._launch_s = 0.0
+        """How long launching the last step took."""
         self.groups = group_layers(specs)
         self.pools = Pools(self.groups, page_tokens, dtype)
         self._layout = Layout.of(specs, self.groups)
@@ -83,13 +93,13 @@ class Runner:
         if plan.copies:
             self.pools.copy(plan.copies)
         if not plan.work:
-            return Launched(plan, [], {}, None, self.pools.arrays())
+            return self._launched(plan, [])
         drawn: Mapping[str, int] = before.drawn if before is not None else {}
         previous = before.sampled.tokens if before is not None and before.sampled else None
         inputs = StepInputs(plan, self._layout, self.pools, epoch, drawn, previous)
         hidden = self.model(inputs)
         if not inputs.sampled:
-            return Launched(plan, [], {}, None, [hidden, *self.pools.arrays()])
+            return self._launched(plan, [hidden])
         if inputs.wanted is not None:
             hidden = hidden[inputs.wanted]
         logits = self.model.logits(hidden)
@@ -98,20 +108,39 @@ class Runner:
         rows = [_row_sampling(work, drawn, previous) for work in inputs.sampled]
         sampled = sample(logits, rows)
         parts = (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
-        roots = [part for part in parts if part is not None] + self.pools.arrays()
-        ids = {work.seq.id: row for row, work in enumerate(inputs.sampled)}
-        return Launched(plan, inputs.sampled, ids, sampled, roots)
+        step = self._launched(plan, [part for part in parts if part is not None])
+        step.work, step.sampled = inputs.sampled, sampled
+        step.drawn = {work.seq.id: row for row, work in enumerate(inputs.sampled)}
+        return step
+
+    def _launched(self, plan: StepPlan, roots: list[mx.array]) -> Launched:
+        """A step that samples nothing."""
+        first = self.pools.arrays(_FIRST_LAYER)
+        return Launched(plan, [], {}, None, first, roots + self.pools.arrays(self._layers))
 
     def carry_out(self, changes: Iterable[Change]) -> None:
         """Mutates the pools: what must happen to them before a step, pages to and from the disk."""
         carry_out(changes, self.pools, self.spill)
 
-    def launch(self, step: Launched) -> None:
+    def begin(self, step: Launched) -> None:
         """Starts computing a step. The one before must be done, else pools would be copied:
 
         MLX writes into an array in place only when no pending computation still reads it.
+
+        On a CPU MLX lets a hundred operations wait, and whoever launches more waits with them. When
+        that takes long only the first layer is launched here, so that the tokens of the step before
+        can go out while it runs.
         """
+        waits = mx.default_device() == mx.cpu and self._launch_s > _LONG_S
+        begun = time.perf_counter()
+        mx.async_eval(step.first if waits else step.roots)
+        self._launch_s = time.perf_counter() - begun
+
+    def launch(self, step: Launched) -> None:
+        """Starts computing what is left of a step that has begun."""
+        begun = time.perf_counter()
         mx.async_eval(step.roots)
+        self._launch_s += time.perf_counter() - begun
 
     def wait(self) -> None:
         """Returns when all that was launched is computed."""

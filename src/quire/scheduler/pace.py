@@ -36,16 +36,20 @@ class Pace:
         self._smaller = False
         self._decode_s: dict[int, float] = {}
 
+    def room(self, decode_rows: int) -> int:
+        """Rows that a step has left beside the generating ones."""
+        return max(0, self._max_rows - decode_rows)
+
     def prompt_budget(self, decode_rows: int, prompts: int = 1) -> int:
         """Prompt tokens that the next step may read beside `decode_rows` generating rows.
 
         Args:
             prompts: how many wait, begun or not.
         """
-        room = self._max_rows - decode_rows
+        room = self.room(decode_rows)
         chunk_s, token_s = self._cost.estimate()
         if token_s == 0:
-            return max(0, min(room, _FIRST_TOKENS))
+            return min(room, _FIRST_TOKENS)
         seconds = self._step_s
         if decode_rows:
             stall = (self._stall_factor - 1) * self._decode_estimate(decode_rows)
@@ -53,7 +57,7 @@ class Pace:
         # Never so few that the chunk's own cost outweighs them: that reads slower and stalls more.
         tokens = max((seconds - chunk_s) / token_s, chunk_s / token_s, _MIN_TOKENS)
         tokens = min(room, tokens, self._largest * _GROWTH)
-        return max(0, int(tokens * _SMALLER if self._smaller else tokens))
+        return int(tokens * _SMALLER if self._smaller else tokens)
 
     def prompt_seconds(self, tokens: int) -> float | None:
         """How long reading so many prompt tokens is likely to take; None before any were."""

@@ -220,9 +220,11 @@ class Scheduler:
         # A sequence that resumes after pre-emption reads its own answer like a prompt. One with
         # a single token to go was planned as a generating row.
         prompts = [s for s in self.running if s.computed < s.known - 1]
-        budget = self.pace.prompt_budget(len(plan.work), len(prompts) + len(self.waiting))
+        generating = len(plan.work)
+        budget = self.pace.prompt_budget(generating, len(prompts) + len(self.waiting))
         self._admit(prompts, plan, budget)
-        shares = self._shares.split(budget, [len(s.tokens) - s.computed for s in prompts])
+        wants = [len(s.tokens) - s.computed for s in prompts]
+        shares = self._shares.split(budget, wants, self.pace.room(generating))
         for sequence, share in zip(prompts, shares, strict=True):
             if share == 0 or not sequence.running:
                 continue

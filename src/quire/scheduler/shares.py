@@ -19,15 +19,20 @@ class Shares:
         self._owed = 0
         """Tokens of the oldest prompt's halves that shorter ones took."""
 
-    def split(self, budget: int, wants: list[int]) -> list[int]:
+    def split(self, budget: int, wants: list[int], room: int) -> list[int]:
         """What each prompt gets of this step.
 
         Args:
             wants: tokens that each prompt has left, oldest first.
+            room: the most rows that the step can take. A prompt with a crumb left is read to its
+                end even beyond the budget: a second chunk would cost more than the tokens do.
         """
+        shortest = min(wants, default=0)
+        if budget and shortest <= _CRUMB:
+            budget = max(budget, min(shortest, room))
         if len(wants) < 2:
             self._owed = 0
-        short_first = self._owed < _PATIENCE and min(wants, default=0) <= _PATIENCE
+        short_first = self._owed < _PATIENCE and shortest <= _PATIENCE
         shares = split(budget, wants, short_first=short_first)
         if len(wants) > 1:
             self._owed = max(0, self._owed + min(wants[0], budget // 2) - shares[0])
