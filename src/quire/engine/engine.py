@@ -81,7 +81,9 @@ class Engine:
         self._guides = GuideFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
         self._launched_at = 0.0
         self._built: Launched | None = None
-        """A step that is planned and not launched yet."""
+        """The step that is planned, and has begun."""
+        self._launched = False
+        """Whether all of it has been launched."""
         self._faults = 0
         self._refused: list[Output] = []
 
@@ -121,33 +123,53 @@ class Engine:
 
     # -- steps ---------------------------------------------------------------------------------
 
+    def launch(self) -> None:
+        """Starts what is left of the step that has begun; `step` does so too, if nobody has.
+
+        On a CPU that takes nearly as long as the step. Requests that come meanwhile, and are added
+        before `step`, are part of the step that it plans.
+
+        Raises:
+            EngineFailure: as `step`.
+        """
+        if self._built is None or self._launched:
+            return
+        self._launched = True
+        try:
+            self._runner.launch(self._built)
+        except Exception as error:  # as in `step`
+            self._refused += self._fail_step(error)
+
     def step(self) -> list[Output]:
-        """Launches the step planned last, plans another while it runs, then reads its tokens.
+        """Plans a step while the one planned last runs, begins it, and reads the other's tokens.
 
         Raises:
             EngineFailure: steps fail again and again; the engine cannot go on.
         """
-        refused, self._refused = self._refused, []
         try:
-            return refused + self._step()
+            outputs = self._step()
         except Exception as error:  # whatever MLX or a model raises, only this step's rows end
-            return refused + self._fail_step(error)
+            outputs = self._fail_step(error)
+        refused, self._refused = self._refused, []
+        return refused + outputs
 
     def _step(self) -> list[Output]:
-        running, self._built = self._built, None
-        if running is not None:
-            self._launched_at = time.perf_counter()
-            self._runner.launch(running)
+        self.launch()
+        running, self._built, self._launched = self._built, None, False
         plan = self._scheduler.schedule()
         if plan is not None:
             self._built = self._runner.build(plan, self._scheduler.ledger.epoch, running)
             self._scheduler.launched(plan)
+        if running is not None:
+            self._runner.wait()
+            self._observe_duration(running)
+        if self._built is not None:
+            self._launched_at = time.perf_counter()
+            self._runner.begin(self._built)
         elif running is None and self._disk is not None and self._scheduler.waits_for_disk:
             self._disk.wait(_DISK_WAIT_S)
         if running is None:
             return self._scheduler.take_outputs()
-        self._runner.wait()
-        self._observe_duration(running)
         outputs = self._scheduler.update(running.plan, running.read())
         self._faults = 0
         return outputs

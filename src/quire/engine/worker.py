@@ -82,12 +82,13 @@ class _Worker:
                 continue
             try:
                 outputs = self._engine.step()
+                if outputs:
+                    self._send(self._pack(outputs))
+                self._engine.launch()
             except EngineFailure as error:
                 log.error("the engine cannot go on: %s", error)
                 self._send(Broken(str(error)))
                 return 1
-            if outputs:
-                self._send(self._pack(outputs))
 
     def _take_messages(self) -> bool:
         """Takes in what has arrived; waits for something when idle. False when the pipe closed."""
