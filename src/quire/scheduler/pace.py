@@ -7,7 +7,7 @@ attention in every layer) and a cost a token. All three are learned from the ste
 from __future__ import annotations
 
 _SMOOTHING = 0.2
-_MEMORY = 0.9
+_MEMORY = 0.95
 _MIN_TOKENS = 4
 _FIRST_TOKENS = 32
 _SMALLER = 0.7
