@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
 import sys
 
@@ -103,6 +104,8 @@ async def _serve(
     except QuireError:
         await client.close()
         raise
+    gc.collect()
+    gc.freeze()  # as in `engine.worker`
     server = _Server(
         uvicorn.Config(
             build_app(service, config),

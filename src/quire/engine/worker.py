@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -58,6 +59,9 @@ def main() -> int:
     except QuireError as error:
         pipe.sendall(encode(Refused(str(error))))
         return 1
+    # What is here now stays. The collector need not look at it again, while streams wait for it.
+    gc.collect()
+    gc.freeze()
     pipe.sendall(encode(Ready(engine.info)))
     return _Worker(pipe, frames, engine).run()
 
