@@ -36,6 +36,11 @@ _replaced: dict[int, int] = {}
 """While OpenBLAS multiplies: the slot that points to it, and the address that stood there."""
 
 
+def fast_products() -> bool:
+    """Whether OpenBLAS multiplies."""
+    return bool(_replaced)
+
+
 def choose_blas(name: str) -> None:
     """Says what does MLX's products in this process.
 
