@@ -68,6 +68,9 @@ class SoloStep:
         )
         return out[0].swapaxes(0, 1)
 
+    def only_wanted(self) -> None:
+        """All rows are."""
+
     def recurrent(self, layer: int) -> list[RecurrentSegment]:
         spec = self._layout[layer]
         assert isinstance(spec, RecurrentState)

@@ -110,6 +110,7 @@ class Reader:
         """`[count, vocab]` after tokens `start` and on; must be called for one after the other."""
         plan = StepPlan([Work(self._sequence, start, count, sample=False)])
         inputs = StepInputs(plan, self._layout, self._pools, 0, {}, None)
+        # Nobody samples, so the model goes with all rows to its end.
         logits = self._model.logits(self._model(inputs))
         mx.eval(logits, self._pools.arrays(range(len(self._model.layout))))
         return logits

@@ -9,6 +9,7 @@ from itertools import accumulate
 import mlx.core as mx
 import numpy as np
 
+from quire.cache.ledger import Page
 from quire.cache.pools import KVPool, Pools
 from quire.cache.specs import (
     KVFormat,
@@ -20,7 +21,7 @@ from quire.cache.specs import (
 from quire.cache.states import Segment
 from quire.cache.view import View
 from quire.engine.views import build_view, length_class
-from quire.models.base import RecurrentSegment
+from quire.models.base import RecurrentSegment, Step
 from quire.scheduler.plan import StepPlan, Work
 
 
@@ -54,70 +55,30 @@ class Layout:
         return Layout(groups, tuple(home[layer] for layer in owner), tuple(owner))
 
 
-class StepInputs:
-    """One step as a model sees it; implements `models.base.Step`.
+class _Rows:
+    """Rows as a model sees them; implements `models.base.Step`.
 
     Attributes:
         work: in the order of the rows.
-        wanted: `[R]` rows whose logits are wanted; None when it is all of them.
-        sampled: the work that each wanted row belongs to.
+        tokens, positions, embeddings: see `Step`; whoever makes this sets the first two.
     """
 
+    tokens: mx.array
+    positions: mx.array
+    embeddings: mx.array | None = None
+
     def __init__(
-        self,
-        plan: StepPlan,
-        layout: Layout,
-        pools: Pools,
-        epoch: int,
-        drawn: Mapping[str, int],
-        previous: mx.array | None,
+        self, work: list[Work], layout: Layout, pools: Pools, epoch: int, saves: dict[Page, Page]
     ) -> None:
+        self.work = work
         self._layout = layout
         self._pools = pools
         self._epoch = epoch
-        self._saves = dict(plan.saves)
-        self.embeddings: mx.array | None = None
-        self.work = _in_row_order(plan.work, pools.page_tokens)
-        self._starts = [0, *accumulate(work.count for work in self.work)]
-        total = self._starts.pop()
-        self.sampled = [work for work in self.work if work.sample]
-        self.wanted: mx.array | None = None
-        if len(self.sampled) == total:
-            positions = np.array([work.start for work in self.work], dtype=np.int32)
-        else:
-            rows = zip(self._starts, self.work, strict=True)
-            self.wanted = _ints([start + w.count - 1 for start, w in rows if w.sample])
-            spans = [np.arange(w.start, w.end, dtype=np.int32) for w in self.work]
-            positions = np.concatenate(spans)
-        self.positions = mx.array(positions)
-        self.tokens = self._gather_tokens(total, drawn, previous)
+        self._saves = saves
+        self._starts = [0, *accumulate(each.count for each in work)]
+        self._total = self._starts.pop()
         self._parts: dict[int, list[_Part]] = {}
         self._segments: dict[int, list[Segment]] = {}
-
-    def _gather_tokens(
-        self, total: int, drawn: Mapping[str, int], previous: mx.array | None
-    ) -> mx.array:
-        """Tokens from the host, and those that are still on the device from the step before."""
-        host: list[int] = []
-        rows: list[int] = []
-        sources: list[int] = []
-        for work in self.work:
-            tokens = work.seq.tokens
-            if work.start < len(tokens):
-                host += tokens[work.start : work.end]
-            else:
-                rows.append(len(host))
-                sources.append(drawn[work.seq.id])
-                host.append(0)
-        if not rows:
-            return _ints(host)
-        assert previous is not None, "a token is said to be on the device, but no step drew it"
-        if len(rows) == total:
-            same = sources == list(range(previous.shape[0]))
-            return previous if same else previous[_ints(sources)]
-        mixed = _ints(host)
-        mixed[_ints(rows)] = previous[_ints(sources)]
-        return mixed
 
     # -- what models call ----------------------------------------------------------------------
 
@@ -156,6 +117,10 @@ class StepInputs:
             Segment(s.n, s.t, s.rows, s.pool, layer, s.slots, s.fresh, s.saves)
             for s in self._segments[group]
         ]
+
+    def only_wanted(self) -> tuple[Step, mx.array] | None:
+        """See `models.base.Step.only_wanted`."""
+        return None
 
     # -- attention -----------------------------------------------------------------------------
 
@@ -210,6 +175,76 @@ class StepInputs:
                 )
             )
         return segments
+
+
+class StepInputs(_Rows):
+    """All rows of one step.
+
+    Attributes:
+        wanted: `[R]` rows whose logits are wanted; None when it is all of them.
+        sampled: the work that each wanted row belongs to.
+        narrowed: whether the model went on with those rows alone.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        layout: Layout,
+        pools: Pools,
+        epoch: int,
+        drawn: Mapping[str, int],
+        previous: mx.array | None,
+    ) -> None:
+        work = _in_row_order(plan.work, pools.page_tokens)
+        super().__init__(work, layout, pools, epoch, dict(plan.saves))
+        self.sampled = [work for work in self.work if work.sample]
+        self.wanted: mx.array | None = None
+        self.narrowed = False
+        if len(self.sampled) == self._total:
+            positions = np.array([work.start for work in self.work], dtype=np.int32)
+        else:
+            rows = zip(self._starts, self.work, strict=True)
+            self.wanted = _ints([start + w.count - 1 for start, w in rows if w.sample])
+            spans = [np.arange(w.start, w.end, dtype=np.int32) for w in self.work]
+            positions = np.concatenate(spans)
+        self.positions = mx.array(positions)
+        self.tokens = self._gather_tokens(self._total, drawn, previous)
+
+    def only_wanted(self) -> tuple[Step, mx.array] | None:
+        """See `models.base.Step.only_wanted`."""
+        if self.wanted is None or not self.sampled:
+            return None
+        self.narrowed = True
+        ends = [Work(work.seq, work.end - 1, 1, sample=True) for work in self.sampled]
+        rows = _Rows(ends, self._layout, self._pools, self._epoch, {})
+        rows.tokens = self.tokens[self.wanted]
+        rows.positions = self.positions[self.wanted]
+        return rows, self.wanted
+
+    def _gather_tokens(
+        self, total: int, drawn: Mapping[str, int], previous: mx.array | None
+    ) -> mx.array:
+        """Tokens from the host, and those that are still on the device from the step before."""
+        host: list[int] = []
+        rows: list[int] = []
+        sources: list[int] = []
+        for work in self.work:
+            tokens = work.seq.tokens
+            if work.start < len(tokens):
+                host += tokens[work.start : work.end]
+            else:
+                rows.append(len(host))
+                sources.append(drawn[work.seq.id])
+                host.append(0)
+        if not rows:
+            return _ints(host)
+        assert previous is not None, "a token is said to be on the device, but no step drew it"
+        if len(rows) == total:
+            same = sources == list(range(previous.shape[0]))
+            return previous if same else previous[_ints(sources)]
+        mixed = _ints(host)
+        mixed[_ints(rows)] = previous[_ints(sources)]
+        return mixed
 
 
 def _in_row_order(work: list[Work], size: int) -> list[Work]:

@@ -99,8 +99,8 @@ class Runner:
         inputs = StepInputs(plan, self._layout, self.pools, epoch, drawn, previous)
         hidden = self.model(inputs)
         if not inputs.sampled:
-            return self._launched(plan, [hidden])
-        if inputs.wanted is not None:
+            return self._launched(plan, [])
+        if inputs.wanted is not None and not inputs.narrowed:
             hidden = hidden[inputs.wanted]
         logits = self.model.logits(hidden)
         if self._observe is not None:

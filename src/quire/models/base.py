@@ -77,6 +77,18 @@ class Step(Protocol):
         """The step's rows for a `RecurrentState` layer; every row is in exactly one segment."""
         ...
 
+    def only_wanted(self) -> tuple[Step, mx.array] | None:
+        """What to go on with where no later layer keeps anything.
+
+        Then only the rows matter whose hidden states are wanted, the last of each prompt that is
+        read to its end among them.
+
+        Returns:
+            A step of those rows, and where they are among this one's, `[R]`; the model returns
+            `[R, hidden]` then. None when they are all of them, or when nobody wants any.
+        """
+        ...
+
 
 class Module(nn.Module):
     """MLX's module with a typed constructor. A leading underscore marks what is no weight."""
@@ -100,7 +112,10 @@ class LanguageModel(Module):
 
     @abstractmethod
     def __call__(self, step: Step) -> mx.array:
-        """Final hidden states `[T, hidden]`, normalised, ready for `logits`."""
+        """Final hidden states, normalised, ready for `logits`: `[T, hidden]`.
+
+        `[R, hidden]` when it took `Step.only_wanted`.
+        """
 
     @abstractmethod
     def logits(self, hidden: mx.array) -> mx.array:

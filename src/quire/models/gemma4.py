@@ -296,25 +296,45 @@ class Decoder(Module):
         if x is None:
             table = embed(self.embed_tokens, step.tokens, self.norm.weight.dtype)
             x = table * args.hidden_size**0.5
-        rotations = {kind: rope(step.positions) for kind, rope in self._ropes}
         own = self._own_embeddings(x, step.tokens)
-        for layer, kind, mine in zip(self.layers, args.layer_types, own, strict=True):
-            x = layer(x, mine, step, rotations[kind])
-        y: mx.array = self.norm(x)
+        x = self._through(x, own, step, 0, args.first_shared)
+        # The layers that share others' keys keep nothing: most of a prompt need not go through.
+        wanted = step.only_wanted() if args.first_shared < args.num_hidden_layers else None
+        if wanted is not None:
+            step, rows = wanted
+            x = x[rows]
+            own = None if own is None else own[rows]
+        y: mx.array = self.norm(self._through(x, own, step, args.first_shared, len(self.layers)))
         return y
 
-    def _own_embeddings(self, x: mx.array, tokens: mx.array) -> list[mx.array | None]:
-        """Each layer's embedding of the tokens, `[T, own]`, mixed with a projection of `x`."""
+    def _through(
+        self, x: mx.array, own: mx.array | None, step: Step, first: int, end: int
+    ) -> mx.array:
+        """`[T, hidden]` through some of the layers."""
+        kinds = self._args.layer_types
+        present = set(kinds[first:end])
+        rotations = {kind: rope(step.positions) for kind, rope in self._ropes if kind in present}
+        parts: list[mx.array | None] = [None] * len(self.layers)
+        if own is not None:
+            parts = list(mx.split(own, len(self.layers), axis=-1))
+        for index in range(first, end):
+            x = self.layers[index](x, parts[index], step, rotations[kinds[index]])
+        return x
+
+    def _own_embeddings(self, x: mx.array, tokens: mx.array) -> mx.array | None:
+        """The layers' embeddings of the tokens, mixed with a projection of `x`.
+
+        `[T, layers * own]`, or None for models without.
+        """
         args = self._args
         own, layers = args.hidden_size_per_layer_input, args.num_hidden_layers
         if not own:
-            return [None] * layers
+            return None
         looked_up = embed(self.embed_tokens_per_layer, tokens, x.dtype) * own**0.5
         projected = self.per_layer_model_projection(x) * args.hidden_size**-0.5
         projected = self.per_layer_projection_norm(projected.reshape(-1, layers, own))
-        mixed = (projected.reshape(-1, layers * own) + looked_up) * 2.0**-0.5
-        parts: list[mx.array | None] = list(mx.split(mixed, layers, axis=-1))
-        return parts
+        mixed: mx.array = (projected.reshape(-1, layers * own) + looked_up) * 2.0**-0.5
+        return mixed
 
 
 class Gemma4(LanguageModel):

@@ -114,9 +114,9 @@ class PageStore(LayerStore):
             rows = page_rows(chunk.pages[own : own + full], self.shape.kv_heads)
             sealed = (full * self.shape.kv_heads, *self._open_keys.shape[1:])
             self._seal(block.keys[:full].reshape(sealed), block.values[:full].reshape(sealed), rows)
-        if full < chunk.own_pages:
-            self._open_keys[chunk.open_rows] = block.keys[full]
-            self._open_values[chunk.open_rows] = block.values[full]
+        # Even when it is full: the chunk's last row may be read once more, as a generating one.
+        self._open_keys[chunk.open_rows] = block.keys[-1]
+        self._open_values[chunk.open_rows] = block.values[-1]
         return block
 
     def _in_pages(self, opened: mx.array, new: mx.array, chunk: Chunk) -> mx.array:
@@ -143,7 +143,7 @@ class PageStore(LayerStore):
     ) -> mx.array:
         q = q if scale == 1.0 else q * scale
         parts = [self._decode(q[batch.rows], batch, sinks) for batch in view.batches]
-        for chunk, block in zip(view.chunks, view.blocks[self], strict=True):
+        for chunk, block in zip(view.chunks, view.blocks.get(self, ()), strict=True):
             parts.append(self._prefill(q[chunk.rows], chunk, block, sinks))
         out = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         return out.astype(q.dtype)
