@@ -93,30 +93,29 @@ class Runner:
         if plan.copies:
             self.pools.copy(plan.copies)
         if not plan.work:
-            return self._launched(plan, [])
+            return self._launched(plan, [], None)
         drawn: Mapping[str, int] = before.drawn if before is not None else {}
         previous = before.sampled.tokens if before is not None and before.sampled else None
         inputs = StepInputs(plan, self._layout, self.pools, epoch, drawn, previous)
         hidden = self.model(inputs)
         if not inputs.sampled:
-            return self._launched(plan, [])
+            return self._launched(plan, [], None)
         if inputs.wanted is not None and not inputs.narrowed:
             hidden = hidden[inputs.wanted]
         logits = self.model.logits(hidden)
         if self._observe is not None:
             self._observe(inputs.sampled, logits)
         rows = [_row_sampling(work, drawn, previous) for work in inputs.sampled]
-        sampled = sample(logits, rows)
-        parts = (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
-        step = self._launched(plan, [part for part in parts if part is not None])
-        step.work, step.sampled = inputs.sampled, sampled
-        step.drawn = {work.seq.id: row for row, work in enumerate(inputs.sampled)}
-        return step
+        return self._launched(plan, inputs.sampled, sample(logits, rows))
 
-    def _launched(self, plan: StepPlan, roots: list[mx.array]) -> Launched:
-        """A step that samples nothing."""
-        first = self.pools.arrays(_FIRST_LAYER)
-        return Launched(plan, [], {}, None, first, roots + self.pools.arrays(self._layers))
+    def _launched(self, plan: StepPlan, work: list[Work], sampled: Sampled | None) -> Launched:
+        """A step of which all is built: what it draws, and what it stores."""
+        roots = self.pools.arrays(self._layers)
+        if sampled is not None:
+            drawn = (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
+            roots = [part for part in drawn if part is not None] + roots
+        rows = {each.seq.id: row for row, each in enumerate(work)}
+        return Launched(plan, work, rows, sampled, self.pools.arrays(_FIRST_LAYER), roots)
 
     def carry_out(self, changes: Iterable[Change]) -> None:
         """Mutates the pools: what must happen to them before a step, pages to and from the disk."""

@@ -296,30 +296,27 @@ class Decoder(Module):
         if x is None:
             table = embed(self.embed_tokens, step.tokens, self.norm.weight.dtype)
             x = table * args.hidden_size**0.5
+        rotations = self._rotations(step)
         own = self._own_embeddings(x, step.tokens)
-        x = self._through(x, own, step, 0, args.first_shared)
-        # The layers that share others' keys keep nothing: most of a prompt need not go through.
-        wanted = step.only_wanted() if args.first_shared < args.num_hidden_layers else None
-        if wanted is not None:
-            step, rows = wanted
-            x = x[rows]
-            own = None if own is None else own[rows]
-        y: mx.array = self.norm(self._through(x, own, step, args.first_shared, len(self.layers)))
+        parts = self._parts(own)
+        for index, layer in enumerate(self.layers):
+            # Layers that share others' keys keep nothing: most of a prompt need not go through.
+            if index == args.first_shared and (wanted := step.only_wanted()) is not None:
+                step, rows = wanted
+                x, rotations = x[rows], self._rotations(step)
+                parts = self._parts(None if own is None else own[rows])
+            x = layer(x, parts[index], step, rotations[args.layer_types[index]])
+        y: mx.array = self.norm(x)
         return y
 
-    def _through(
-        self, x: mx.array, own: mx.array | None, step: Step, first: int, end: int
-    ) -> mx.array:
-        """`[T, hidden]` through some of the layers."""
-        kinds = self._args.layer_types
-        present = set(kinds[first:end])
-        rotations = {kind: rope(step.positions) for kind, rope in self._ropes if kind in present}
-        parts: list[mx.array | None] = [None] * len(self.layers)
-        if own is not None:
-            parts = list(mx.split(own, len(self.layers), axis=-1))
-        for index in range(first, end):
-            x = self.layers[index](x, parts[index], step, rotations[kinds[index]])
-        return x
+    def _rotations(self, step: Step) -> dict[str, Rotate]:
+        """By the kind of layer."""
+        return {kind: rope(step.positions) for kind, rope in self._ropes}
+
+    def _parts(self, own: mx.array | None) -> list[mx.array | None]:
+        """Each layer's part of `_own_embeddings`."""
+        count = len(self.layers)
+        return [None] * count if own is None else list(mx.split(own, count, axis=-1))
 
     def _own_embeddings(self, x: mx.array, tokens: mx.array) -> mx.array | None:
         """The layers' embeddings of the tokens, mixed with a projection of `x`.
