@@ -100,9 +100,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=60, help="steps of each format")
     parser.add_argument("--formats", nargs="*", default=FORMATS)
+    parser.add_argument("--blas", default="auto", choices=("auto", "mlx"), help="as quire serve's")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    choose_blas("auto")
+    choose_blas(args.blas)
     loaded = open_model(args.model)
     engines: list[Engine] = []
     read: list[float] = []
