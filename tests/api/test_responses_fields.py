@@ -65,6 +65,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "additional_tools", "role": "user", "tools": []}]}, "input[0].role"),
     ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
     ({"background": True}, "background"),
+    ({"background_options": {"completion_window": "2h"}}, "background_options"),
     ({"conversation": "c"}, "conversation"),
     ({"prompt": {"id": "p"}}, "prompt"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),

@@ -380,6 +380,7 @@ class ResponsesRequest(Wire):
     cache_salt: str | None = Field(default=None, max_length=256)
 
     background: Literal[False] | None = None
+    background_options: None = None
     conversation: None = Field(default=None, description="use previous_response_id")
     prompt: None = Field(default=None, description="send instructions and input")
     context_management: None = None
