@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
 
 from quire.errors import ModelError
+from quire.kernels.blas import choose_blas
 from quire.models.loader import open_model
+from quire.models.quantization import PackedLinear
 from tests.models.solo import solo_logits
 from tests.support.tiny_models import CONFIGS, random_weights
 
@@ -66,10 +69,12 @@ def test_packed_weights_compute_what_they_stand_for(
     quantization = {"group_size": group, "bits": bits, "mode": mode}
     packed_folder = _write(tmp_path / "packed", config | {"quantization": quantization}, packed)
 
-    ours = solo_logits(open_model(packed_folder).model, PROMPT)
+    model = open_model(packed_folder).model
     theirs = solo_logits(open_model(_write(tmp_path / "plain", config, plain)).model, PROMPT)
-
-    assert mx.max(mx.abs(ours - theirs)).item() < 1e-4
+    assert any(isinstance(module, PackedLinear) for module in model.modules())
+    for blas in ("mlx", "auto"):
+        choose_blas(blas)
+        assert mx.max(mx.abs(solo_logits(model, PROMPT) - theirs)).item() < 1e-4
 
 
 def test_modules_may_differ_in_bits(tmp_path: Path) -> None:
@@ -114,3 +119,19 @@ def test_scales_that_fit_no_packing_are_refused(tmp_path: Path) -> None:
     tensors[f"{name}.weight"] = tensors[f"{name}.weight"][:, :5]
     with pytest.raises(ModelError, match="up_proj"):
         open_model(_write(tmp_path / "odd", config, weights | tensors))
+
+
+@pytest.mark.parametrize(
+    ("bits", "group", "mode"),
+    [(4, 64, "affine"), (6, 32, "affine"), (8, 64, "affine"), (4, 32, "mxfp4"), (4, 16, "nvfp4")],
+)
+def test_many_rows_are_multiplied_unpacked(bits: int, group: int, mode: str) -> None:
+    linear = nn.Linear(128, 96).to_quantized(group_size=group, bits=bits, mode=mode)
+    x = mx.random.normal((70, 128))
+    codes = linear(x)
+    mx.eval(codes)
+    linear.__class__ = PackedLinear
+    choose_blas("auto")
+    assert mx.abs(linear(x) - codes).max().item() < 1e-4
+    choose_blas("mlx")
+    assert mx.array_equal(linear(x), codes)
