@@ -150,6 +150,8 @@ def test_interrupting_stops_the_answer_and_keeps_the_chat(serve: Serve) -> None:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        # A shell starts what runs in the background with Ctrl-C ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert child.stdin is not None
