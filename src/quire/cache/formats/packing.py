@@ -9,8 +9,6 @@ from functools import cache, partial
 import mlx.core as mx
 import numpy as np
 
-from quire.kernels.blas import fast_products
-
 SCALE = mx.float16
 """Of scales and biases. bfloat16 costs a third more error at 8 bits and saves nothing."""
 
@@ -22,7 +20,7 @@ largest of 64 elements is about as far out as the best range, so the range itsel
 _REFITS = 2
 
 _FEW = 8
-"""Rows up to which codes are read rather than decoded first, where products are fast."""
+"""Rows up to which a GPU reads codes rather than decode them first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +60,11 @@ class Affine:
 def multiplies_codes(rows: int) -> bool:
     """Whether to multiply so many rows by codes, or to decode the codes first.
 
-    With MLX's own products on a CPU always by codes: at any number of rows that is 2 to 3 times as
-    fast there (only codes of per-token keys lose, a third), and rows get the same bits in any
-    company.
+    On a CPU always by codes, so that a token gets the same codes however it is read: with MLX's own
+    products to the bit. There it is also 2 to 3 times as fast; OpenBLAS would multiply many decoded
+    rows faster, but then more cases of the parity matrix turned a code, and two another token.
     """
-    return rows <= _FEW or (mx.default_device() == mx.cpu and not fast_products())
+    return rows <= _FEW or mx.default_device() == mx.cpu
 
 
 def affine_parts(n: int, layout: Affine) -> list[tuple[int, mx.Dtype]]:
