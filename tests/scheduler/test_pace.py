@@ -89,3 +89,10 @@ def test_learns_a_chunk_s_cost_from_the_steps_it_asks_for() -> None:
         pace.observe(1, 1, sizes[-1], 5e-3 + 6e-3 + sizes[-1] * 1e-3)
     assert pace.prompt_seconds(1) == pytest.approx(7e-3, rel=0.2)
     assert max(sizes[-2:]) >= 5, "crumbs, each of which costs a chunk"
+
+
+def test_where_there_is_room_for_one_row_one_is_read() -> None:
+    pace = Pace(0.06, 2.0, 5)
+    pace.observe(4, 1, 1, 0.01)  # from here on the smaller share is due
+    assert pace.prompt_budget(4) == 1
+    assert pace.prompt_budget(5) == 0

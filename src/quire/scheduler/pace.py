@@ -6,6 +6,8 @@ attention in every layer) and a cost a token. All three are learned from the ste
 
 from __future__ import annotations
 
+import math
+
 _SMOOTHING = 0.2
 _MEMORY = 0.95
 _MIN_TOKENS = 4
@@ -57,7 +59,8 @@ class Pace:
         # Never so few that the chunk's own cost outweighs them: that reads slower and stalls more.
         tokens = max((seconds - chunk_s) / token_s, chunk_s / token_s, _MIN_TOKENS)
         tokens = min(room, tokens, self._largest * _GROWTH)
-        return int(tokens * _SMALLER if self._smaller else tokens)
+        # Rounded up: of a single row 0.7 is none, and nothing read would leave it at that for good.
+        return math.ceil(tokens * _SMALLER) if self._smaller else int(tokens)
 
     def prompt_seconds(self, tokens: int) -> float | None:
         """How long reading so many prompt tokens is likely to take; None before any were."""
