@@ -19,7 +19,7 @@ LAYERS: dict[str, set[str]] = {
     "models": {"cache", "kernels"},
     "scheduler": {"cache", "sampling"},
     "sampling": {"cache"},
-    "media": set(),
+    "media": {"text"},
     "text": {"cache"},
     "cache": {"kernels"},
     "kernels": set(),

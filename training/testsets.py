@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import random
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from PIL.Image import Image
 
 from quire.demo.skills import SkillItem
 from training.chat import REPOSITORY
@@ -16,6 +21,8 @@ from training.data.item import Generator, Item, Message, distinct
 from training.packing import encode
 
 SEED = 20261122
+SHIPPED_PICTURES = 60
+"""Items of each skill that has pictures; the others ship whole."""
 FOLDER: Path = REPOSITORY / "tests" / "data" / "skills"
 
 TOKENS_PER_SENTENCE = 9.7
@@ -64,8 +71,20 @@ def held_out(skill: str) -> Iterator[Item]:
         yield next(drawn)
 
 
-def on_the_wire(message: Message) -> Message:
-    """A message as a client sends it: the arguments of its calls as JSON strings."""
+def on_the_wire(message: Message, images: Iterator[Image]) -> Message:
+    """A message as a client sends it: arguments of calls as JSON strings, pictures as data URLs.
+
+    Args:
+        images: those of the item that have not been sent yet.
+    """
+    if isinstance(message["content"], list):
+        parts = [
+            {"type": "image_url", "image_url": {"url": data_url(next(images))}}
+            if part["type"] == "image"
+            else part
+            for part in message["content"]
+        ]
+        return {**message, "content": parts}
     if "tool_calls" not in message:
         return message
     sent = []
@@ -74,6 +93,13 @@ def on_the_wire(message: Message) -> Message:
         arguments = json.dumps(function["arguments"], ensure_ascii=False)
         sent.append({**call, "function": {**function, "arguments": arguments}})
     return {**message, "tool_calls": sent}
+
+
+def data_url(image: Image) -> str:
+    """A picture as PNG."""
+    file = io.BytesIO()
+    image.save(file, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def expected(item: Item) -> Any:
@@ -85,17 +111,18 @@ def expected(item: Item) -> Any:
 
 def skill_item(skill: str, item: Item) -> SkillItem:
     """An item in the form that ships."""
-    messages = [on_the_wire(message) for message in item.messages]
+    images = iter(item.images)
+    messages = [on_the_wire(message, images) for message in item.messages]
     return SkillItem(skill, messages, expected(item), item.match, item.tools, item.enable_thinking)
 
 
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for skill in TEXT_SKILLS:
-        lines = [
-            json.dumps(skill_item(skill, item).__dict__, ensure_ascii=False)
-            for item in held_out(skill)
-        ]
+    for skill in (*TEXT_SKILLS, *PICTURE_SKILLS):
+        items = held_out(skill)
+        if skill in PICTURE_SKILLS:
+            items = islice(items, SHIPPED_PICTURES)
+        lines = [json.dumps(skill_item(skill, item).__dict__, ensure_ascii=False) for item in items]
         (FOLDER / f"{skill}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{skill:16s} {len(lines)} items")
 

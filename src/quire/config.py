@@ -71,6 +71,13 @@ class ServerConfig:
         api_keys: any of them opens all routes; empty asks for none.
         strict_fields: refuse request fields that no schema knows.
         max_concurrent: requests in flight before 429.
+        max_images: of one request, earlier messages included.
+        max_image_bytes: of one image's file, sent along or fetched.
+        max_image_pixels: width times height of one image, before it is scaled; what is larger is
+            refused before it is decoded.
+        allow_media_hosts: whether http(s) URLs are fetched, from public addresses.
+        media_folders: where `file://` URLs may read; empty is nowhere.
+        media_timeout_s: for fetching one item, redirects included.
         cors_origins: origins allowed by CORS; empty is off.
         drop_volatile_headers: cut the parts of agents' prompts that change with each request.
         signing_key: signs the thoughts that clients carry; None draws one for this process, so that
@@ -90,8 +97,10 @@ class ServerConfig:
     max_messages: int = 4096
     max_images: int = 64
     max_image_bytes: int = 20 << 20
+    max_image_pixels: int = 50_000_000
     allow_media_hosts: bool = False
     media_folders: tuple[str, ...] = ()
+    media_timeout_s: float = 20.0
     request_deadline_s: float | None = None
     cors_origins: tuple[str, ...] = ()
     dialect: str | None = None

@@ -96,11 +96,44 @@ class ThinkingBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """A picture cut into patches, as a vision encoder takes it.
+
+    Attributes:
+        pixels: uint8 `[rows * columns, size * size * 3]`: patch after patch, row by row; within a
+            patch row by row too, red, green and blue of each pixel together.
+        rows, columns: of patches.
+        tokens: soft tokens that the encoder makes of it, its place in a prompt.
+        digest: of pixels, rows and columns: equal ones stand for equal soft tokens.
+    """
+
+    pixels: bytes
+    rows: int
+    columns: int
+    tokens: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image, and the position in the prompt of its first soft token."""
+
+    start: int
+    image: Image
+
+    @property
+    def end(self) -> int:
+        """The position behind its last soft token."""
+        return self.start + self.image.tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One sequence to generate, as the engine sees it.
 
     Attributes:
-        prompt: token ids, at least one.
+        prompt: token ids, at least one. Soft tokens of images have the id of the model's mark.
+        images: in order; their places do not overlap.
         max_tokens: the most tokens to generate, at least one.
         stop_token_ids: tokens that end the answer; the one that does is reported, but is no text.
         kv_format: how this sequence's cache is stored; None is the server's default.
@@ -120,6 +153,7 @@ class Request:
     cache_salt: str = ""
     snapshots: tuple[int, ...] = ()
     deadline_s: float | None = None
+    images: tuple[PlacedImage, ...] = ()
 
 
 class FinishReason(StrEnum):

@@ -114,11 +114,58 @@ WRONG = [
     ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs.self", None),
     ({"chat_template_kwargs": {"mood": 1}}, "chat_template_kwargs.mood", None),
     (
+        {"messages": [{"role": "user", "content": [IMAGE]}]},
+        "messages[0].content[0].image_url.url",
+        "unsupported_content",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": [IMAGE]}]},
+        "messages[0].content[0].type",
+        "invalid_value",
+    ),
+    (
+        {"messages": [{"role": "system", "content": [IMAGE]}]},
+        "messages[0].content[0].type",
+        "invalid_value",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{**IMAGE, "image_url": {"url": ""}}]}]},
+        "messages[0].content[0].image_url.url",
+        "string_below_min_length",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{**IMAGE, "image_url": "x"}]}]},
+        "messages[0].content[0].image_url",
+        "invalid_type",
+    ),
+    (
         {
             "messages": [
-                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+                {
+                    "role": "user",
+                    "content": [{**IMAGE, "image_url": {"url": "x", "detail": "original"}}],
+                }
             ]
         },
+        "messages[0].content[0].image_url.detail",
+        "invalid_value",
+    ),
+    (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}
+                    ],
+                }
+            ]
+        },
+        "messages[0].content[0]",
+        "unsupported_content",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "x"}}]}]},
         "messages[0].content[0]",
         "unsupported_content",
     ),

@@ -54,7 +54,30 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": user({"type": "smell"})}, "messages[0].content[0].type"),
     ({"messages": user({"type": "thinking"})}, "messages[0].content[0].type"),
     ({"messages": user({"type": "text"})}, "messages[0].content[0].text"),
-    ({"messages": user(IMAGE)}, "messages[0].content[0]"),
+    ({"messages": user(IMAGE)}, "messages[0].content[0].source"),
+    ({"messages": user({"type": "image"})}, "messages[0].content[0].source"),
+    (
+        {"messages": user({"type": "image", "source": {"type": "file", "file_id": "f"}})},
+        "messages[0].content[0].source.type",
+    ),
+    (
+        {"messages": user({"type": "image", "source": {"type": "url", "url": ""}})},
+        "messages[0].content[0].source.url",
+    ),
+    (
+        {"messages": user({"type": "image", "source": {**PIXEL, "data": ""}})},
+        "messages[0].content[0].source.data",
+    ),
+    (
+        {"messages": user({"type": "image", "source": {**PIXEL, "media_type": "image/bmp"}})},
+        "messages[0].content[0].source.media_type",
+    ),
+    (
+        {"messages": user({**IMAGE, "transformations": {"oversized_image": "error"}})},
+        "messages[0].content[0].transformations.oversized_image",
+    ),
+    ({"system": [IMAGE]}, "system[0]"),
+    ({"messages": [*ASK, {"role": "assistant", "content": [IMAGE]}]}, "messages[1].content[0]"),
     (
         {"messages": user({"type": "document", "source": {**PIXEL, "type": "url"}})},
         "messages[0].content[0].source.type",
@@ -70,7 +93,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
                 *user({"type": "tool_result", "tool_use_id": "t1", "content": [IMAGE]}),
             ]
         },
-        "messages[1].content[0].content[0]",
+        "messages[1].content[0].content[0].source",
     ),
     ({"messages": [*ASK, {"role": "assistant", "content": [USE]}]}, "messages"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),

@@ -37,7 +37,28 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
     ({"input": [{"role": "user", "content": "x", "mood": 1}]}, "input[0].mood"),
     ({"input": user({"type": "smell"})}, "input[0].content[0].type"),
-    ({"input": user({"type": "input_image", "image_url": "x"})}, "input[0].content[0]"),
+    ({"input": user({"type": "input_image", "image_url": "x"})}, "input[0].content[0].image_url"),
+    ({"input": user({"type": "input_image", "image_url": ""})}, "input[0].content[0].image_url"),
+    ({"input": user({"type": "input_image"})}, "input[0].content[0].image_url"),
+    (
+        {"input": user({"type": "input_image", "image_url": None, "file_id": "x"})},
+        "input[0].content[0].file_id",
+    ),
+    (
+        {"input": user({"type": "input_image", "image_url": "x", "detail": "original"})},
+        "input[0].content[0].detail",
+    ),
+    (
+        {
+            "input": [
+                {
+                    "role": "assistant",
+                    "content": [{"type": "input_image", "image_url": "x"}],
+                }
+            ]
+        },
+        "input[0].content[0]",
+    ),
     ({"input": user({"type": "input_file", "file_id": "x"})}, "input[0].content[0]"),
     (
         {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},

@@ -50,6 +50,9 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path) -> None:
         (("--request-timeout", "0"), "above 0"),
         (("--step-ms", "nan"), "above 0"),
         (("--max-messages", "0"), "whole number from 1"),
+        (("--max-images", "-1"), "whole number from 1"),
+        (("--max-image-pixels", "1e6"), "whole number from 1"),
+        (("--max-image-bytes", "many"), "number of bytes"),
     ],
 )
 def test_values_that_cannot_be_are_refused(
@@ -85,6 +88,37 @@ def test_keys_come_from_options_file_and_environment(
     monkeypatch.setenv("QUIRE_API_KEY", "four, five,")
     keys = config("--api-key", "one", "--api-key-file", str(tmp_path / "keys")).api_keys
     assert keys == ("one", "two", "three", "four", "five")
+
+
+def test_by_default_no_image_is_fetched_and_their_limits_are_the_settings() -> None:
+    given, default = config(), ServerConfig()
+    assert (given.allow_media_hosts, given.media_folders) == (False, ())
+    assert given.max_images == default.max_images
+    assert given.max_image_bytes == default.max_image_bytes
+    assert given.max_image_pixels == default.max_image_pixels
+
+
+def test_limits_of_images() -> None:
+    given = config("--max-images", "3", "--max-image-bytes", "1MiB", "--max-image-pixels", "999")
+    assert (given.max_images, given.max_image_bytes, given.max_image_pixels) == (3, 1 << 20, 999)
+
+
+def test_where_images_may_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    monkeypatch.chdir(tmp_path)
+    folders = ("--media-folder", "one", "--media-folder", str(tmp_path / "two"))
+    given = config("--allow-media-hosts", *folders)
+    assert given.allow_media_hosts
+    here = tmp_path.resolve()
+    assert given.media_folders == (str(here / "one"), str(here / "two"))
+
+
+def test_a_media_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for name in ("none", "file"):
+        with pytest.raises(QuireError, match=r"--media-folder: '.*' is no folder"):
+            config("--media-folder", str(tmp_path / name))
 
 
 def test_help_needs_no_web_server() -> None:

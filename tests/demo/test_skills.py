@@ -29,8 +29,9 @@ def test_the_expected_answer_is_right_and_another_wrong(path: Path) -> None:
         assert not judge(item, Answer("something else", reasoning="Because."))
 
 
-def test_fifteen_skills_ship() -> None:
-    assert len(SKILLS) == 15
+def test_fifteen_skills_in_text_and_six_with_pictures_ship() -> None:
+    assert len(SKILLS) == 21
+    assert sum(path.stem.startswith("picture_") for path in SKILLS) == 6
 
 
 def ask(expected: Any, match: str) -> SkillItem:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.cache.ledger import Page, PoolKey
 from quire.cache.specs import KVFormat
-from quire.request import Request
+from quire.request import PlacedImage, Request
 from quire.scheduler.plan import Work
 from quire.scheduler.sequence import Sequence
 
@@ -20,6 +20,7 @@ def planned(
     *,
     known: int | None = None,
     sample: bool = True,
+    images: tuple[PlacedImage, ...] = (),
 ) -> Work:
     """Tokens `[start, start + count)` of a sequence.
 
@@ -29,7 +30,7 @@ def planned(
     """
     end = start + count
     tokens = tuple(100 * (1 + ord(name) % 7) + i for i in range(end if known is None else known))
-    sequence = Sequence(Request(name, tokens), format, b"", 0)
+    sequence = Sequence(Request(name, tokens, images=images), format, b"", 0)
     sequence.pending = end - len(tokens)
     sequence.computed = end
     for group, ids in enumerate(tables):

@@ -11,11 +11,17 @@ from hypothesis import strategies as st
 from quire.cache.specs import FullKV, KVFormat, WindowKV, first_visible
 from quire.cache.view import View
 from quire.engine.views import build_view
+from quire.request import Image, PlacedImage
 from quire.scheduler.plan import Work
 from tests.engine.rows import SIZE, planned
 
 PLAIN, SEALED = KVFormat(), KVFormat("page", 4, 4)
-SPECS = {"full": FullKV(2, 8), "window": WindowKV(2, 8, 10), "short window": WindowKV(2, 8, 3)}
+SPECS = {
+    "full": FullKV(2, 8),
+    "window": WindowKV(2, 8, 10),
+    "short window": WindowKV(2, 8, 3),
+    "images": WindowKV(2, 8, 10, sees_whole_images=True),
+}
 
 Key = tuple[int, int]
 
@@ -39,11 +45,20 @@ def expected(work: list[Work], spec: FullKV | WindowKV) -> list[list[Key]]:
     for item in work:
         table = item.seq.tables[0]
         for position in range(item.start, item.end):
-            keys = range(first_visible(spec, position), position + 1)
+            keys = range(first_visible(spec, position), last_visible(spec, item, position) + 1)
             pages = [(table[k // SIZE], k % SIZE) for k in keys]
             rows.append([(page.id, offset) for page, offset in pages if page is not None])
             assert len(rows[-1]) == len(keys), "the test let go of a visible page"
     return rows
+
+
+def last_visible(spec: FullKV | WindowKV, item: Work, position: int) -> int:
+    """The row's own key, or the last of its image."""
+    if isinstance(spec, WindowKV) and spec.sees_whole_images:
+        for placed in item.seq.request.images:
+            if placed.start <= position < placed.end:
+                return placed.end - 1
+    return position
 
 
 def table_of(rng: random.Random, spec: FullKV | WindowKV, start: int, end: int) -> list[int]:
@@ -51,6 +66,19 @@ def table_of(rng: random.Random, spec: FullKV | WindowKV, start: int, end: int) 
     ids = [rng.randrange(1000) for _ in range((end - 1) // SIZE + 1)]
     passed = first_visible(spec, start) // SIZE
     return [-1] * passed + ids[passed:]
+
+
+def images_in(rng: random.Random, start: int, end: int) -> tuple[PlacedImage, ...]:
+    """Up to two images, the first of which may have begun before `start`."""
+    cuts = sorted(rng.sample(range(start, end + 1), min(4, end - start + 1)))
+    begins, ends = cuts[::2], cuts[1::2]
+    if rng.random() < 0.5:
+        begins[0] = max(0, start - rng.randrange(9))
+    return tuple(
+        PlacedImage(begin, Image(b"", 1, stop - begin, stop - begin, b"%d" % begin))
+        for begin, stop in zip(begins, ends, strict=False)
+        if begin < stop
+    )
 
 
 @pytest.mark.parametrize("format", [PLAIN, SEALED], ids=["plain", "sealed"])
@@ -66,13 +94,21 @@ def test_rows_see_their_own_past(
     rng = random.Random(seed)
     spans = sorted(spans, key=lambda span: span[1] > 1)  # single tokens come first
     work = [
-        planned("a", start, count, [table_of(rng, spec, start, start + count)], format)
+        planned(
+            "a",
+            start,
+            count,
+            [table_of(rng, spec, start, start + count)],
+            format,
+            images=images_in(rng, start, start + count) if count > 1 else (),
+        )
         for start, count in spans
     ]
     view = build_view(0, spec, work, 0, SIZE)
     assert seen(view) == expected(work, spec)
     written = list(zip(view.pages.tolist(), view.offsets.tolist(), strict=True))
-    assert written == [keys[-1] for keys in seen(view)]
+    places = [(w.seq.tables[0][p // SIZE], p) for w in work for p in range(w.start, w.end)]
+    assert written == [(page.id, p % SIZE) for page, p in places if page is not None]
     assert view.decode_rows == sum(item.count == 1 for item in work)
     if format.seals:
         singles = [int(id) for b in view.batches if b.opens is not None for id in b.opens]

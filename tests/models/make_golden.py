@@ -13,12 +13,14 @@ import torch
 import transformers
 
 from tests.models import oracle
+from tests.models.solo import picture
 from tests.support import tiny_models
 
 GOLDEN = Path(__file__).with_name("golden.safetensors")
 PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(45)]
 ROWS = slice(None, None, 3)  # of the logits; enough to see an error anywhere, and a third the size
 TOKENS = 100
+PICTURE = {"rows": 12, "columns": 16, "values": 48, "tokens": 48}
 
 _CONFIG_CLASSES = {
     "gemma4_text": transformers.Gemma4TextConfig,
@@ -57,6 +59,22 @@ def reference_for(name: str) -> torch.nn.Module:
     return reference.eval()
 
 
+def reference_with_vision() -> torch.nn.Module:
+    """The transformers model with the weights of the tiny model that reads images."""
+    config = tiny_models.gemma4_vision_config()
+    weights = {}
+    for key, array in tiny_models.random_weights(config).items():
+        inner = key.removeprefix("model.")
+        part = "model.language_model." if inner != key else "model."
+        weights[part + inner] = torch.from_numpy(np.array(array))
+    weights["lm_head.weight"] = weights["model.language_model.embed_tokens.weight"]
+    reference = transformers.AutoModelForImageTextToText.from_config(
+        transformers.Gemma4Config(**config), attn_implementation="eager"
+    )
+    reference.load_state_dict(weights)
+    return reference.eval()
+
+
 def main() -> None:
     golden: dict[str, mx.array] = {}
     for name in tiny_models.CONFIGS:
@@ -65,6 +83,11 @@ def main() -> None:
         tokens = oracle.reference_greedy(reference, PROMPT, TOKENS)
         golden[f"{name}.tokens"] = mx.array(tokens, dtype=mx.int32)
         print(f"{name}: {len(set(tokens))} different tokens of {TOKENS}")
+    reference = reference_with_vision()
+    tokens, images = tiny_models.prompt_with(picture(**PICTURE), count=1)
+    logits = oracle.reference_image_logits(reference, tokens, images)
+    golden["gemma4_vision.logits"] = logits[ROWS]
+    golden["gemma4_vision.features"] = oracle.reference_features(reference, images[0].image)
     mx.save_safetensors(str(GOLDEN), golden)
     print(f"{GOLDEN}: {GOLDEN.stat().st_size} bytes")
 

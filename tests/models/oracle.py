@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import mlx.core as mx
 import numpy as np
 import torch
 import transformers
+
+from quire.request import Image, PlacedImage
 
 torch.set_num_threads(1)
 
@@ -29,6 +32,11 @@ def save_random(config: Any, folder: Path, seed: int = 0) -> Any:
         for name, buffer in reference.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.copy_(0.8 + 0.2 * torch.rand_like(buffer))
+            elif name.endswith(("std_bias", "std_scale")):
+                buffer.copy_(1.0 + 0.3 * torch.randn_like(buffer))
+            elif name.endswith(("put_min", "put_max")):  # bounds of inputs and outputs
+                sign = -1.0 if name.endswith("min") else 1.0
+                buffer.copy_(sign * (0.5 + 0.5 * torch.rand_like(buffer)))
     reference.tie_weights()
     reference.save_pretrained(folder)
     return reference.eval()
@@ -69,3 +77,40 @@ def reference_greedy(reference: Any, prompt: list[int], count: int) -> list[int]
             pad_token_id=0,
         )
     return out[0, len(prompt) :].tolist()
+
+
+def reference_features(reference: Any, image: Image) -> mx.array:
+    """What tower and projector make of an image, `[tokens, hidden]`."""
+    with torch.no_grad():
+        features = reference.get_image_features(**_pixels([image]))
+    (rows,) = features.pooler_output
+    return mx.array(rows.float().numpy())
+
+
+def reference_image_logits(
+    reference: Any, tokens: list[int], images: Sequence[PlacedImage]
+) -> mx.array:
+    """Logits `[len(tokens), vocab]` of a sequence with images of one shape."""
+    kinds = torch.zeros(1, len(tokens), dtype=torch.long)
+    for each in images:
+        kinds[0, each.start : each.end] = 1
+    with torch.no_grad():
+        logits = reference(
+            torch.tensor([tokens]),
+            mm_token_type_ids=kinds,
+            use_cache=False,
+            **_pixels([each.image for each in images]),
+        ).logits[0]
+    return mx.array(logits.float().numpy())
+
+
+def _pixels(images: list[Image]) -> dict[str, torch.Tensor]:
+    """As the image processor gives them: colours from 0 to 1, and (x, y) of each patch."""
+    rows, columns = images[0].rows, images[0].columns
+    pixels = [np.frombuffer(each.pixels, np.uint8).reshape(rows * columns, -1) for each in images]
+    index = torch.arange(rows * columns)
+    places = torch.stack([index % columns, index // columns], dim=-1)
+    return {
+        "pixel_values": torch.from_numpy(np.stack(pixels).astype(np.float32) / 255),
+        "image_position_ids": places.expand(len(images), -1, -1),
+    }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
+import numpy as np
 
 from quire.cache.specs import LayerSpec, RecurrentState, SharedKV, WindowKV
-from quire.models.base import LanguageModel, RecurrentSegment
+from quire.models.base import LanguageModel, MediaRows, RecurrentSegment, VisionEncoder
+from quire.request import Image, PlacedImage
 
 
 class SoloSegment:
@@ -28,12 +32,27 @@ class SoloSegment:
 
 
 class SoloStep:
-    """The whole prompt at once, plain attention with an explicit mask from the layer's spec."""
+    """The whole prompt at once, plain attention with an explicit mask from the layer's spec.
 
-    def __init__(self, layout: tuple[LayerSpec, ...], tokens: list[int]) -> None:
+    Args:
+        media: what an encoder made of the images.
+        images: where they are.
+    """
+
+    def __init__(
+        self,
+        layout: tuple[LayerSpec, ...],
+        tokens: list[int],
+        media: MediaRows | None = None,
+        images: Sequence[PlacedImage] = (),
+    ) -> None:
         self.tokens = mx.array(tokens, dtype=mx.int32)
         self.positions = mx.arange(len(tokens), dtype=mx.int32)
-        self.embeddings: mx.array | None = None
+        self.media = media
+        ends = list(range(1, len(tokens) + 1))
+        for image in images:
+            ends[image.start : image.end] = [image.end] * image.image.tokens
+        self._ends = mx.array(ends)  # of what a row sees where images are seen whole
         self._layout = layout
         self._stored: dict[int, tuple[mx.array, mx.array]] = {}
 
@@ -57,6 +76,8 @@ class SoloStep:
         visible = distance >= 0
         spec = self._layout[source]
         if isinstance(spec, WindowKV):
+            if spec.sees_whole_images:
+                visible = self.positions[None, :] < self._ends[:, None]
             visible = visible & (distance < spec.window)
         out = mx.fast.scaled_dot_product_attention(
             q.swapaxes(0, 1)[None],
@@ -77,9 +98,38 @@ class SoloStep:
         return [SoloSegment(len(self.tokens), spec, mx.float32)]
 
 
-def solo_logits(model: LanguageModel, tokens: list[int]) -> mx.array:
+def solo_logits(
+    model: LanguageModel, tokens: list[int], images: Sequence[PlacedImage] = ()
+) -> mx.array:
     """Logits `[len(tokens), vocab]` of one sequence computed at once."""
-    return model.logits(model(SoloStep(model.layout, tokens)))
+    media = media_rows(model, images) if images else None
+    return model.logits(model(SoloStep(model.layout, tokens, media, images)))
+
+
+def picture(rows: int, columns: int, values: int, tokens: int) -> Image:
+    """An image of so many patches: a slope from patch to patch, some of them inverted."""
+    patches = np.arange(rows * columns)[:, None]
+    slope = 5 * patches + 3 * np.arange(values)[None] + 11 * (patches // columns)
+    pixels = np.where(patches % 7 == 0, 255 - slope % 256, slope % 256).astype(np.uint8)
+    return Image(pixels.tobytes(), rows, columns, tokens, b"")
+
+
+def image_features(vision: VisionEncoder, image: Image) -> mx.array:
+    """What the encoder makes of an image, `[tokens, hidden]`."""
+    patches = np.frombuffer(image.pixels, np.uint8).reshape(-1, vision.patch_values)
+    return vision(mx.array(patches), image.rows, image.columns)
+
+
+def marked_rows(images: Sequence[PlacedImage]) -> mx.array:
+    """Where images stand in a whole sequence, `[M]`."""
+    return mx.concatenate([mx.arange(each.start, each.end) for each in images])
+
+
+def media_rows(model: LanguageModel, images: Sequence[PlacedImage]) -> MediaRows:
+    """The rows of a whole sequence that stand for images."""
+    assert model.vision is not None
+    values = [image_features(model.vision, each.image) for each in images]
+    return MediaRows(marked_rows(images), mx.concatenate(values))
 
 
 def greedy_choices(model: LanguageModel, prompt: list[int], answer: list[int]) -> list[int]:

@@ -11,7 +11,8 @@ import mlx.core as mx
 import pytest
 
 from quire.models.loader import open_model
-from tests.models.solo import greedy_choices, solo_logits
+from tests.models.solo import greedy_choices, image_features, picture, solo_logits
+from tests.support import tiny_models
 from tests.support.tiny_models import CONFIGS, WINDOW, tiny_model
 
 GOLDEN = mx.load(str(Path(__file__).with_name("golden.safetensors")))
@@ -29,3 +30,17 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, tmp_path:
     assert len(tokens) == 100
     assert len(PROMPT) + len(tokens) > 2 * WINDOW
     assert greedy_choices(model, PROMPT, tokens) == tokens
+
+
+def test_a_text_with_an_image_is_read_as_by_transformers(tmp_path: Path) -> None:
+    folder = tiny_models.write_model(tmp_path, tiny_models.gemma4_vision_config())
+    model = open_model(str(folder)).model
+    assert model.vision is not None
+    image = picture(12, 16, model.vision.patch_values, model.vision.soft_tokens(12, 16))
+
+    features = image_features(model.vision, image)
+    logits = solo_logits(model, *tiny_models.prompt_with(image, count=1))[::3]
+
+    assert mx.max(mx.abs(features - GOLDEN["gemma4_vision.features"])).item() < 1e-4
+    # Random layers make much of the encoder's rounding.
+    assert mx.max(mx.abs(logits - GOLDEN["gemma4_vision.logits"])).item() < 1e-3

@@ -1,7 +1,8 @@
 """A device made of dictionaries: it carries out plans and checks that every row sees its own past.
 
-A page's content is the list of tokens written into it, so a page that is leaked, shared wrongly,
-moved without its content or reused too early shows as a wrong token.
+A page's content is the list of tokens written into it, those of different images differing. So a
+page that is leaked, shared wrongly, moved without its content or reused too early shows as a wrong
+token.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ PAGE = 4
 GROUPS: dict[str, tuple[KVGroup, ...]] = {
     "full": group_layers((FullKV(1, 1),)),
     "window": group_layers((WindowKV(1, 1, 6), FullKV(1, 2))),
+    "images": group_layers((WindowKV(1, 1, 6, sees_whole_images=True), FullKV(1, 2))),
     "only windows": group_layers((WindowKV(1, 1, 5),)),
     "recurrent": group_layers((RecurrentState((("s", (1,), ""),)), FullKV(1, 1))),
 }
@@ -179,8 +181,8 @@ class Simulation:
         return self._drawn.setdefault((name, position), (hash((name, position)) % 50) + 100)
 
     def _truth(self, work: Work, position: int) -> int:
-        if position < len(work.seq.tokens):
-            return work.seq.tokens[position]
+        if position < len(work.seq.content):
+            return work.seq.content[position]
         return self._drawn[work.seq.id, position]
 
     def _write(self, work: Work, written: dict[Place, str]) -> None:
@@ -237,7 +239,9 @@ class Simulation:
             if isinstance(group.spec, RecurrentState):
                 continue
             for row in range(work.start, work.end):
-                for key in range(first_visible(group.spec, row), row + 1):
+                for key in range(
+                    first_visible(group.spec, row), last_visible(group, work, row) + 1
+                ):
                     assert self._seen(work, group, key) == self._truth(work, key)
 
     def _seen(self, work: Work, group: KVGroup, key: int) -> int:
@@ -246,6 +250,16 @@ class Simulation:
         page = work.seq.tables[group.index][key // PAGE]
         assert page is not None, "a visible key's page left the window"
         return self.pages[_place(page)][key % PAGE]
+
+
+def last_visible(group: KVGroup, work: Work, row: int) -> int:
+    """The row's own key, or the last of its image where its rows see each other."""
+    if isinstance(group.spec, WindowKV) and group.spec.sees_whole_images:
+        for placed in work.seq.request.images:
+            if placed.start <= row < placed.end:
+                assert placed.end <= work.end, "a chunk ends within an image"
+                return placed.end - 1
+    return row
 
 
 def _place(page: Page) -> Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire.cache.specs import KVFormat
 from quire.errors import RequestError
-from quire.request import FinishReason, Request
+from quire.request import FinishReason, Image, PlacedImage, Request
 from tests.scheduler.simulation import GROUPS, PLAIN, SEALED, Simulation
 from tests.support.scripted_disk import ScriptedDisk
 
@@ -27,6 +28,7 @@ class Arrival:
         again: goes on from so many tokens of an earlier prompt, by number; None begins anew.
         cancel: aborted so many steps later.
         guided: may say only after each token what the next may be.
+        images: tokens to leave out before each image, its length, and what it shows.
     """
 
     wait: int
@@ -38,6 +40,7 @@ class Arrival:
     deadline: float | None
     salt: str
     guided: bool
+    images: list[tuple[int, int, bytes]]
 
 
 arrivals = st.builds(
@@ -51,6 +54,10 @@ arrivals = st.builds(
     deadline=st.sampled_from((None, None, None, 0.05)),
     salt=st.sampled_from(("", "", "a")),
     guided=st.booleans(),
+    images=st.lists(
+        st.tuples(st.integers(0, 9), st.integers(1, 11), st.sampled_from((b"cat", b"dog"))),
+        max_size=3,
+    ),
 )
 
 
@@ -64,18 +71,38 @@ class Obedient:
         pass
 
 
-def prompt_of(arrival: Arrival, earlier: list[tuple[int, ...]]) -> tuple[int, ...]:
-    beginning: tuple[int, ...] = ()
+@dataclass(frozen=True)
+class Prompt:
+    tokens: tuple[int, ...] = ()
+    images: tuple[PlacedImage, ...] = ()
+
+    def until(self, length: int) -> Prompt:
+        """Of an image that is cut the marks stay, which are then tokens like others."""
+        images = tuple(placed for placed in self.images if placed.end <= length)
+        return Prompt(self.tokens[:length], images)
+
+
+MARK = 4
+
+
+def prompt_of(arrival: Arrival, earlier: list[Prompt]) -> Prompt:
+    beginning = Prompt()
     if arrival.again is not None and earlier:
         number, length = arrival.again
-        beginning = earlier[number % len(earlier)][:length]
-    return (*beginning, *arrival.rest)[: CONTEXT - 1]
+        beginning = earlier[number % len(earlier)].until(length)
+    tokens, images = list(beginning.tokens), list(beginning.images)
+    rest = iter(arrival.rest)
+    for gap, length, shown in arrival.images:
+        tokens += islice(rest, gap)
+        images.append(PlacedImage(len(tokens), Image(b"", 1, length, length, shown)))
+        tokens += [MARK] * length
+    return Prompt((*tokens, *rest), tuple(images)).until(CONTEXT - 1)
 
 
 def least_budget(kind: str) -> int:
     """What the most wasteful format needs for one sequence."""
     limits = Simulation(GROUPS[kind], 1 << 20).scheduler.limits
-    return max(limits.worst_case_bytes(format, CONTEXT) for format in FORMATS)
+    return max(limits.worst_case_bytes(format, CONTEXT, 11) for format in FORMATS)
 
 
 def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival]:
@@ -83,7 +110,7 @@ def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival
     cancels: dict[int, list[str]] = {}
     now = 0
     accepted: dict[str, Arrival] = {}
-    prompts: list[tuple[int, ...]] = []
+    prompts: list[Prompt] = []
     for number, arrival in enumerate(arrivals):
         for _ in range(arrival.wait):
             for name in cancels.pop(now, []):
@@ -93,13 +120,14 @@ def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival
         name, prompt = f"r{number}", prompt_of(arrival, prompts)
         request = Request(
             name,
-            prompt,
+            prompt.tokens,
+            images=prompt.images,
             max_tokens=arrival.max_tokens,
-            snapshots=(len(prompt) // 2,),
+            snapshots=(len(prompt.tokens) // 2,),
             cache_salt=arrival.salt,
             deadline_s=arrival.deadline,
         )
-        if not prompt:
+        if not prompt.tokens:
             with pytest.raises(RequestError):
                 simulation.add(request)
             continue

@@ -12,7 +12,7 @@ from quire.cache.disk_tier import Read
 
 def as_host_page(content: dict[int, int]) -> HostPage:
     """A simulated page as arrays."""
-    return (("int32", np.array(sorted(content.items()), dtype=np.int32).reshape(-1, 2)),)
+    return (("int64", np.array(sorted(content.items()), dtype=np.int64).reshape(-1, 2)),)
 
 
 def from_host_page(page: HostPage) -> dict[int, int]:

@@ -14,9 +14,11 @@ import mlx.core as mx
 
 from quire.models.base import named_parameters
 from quire.models.registry import family
+from quire.request import Image, PlacedImage
 
 VOCABULARY = 256
 WINDOW = 32
+IMAGE, BEGIN_IMAGE, END_IMAGE = 255, 254, 253
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
@@ -108,6 +110,57 @@ def gemma4_ple_config(**changes: Any) -> dict[str, Any]:
         "use_double_wide_mlp": True,
     }
     return gemma4_config(**(small | changes))
+
+
+def gemma4_vision_config(text: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """Gemma 4 with its vision encoder in small: 2 x 2 patches of 4 x 4 pixels are a soft token.
+
+    Args:
+        text: the text part; if not given, `gemma4_config()` whose images are seen whole.
+        changes: of the vision part.
+    """
+    vision = {
+        "model_type": "gemma4_vision",
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 3,
+        "head_dim": 16,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0},
+        "patch_size": 4,
+        "pooling_kernel_size": 2,
+        "position_embedding_size": 24,
+        "use_clipped_linears": True,
+        "standardize": True,
+    }
+    return {
+        "model_type": "gemma4",
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "text_config": text or gemma4_config(use_bidirectional_attention="vision"),
+        "vision_config": vision | changes,
+        "audio_config": None,
+        "image_token_id": IMAGE,
+        "boi_token_id": BEGIN_IMAGE,
+        "eoi_token_id": END_IMAGE,
+        "video_token_id": 252,
+        "audio_token_id": 251,
+        "tie_word_embeddings": True,
+        "eos_token_id": 1,
+    }
+
+
+def prompt_with(image: Image, count: int) -> tuple[list[int], list[PlacedImage]]:
+    """A text for a model of `gemma4_vision_config` with an image in it so many times."""
+    tokens, images = [2, 40, 41, 42], []
+    for turn in range(count):
+        tokens.append(BEGIN_IMAGE)
+        images.append(PlacedImage(len(tokens), image))
+        tokens += [IMAGE] * image.tokens + [END_IMAGE]
+        tokens += [(7 * i * i + 3 * i + turn) % 240 for i in range(20)]
+    return tokens, images
 
 
 def qwen3_config(**changes: Any) -> dict[str, Any]:
@@ -207,6 +260,8 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]
         noise = mx.random.normal(place.shape, key=draw)
         if name.endswith("conv1d.weight"):
             weights[name] = 0.6 * noise
+        elif place.ndim == 0:  # bounds of a clipped layer, near enough to matter
+            weights[name] = (0.7 + 0.1 * noise) * (-1 if name.endswith("_min") else 1)
         elif place.ndim == 1:  # norms and scales stay near one
             weights[name] = 1.0 + 0.1 * noise
         elif "embed" in name:

@@ -13,6 +13,7 @@ from pydantic_core import from_json
 
 from quire.api.schema import Wire, tag_by_role, tag_by_type, tag_text_or_list
 from quire.errors import RequestError
+from quire.media.source import Detail, ImageSource, not_taken
 
 
 class TextPart(Wire):
@@ -20,6 +21,7 @@ class TextPart(Wire):
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 class RefusalPart(Wire):
@@ -32,8 +34,8 @@ class RefusalPart(Wire):
 class ImageUrl(Wire):
     """Where an image is: http(s), `data:` or `file://`."""
 
-    url: str
-    detail: Literal["auto", "low", "high"] | None = None
+    url: str = Field(min_length=1)
+    detail: Detail | None = None
 
 
 class ImagePart(Wire):
@@ -41,6 +43,7 @@ class ImagePart(Wire):
 
     type: Literal["image_url"]
     image_url: ImageUrl
+    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
 class InputAudio(Wire):
@@ -84,13 +87,21 @@ Content = Annotated[
     Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
     Discriminator(tag_text_or_list),
 ]
+WrittenPart = Annotated[
+    Annotated[TextPart, Tag("@text")] | Annotated[RefusalPart, Tag("@refusal")],
+    Discriminator(tag_by_type),
+]
+WrittenContent = Annotated[
+    Annotated[str, Tag("@text")] | Annotated[list[WrittenPart], Tag("@list")],
+    Discriminator(tag_text_or_list),
+]
 
 
 class SystemMessage(Wire):
     """What the operator asks for."""
 
     role: Literal["system", "developer"]
-    content: Content
+    content: WrittenContent
     name: str | None = None
 
 
@@ -122,7 +133,7 @@ class AssistantMessage(Wire):
     """An earlier answer. Clients send back what they got, so what we emit is accepted here."""
 
     role: Literal["assistant"]
-    content: Content | None = None
+    content: WrittenContent | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
@@ -134,7 +145,7 @@ class AssistantMessage(Wire):
 
 
 class ToolMessage(Wire):
-    """What a tool answered."""
+    """What a tool answered. Agents send images here, though OpenAI's schema has text alone."""
 
     role: Literal["tool"]
     content: Content
@@ -193,20 +204,11 @@ def function_tool(
     return {"type": "function", "function": function}
 
 
-def text_only(kind: str, param: str) -> RequestError:
-    """The refusal of media, for no model that takes them is served."""
-    return RequestError(
-        f"'{param}' is of type '{kind}', but the model that is served takes text only.",
-        param=param,
-        code="unsupported_content",
-    )
-
-
 def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
     """Messages as chat templates read them.
 
     Raises:
-        RequestError: media, for no model that takes them is served; arguments that are no object.
+        RequestError: sound or a file, which no model here takes; arguments that are no object.
     """
     names = {
         call.id: call.function.name
@@ -243,18 +245,26 @@ def _message(message: Message, param: str, names: dict[str, str]) -> dict[str, A
     return shaped
 
 
-def _parts(content: Content, param: str) -> str | list[dict[str, str]]:
+def _parts(content: Content | WrittenContent, param: str) -> str | list[dict[str, Any]]:
     """Content as templates read it; parts stay apart, since what is cut from a prompt is a part."""
     if isinstance(content, str):
         return content
-    parts = []
+    parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
         match part:
             case TextPart(text=text) | RefusalPart(refusal=text):
                 parts.append({"type": "text", "text": text})
+            case ImagePart(type=kind, image_url=image):
+                name = f"{param}[{index}].image_url.url"
+                parts.append(image_part(image.url, name, kind, image.detail))
             case _:
-                raise text_only(part.type, f"{param}[{index}]")
+                raise not_taken(part.type, f"{param}[{index}]")
     return parts
+
+
+def image_part(url: str, param: str, kind: str, detail: Detail | None = None) -> dict[str, Any]:
+    """An image as the service takes it, which fetches it and puts it in its place in the prompt."""
+    return {"type": "image", "source": ImageSource(url, param, kind, detail or "auto")}
 
 
 def _call(call: ToolCall, param: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.api.content import function_call, text_only
+from quire.api.content import function_call, image_part
 from quire.api.messages_schema import (
     AssistantBlock,
     AssistantMessage,
@@ -59,9 +59,8 @@ def conversation(fields: CountRequest, seal: Seal) -> Conversation:
     """The whole conversation, its system prompt first.
 
     Raises:
-        RequestError: media, since the model takes text only; a tool result without its call, or at
-            the end a call without its result; a thought that does not verify, if the request says
-            that this is an error.
+        RequestError: a tool result without its call, or at the end a call without its result; a
+            thought that does not verify, if the request says that this is an error.
     """
     translator = _Translator(fields, seal)
     turns: list[Turn] = []
@@ -132,7 +131,7 @@ class _Translator:
             if isinstance(block, ToolResultBlock):
                 turns.append(self._result(block, name))
             else:
-                turns.append({"role": "user", "content": [_text_part(block, name)]})
+                turns.append({"role": "user", "content": [_part(block, name)]})
         return turns or [{"role": "user", "content": ""}]
 
     def _result(self, block: ToolResultBlock, param: str) -> Turn:
@@ -143,10 +142,10 @@ class _Translator:
                 param=f"{param}.tool_use_id",
                 code="invalid_value",
             )
-        content: str | list[dict[str, str]]
+        content: str | list[dict[str, Any]]
         if isinstance(block.content, list):
             content = [
-                _text_part(part, f"{param}.content[{number}]")
+                _part(part, f"{param}.content[{number}]")
                 for number, part in enumerate(block.content)
             ]
         else:
@@ -243,14 +242,12 @@ def _system(system: SystemText) -> str | list[dict[str, str]]:
     return [{"type": "text", "text": block.text} for block in system]
 
 
-def _text_part(block: ResultPart, param: str) -> dict[str, str]:
-    """A block as text.
-
-    Raises:
-        RequestError: an image.
-    """
+def _part(block: ResultPart, param: str) -> dict[str, Any]:
+    """A block as text, or as an image."""
     lines: list[str | None]
     match block:
+        case ImageBlock(type=kind, source=source):
+            return image_part(source.location, f"{param}.source", kind)
         case TextBlock(text=text):
             lines = [text]
         case DocumentBlock():
@@ -259,8 +256,6 @@ def _text_part(block: ResultPart, param: str) -> dict[str, str]:
             lines = [block.title, block.source, *(each.text for each in block.content)]
         case ToolReferenceBlock():
             lines = [block.tool_name]
-        case ImageBlock():
-            raise text_only(block.type, param)
     return {"type": "text", "text": "\n".join(line for line in lines if line)}
 
 
@@ -268,9 +263,12 @@ def _as_error(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]
     """A result that says in words that the tool failed, since templates have no flag for it."""
     if isinstance(content, str):
         return content if _says_so(content) else _FAILED + content
-    if content and not _says_so(content[0]["text"]):
-        return [{**content[0], "text": _FAILED + content[0]["text"]}, *content[1:]]
-    return content or _FAILED.rstrip()
+    texts = [part["text"] for part in content if part["type"] == "text"]
+    if texts and _says_so(texts[0]):
+        return content
+    if content and content[0]["type"] == "text":
+        return [{**content[0], "text": _FAILED + texts[0]}, *content[1:]]
+    return [{"type": "text", "text": _FAILED.rstrip()}, *content]
 
 
 def _says_so(text: str) -> bool:

@@ -37,12 +37,46 @@ class TextBlock(Block):
     citations: list[Any] | None = None
 
 
+class Base64Source(Wire):
+    """An image, in the request itself."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str = Field(min_length=1)
+
+    @property
+    def location(self) -> str:
+        """The image as a `data:` URL."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(Wire):
+    """Where an image is: http(s), `data:` or `file://`."""
+
+    type: Literal["url"]
+    url: str = Field(min_length=1)
+
+    @property
+    def location(self) -> str:
+        """The URL."""
+        return self.url
+
+
+class ImageTransformations(Wire):
+    """What happens to an image before it is seen: one that is too large is scaled down."""
+
+    oversized_image: Literal["downsize"] | None = None
+
+
 class ImageBlock(Block):
     """An image."""
 
     type: Literal["image"]
-    source: dict[str, Any]
-    transformations: dict[str, Any] | None = None
+    source: Annotated[
+        Annotated[Base64Source, Tag("@base64")] | Annotated[UrlSource, Tag("@url")],
+        Discriminator(tag_by_type),
+    ]
+    transformations: ImageTransformations | None = None
 
 
 class TextSource(Wire):

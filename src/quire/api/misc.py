@@ -74,7 +74,7 @@ class Misc:
             "model_type": info.model_type,
             "dtype": info.dtype,
             "kv_formats": list(info.kv_formats),
-            "modalities": list(info.modalities),
+            "modalities": list(self._context.service.modalities),
         }
 
     async def health(self, request: Request) -> Response:

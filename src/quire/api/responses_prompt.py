@@ -6,17 +6,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from quire.api.content import function_call, read_arguments, text_only
+from quire.api.content import function_call, image_part, read_arguments
 from quire.api.responses_schema import (
     AdditionalToolsItem,
     CallOutputItem,
     Content,
     CustomCallItem,
     CustomTool,
+    FilePart,
     FunctionCallItem,
     FunctionTool,
+    ImagePart,
     Item,
-    MediaPart,
     MessageItem,
     NamespaceTool,
     ReasoningItem,
@@ -29,6 +30,7 @@ from quire.api.responses_tools import INPUT, SEARCH, model_name
 from quire.api.seal import Seal
 from quire.api.turns import Turn, check_answered, merge
 from quire.errors import RequestError
+from quire.media.source import not_taken
 
 
 class Translator:
@@ -50,8 +52,9 @@ class Translator:
             new: how many of the items are the request's own; errors count from these.
 
         Raises:
-            RequestError: media, since the model takes text only; an output without its call, or at
-                the end a call without its output; arguments that are no JSON object.
+            RequestError: a file, which no model here takes; an image that the assistant said; an
+                output without its call, or at the end a call without its output; arguments that
+                are no JSON object.
         """
         turns: list[Turn] = []
         if instructions:
@@ -67,8 +70,8 @@ class Translator:
     def _turn(self, item: Item, param: str) -> Turn | None:
         match item:
             case MessageItem(role=role, content=content):
-                role = "system" if role == "developer" else role
-                return {"role": role, "content": _parts(content, f"{param}.content")}
+                parts = _parts(content, f"{param}.content", images=role != "assistant")
+                return {"role": "system" if role == "developer" else role, "content": parts}
             case ReasoningItem():
                 thought = self._thought(item)
                 if not thought:
@@ -96,7 +99,7 @@ class Translator:
         call = function_call(call_id, name, arguments)
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
-    def _output(self, call_id: str, content: str | list[dict[str, str]], param: str) -> Turn:
+    def _output(self, call_id: str, content: str | list[dict[str, Any]], param: str) -> Turn:
         name = self._names.get(call_id)
         if name is None:
             raise RequestError(
@@ -129,14 +132,22 @@ def _told(tools: Sequence[Tool]) -> str:
     return json.dumps({"tools": names}, ensure_ascii=False)
 
 
-def _parts(content: Content, param: str) -> str | list[dict[str, str]]:
+def _parts(content: Content, param: str, *, images: bool = True) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
-    parts = []
+    parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
         match part:
-            case MediaPart():
-                raise text_only(part.type, f"{param}[{index}]")
+            case FilePart():
+                raise not_taken(part.type, f"{param}[{index}]")
+            case ImagePart(type=kind) if not images:
+                raise RequestError(
+                    f"'{param}[{index}]' is of type '{kind}', which the assistant never says.",
+                    param=f"{param}[{index}]",
+                    code="invalid_value",
+                )
+            case ImagePart(type=kind, image_url=url, detail=detail):
+                parts.append(image_part(url, f"{param}[{index}].image_url", kind, detail))
             case RefusalPart(refusal=text):
                 parts.append({"type": "text", "text": text})
             case _:

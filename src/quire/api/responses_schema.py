@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from quire.api.content import FunctionName
 from quire.api.schema import StreamOptions, TokenCount, TopP, Wire, tag_by_type, tag_text_or_list
+from quire.media.source import Detail
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -33,12 +34,21 @@ class RefusalPart(Wire):
     refusal: str
 
 
-class MediaPart(Wire):
-    """An image or a file."""
+class ImagePart(Wire):
+    """An image: http(s), `data:` or `file://`."""
 
-    type: Literal["input_image", "input_file"]
+    type: Literal["input_image"]
+    file_id: None = None  # first, so that what refers to a file is told of that
+    image_url: str = Field(min_length=1)
+    detail: Detail | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class FilePart(Wire):
+    """A document."""
+
+    type: Literal["input_file"]
     detail: str | None = None
-    image_url: str | None = None
     file_id: str | None = None
     file_data: str | None = None
     file_url: str | None = None
@@ -51,8 +61,8 @@ Part = Annotated[
     | Annotated[TextPart, Tag("@output_text")]
     | Annotated[TextPart, Tag("@text")]
     | Annotated[RefusalPart, Tag("@refusal")]
-    | Annotated[MediaPart, Tag("@input_image")]
-    | Annotated[MediaPart, Tag("@input_file")],
+    | Annotated[ImagePart, Tag("@input_image")]
+    | Annotated[FilePart, Tag("@input_file")],
     Discriminator(tag_by_type),
 ]
 Content = Annotated[

@@ -15,11 +15,16 @@ class FullKV:
 
 @dataclass(frozen=True, slots=True)
 class WindowKV:
-    """Keys and values of which a query at p sees only the last `window`: (p - window, p]."""
+    """Keys and values of which a query at p sees only the last `window`: (p - window, p].
+
+    Attributes:
+        sees_whole_images: a query within an image also sees the rest of it, up to its last token.
+    """
 
     kv_heads: int
     head_dim: int
     window: int
+    sees_whole_images: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,12 +120,15 @@ class Chunk:
     Attributes:
         rows: where they are among the format's rows.
         pages: `[P]` ids of the pages from the first visible key on.
-        first, last: `[t]` the visible keys of each row, inclusive; `last` is the row's own.
+        own: `[t]` each row's own key.
+        first, last: `[t]` the visible keys of each row, inclusive; `last` is the row's own, or the
+            end of the image that it belongs to, which is part of the chunk.
         open: the open page of the sequence, in formats that seal.
     """
 
     rows: slice
     pages: Ints
+    own: Ints
     first: Ints
     last: Ints
     kv_heads: int
@@ -135,17 +138,17 @@ class Chunk:
     @property
     def offset(self) -> int:
         """Tokens before the chunk in its first own page."""
-        return int(self.last[0]) % self.page_tokens
+        return int(self.own[0]) % self.page_tokens
 
     @property
     def own_pages(self) -> int:
         """Pages that the chunk writes to; they are the last of `pages`."""
-        return -(-(self.offset + len(self.last)) // self.page_tokens)
+        return -(-(self.offset + len(self.own)) // self.page_tokens)
 
     @property
     def full_pages(self) -> int:
         """Own pages that the chunk fills."""
-        return (self.offset + len(self.last)) // self.page_tokens
+        return (self.offset + len(self.own)) // self.page_tokens
 
     @cached_property
     def open_rows(self) -> mx.array:
@@ -160,8 +163,8 @@ class Chunk:
 
     @cached_property
     def causal(self) -> bool:
-        """Whether each row sees everything up to itself."""
-        return not self.first.any()
+        """Whether each row sees everything up to itself, and nothing else."""
+        return not self.first.any() and bool((self.last == self.own).all())
 
     @cached_property
     def mask(self) -> mx.array:
@@ -176,13 +179,15 @@ class Chunk:
     def tiles(self) -> Iterator[Tile]:
         """The rows, a few at a time. No tile crosses the end of a page."""
         size, start = self.page_tokens, 0
-        while start < len(self.last):
-            page = int(self.last[start]) // size
-            rows = slice(start, start + size - int(self.last[start]) % size)
+        while start < len(self.own):
+            page = int(self.own[start]) // size
+            rows = slice(start, start + size - int(self.own[start]) % size)
             low = int(self.first[rows].min()) // size
-            most = max(1, _SCORES // ((page + 1 - low) * size))
-            rows = slice(start, min(rows.stop, start + most, len(self.last)))
-            yield Tile(rows, slice(low, page + 1), self.first[rows], self.last[rows], size)
+            high = int(self.last[rows].max()) // size + 1
+            most = max(1, _SCORES // ((high - low) * size))
+            rows = slice(start, min(rows.stop, start + most, len(self.own)))
+            first, last = self.first[rows], self.last[rows]
+            yield Tile(rows, slice(low, high), page, first, last, size)
             start = rows.stop
 
 
@@ -192,12 +197,15 @@ class Tile:
 
     Attributes:
         rows: where they are in the chunk.
-        pages: those that any of them sees, as places in the chunk's; the last is the rows' own.
+        pages: those that any of them sees, as places in the chunk's.
+        own: the rows' own page among the chunk's: the last of `pages`, unless they belong to an
+            image that goes on.
         first, last: the rows' visible keys, as in the chunk.
     """
 
     rows: slice
     pages: slice
+    own: int
     first: Ints
     last: Ints
     page_tokens: int

@@ -11,6 +11,7 @@ from quire.cli.kv_scores import Score
 from quire.config import EngineConfig
 from quire.demo.skills import Answer, SkillItem, judge, load
 from quire.engine.engine import Engine
+from quire.errors import QuireError
 from quire.models.loader import LoadedModel
 from quire.request import FinishReason, Output, Request, SamplingParams
 from quire.text.detokenizer import Detokenizer
@@ -69,10 +70,16 @@ def count_skills(
     count: int,
     scores: Seq[Score],
 ) -> None:
-    """Fills in how many of `count` items, spread over each file, each format gets right."""
+    """Fills in how many of `count` items, spread over each file, each format gets right.
+
+    Raises:
+        QuireError: a file holds pictures.
+    """
     items: list[SkillItem] = []
     for path in files:
         known = load(path)
+        if any(isinstance(m.get("content"), list) for item in known for m in item.messages):
+            raise QuireError(f"--skills: {path} holds pictures; eval-kv asks in text only")
         items += known[:: max(1, len(known) // count)][:count]
     prompts = [_prompt(item, tokenizer, template) for item in items]
     dialect = choose(template.source, str(loaded.config["model_type"]))

@@ -155,6 +155,39 @@ def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
         help="of one request; default: %(default)s",
     )
     add(
+        "--max-images",
+        type=positive,
+        default=defaults.max_images,
+        metavar="N",
+        help="of one request, earlier messages included; default: %(default)s",
+    )
+    add(
+        "--max-image-bytes",
+        type=byte_count,
+        default="20MiB",
+        metavar="BYTES",
+        help="of one image's file; default: 20MiB",
+    )
+    add(
+        "--max-image-pixels",
+        type=positive,
+        default=defaults.max_image_pixels,
+        metavar="N",
+        help="width times height of one image; default: %(default)s",
+    )
+    add(
+        "--allow-media-hosts",
+        action="store_true",
+        help="fetch images that requests name by http(s), from public addresses",
+    )
+    add(
+        "--media-folder",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="requests may name images below it by file://; may be given again; default: none",
+    )
+    add(
         "--stored-responses",
         type=positive,
         default=defaults.stored_responses,
@@ -202,7 +235,11 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
-    """The HTTP side's settings, from the command line, the key file and `KEY_VARIABLE`."""
+    """The HTTP side's settings, from the command line, the key file and `KEY_VARIABLE`.
+
+    Raises:
+        QuireError: a file cannot be read, or a folder is none.
+    """
     keys = list(args.api_key)
     if args.api_key_file:
         keys += _read(args.api_key_file, "--api-key-file").split()
@@ -219,6 +256,11 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         max_concurrent=args.max_concurrent,
         max_body_bytes=args.max_body,
         max_messages=args.max_messages,
+        max_images=args.max_images,
+        max_image_bytes=args.max_image_bytes,
+        max_image_pixels=args.max_image_pixels,
+        allow_media_hosts=args.allow_media_hosts,
+        media_folders=tuple(_folder(each, "--media-folder") for each in args.media_folder),
         request_deadline_s=args.request_timeout,
         cors_origins=tuple(args.cors_origin),
         dialect=args.dialect,
@@ -242,6 +284,17 @@ def _signing_key(args: argparse.Namespace) -> str | None:
     if not key:
         raise QuireError("--signing-key-file: the file is empty")
     return key
+
+
+def _folder(path: str, option: str) -> str:
+    """The folder's absolute path.
+
+    Raises:
+        QuireError: it is no folder.
+    """
+    if not Path(path).is_dir():
+        raise QuireError(f"{option}: '{path}' is no folder")
+    return str(Path(path).resolve())
 
 
 def _read(path: str, option: str) -> str:

@@ -7,7 +7,11 @@ from pathlib import Path
 
 from quire.config import ServerConfig
 from quire.engine.interface import EngineClient
+from quire.engine.pictures import ImageLimits, Pictures
 from quire.engine.service import Service
+from quire.errors import ModelError
+from quire.media.fetch import FetchPolicy
+from quire.media.processors import open_processor
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import NONE, choose
 from quire.text.dialects.base import Dialect, Tool, Vocabulary
@@ -40,6 +44,26 @@ class Sources:
         )
 
 
+def _pictures(
+    folder: Path, tokenizer: Tokenizer, modalities: Sequence[str], config: ServerConfig
+) -> Pictures:
+    """What reads images, if both the model and its processor are known."""
+    processor = open_processor(folder) if "image" in modalities else None
+    mark = None if processor is None else tokenizer.token_text(processor.mark)
+    if processor is not None and mark is None:
+        raise ModelError(
+            f"{folder}: the tokenizer has no token {processor.mark}, which marks images"
+        )
+    policy = FetchPolicy(
+        config.allow_media_hosts,
+        tuple(Path(each) for each in config.media_folders),
+        config.max_image_bytes,
+        config.media_timeout_s,
+    )
+    limits = ImageLimits(config.max_images, config.max_image_pixels)
+    return Pictures(processor, mark or "", policy, limits)
+
+
 def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
     """The service for a model that an engine has opened.
 
@@ -66,6 +90,7 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         dialect,
         NONE,
         Sources(tokenizer, vocabulary),
+        _pictures(folder, tokenizer, client.info.modalities, config),
         name=name,
         default_max_tokens=config.default_max_tokens,
         deadline_s=config.request_deadline_s,

@@ -92,6 +92,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request; one that can't be served ends with an error at the next step."""
         try:
+            self._runner.images.check(request)
             guide = self._guides.make(request)
             mask = guide.mask() if guide is not None else None
             repeats = self.config.stop_on_loop
@@ -177,8 +178,8 @@ class Engine:
     def _observe_duration(self, step: Launched) -> None:
         seconds = time.perf_counter() - self._launched_at
         plan = step.plan
-        if not plan.work:
-            return
+        if not plan.work or step.reads_images:
+            return  # an image's cost says nothing of a token's
         chunks = len(plan.work) - plan.decode_rows
         self._scheduler.pace.observe(plan.decode_rows, chunks, plan.prompt_rows, seconds)
 
@@ -191,6 +192,7 @@ class Engine:
         log.exception("a step failed; its requests end with an error")
         self._scheduler.start_over(Failure(f"the engine failed on this step: {error}"))
         self._runner.pools.clear()
+        self._runner.images.clear()
         return self._scheduler.take_outputs()
 
     # -- the disk tier -------------------------------------------------------------------------
@@ -233,6 +235,7 @@ class Engine:
             dtype=self._loaded.dtype,
             device=str(mx.default_device()),
             kv_memory=self._scheduler.ledger.budget,
+            modalities=("text",) if self._loaded.model.vision is None else ("text", "image"),
             kv_formats=tuple(each.name for each in self._offered()),
             kv_table=kv_table(
                 self._runner.groups,

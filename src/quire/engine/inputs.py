@@ -21,7 +21,7 @@ from quire.cache.specs import (
 from quire.cache.states import Segment
 from quire.cache.view import View
 from quire.engine.views import build_view, length_class
-from quire.models.base import RecurrentSegment, Step
+from quire.models.base import MediaRows, RecurrentSegment, Step
 from quire.scheduler.plan import StepPlan, Work
 
 
@@ -60,12 +60,12 @@ class _Rows:
 
     Attributes:
         work: in the order of the rows.
-        tokens, positions, embeddings: see `Step`; whoever makes this sets the first two.
+        tokens, positions, media: see `Step`; whoever makes this sets the first two.
     """
 
     tokens: mx.array
     positions: mx.array
-    embeddings: mx.array | None = None
+    media: MediaRows | None = None
 
     def __init__(
         self, work: list[Work], layout: Layout, pools: Pools, epoch: int, saves: dict[Page, Page]

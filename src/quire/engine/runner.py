@@ -13,6 +13,7 @@ from quire.cache.disk_transfer import SpillTo, carry_out
 from quire.cache.ledger import Change
 from quire.cache.pools import Pools
 from quire.cache.specs import group_layers
+from quire.engine.encoder import ImageEncoder
 from quire.engine.inputs import Layout, StepInputs
 from quire.models.base import LanguageModel
 from quire.request import TokenLogprobs
@@ -32,6 +33,7 @@ class Launched:
 
     Attributes:
         drawn: by request id, the row of `sampled` that belongs to it.
+        reads_images: whether an encoder is part of it.
         first: what the first layer stores.
         roots: everything that the step must have computed when it is done.
     """
@@ -40,6 +42,7 @@ class Launched:
     work: list[Work]
     drawn: dict[str, int]
     sampled: Sampled | None
+    reads_images: bool
     first: list[mx.array]
     roots: list[mx.array]
 
@@ -77,6 +80,7 @@ class Runner:
         """How long launching the last step took."""
         self.groups = group_layers(specs)
         self.pools = Pools(self.groups, page_tokens, dtype)
+        self.images = ImageEncoder(model.vision)
         self._layout = Layout.of(specs, self.groups)
         self._observe = observe
         self.spill: SpillTo | None = None
@@ -93,29 +97,35 @@ class Runner:
         if plan.copies:
             self.pools.copy(plan.copies)
         if not plan.work:
-            return self._launched(plan, [], None)
+            return self._launched(plan)
         drawn: Mapping[str, int] = before.drawn if before is not None else {}
         previous = before.sampled.tokens if before is not None and before.sampled else None
         inputs = StepInputs(plan, self._layout, self.pools, epoch, drawn, previous)
+        inputs.media = self.images.rows(inputs.work)
         hidden = self.model(inputs)
         if not inputs.sampled:
-            return self._launched(plan, [], None)
+            return self._launched(plan, inputs)
         if inputs.wanted is not None and not inputs.narrowed:
             hidden = hidden[inputs.wanted]
         logits = self.model.logits(hidden)
         if self._observe is not None:
             self._observe(inputs.sampled, logits)
         rows = [_row_sampling(work, drawn, previous) for work in inputs.sampled]
-        return self._launched(plan, inputs.sampled, sample(logits, rows))
+        return self._launched(plan, inputs, sample(logits, rows))
 
-    def _launched(self, plan: StepPlan, work: list[Work], sampled: Sampled | None) -> Launched:
+    def _launched(
+        self, plan: StepPlan, inputs: StepInputs | None = None, sampled: Sampled | None = None
+    ) -> Launched:
         """A step of which all is built: what it draws, and what it stores."""
+        work = inputs.sampled if inputs is not None else []
+        reads_images = inputs is not None and inputs.media is not None
         roots = self.pools.arrays(self._layers)
         if sampled is not None:
             drawn = (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
             roots = [part for part in drawn if part is not None] + roots
         rows = {each.seq.id: row for row, each in enumerate(work)}
-        return Launched(plan, work, rows, sampled, self.pools.arrays(_FIRST_LAYER), roots)
+        first = self.pools.arrays(_FIRST_LAYER)
+        return Launched(plan, work, rows, sampled, reads_images, first, roots)
 
     def carry_out(self, changes: Iterable[Change]) -> None:
         """Mutates the pools: what must happen to them before a step, pages to and from the disk."""

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 from quire.cache.specs import KVFormat
 from quire.engine.interface import EngineClient, ModelInfo
+from quire.engine.pictures import Pictures, Prompt, as_template_reads, images_of, text_length
 from quire.engine.runs import Choice, EventSource, Observer, Run, Unobserved
 from quire.errors import EngineFailure, RequestError
 from quire.request import GrammarSpec, Request, SamplingParams, ThinkingBudget
@@ -92,7 +93,8 @@ class Generation:
     """What to generate, free of any protocol. Either `messages` or `prompts` is given.
 
     Attributes:
-        messages: in the shape that chat templates read; content is a string or text parts.
+        messages: in the shape that chat templates read; content is a string, or parts: texts, and
+            images as `{"type": "image", "source": ImageSource}`.
         prompts: texts, encoded with special tokens added, or token ids as they are. Their answers
             are text as the model writes it: no thoughts, no calls.
         tools: in the shape that chat templates read.
@@ -158,6 +160,7 @@ class Service:
 
     Args:
         vocabulary: the tokenizer's, as dialects see it.
+        pictures: reads images, if the model takes any.
         plain: the dialect of answers to bare prompts.
         default_max_tokens: for requests that name no limit; None is what the context has room for.
         deadline_s: seconds after which a request ends with an error; None is never.
@@ -173,6 +176,7 @@ class Service:
         dialect: Dialect,
         plain: Dialect,
         sources: EventSources,
+        pictures: Pictures,
         *,
         name: str,
         default_max_tokens: int | None = None,
@@ -187,6 +191,7 @@ class Service:
         self._dialect = dialect
         self._plain = plain
         self._sources = sources
+        self._pictures = pictures
         self._observer: Observer = Unobserved()
         self._default_max_tokens = default_max_tokens
         self._deadline_s = deadline_s
@@ -221,9 +226,9 @@ class Service:
         """
         if self.client.failure is not None:
             raise EngineFailure(f"The engine cannot go on: {self.client.failure}")
-        prompts = await self.tokens(spec)
+        prompts = await self._prompts(await self.load_images(spec))
         for prompt in prompts:
-            self._check_prompt(prompt, spec.names.messages if spec.messages else "prompt")
+            self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
         grammar = None
         if spec.schema is not None or spec.tool_choice.forced or spec.strict_tools:
             grammar = await asyncio.to_thread(self._grammar, spec)
@@ -239,7 +244,7 @@ class Service:
             for request in requests
         ]
         return Run(
-            prompts,
+            [prompt.tokens for prompt in prompts],
             [
                 Choice(
                     self.client.submit(request),
@@ -251,35 +256,69 @@ class Service:
             ],
         )
 
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What messages may hold."""
+        return ("text", "image") if self._pictures.offered else ("text",)
+
+    async def load_images(self, spec: Generation) -> Generation:
+        """The generation with its images fetched and read, for those that use it more than once.
+
+        Raises:
+            RequestError: the model takes text only, there are too many, or one cannot be used.
+        """
+        messages = await self._pictures.load(spec.messages)
+        return spec if messages is spec.messages else replace(spec, messages=messages)
+
     async def tokens(self, spec: Generation) -> list[tuple[int, ...]]:
         """The token ids of each prompt, of any length.
 
-        Long prompts are rendered and encoded in a thread, so that streams go on meanwhile.
-
         Raises:
             RequestError: there is neither a message nor a prompt, no tool is what must be called,
-                or the template refuses the messages.
+                an image cannot be used, or the template refuses the messages.
         """
+        return [prompt.tokens for prompt in await self._prompts(await self.load_images(spec))]
+
+    async def _prompts(self, spec: Generation) -> list[Prompt]:
+        """Long prompts are rendered and encoded in a thread, so that streams go on meanwhile."""
         spec.tool_choice.check([tool.name for tool in spec.offered_tools])
         if not spec.messages and not spec.prompts:
             raise RequestError(
                 "The request holds nothing that could be answered.", code="invalid_value"
             )
-        size = sum(len(str(message.get("content", ""))) for message in spec.messages)
+        size = sum(text_length(message) for message in spec.messages)
         size += sum(len(prompt) for prompt in spec.prompts if isinstance(prompt, str))
         if size > _IN_THREAD:
-            return await asyncio.to_thread(self._tokens, spec)
-        return self._tokens(spec)
+            return await asyncio.to_thread(self._encoded, spec)
+        return self._encoded(spec)
 
-    def _tokens(self, spec: Generation) -> list[tuple[int, ...]]:
+    def _encoded(self, spec: Generation) -> list[Prompt]:
         if spec.messages:
-            return [tuple(self.tokenizer.encode(self.render(spec), add_special_tokens=False))]
+            return [self._conversation(spec)]
         return [
-            tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
-            if isinstance(prompt, str)
-            else prompt
+            Prompt(
+                tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
+                if isinstance(prompt, str)
+                else prompt
+            )
             for prompt in spec.prompts
         ]
+
+    def _conversation(self, spec: Generation) -> Prompt:
+        """The prompt of messages whose images have been read."""
+        images, pictures = images_of(spec.messages), self._pictures
+        if not images:
+            ids = self.tokenizer.encode(self.render(spec), add_special_tokens=False)
+            return Prompt(tuple(ids))
+        hidden = replace(
+            spec,
+            messages=pictures.hide_marks(spec.messages),
+            tools=pictures.hide_marks(spec.tools),
+            template_kwargs=pictures.hide_marks(spec.template_kwargs),
+        )
+        text, marks = pictures.show_marks(self.render(hidden))
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return pictures.place(ids, marks, images)
 
     def render(self, spec: Generation) -> str:
         """The text that the template makes of the messages."""
@@ -288,7 +327,7 @@ class Service:
             messages = drop_from_messages(messages)
         tools = spec.tools if spec.tool_choice.mode != "none" else ()
         return self.template.render(
-            [joined(message) for message in messages],
+            [as_template_reads(message) for message in messages],
             tools=tools or None,
             add_generation_prompt=not spec.continue_final,
             continue_final=spec.continue_final,
@@ -329,17 +368,19 @@ class Service:
             )
 
     def _request(
-        self, spec: Generation, prompt: tuple[int, ...], grammar: GrammarSpec | None, index: int
+        self, spec: Generation, prompt: Prompt, grammar: GrammarSpec | None, index: int
     ) -> Request:
-        room = self.info.context_length - len(prompt)
+        tokens = prompt.tokens
+        room = self.info.context_length - len(tokens)
         asked = spec.max_tokens if spec.max_tokens is not None else self._default_max_tokens
         max_tokens = room if asked is None else min(asked, room)
         eos = self.tokenizer.eos_ids
-        marks = [i + 1 for i, token in enumerate(prompt) if token in eos]
-        thinks = bool(spec.messages) and self._thinks_at_once(prompt)
+        marks = [i + 1 for i, token in enumerate(tokens) if token in eos]
+        thinks = bool(spec.messages) and self._thinks_at_once(tokens)
         return Request(
             id=f"{uuid.uuid4().hex}-{index}",
-            prompt=prompt,
+            prompt=tokens,
+            images=prompt.images,
             sampling=replace(spec.sampling, seed=derived_seed(spec.sampling.seed, index)),
             max_tokens=max_tokens,
             stop_token_ids=spec.stop_token_ids if spec.ignore_eos else spec.stop_token_ids | eos,
@@ -471,14 +512,6 @@ class Service:
 def derived_seed(seed: int, index: int) -> int:
     """The seed of a generation's choice `index`; the first one's is the seed itself."""
     return (seed + index * 0x9E3779B97F4A7C15) % 2**63
-
-
-def joined(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message whose text parts are one string, a line each: what every template can read."""
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    return {**message, "content": "\n".join(part["text"] for part in content)}
 
 
 def _check_schema(schema: Mapping[str, Any], param: str) -> None:

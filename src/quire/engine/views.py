@@ -116,11 +116,33 @@ def _chunk(
 ) -> Chunk:
     low = first_visible(spec, work.start) // size
     high = (work.end - 1) // size + 1
-    first = positions * 0
+    first, last = positions * 0, positions
     if isinstance(spec, WindowKV):
         first = np.maximum(positions - spec.window + 1, 0)
+        if spec.sees_whole_images:
+            last = _to_image_ends(work, positions)
     opens = work.seq.opens[group].id if work.seq.format.seals else None
     rows = slice(at, at + work.count)
     # Rows that see everything see from the first page on, which is then also the first listed.
     base = low * size
-    return Chunk(rows, ids[low:high], first - base, positions - base, spec.kv_heads, size, opens)
+    return Chunk(
+        rows,
+        ids[low:high],
+        positions - base,
+        first - base,
+        last - base,
+        spec.kv_heads,
+        size,
+        opens,
+    )
+
+
+def _to_image_ends(work: Work, positions: Ints) -> Ints:
+    """The last key that each row sees: its own, or the last of the image that it belongs to."""
+    last = positions.copy()
+    for placed in work.seq.request.images:
+        begin, end = max(placed.start, work.start), min(placed.end, work.end)
+        if begin < end:
+            assert placed.end <= work.end, "a chunk ends within an image"
+            last[begin - work.start : end - work.start] = placed.end - 1
+    return last

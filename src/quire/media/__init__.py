@@ -1,1 +1,1 @@
-"""Fetching media safely. Decoding and hashing join it when models with eyes and ears are served."""
+"""Images that requests bring: fetched safely, decoded, cut as the model's encoder takes them."""

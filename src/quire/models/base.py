@@ -8,6 +8,7 @@ with its own position, and `Step.attend` lets each row see exactly the keys that
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 import mlx.core as mx
@@ -36,18 +37,36 @@ class RecurrentSegment(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class MediaRows:
+    """Rows of a step that stand for media; an encoder made their embeddings.
+
+    Attributes:
+        rows: `[M]` int32, among the step's T.
+        values: `[M, hidden]`.
+    """
+
+    rows: mx.array
+    values: mx.array
+
+    def placed(self, embeddings: mx.array) -> mx.array:
+        """The embeddings of all rows `[T, hidden]`, with the encoder's in their places."""
+        embeddings[self.rows] = self.values.astype(embeddings.dtype)
+        return embeddings
+
+
 class Step(Protocol):
     """What a model sees of one step: T rows, one a token, of any number of sequences.
 
     Attributes:
-        tokens: `[T]` int32.
+        tokens: `[T]` int32; a row of media has the id of the token that marks it.
         positions: `[T]` int32, or `[3, T]` for multimodal RoPE.
-        embeddings: `[T, hidden]` when media rows replace embedded tokens, else None.
+        media: None when there are no such rows.
     """
 
     tokens: mx.array
     positions: mx.array
-    embeddings: mx.array | None
+    media: MediaRows | None
 
     def attend(
         self,
@@ -97,8 +116,34 @@ class Module(nn.Module):
         super().__init__()  # type: ignore[no-untyped-call]  # MLX does not annotate it
 
 
+class VisionEncoder(Module):
+    """Makes embedding rows of an image: encoder and projector of a multimodal checkpoint."""
+
+    @property
+    @abstractmethod
+    def patch_values(self) -> int:
+        """Numbers in a patch: height times width times three colours."""
+
+    @abstractmethod
+    def soft_tokens(self, rows: int, columns: int) -> int:
+        """Rows that an image of so many patches becomes.
+
+        Raises:
+            RequestError: the encoder does not take that shape; names the limit.
+        """
+
+    @abstractmethod
+    def __call__(self, patches: mx.array, rows: int, columns: int) -> mx.array:
+        """uint8 `[rows * columns, patch_values]`, as in `request.Image`, to `[tokens, hidden]`."""
+
+
 class LanguageModel(Module):
     """Base of every decoder. Subclasses mirror their checkpoint's names."""
+
+    @property
+    def vision(self) -> VisionEncoder | None:
+        """What reads images; None in a model that takes text only."""
+        return None
 
     @property
     @abstractmethod

@@ -1,8 +1,11 @@
-"""Gemma 4, the text decoder, in all its shapes: E2B, E4B, 26B-A4B, 31B (Google's model cards).
+"""Gemma 4 in all its shapes: E2B, E4B, 26B-A4B, 31B (Google's model cards).
 
-What sets it apart: sliding and full layers with head sizes and RoPE of their own; full layers that
-may use one projection for keys and values; late layers that read the keys and values of an earlier
-one; an embedding of each token for each layer; a mixture of experts beside the dense block.
+The text decoder is here, the vision encoder in `gemma4_vision`; audio is left out.
+
+What sets the decoder apart: sliding and full layers with head sizes and RoPE of their own; full
+layers that may use one projection for keys and values; late layers that read the keys and values of
+an earlier one; an embedding of each token for each layer; a mixture of experts beside the dense
+block.
 """
 
 from __future__ import annotations
@@ -16,7 +19,14 @@ import mlx.nn as nn
 from quire.cache.specs import FullKV, LayerSpec, SharedKV, WindowKV
 from quire.errors import ModelError
 from quire.models.arguments import read_arguments, require
-from quire.models.base import LanguageModel, Module, Step
+from quire.models.base import LanguageModel, Module, Step, VisionEncoder
+from quire.models.gemma4_vision import (
+    CLIP_BOUNDS,
+    Gemma4VisionArguments,
+    Gemma4VisionEncoder,
+    Projector,
+    VisionTower,
+)
 from quire.models.layers import ACTIVATIONS, GATES, GatedMLP, embed, project_logits
 from quire.models.moe import Experts, choose, stack_experts
 from quire.models.norm import RMSNorm, unweighted_norm
@@ -29,8 +39,9 @@ _DEFAULT_ROPE = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
 
-# Encoders and projectors of the multimodal checkpoint. The text decoder leaves them alone.
-_MEDIA = ("vision_tower.", "embed_vision.", "audio_tower.", "embed_audio.")
+# Encoders and projectors of the multimodal checkpoint.
+_VISION = ("vision_tower.", "embed_vision.")
+_AUDIO = ("audio_tower.", "embed_audio.")
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,7 @@ class Gemma4Arguments:
         use_double_wide_mlp: those layers' MLPs are twice as wide.
         hidden_size_per_layer_input: size of each layer's own token embedding; 0 is none.
         layer_types: `sliding_attention` or `full_attention`, one a layer.
+        pad_token_id: rows of media look up its embeddings, those of the layers among them.
         rope: RoPE by layer type.
     """
 
@@ -75,6 +87,7 @@ class Gemma4Arguments:
     top_k_experts: int = 0
     moe_intermediate_size: int = 0
     use_bidirectional_attention: str | None = None
+    pad_token_id: int = 0
     rope: dict[str, RopeParameters] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -127,7 +140,12 @@ class Gemma4Arguments:
                 raise ModelError(f"config.json: no layer of type {kind!r} comes before the shared")
             return SharedKV(self.first_shared - 1 - own[::-1].index(kind))
         if kind == SLIDING:
-            return WindowKV(self.num_key_value_heads, self.head_dim, self.sliding_window)
+            return WindowKV(
+                self.num_key_value_heads,
+                self.head_dim,
+                self.sliding_window,
+                sees_whole_images=self.use_bidirectional_attention == "vision",
+            )
         return FullKV(self.num_global_key_value_heads, self.global_head_dim)
 
 
@@ -292,12 +310,12 @@ class Decoder(Module):
     def __call__(self, step: Step) -> mx.array:
         """Normalised hidden states `[T, hidden]`."""
         args = self._args
-        x = step.embeddings
-        if x is None:
-            table = embed(self.embed_tokens, step.tokens, self.norm.weight.dtype)
-            x = table * args.hidden_size**0.5
+        tokens = self._looked_up(step)
+        x = embed(self.embed_tokens, tokens, self.norm.weight.dtype) * args.hidden_size**0.5
+        if step.media is not None:
+            x = step.media.placed(x)
         rotations = self._rotations(step)
-        own = self._own_embeddings(x, step.tokens)
+        own = self._own_embeddings(x, tokens)
         parts = self._parts(own)
         for index, layer in enumerate(self.layers):
             # Layers that share others' keys keep nothing: most of a prompt need not go through.
@@ -308,6 +326,13 @@ class Decoder(Module):
             x = layer(x, parts[index], step, rotations[args.layer_types[index]])
         y: mx.array = self.norm(x)
         return y
+
+    def _looked_up(self, step: Step) -> mx.array:
+        """The tokens `[T]` whose embeddings are read: padding stands in for what marks media."""
+        if step.media is None:
+            return step.tokens
+        padding = mx.array(self._args.pad_token_id, dtype=step.tokens.dtype)
+        return mx.put_along_axis(step.tokens, step.media.rows, padding, axis=0)
 
     def _rotations(self, step: Step) -> dict[str, Rotate]:
         """By the kind of layer."""
@@ -335,9 +360,9 @@ class Decoder(Module):
 
 
 class Gemma4(LanguageModel):
-    """The text decoder with its head; reads text-only and multimodal checkpoints."""
+    """The text decoder with its head, and the vision encoder where the checkpoint has one."""
 
-    def __init__(self, args: Gemma4Arguments) -> None:
+    def __init__(self, args: Gemma4Arguments, vision: Gemma4VisionArguments | None = None) -> None:
         super().__init__()
         self.args = args
         self.model = Decoder(args)
@@ -346,11 +371,19 @@ class Gemma4(LanguageModel):
             if args.tie_word_embeddings
             else nn.Linear(args.hidden_size, args.vocab_size, bias=False)
         )
+        self.vision_tower = None if vision is None else VisionTower(vision)
+        self.embed_vision = None if vision is None else Projector(vision)
         self._layout = tuple(args.layer_spec(index) for index in range(args.num_hidden_layers))
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(Gemma4Arguments.from_config(config))
+        return cls(Gemma4Arguments.from_config(config), Gemma4VisionArguments.from_config(config))
+
+    @property
+    def vision(self) -> VisionEncoder | None:
+        if self.vision_tower is None or self.embed_vision is None:
+            return None
+        return Gemma4VisionEncoder(self.vision_tower, self.embed_vision)
 
     @property
     def layout(self) -> tuple[LayerSpec, ...]:
@@ -371,18 +404,25 @@ class Gemma4(LanguageModel):
         renamed = {}
         for name, array in weights.items():
             plain = name.removeprefix("model.").removeprefix("language_model.")
-            if name.removeprefix("model.").startswith(_MEDIA) or self._is_unused(plain):
+            if plain.startswith(_AUDIO) or self._is_unused(plain):
                 continue
-            if plain.startswith("lm_head."):
+            if plain.startswith(("lm_head.", *_VISION)):
                 renamed[plain] = array
             else:
                 renamed["model." + plain.removeprefix("model.")] = array
+        if not any(name.startswith(_VISION) for name in renamed):
+            # Text-only conversions keep the configuration of the encoder that they left out.
+            self.vision_tower = self.embed_vision = None
         return stack_experts(renamed)
 
     def _is_unused(self, name: str) -> bool:
         """Tensors that checkpoints carry although nothing reads them."""
         if name.startswith("lm_head."):
             return self.lm_head is None
+        if name.startswith(_VISION):
+            tower = self.vision_tower
+            bound = name.endswith(CLIP_BOUNDS)
+            return tower is None or (bound and not tower.args.use_clipped_linears)
         parts = name.removeprefix("model.").split(".")
         if len(parts) < 4 or parts[0] != "layers" or parts[2] != "self_attn":
             return False

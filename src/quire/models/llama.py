@@ -122,9 +122,9 @@ class Decoder(Module):
 
     def __call__(self, step: Step) -> mx.array:
         """Normalised hidden states `[T, hidden]`."""
-        x = step.embeddings
-        if x is None:
-            x = embed(self.embed_tokens, step.tokens, self.norm.weight.dtype)
+        x = embed(self.embed_tokens, step.tokens, self.norm.weight.dtype)
+        if step.media is not None:
+            x = step.media.placed(x)
         rotate = self._rope(step.positions)
         for layer in self.layers:
             x = layer(x, step, rotate)

@@ -22,7 +22,7 @@ class Limits:
         self._groups = groups
         self._ledger = ledger
         self._size = page_tokens
-        self._contexts: dict[KVFormat, int] = {}
+        self._contexts: dict[tuple[KVFormat, int], int] = {}
 
     def check(self, request: Request, format: KVFormat) -> None:
         """Whether a request can be served if it gets all the memory.
@@ -41,8 +41,9 @@ class Limits:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        if length >= self.context(format):
-            need = self.worst_case_bytes(format, length + 1)
+        image = largest_image(request)
+        if length >= self.context(format, image):
+            need = self.worst_case_bytes(format, length + 1, image)
             raise RequestError(
                 f"prompt: {length} tokens need {need} bytes of KV cache; "
                 f"the server's budget is {self._ledger.budget}",
@@ -50,21 +51,30 @@ class Limits:
                 code="kv_memory_exceeded",
             )
 
-    def context(self, format: KVFormat) -> int:
-        """How many tokens a lone sequence in a format may have."""
-        if format not in self._contexts:
+    def context(self, format: KVFormat, image: int = 0) -> int:
+        """How many tokens a lone sequence in a format may have.
+
+        Args:
+            image: tokens of its largest image.
+        """
+        key = format, image
+        if key not in self._contexts:
             low, high = 0, self.max_context
             while low < high:
                 middle = (low + high + 1) // 2
-                if self.worst_case_bytes(format, middle) <= self._ledger.budget:
+                if self.worst_case_bytes(format, middle, image) <= self._ledger.budget:
                     low = middle
                 else:
                     high = middle - 1
-            self._contexts[format] = low
-        return self._contexts[format]
+            self._contexts[key] = low
+        return self._contexts[key]
 
-    def worst_case_bytes(self, format: KVFormat, tokens: int) -> int:
-        """Bytes of the pages that a lone sequence of so many tokens holds at most."""
+    def worst_case_bytes(self, format: KVFormat, tokens: int, image: int = 0) -> int:
+        """Bytes of the pages that a lone sequence of so many tokens holds at most.
+
+        Args:
+            image: tokens of its largest image.
+        """
         pages = -(-tokens // self._size)
         total = 0
         for group in self._groups:
@@ -74,8 +84,15 @@ class Limits:
                 continue
             count = pages
             if isinstance(group.spec, WindowKV):
-                count = min(pages, group.spec.window // self._size + 3)
+                # An image whose tokens see each other is read at once.
+                read = -(-image // self._size) if group.spec.sees_whole_images else 0
+                count = min(pages, group.spec.window // self._size + 3 + read)
             total += count * page_bytes
             if format.seals:
                 total += self._ledger.page_bytes(PoolKey(group.index, format, open=True))
         return total
+
+
+def largest_image(request: Request) -> int:
+    """Tokens of the largest image of a request; 0 without any."""
+    return max((placed.image.tokens for placed in request.images), default=0)

@@ -62,7 +62,7 @@ class Reuse:
         keys = sequence.keys(limit // size, size)
         match = self.index.match(
             sequence.identity,
-            sequence.tokens,
+            sequence.content,
             keys,
             limit=limit,
             partial=not sequence.format.seals,
@@ -75,7 +75,7 @@ class Reuse:
         if self._has_recurrent and self._state_is_coming(sequence, match, keys[:following]):
             return None
         if self.recall is not None:
-            prompt = Prompt(sequence.identity, sequence.format, sequence.tokens, keys)
+            prompt = Prompt(sequence.identity, sequence.format, sequence.content, keys)
             reading = self.recall.begin(prompt, match.length, sequence.reading)
             sequence.reading = reading or sequence.reading
             if sequence.reading and match.reason and match.length == sequence.reading.end * size:
@@ -87,7 +87,7 @@ class Reuse:
         neighbour = self._computing.get(keys[-1]) if keys else None
         if neighbour is None:
             return False
-        agree = min(len(sequence.tokens) - 1, common_length(sequence.tokens, neighbour.tokens))
+        agree = min(len(sequence.tokens) - 1, common_length(sequence.content, neighbour.content))
         ahead = max(match.length, neighbour.computed - 1)
         return any(ahead < p <= agree for p in self._snapshot_positions(neighbour))
 
@@ -126,7 +126,7 @@ class Reuse:
             if not self._has_recurrent and self._computing.get(key) is sequence:
                 del self._computing[key]
             if self._enabled and sequence.trail is not None:
-                tokens = tuple(sequence.tokens[number * size : (number + 1) * size])
+                tokens = tuple(sequence.content[number * size : (number + 1) * size])
                 pages = self._pages_at(sequence, number)
                 sequence.trail = self.index.insert(sequence.trail, key, tokens, pages)
             sequence.registered += 1
@@ -203,7 +203,7 @@ class Reuse:
         number, rest = divmod(sequence.confirmed, size)
         if sequence.trail is None or sequence.registered != number or rest == 0:
             return sequence.trail if sequence.registered == number else None
-        tokens = tuple(sequence.tokens[number * size : sequence.confirmed])
+        tokens = tuple(sequence.content[number * size : sequence.confirmed])
         pages = self._pages_at(sequence, number)
         return self.index.insert(sequence.trail, chain(sequence.trail.key, tokens), tokens, pages)
 

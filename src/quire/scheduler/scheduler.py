@@ -24,7 +24,7 @@ from quire.cache.specs import (
 )
 from quire.errors import RequestError
 from quire.request import Failure, FinishReason, Output, Request, TokenLogprobs
-from quire.scheduler.limits import Limits
+from quire.scheduler.limits import Limits, largest_image
 from quire.scheduler.pace import Pace
 from quire.scheduler.plan import StepPlan, Work
 from quire.scheduler.reuse import Reuse
@@ -100,6 +100,9 @@ class Scheduler:
         )
         self.counters = Counters()
         self._attention = [g.index for g in groups if not isinstance(g.spec, RecurrentState)]
+        self._whole_images = any(
+            isinstance(g.spec, WindowKV) and g.spec.sees_whole_images for g in groups
+        )
         self._formats: dict[KVFormat, KVFormat] = {}
         """Equal formats of different requests, as one object."""
         self.running: list[Sequence] = []
@@ -139,7 +142,7 @@ class Scheduler:
             request, format, self._identity(format, request.cache_salt), self._order
         )
         self._order += 1
-        sequence.max_context = self.limits.context(format)
+        sequence.max_context = self.limits.context(format, largest_image(request))
         if request.deadline_s is not None:
             sequence.deadline = self._clock() + request.deadline_s
         self._sequences[request.id] = sequence
@@ -228,17 +231,31 @@ class Scheduler:
         for sequence, share in zip(prompts, shares, strict=True):
             if share == 0 or not sequence.running:
                 continue
-            work = self._chunk(sequence, min(share, self.reuse.until_snapshot(sequence)))
+            images = 1 if generating else None
+            work = self._chunk(sequence, min(share, self.reuse.until_snapshot(sequence)), images)
             fits = self._allocate(work)
             while not fits and work.count > self.config.page_tokens:
-                work = self._chunk(sequence, work.count // 2)
-                fits = self._allocate(work)
+                smaller = self._chunk(sequence, work.count // 2, images)
+                if smaller.count == work.count:
+                    break  # a single image
+                work, fits = smaller, self._allocate(smaller)
             if fits or self._make_room(work, plan):
                 plan.work.append(work)
 
-    def _chunk(self, sequence: Sequence, count: int) -> Work:
-        end = sequence.computed + count
-        return Work(sequence, sequence.computed, count, sample=end == len(sequence.tokens))
+    def _chunk(self, sequence: Sequence, count: int, images: int | None) -> Work:
+        """The next `count` tokens of a prompt, or somewhat more or fewer where there are images.
+
+        Args:
+            images: how many may be read, for their encoder takes time; None is no limit.
+        """
+        start = sequence.computed
+        end = start + count
+        read = [p for p in sequence.request.images if p.start < end and p.end > start]
+        if images is not None and len(read) > images:
+            end = read[images].start
+        if self._whole_images and read and read[-1].start < end < read[-1].end:
+            end = read[-1].start if read[-1].start > start else read[-1].end
+        return Work(sequence, start, end - start, sample=end == len(sequence.tokens))
 
     def _admit(self, prompts: list[Sequence], plan: StepPlan, budget: int) -> None:
         """Moves waiting sequences to `prompts`, first come first served, while memory allows."""
@@ -422,7 +439,7 @@ class Scheduler:
 
     def _accept(self, sequence: Sequence, drawn: Drawn) -> None:
         sequence.pending -= 1
-        sequence.tokens.append(drawn.token)
+        sequence.append(drawn.token)
         self.counters.generated_tokens += 1
         if sequence.running:
             self.reuse.register(sequence)

@@ -6,7 +6,7 @@ from array import array
 from typing import Protocol
 
 from quire.cache.disk_recall import Reading
-from quire.cache.index import Node, chains
+from quire.cache.index import Node, chains, media_tokens
 from quire.cache.ledger import Page
 from quire.cache.specs import KVFormat
 from quire.request import Request
@@ -59,6 +59,7 @@ class Sequence:
 
     Attributes:
         computed: tokens whose keys and values are written, or will be by a step already planned.
+        content: the tokens as the prefix index knows them, in which images differ.
         tables: by group, pages by page number; None where a page left the window.
         opens: by group, in formats that seal, the plain page for the tokens of the page that fills.
         cached: prompt tokens that were reused when the sequence first ran.
@@ -74,6 +75,12 @@ class Sequence:
         self.prompt_length = len(request.prompt)
         # Not a list: the garbage collector would walk all tokens of all requests, again and again.
         self.tokens = array("i", request.prompt)
+        self.content = self.tokens
+        if request.images:
+            self.content = array("q", request.prompt)
+            for placed in request.images:
+                named = media_tokens(placed.image.digest, placed.image.tokens)
+                self.content[placed.start : placed.end] = named
         self.pending = 0
         self.computed = 0
         self.max_context = 0
@@ -130,11 +137,17 @@ class Sequence:
         """Computed tokens that the host has read: what the index may register."""
         return min(self.computed, len(self.tokens))
 
+    def append(self, token: int) -> None:
+        """The host has read the next token."""
+        self.tokens.append(token)
+        if self.content is not self.tokens:
+            self.content.append(token)
+
     def keys(self, pages: int, page_tokens: int) -> list[bytes]:
         """Chained hashes of the first `pages` full pages."""
         have = len(self._keys)
         if have < pages:
             parent = self._keys[-1] if have else self.identity
-            tokens = self.tokens[have * page_tokens : pages * page_tokens]
+            tokens = self.content[have * page_tokens : pages * page_tokens]
             self._keys.extend(chains(parent, tokens, page_tokens))
         return self._keys[:pages]

@@ -123,6 +123,7 @@ def prefill_peak(format: KVFormat, tokens: int, rows: int) -> int:
         chunk = Chunk(
             slice(0, len(positions)),
             table[: positions[-1] // PAGE + 1],
+            positions,
             positions * 0,
             positions,
             2,

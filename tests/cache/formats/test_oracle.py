@@ -28,6 +28,15 @@ FORMATS = [
 ]
 
 
+IMAGE = range(250, 420)
+"""Positions whose rows see each other, in longer sequences."""
+
+
+def last_seen(position: int) -> int:
+    """The last key that a row sees."""
+    return IMAGE[-1] if position in IMAGE else position
+
+
 def codes_of(format: KVFormat, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What the codes of `[n, kv_heads, dim]` read as; n is a multiple of a page."""
     dim = k.shape[-1]
@@ -64,10 +73,11 @@ def dense(
     own_page_written: bool,
 ) -> np.ndarray:
     """One row `[heads, dim]` at a position, keys before its own page coded, in float64."""
-    own = position // PAGE * PAGE if own_page_written else position + 1
+    end = last_seen(position) + 1
+    own = position // PAGE * PAGE if own_page_written else end
     first = 0 if window is None else max(0, position - window + 1)
-    keys = np.concatenate([coded[0][:own], written[0][own : position + 1]])[first:]
-    values = np.concatenate([coded[1][:own], written[1][own : position + 1]])[first:]
+    keys = np.concatenate([coded[0][:own], written[0][own:end]])[first:]
+    values = np.concatenate([coded[1][:own], written[1][own:end]])[first:]
     out = np.zeros(q.shape)
     for head in range(HEADS):
         scores = keys[:, head // GROUPED].astype(np.float64) @ q[head] / np.sqrt(q.shape[-1])
@@ -109,8 +119,16 @@ class Cache:
         open = number if self.store.seals else None
         pages = table[low : (end - 1) // PAGE + 1]
         base = low * PAGE
+        last = np.array([last_seen(p) for p in range(start, end)], dtype=np.int32)
         each = Chunk(
-            slice(0, end - start), pages, first - base, positions - base, KV_HEADS, PAGE, open
+            slice(0, end - start),
+            pages,
+            positions - base,
+            first - base,
+            last - base,
+            KV_HEADS,
+            PAGE,
+            open,
         )
         view = View(table[positions // PAGE], positions % PAGE, [], [each], KV_HEADS, PAGE)
         return self._step([number], [slice(start, end)], view, sinks)
@@ -197,8 +215,10 @@ def test_agrees_with_dense_reference(format: KVFormat, dim: int, window: int | N
     for step in range(4):  # the second sequence fills a page meanwhile
         out = cache.decode([0, 1], [1090 + step, 126 + step], window, given)
         got[0, 1090 + step], got[1, 126 + step] = out
-    for number, position in [(0, 5), (0, 63), (0, 64), (0, 699), (0, 700), (0, 1093)] + [
-        (1, p) for p in (99, 100, 125, 126, 127, 128, 129)
+    for number, position in [
+        *((0, p) for p in (5, 63, 64, 249, 250, 255, 256, 300, 383, 384, 419, 420)),
+        *((0, p) for p in (699, 700, 1093)),
+        *((1, p) for p in (99, 100, 125, 126, 127, 128, 129)),
     ]:
         want = cache.expected(number, position, window, sinks)
         np.testing.assert_allclose(got[number, position], want, atol=2e-5)

@@ -1,7 +1,8 @@
 """The page format: full pages are coded at once, keys a channel, values a token.
 
 Who sees what is a matter of position alone: a row reads the pages before its own as codes, and its
-own page as written. So chunks, neighbours and prefix hits change nothing.
+own page as written, as it does those that follow, where it belongs to an image that goes on. So
+chunks, neighbours and prefix hits change nothing.
 """
 
 from __future__ import annotations
@@ -162,9 +163,11 @@ class PageStore(LayerStore):
         first_own = len(chunk.pages) - chunk.own_pages
 
         def read(some: mx.array, tile: Tile, rows: mx.array) -> Read:
-            own = tile.pages.stop - 1 - first_own
-            sealed = rows[:, :-1] if rows.shape[1] > 1 else None
-            return self._read(some, block.keys[own], block.values[own], sealed)
+            before = tile.own - tile.pages.start
+            sealed = rows[:, :before] if before else None
+            written = slice(tile.own - first_own, tile.pages.stop - first_own)
+            keys, values = _joined(block.keys[written]), _joined(block.values[written])
+            return self._read(some, keys, values, sealed)
 
         return attend_chunk(q, chunk, sinks, read)
 
@@ -172,14 +175,14 @@ class PageStore(LayerStore):
         """Query vectors `[..., M, dim]` against their sealed pages and then their own.
 
         Args:
-            keys, values: of their own page, as written, `[..., page_tokens, dim]`.
+            keys, values: of their own page and those after, as written, `[..., tokens, dim]`.
             sealed: `[..., P]` rows of the pages before, if there are any.
         """
         scores = (q @ keys.swapaxes(-1, -2)).astype(mx.float32)
         if sealed is None:
             return scores, lambda weights: weights @ values
         before = self._key_codec.scores(q, [array[sealed] for array in self._keys])
-        tokens = self.shape.page_tokens
+        tokens = keys.shape[-2]
 
         def mix(weights: mx.array) -> mx.array:
             coded = self._value_codec.mix(weights[..., :-tokens], self._value_codes(sealed))
@@ -205,6 +208,12 @@ class PageStore(LayerStore):
         rows = page_rows(pages, self.shape.kv_heads)
         for array, content in zip((*self._keys, *self._values), contents, strict=True):
             array[rows] = content
+
+
+def _joined(pages: mx.array) -> mx.array:
+    """`[n, kv_heads, page_tokens, dim]` to `[kv_heads, n * page_tokens, dim]`."""
+    count, kv_heads, _, dim = pages.shape
+    return pages[0] if count == 1 else pages.swapaxes(0, 1).reshape(kv_heads, -1, dim)
 
 
 def _codecs(shape: LayerShape, format: KVFormat) -> tuple[PageKeys, AffineCodec]:

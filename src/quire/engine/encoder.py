@@ -1,0 +1,97 @@
+"""Images become rows of embeddings, once each; whoever brings the same image again reuses them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from quire.errors import RequestError
+from quire.models.base import MediaRows, VisionEncoder
+from quire.request import Image, Request
+from quire.scheduler.plan import Work
+
+_KEPT_BYTES = 64 << 20
+"""Soft tokens that are kept for requests to come: some 45 images of Gemma 4 26B."""
+
+
+class ImageEncoder:
+    """Makes the soft tokens of a step's images. Owned by the runner's thread.
+
+    Args:
+        vision: the model's encoder; None in a model that takes text only.
+    """
+
+    def __init__(self, vision: VisionEncoder | None) -> None:
+        self._vision = vision
+        self._kept: OrderedDict[bytes, mx.array] = OrderedDict()
+        self._bytes = 0
+
+    def check(self, request: Request) -> None:
+        """Whether the images of a request are such as this model's encoder takes.
+
+        Raises:
+            RequestError: they are not; nothing was computed.
+        """
+        end = 0
+        for placed in request.images:
+            image = placed.image
+            if self._vision is None:
+                raise RequestError("images: the model takes text only", param="images")
+            size = image.rows * image.columns * self._vision.patch_values
+            expected = self._vision.soft_tokens(image.rows, image.columns)
+            if len(image.pixels) != size or image.tokens != expected:
+                raise RequestError(
+                    f"images: {image.rows} by {image.columns} patches hold {size} bytes and become "
+                    f"{expected} tokens, not {len(image.pixels)} and {image.tokens}",
+                    param="images",
+                )
+            if placed.start < end or placed.end > len(request.prompt):
+                raise RequestError(
+                    "images: their places overlap or leave the prompt", param="images"
+                )
+            end = placed.end
+
+    def rows(self, work: Sequence[Work]) -> MediaRows | None:
+        """The rows of a step that stand for images; None if there are none.
+
+        Args:
+            work: of the whole step, in the order of its rows.
+        """
+        rows: list[np.ndarray] = []
+        values: list[mx.array] = []
+        first = 0
+        for item in work:
+            for placed in item.seq.request.images if item.start < item.seq.prompt_length else ():
+                begin, end = max(placed.start, item.start), min(placed.end, item.end)
+                if begin < end:
+                    rows.append(np.arange(begin, end, dtype=np.int32) + (first - item.start))
+                    soft = self._soft_tokens(placed.image)
+                    values.append(soft[begin - placed.start : end - placed.start])
+            first += item.count
+        if not rows:
+            return None
+        return MediaRows(mx.array(np.concatenate(rows)), mx.concatenate(values))
+
+    def _soft_tokens(self, image: Image) -> mx.array:
+        """`[tokens, hidden]`, computed with the step that asks first."""
+        if image.digest in self._kept:
+            self._kept.move_to_end(image.digest)
+            return self._kept[image.digest]
+        assert self._vision is not None, "a request with images was let in"
+        shape = (image.rows * image.columns, self._vision.patch_values)
+        patches = np.frombuffer(image.pixels, dtype=np.uint8).reshape(shape)
+        soft = self._vision(mx.array(patches), image.rows, image.columns)
+        self._kept[image.digest] = soft
+        self._bytes += soft.nbytes
+        while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= oldest.nbytes
+        return soft
+
+    def clear(self) -> None:
+        """Forgets all: after a step that failed, what it should have computed never was."""
+        self._kept.clear()
+        self._bytes = 0

@@ -1,0 +1,207 @@
+"""Images on the HTTP side: from what messages name to places in a prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import RequestError
+from quire.media.fetch import FetchPolicy, fetch
+from quire.media.processors import ImageProcessor
+from quire.media.source import ImageSource, not_taken
+from quire.request import Image, PlacedImage
+
+Message = Mapping[str, Any]
+
+_FETCHED_AT_ONCE = 4
+_HIDDEN = "\ue0f2mark"
+"""Stands for the mark where a client wrote it; templates hold no private-use character."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's token ids, and the images whose soft tokens are among them."""
+
+    tokens: tuple[int, ...]
+    images: tuple[PlacedImage, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLimits:
+    """What one request may bring.
+
+    Attributes:
+        images: earlier messages' included.
+        pixels: of one image, width times height, before it is scaled.
+    """
+
+    images: int
+    pixels: int
+
+
+class Pictures:
+    """Reads the images of messages and places them in prompts.
+
+    Args:
+        processor: the model's; None in a model that takes text only.
+        mark: the text by which the model's template marks an image.
+    """
+
+    def __init__(
+        self,
+        processor: ImageProcessor | None,
+        mark: str,
+        policy: FetchPolicy,
+        limits: ImageLimits,
+    ) -> None:
+        self._processor = processor
+        self._mark = mark
+        self._policy = policy
+        self._limits = limits
+        self._fetching = asyncio.Semaphore(_FETCHED_AT_ONCE)
+        self._decoding = asyncio.Semaphore(1)  # bounds what decoded images hold
+
+    @property
+    def offered(self) -> bool:
+        """Whether messages may hold images."""
+        return self._processor is not None
+
+    async def load(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """The messages with every `{"source": ImageSource}` fetched and read: `{"image": Image}`.
+
+        Raises:
+            RequestError: the model takes text only, there are too many, or one cannot be used.
+        """
+        sources = [part["source"] for part in _image_parts(messages) if "source" in part]
+        if not sources:
+            return messages
+        first: ImageSource = sources[0]
+        if self._processor is None:
+            raise not_taken(first.kind, first.param)
+        limit = self._limits.images
+        if len(sources) > limit:
+            raise RequestError(
+                f"The request holds {len(sources)} images; at most {limit} are taken.",
+                param=sources[limit].param,
+                code="too_many_images",
+            )
+        reading = [asyncio.create_task(self._read(self._processor, each)) for each in sources]
+        try:
+            images = iter(await asyncio.gather(*reading))
+        finally:
+            for task in reading:
+                task.cancel()
+        return tuple(_with_images(message, images) for message in messages)
+
+    async def _read(self, processor: ImageProcessor, source: ImageSource) -> Image:
+        async with self._fetching:
+            fetched = await fetch(source.url, self._policy, param=source.param)
+        async with self._decoding:
+            return await asyncio.to_thread(
+                processor.read,
+                fetched.data,
+                param=source.param,
+                detail=source.detail,
+                max_pixels=self._limits.pixels,
+            )
+
+    def hide_marks(self, value: Any) -> Any:
+        """JSON in which no text holds the template's mark: what a client writes is no image."""
+        match value:
+            case str():
+                return value.replace(self._mark, _HIDDEN)
+            case list() | tuple():
+                return type(value)(self.hide_marks(each) for each in value)
+            case Mapping():
+                return {key: self.hide_marks(each) for key, each in value.items()}
+            case _:
+                return value
+
+    def show_marks(self, text: str) -> tuple[str, list[bool]]:
+        """A rendered text as it is to be encoded, and which of its marks stand for images."""
+        found = re.findall(f"{re.escape(_HIDDEN)}|{re.escape(self._mark)}", text)
+        return text.replace(_HIDDEN, self._mark), [each == self._mark for each in found]
+
+    def place(self, ids: Sequence[int], marks: Sequence[bool], images: Sequence[Image]) -> Prompt:
+        """The prompt with each image's soft tokens where its mark stood.
+
+        Args:
+            marks: for each id of the mark, whether it stands for an image.
+
+        Raises:
+            RequestError: the template has left an image out.
+        """
+        processor = self._processor
+        assert processor is not None, "images were read"
+        places = [at for at, each in enumerate(ids) if each == processor.mark]
+        places = [at for at, is_image in zip(places, marks, strict=True) if is_image]
+        if len(places) != len(images):
+            raise RequestError(
+                f"The model's chat template has a place for {len(places)} of {len(images)} images.",
+                param="messages",
+                code="unsupported_content",
+            )
+        tokens: list[int] = []
+        placed: list[PlacedImage] = []
+        done = 0
+        for at, image in zip(places, images, strict=True):
+            tokens += ids[done:at]
+            tokens += processor.before
+            placed.append(PlacedImage(len(tokens), image))
+            tokens += [processor.mark] * image.tokens
+            tokens += processor.after
+            done = at + 1
+        tokens += ids[done:]
+        return Prompt(tuple(tokens), tuple(placed))
+
+
+def images_of(messages: Sequence[Message]) -> list[Image]:
+    """The images of messages that have been loaded, in order."""
+    return [part["image"] for part in _image_parts(messages)]
+
+
+def as_template_reads(message: Message) -> Message:
+    """A message whose content is one string, a line for each text; with images, a list of parts.
+
+    Not every template reads lists; one that has a place for images does.
+    """
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    if all(part["type"] == "text" for part in content):
+        return {**message, "content": "\n".join(part["text"] for part in content)}
+    parts: list[dict[str, Any]] = []
+    for part in content:
+        if part["type"] == "image":
+            parts.append({"type": "image"})
+        elif parts and parts[-1]["type"] == "text":
+            parts[-1] = {"type": "text", "text": f"{parts[-1]['text']}\n{part['text']}"}
+        else:
+            parts.append({"type": "text", "text": part["text"]})
+    return {**message, "content": parts}
+
+
+def text_length(message: Message) -> int:
+    """Characters of a message's content."""
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text", "")) for part in content)
+
+
+def _image_parts(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
+    contents = [message.get("content") for message in messages]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return [part for part in parts if part["type"] == "image"]
+
+
+def _with_images(message: Message, images: Iterator[Image]) -> Message:
+    """The message, its sources replaced by the next of `images`."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [{"type": "image", "image": next(images)} if "source" in p else p for p in content]
+    return {**message, "content": parts}

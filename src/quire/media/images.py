@@ -1,0 +1,150 @@
+"""Decodes pictures that strangers send: five formats, nothing unbounded, one error.
+
+Pillow's plugins are called by name. So no other decoder can be reached, the size is known before
+any pixel is decoded, and Pillow's own limit for bombs, with its warnings, is not in the way.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+
+import numpy as np
+import PIL.Image
+from PIL import ExifTags
+from PIL.BmpImagePlugin import BmpImageFile
+from PIL.GifImagePlugin import GifImageFile
+from PIL.ImageFile import ImageFile
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
+
+from quire.errors import RequestError
+
+MAX_PIXELS = 50_000_000
+
+_READERS: tuple[tuple[bytes, type[ImageFile]], ...] = (
+    (b"\x89PNG\r\n\x1a\n", PngImageFile),
+    (b"\xff\xd8\xff", JpegImageFile),
+    (b"RIFF", WebPImageFile),
+    (b"GIF87a", GifImageFile),
+    (b"GIF89a", GifImageFile),
+    (b"BM", BmpImageFile),
+)
+
+# EXIF 2.32, tag 274: what brings the stored pixels upright. 1 is upright already.
+_UPRIGHT = {
+    2: PIL.Image.Transpose.FLIP_LEFT_RIGHT,
+    3: PIL.Image.Transpose.ROTATE_180,
+    4: PIL.Image.Transpose.FLIP_TOP_BOTTOM,
+    5: PIL.Image.Transpose.TRANSPOSE,
+    6: PIL.Image.Transpose.ROTATE_270,
+    7: PIL.Image.Transpose.TRANSVERSE,
+    8: PIL.Image.Transpose.ROTATE_90,
+}
+
+# A progressive JPEG has about ten scans, each of which walks the whole picture, however few bytes
+# it has. Metadata in many segments is joined in quadratic time.
+_MAX_JPEG_SCANS = 100
+_MAX_JPEG_SEGMENTS = 1000
+_JPEG_MARKER = re.compile(rb"\xff([\x02-\xcf\xd9-\xfe])")  # those that a length follows, and EOI
+_EOI, _SOS = 0xD9, 0xDA
+
+_BMP_RUN_LENGTHS = (1, 2)  # BI_RLE8, BI_RLE4: Pillow decodes them in Python
+
+# Pillow warns of damaged metadata: once a tag, thousands of lines for one file.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+
+def refusal(param: str, reason: str, code: str = "invalid") -> RequestError:
+    """The error for a picture that cannot be used; `code` is the end of the wire code."""
+    return RequestError(f"'{param}' cannot be used: {reason}.", param=param, code=f"media_{code}")
+
+
+def decode(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> PIL.Image.Image:
+    """A picture in RGB, upright, transparency laid on white; an animation's first frame.
+
+    Args:
+        data: PNG, JPEG, WebP, GIF or BMP.
+        param: the request field that holds it, for errors.
+        max_pixels: width times height, checked before anything is decoded.
+
+    Raises:
+        RequestError: it has more pixels (`media_too_large`), is of another format, damaged or cut
+            short (`media_invalid`).
+    """
+    reader = next((reader for magic, reader in _READERS if data.startswith(magic)), None)
+    if reader is None:
+        raise refusal(param, "it is not a PNG, JPEG, WebP, GIF or BMP picture")
+    try:
+        if reader is JpegImageFile:
+            _check_jpeg(data, param)
+        image = reader(io.BytesIO(data))
+        if image.width * image.height > max_pixels:
+            size = f"{image.width} x {image.height} pixels"
+            raise refusal(param, f"it has {size}, more than {max_pixels} in all", "too_large")
+        if reader is BmpImageFile and image.info.get("compression") in _BMP_RUN_LENGTHS:
+            raise refusal(param, "run-length coded BMP is not supported")
+        image.load()
+        return _upright(image, _to_rgb(image))
+    except RequestError:
+        raise
+    except PIL.Image.DecompressionBombError as error:  # of WebP and GIF, ahead of our own check
+        raise refusal(param, f"it has more than {max_pixels} pixels", "too_large") from error
+    except Exception as error:  # damaged data makes the plugins raise nearly every kind there is
+        reason = f"it cannot be decoded as {reader.format}; it is damaged or cut short"
+        raise refusal(param, reason) from error
+
+
+def _check_jpeg(data: bytes, param: str) -> None:
+    """Refuses what takes far longer to decode than its bytes suggest."""
+    segments = scans = at = 0
+    while (marker := _JPEG_MARKER.search(data, at)) and marker[1][0] != _EOI:
+        at = marker.end() + int.from_bytes(data[marker.end() : marker.end() + 2], "big")
+        segments += 1
+        scans += marker[1][0] == _SOS
+        if scans > _MAX_JPEG_SCANS:
+            raise refusal(param, f"the JPEG has more than {_MAX_JPEG_SCANS} scans")
+        if segments > _MAX_JPEG_SEGMENTS:
+            raise refusal(param, f"the JPEG has more than {_MAX_JPEG_SEGMENTS} segments")
+
+
+def _to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Any mode that the five formats have, in RGB.
+
+    Dropping the alpha channel would show colours that nobody who looks at the picture sees.
+    """
+    if image.mode.startswith("I"):
+        image = _grey_16_to_8(image)
+    if not image.has_transparency_data:
+        return image if image.mode == "RGB" else image.convert("RGB")  # which would copy it
+    if image.mode == "RGB" and max(image.info["transparency"]) > 255:
+        # A colour of 16 bits a channel; Pillow has cut the pixels to 8.
+        colour = image.info["transparency"]
+        image.info["transparency"] = tuple(value >> 8 for value in colour)
+    seen = image if image.mode == "RGBA" else image.convert("RGBA")
+    return PIL.Image.alpha_composite(PIL.Image.new("RGBA", image.size, "white"), seen).convert(
+        "RGB"
+    )
+
+
+def _grey_16_to_8(image: PIL.Image.Image) -> PIL.Image.Image:
+    """The high byte of each pixel, which is also what Pillow keeps of 16-bit colour."""
+    grey = np.asarray(image)
+    high = PIL.Image.fromarray(np.clip(grey >> 8, 0, 255).astype(np.uint8))
+    key = image.info.get("transparency")
+    if key is None:
+        return high
+    alpha = PIL.Image.fromarray(np.where(grey == key, 0, 255).astype(np.uint8))
+    return PIL.Image.merge("LA", (high, alpha))
+
+
+def _upright(image: ImageFile, pixels: PIL.Image.Image) -> PIL.Image.Image:
+    """`pixels` turned as the file's EXIF or XMP says; as they are if that cannot be read."""
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    except Exception:  # as above; the pixels themselves are whole
+        return pixels
+    method = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+    return pixels if method is None else pixels.transpose(method)

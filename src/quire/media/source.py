@@ -1,0 +1,39 @@
+"""Media as a request names them, before anything is fetched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.errors import RequestError
+
+Detail = Literal["auto", "low", "high"]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSource:
+    """Where an image is.
+
+    Attributes:
+        url: `data:`, `http:`, `https:` or `file:`.
+        param: the request field that holds it, for errors.
+        kind: what the protocol calls it, for errors.
+        detail: "low" takes as few soft tokens as the model offers; the others its own number.
+    """
+
+    url: str
+    param: str
+    kind: str
+    detail: Detail = "auto"
+
+    def __len__(self) -> int:
+        return len(self.url)
+
+
+def not_taken(kind: str, param: str) -> RequestError:
+    """The refusal of a kind of media that the served model does not take."""
+    return RequestError(
+        f"'{param}' is of type '{kind}', which the model that is served does not take.",
+        param=param,
+        code="unsupported_content",
+    )

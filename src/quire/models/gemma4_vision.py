@@ -1,0 +1,305 @@
+"""Gemma 4's vision encoder: patches of one image to rows of the decoder's width (model cards).
+
+A transformer in which every patch sees every other. Where a patch lies is told twice: by two tables
+whose rows are added, one for x and one for y, and by RoPE, half of a head turning with x and half
+with y. Squares of patches are then averaged into soft tokens. Images come one at a time and in any
+shape, so there is no padding and no mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.errors import ModelError, RequestError
+from quire.models.arguments import read_arguments, require
+from quire.models.base import Module, VisionEncoder
+from quire.models.layers import ACTIVATIONS, GATES
+from quire.models.norm import RMSNorm, unweighted_norm
+from quire.models.rope import Rope, RopeParameters, Rotate
+
+CLIP_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
+"""What a clipped linear layer has beside its weight. Checkpoints may carry them unused."""
+
+_CPU = mx.default_device() == mx.cpu
+_SCORE_BYTES = 16 << 20  # of attention's scores at once, on a CPU: there MLX writes them out
+
+
+@dataclass(frozen=True)
+class Gemma4VisionArguments:
+    """The keys of `vision_config` that decide the computation, and the decoder's width.
+
+    Attributes:
+        text_hidden_size: what the projector makes rows of; `hidden_size` of the text part.
+        patch_size: pixels along each side of a patch.
+        pooling_kernel_size: patches along each side of the square that becomes a soft token.
+        position_embedding_size: the most patches along either side of an image.
+        use_clipped_linears: inputs and outputs of linear layers are kept within learned bounds.
+        standardize: soft tokens are shifted and scaled by learned vectors.
+        rope_theta: of both halves of a head.
+    """
+
+    text_hidden_size: int
+    hidden_size: int = 768
+    intermediate_size: int = 3072
+    num_hidden_layers: int = 16
+    num_attention_heads: int = 12
+    num_key_value_heads: int = 12
+    head_dim: int = 64
+    hidden_activation: str = "gelu_pytorch_tanh"
+    rms_norm_eps: float = 1e-6
+    patch_size: int = 16
+    pooling_kernel_size: int = 3
+    position_embedding_size: int = 10_240
+    use_clipped_linears: bool = False
+    standardize: bool = False
+    rope_theta: float = 100.0
+
+    def __post_init__(self) -> None:
+        require("hidden_activation", self.hidden_activation, ACTIVATIONS)
+        if self.head_dim % 4:
+            raise ModelError(
+                f"config.json: head_dim = {self.head_dim} of the vision encoder is no multiple of 4"
+            )
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Gemma4VisionArguments | None:
+        """Reads a multimodal configuration; None where it has no vision part.
+
+        Raises:
+            ModelError: a value that is not known.
+        """
+        vision = config.get("vision_config")
+        if not vision:
+            return None
+        rope = vision.get("rope_parameters") or {}
+        # The first checkpoints call "default" what transformers has since named "axial".
+        require("rope_type", rope.get("rope_type") or "axial", ("axial", "default"))
+        return read_arguments(
+            cls,
+            vision,
+            text_hidden_size=(config.get("text_config") or config).get("hidden_size"),
+            rope_theta=rope.get("rope_theta"),
+        )
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers in a patch."""
+        return 3 * self.patch_size**2
+
+
+class ClippedLinear(Module):
+    """A linear layer; where the checkpoint asks for it, its input and output are clipped."""
+
+    def __init__(self, args: Gemma4VisionArguments, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs, bias=False)
+        self._clips = args.use_clipped_linears
+        if self._clips:
+            self.input_min, self.input_max = mx.array(-mx.inf), mx.array(mx.inf)
+            self.output_min, self.output_max = mx.array(-mx.inf), mx.array(mx.inf)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[N, inputs]` -> `[N, outputs]`."""
+        if not self._clips:
+            plain: mx.array = self.linear(x)
+            return plain
+        y = self.linear(_clipped(x, self.input_min, self.input_max))
+        return _clipped(y, self.output_min, self.output_max)
+
+
+def _clipped(x: mx.array, low: mx.array, high: mx.array) -> mx.array:
+    return mx.clip(x, low.astype(x.dtype), high.astype(x.dtype))
+
+
+class PatchEmbedder(Module):
+    """Pixels and places of patches to hidden states."""
+
+    def __init__(self, args: Gemma4VisionArguments) -> None:
+        super().__init__()
+        size = args.position_embedding_size
+        self.input_proj = nn.Linear(args.patch_values, args.hidden_size, bias=False)
+        self.position_embedding_table = mx.ones((2, size, args.hidden_size))
+
+    def __call__(self, patches: mx.array, rows: int, columns: int) -> mx.array:
+        """uint8 `[rows * columns, patch_values]` -> `[rows * columns, hidden]`."""
+        xs, ys = self.position_embedding_table
+        places = xs[None, :columns] + ys[:rows, None]  # [rows, columns, hidden]
+        colours = patches.astype(mx.float32) * (2 / 255) - 1  # -1 to 1
+        x: mx.array = self.input_proj(colours.astype(places.dtype))
+        return x + places.reshape(x.shape)
+
+
+class Attention(Module):
+    """Full attention. Queries, keys and values are normalised by head, so logits need no scale."""
+
+    def __init__(self, args: Gemma4VisionArguments) -> None:
+        super().__init__()
+        hidden, dim, eps = args.hidden_size, args.head_dim, args.rms_norm_eps
+        self._heads, self._kv_heads = args.num_attention_heads, args.num_key_value_heads
+        self.q_proj = ClippedLinear(args, hidden, self._heads * dim)
+        self.k_proj = ClippedLinear(args, hidden, self._kv_heads * dim)
+        self.v_proj = ClippedLinear(args, hidden, self._kv_heads * dim)
+        self.o_proj = ClippedLinear(args, self._heads * dim, hidden)
+        self.q_norm, self.k_norm = RMSNorm(dim, eps=eps), RMSNorm(dim, eps=eps)
+        self._v_norm = unweighted_norm(dim, eps)
+        self._head_dim = dim
+
+    def __call__(self, x: mx.array, rotate: Rotate) -> mx.array:
+        """`[N, hidden]` -> `[N, hidden]`."""
+        n, dim = x.shape[0], self._head_dim
+        q = rotate(self.q_norm(self.q_proj(x).reshape(n, self._heads, dim)))
+        k = rotate(self.k_norm(self.k_proj(x).reshape(n, self._kv_heads, dim)))
+        v = self._v_norm(self.v_proj(x).reshape(n, self._kv_heads, dim))
+        return self.o_proj(_attend(q, k, v).reshape(n, -1))
+
+
+def _attend(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
+    """All rows over all rows, `[N, heads, head_dim]`; on a CPU tile after tile of query rows."""
+    n, heads, _ = q.shape
+    q, k, v = (x.swapaxes(0, 1)[None] for x in (q, k, v))
+    tile = max(1, _SCORE_BYTES // (heads * n * 4)) if _CPU else n
+    parts: list[mx.array] = []
+    for start in range(0, n, tile):
+        # Each waits for the one before, so that one tile's scores are in memory at a time.
+        rows = mx.depends([q[:, :, start : start + tile]], parts[-1:])[0]
+        parts.append(mx.fast.scaled_dot_product_attention(rows, k, v, scale=1.0))
+    return mx.concatenate(parts, axis=2)[0].swapaxes(0, 1)
+
+
+class MLP(Module):
+    """GeGLU (arXiv:2002.05202) of linear layers that may clip."""
+
+    def __init__(self, args: Gemma4VisionArguments) -> None:
+        super().__init__()
+        hidden, inner = args.hidden_size, args.intermediate_size
+        self.gate_proj = ClippedLinear(args, hidden, inner)
+        self.up_proj = ClippedLinear(args, hidden, inner)
+        self.down_proj = ClippedLinear(args, inner, hidden)
+        self._gate = GATES[args.hidden_activation]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[N, hidden]` -> `[N, hidden]`."""
+        return self.down_proj(self._gate(self.gate_proj(x), self.up_proj(x)))
+
+
+class EncoderLayer(Module):
+    """Attention and feed-forward, each between norms on both sides."""
+
+    def __init__(self, args: Gemma4VisionArguments) -> None:
+        super().__init__()
+        hidden, eps = args.hidden_size, args.rms_norm_eps
+        self.self_attn = Attention(args)
+        self.mlp = MLP(args)
+        self.input_layernorm = RMSNorm(hidden, eps=eps)
+        self.post_attention_layernorm = RMSNorm(hidden, eps=eps)
+        self.pre_feedforward_layernorm = RMSNorm(hidden, eps=eps)
+        self.post_feedforward_layernorm = RMSNorm(hidden, eps=eps)
+
+    def __call__(self, x: mx.array, rotate: Rotate) -> mx.array:
+        """`[N, hidden]` -> `[N, hidden]`."""
+        x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), rotate))
+        return x + self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x)))
+
+
+class Encoder(Module):
+    """The layers, and the rotation that they share."""
+
+    def __init__(self, args: Gemma4VisionArguments) -> None:
+        super().__init__()
+        self.layers = [EncoderLayer(args) for _ in range(args.num_hidden_layers)]
+        self._rope = Rope(args.head_dim // 2, RopeParameters(rope_theta=args.rope_theta))
+
+    def __call__(self, x: mx.array, columns: int) -> mx.array:
+        """`[rows * columns, hidden]` -> the same."""
+        rotate = self._rotation(x.shape[0], columns)
+        for layer in self.layers:
+            x = layer(x, rotate)
+        return x
+
+    def _rotation(self, patches: int, columns: int) -> Rotate:
+        """Turns the first half of each head by the patch's column, the second by its row."""
+        index = mx.arange(patches)
+        turn_x, turn_y = self._rope(index % columns), self._rope(index // columns)
+
+        def rotate(x: mx.array) -> mx.array:
+            first, second = mx.split(x, 2, axis=-1)
+            return mx.concatenate([turn_x(first), turn_y(second)], axis=-1)
+
+        return rotate
+
+
+class VisionTower(Module):
+    """Patches to soft tokens, `vision_tower.` in checkpoints."""
+
+    def __init__(self, args: Gemma4VisionArguments) -> None:
+        super().__init__()
+        self.args = args
+        self.patch_embedder = PatchEmbedder(args)
+        self.encoder = Encoder(args)
+        if args.standardize:
+            self.std_bias = mx.zeros((args.hidden_size,))
+            self.std_scale = mx.ones((args.hidden_size,))
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The activations' type: that of the one tensor here which is never packed."""
+        return self.patch_embedder.position_embedding_table.dtype
+
+    def __call__(self, patches: mx.array, rows: int, columns: int) -> mx.array:
+        """uint8 `[rows * columns, patch_values]` -> `[tokens, hidden]`.
+
+        In float32: float16 does not reach as far as the scaling takes them, and the bias of
+        standardisation is about as large as what it is taken from.
+        """
+        x = self.encoder(self.patch_embedder(patches, rows, columns), columns)
+        k, hidden = self.args.pooling_kernel_size, self.args.hidden_size
+        squares = x.astype(mx.float32).reshape(rows // k, k, columns // k, k, hidden)
+        pooled: mx.array = squares.mean(axis=(1, 3)).reshape(-1, hidden) * hidden**0.5
+        if self.args.standardize:
+            bias, scale = self.std_bias.astype(mx.float32), self.std_scale.astype(mx.float32)
+            pooled = (pooled - bias) * scale
+        return pooled
+
+
+class Projector(Module):
+    """Soft tokens to rows of the decoder's width, `embed_vision.` in checkpoints."""
+
+    def __init__(self, args: Gemma4VisionArguments) -> None:
+        super().__init__()
+        self.embedding_projection = nn.Linear(args.hidden_size, args.text_hidden_size, bias=False)
+        self._norm = unweighted_norm(args.hidden_size, args.rms_norm_eps)
+
+    def __call__(self, soft_tokens: mx.array, dtype: mx.Dtype) -> mx.array:
+        """float32 `[tokens, hidden]` -> `[tokens, text_hidden]` of `dtype`."""
+        y: mx.array = self.embedding_projection(self._norm(soft_tokens).astype(dtype))
+        return y
+
+
+class Gemma4VisionEncoder(VisionEncoder):
+    """The tower and the projector as one."""
+
+    def __init__(self, vision_tower: VisionTower, embed_vision: Projector) -> None:
+        super().__init__()
+        self.args = vision_tower.args
+        self.vision_tower = vision_tower
+        self.embed_vision = embed_vision
+
+    @property
+    def patch_values(self) -> int:
+        return self.args.patch_values
+
+    def soft_tokens(self, rows: int, columns: int) -> int:
+        square, most = self.args.pooling_kernel_size, self.args.position_embedding_size
+        shape = f"An image of {rows} rows and {columns} columns of patches"
+        if min(rows, columns) < square or rows % square or columns % square:
+            raise RequestError(f"{shape} cannot be cut into squares of {square} by {square}.")
+        if max(rows, columns) > most:
+            raise RequestError(f"{shape} is too large: the model takes at most {most} of either.")
+        return rows * columns // square**2
+
+    def __call__(self, patches: mx.array, rows: int, columns: int) -> mx.array:
+        return self.embed_vision(self.vision_tower(patches, rows, columns), self.vision_tower.dtype)

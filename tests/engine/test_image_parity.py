@@ -1,0 +1,274 @@
+"""Promise 1 for requests with images: as if alone, in any company, any chunks, after any hit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.cache.specs import KVFormat
+from quire.config import EngineConfig
+from quire.models.loader import LoadedModel, open_model
+from quire.request import FinishReason, Image, PlacedImage, Request
+from tests.support.parity import SCENARIOS, Answer, Company, alone, assert_same, prompts
+from tests.support.tiny_models import (
+    IMAGE,
+    gemma4_config,
+    gemma4_ple_config,
+    gemma4_vision_config,
+    write_model,
+)
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "images seen whole": gemma4_vision_config(gemma4_config(use_bidirectional_attention="vision")),
+    "images read like text": gemma4_vision_config(gemma4_ple_config()),
+}
+FORMATS = (KVFormat("page", 4, 4), KVFormat("uniform", 8, 8, 32), KVFormat("turbo", 3.5, 3.5))
+
+Opened = tuple[LoadedModel, EngineConfig]
+Shapes = tuple[tuple[int, int, int], ...]
+
+
+def image(seed: int, rows: int, columns: int) -> Image:
+    """Random patches of 4 x 4 pixels, four of which become a soft token."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (rows * columns, 48), dtype=np.uint8).tobytes()
+    digest = blake2b(pixels + bytes([rows, columns]), digest_size=24).digest()
+    return Image(pixels, rows, columns, rows * columns // 4, digest)
+
+
+def showing(request: Request, shapes: Shapes, seed: int = 0) -> Request:
+    """The request with images of (tokens of text before, rows, columns) among its tokens."""
+    tokens: list[int] = []
+    text = list(request.prompt)
+    placed = []
+    for number, (gap, rows, columns) in enumerate(shapes):
+        tokens += text[:gap]
+        del text[:gap]
+        shown = image(seed + number, rows, columns)
+        placed.append(PlacedImage(len(tokens), shown))
+        tokens += [IMAGE] * shown.tokens
+    return replace(request, prompt=(*tokens, *text), images=tuple(placed))
+
+
+# Soft tokens: 48, past the window of 32 and across pages; 4; 6 and 30 next to each other.
+SHAPES: tuple[Shapes, ...] = (
+    ((3, 12, 16),),
+    ((0, 4, 4), (30, 12, 16)),
+    (),
+    ((10, 12, 16), (20, 12, 16), (5, 4, 4)),
+    ((40, 4, 6), (0, 10, 12)),
+    ((60, 12, 12),),
+)
+
+
+def requests(tokens: int = 40) -> list[Request]:
+    plain = prompts((20, 45, 50, 60, 65, 130), tokens)
+    return [
+        showing(request, shapes, 10 * number)
+        for number, (request, shapes) in enumerate(zip(plain, SHAPES, strict=True))
+    ]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
+    known: dict[str, Opened] = {}
+
+    def find(name: str) -> Opened:
+        if name not in known:
+            folder = write_model(Path(tmp_path_factory.mktemp("eyes")), FAMILIES[name])
+            loaded = open_model(str(folder), dtype="float32")
+            known[name] = loaded, EngineConfig(str(folder), kv_memory=64 << 20, kv_skip_layers=())
+        return known[name]
+
+    return find
+
+
+Expected = Callable[[str, KVFormat], dict[str, Answer]]
+
+
+@pytest.fixture(scope="module")
+def expected(opened: Callable[[str], Opened]) -> Expected:
+    """What each request gets alone, computed once."""
+    known: dict[tuple[str, KVFormat], dict[str, Answer]] = {}
+
+    def find(name: str, format: KVFormat) -> dict[str, Answer]:
+        if (name, format) not in known:
+            loaded, config = opened(name)
+            known[name, format] = alone(loaded, replace(config, kv_format=format), requests())
+        return known[name, format]
+
+    return find
+
+
+def test_images_change_the_answer(opened: Callable[[str], Opened]) -> None:
+    """Else nothing here proves anything."""
+    loaded, config = opened("images seen whole")
+    (one,) = prompts((30,), 20)
+    shown = [replace(showing(one, ((5, 8, 8),), seed), id=f"r{seed}") for seed in range(3)]
+    answers = alone(loaded, config, shown)
+    assert len({tuple(answer.tokens) for answer in answers.values()}) == 3
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_as_if_alone(
+    opened: Callable[[str], Opened], expected: Expected, family: str, scenario: str
+) -> None:
+    loaded, config = opened(family)
+    wanted = requests()
+    got = SCENARIOS[scenario](loaded, replace(config, prefix_cache=False), wanted)
+    assert_same(got, expected(family, KVFormat()), [request.id for request in wanted])
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+@pytest.mark.parametrize("scenario", ["staggered arrivals", "in chunks of 33"])
+def test_formats(
+    opened: Callable[[str], Opened], expected: Expected, scenario: str, format: KVFormat
+) -> None:
+    loaded, config = opened("images seen whole")
+    wanted = requests()
+    got = SCENARIOS[scenario](loaded, replace(config, kv_format=format), wanted)
+    assert_same(got, expected("images seen whole", format), [request.id for request in wanted])
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+def test_formats_pre_empted_and_resumed(
+    opened: Callable[[str], Opened], expected: Expected, format: KVFormat
+) -> None:
+    loaded, config = opened("images seen whole")
+    wanted = requests()
+    probe = Company(loaded, replace(config, kv_format=format))
+    # Room for one of the longest with an image of 48 tokens, which is read at once, and half as
+    # much again, so that two begin that outgrow it.
+    budget = probe.engine._scheduler.limits.worst_case_bytes(format, 256, 48) * 3 // 2
+    company = Company(loaded, replace(config, kv_format=format, kv_memory=budget))
+    company.run(wanted)
+    assert company.engine.stats().preemptions > 0
+    names = [request.id for request in wanted]
+    assert_same(company.answers, expected("images seen whole", format), names)
+
+
+LONG = showing(prompts((150,), 20)[0], ((20, 12, 16), (70, 12, 16)))
+"""Images at 20 to 68 and at 138 to 186."""
+
+
+def followers() -> dict[str, tuple[Request, range]]:
+    """By name, a prompt that begins as `LONG` does, and how much of it may be reused."""
+    other_first = showing(prompts((150,), 20)[0], ((20, 12, 16), (70, 12, 16)), seed=5)
+    images = (LONG.images[0], other_first.images[1])
+    return {
+        "exact repeat": (LONG, range(245, 246)),
+        "another first image": (other_first, range(20, 21)),
+        "another second image": (replace(LONG, images=images), range(138, 139)),
+        "the marks of an image, and no image": (replace(LONG, images=()), range(20, 21)),
+        "cut within the second image": (
+            replace(LONG, prompt=LONG.prompt[:160], images=LONG.images[:1]),
+            range(138, 139),
+        ),
+        "gone on": (replace(LONG, prompt=LONG.prompt + LONG.prompt[:19]), range(246, 247)),
+    }
+
+
+@pytest.mark.parametrize("chunk", [2048, 33])
+@pytest.mark.parametrize("name", followers())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_warm_equals_cold(
+    opened: Callable[[str], Opened], family: str, name: str, chunk: int
+) -> None:
+    loaded, config = opened(family)
+    config = replace(config, max_step_tokens=chunk)
+    request, reusable = followers()[name]
+    wanted = replace(request, id="second")
+    cold = alone(loaded, config, [wanted])
+    company = Company(loaded, config)
+    company.run([LONG])
+    company.run([wanted])
+    assert_same(company.answers, cold, ["second"])
+    assert company.answers["second"].ends[0].cached_tokens in reusable
+
+
+def test_a_hit_may_end_within_an_image(opened: Callable[[str], Opened]) -> None:
+    """A page of the image is gone: the rest of it is read again, and sees what stayed."""
+    loaded, config = opened("images seen whole")
+    # Sealed pages are shared whole, so that the hit ends at 64, within the first image.
+    config = replace(config, kv_format=FORMATS[0])
+    short = replace(LONG, prompt=LONG.prompt[:70], images=LONG.images[:1])
+    cold = alone(loaded, config, [short])
+    company = Company(loaded, config)
+    company.run([LONG])
+    company.run([replace(short, id="second")])
+    assert company.answers["second"].ends[0].cached_tokens == 64
+    assert_same({"r0": company.answers["second"]}, cold, ["r0"])
+
+
+def test_equal_images_are_encoded_once(
+    opened: Callable[[str], Opened], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded, config = opened("images read like text")
+    asked: list[tuple[int, int]] = []
+    encoder = type(loaded.model.vision)
+    encode = encoder.__call__
+
+    def counted(self: Any, patches: Any, rows: int, columns: int) -> Any:
+        asked.append((rows, columns))
+        return encode(self, patches, rows, columns)
+
+    monkeypatch.setattr(encoder, "__call__", counted)
+    texts = prompts((30, 31, 32), 5)
+    company = Company(loaded, replace(config, max_step_tokens=9))
+    company.run([showing(text, ((7, 8, 8),)) for text in texts])
+    assert asked == [(8, 8)]
+
+
+def bad(request: Request, **changes: Any) -> Request:
+    """The request with its first image changed."""
+    placed = request.images[0]
+    start = changes.pop("start", placed.start)
+    changed = PlacedImage(start, replace(placed.image, **changes))
+    return replace(request, id="bad", images=(changed, *request.images[1:]))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"rows": 11}, {"pixels": b""}, {"tokens": 5}, {"start": 100}, {"rows": 100, "columns": 2}],
+    ids=str,
+)
+def test_a_bad_image_ends_its_request_alone(
+    opened: Callable[[str], Opened], expected: Expected, changes: dict[str, Any]
+) -> None:
+    loaded, config = opened("images seen whole")
+    wanted = requests()
+    company = Company(loaded, config)
+    company.run([wanted[3], bad(wanted[1], **changes), wanted[0]])
+    (end,) = company.answers["bad"].ends
+    assert end.finish == FinishReason.ERROR
+    assert end.error is not None
+    assert end.error.status == 400
+    assert_same(company.answers, expected("images seen whole", KVFormat()), ["r3", "r0"])
+
+
+def test_while_others_generate_a_step_reads_one_image_of_a_prompt(
+    opened: Callable[[str], Opened],
+) -> None:
+    loaded, config = opened("images read like text")
+    company = Company(loaded, config)
+    company.add(replace(prompts((5,), 60)[0], id="runs"))
+    for _ in range(3):
+        company.step()
+    many = showing(prompts((60,), 5)[0], ((2, 4, 4),) * 8)
+    company.add(many)
+    read = []
+    while "r0" not in {s.id for s in company.engine._scheduler.running}:
+        company.step()
+    while not company.answers["r0"].tokens:
+        sequence = next(s for s in company.engine._scheduler.running if s.id == "r0")
+        read.append(sum(placed.end <= sequence.computed for placed in many.images))
+        company.step()
+    assert max(b - a for a, b in pairwise(read)) <= 1
