@@ -28,10 +28,12 @@ class BoundedHead(HttpToolsProtocol):
 
     _in_head = True
     _head = 0  # bytes of the head that is being read
+    _ended = False  # whether a message ended in what was received last
 
     def data_received(self, data: bytes) -> None:
+        self._ended = False
         super().data_received(data)
-        if self._in_head:
+        if self._in_head and not self._ended:  # else they were the end of a body
             self._head += len(data)
             if self._head > _MAX_HEAD:
                 self.send_400_response("The head of the request is too long.")
@@ -42,7 +44,7 @@ class BoundedHead(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._in_head, self._head = True, 0
+        self._in_head, self._head, self._ended = True, 0, True
 
 
 def serve(engine: EngineConfig, config: ServerConfig, worker: str = WORKER) -> int:

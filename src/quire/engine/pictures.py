@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +98,7 @@ class Pictures:
         return tuple(_with_images(message, images) for message in messages)
 
     async def _read(self, processor: ImageProcessor, source: ImageSource) -> Image:
-        async with self._fetching:
+        async with self._fetching if source.remote else nullcontext():
             fetched = await fetch(source.url, self._policy, param=source.param)
         async with self._decoding:
             return await asyncio.to_thread(
@@ -116,7 +117,7 @@ class Pictures:
             case list() | tuple():
                 return type(value)(self.hide_marks(each) for each in value)
             case Mapping():
-                return {key: self.hide_marks(each) for key, each in value.items()}
+                return {self.hide_marks(key): self.hide_marks(each) for key, each in value.items()}
             case _:
                 return value
 

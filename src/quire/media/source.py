@@ -26,6 +26,11 @@ class ImageSource:
     kind: str
     detail: Detail = "auto"
 
+    @property
+    def remote(self) -> bool:
+        """Whether another machine has to be asked for it."""
+        return self.url[:5].lower().startswith("http")
+
     def __len__(self) -> int:
         return len(self.url)
 
