@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quire.cli.load import Dechunker, EventCounter, Target, error_message
+from quire.cli.load import Answer, Client, Dechunker, EventCounter, Target, error_message
 
 
 def delta(**fields: object) -> str:
@@ -94,3 +95,75 @@ def test_error_bodies_of_any_shape_are_shown() -> None:
     assert error_message(b'{"error": {"message": "m", "code": 1}}') == "m"
     assert error_message(b'{"error": "m"}') == "m"
     assert error_message(b"<html>gone</html>") == "<html>gone</html>"
+
+
+STREAM = b"data: " + delta(content="hi").encode() + b"\n\ndata: [DONE]\n\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (
+    len(STREAM),
+    STREAM,
+)
+SHORT = b'{"error": {"message": "too short"}}'
+REFUSED = b"HTTP/1.1 400 Bad\r\nContent-Length: %d\r\n\r\n%s" % (len(SHORT), SHORT)
+OLD = b"HTTP/1.0 200 OK\r\n\r\n" + STREAM
+CLOSING = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+
+
+class Script:
+    """A server that answers each request on a connection with the next of what it is given.
+
+    None closes the connection instead.
+    """
+
+    def __init__(self, *answers: bytes | None) -> None:
+        self._answers = list(answers)
+        self.connections = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        while await reader.read(1000):  # a small request comes at once
+            answer = self._answers.pop(0)
+            if answer is None:
+                break
+            writer.write(answer)
+            if b"HTTP/1.0" in answer or b"close" in answer:
+                break
+        writer.close()
+
+
+async def asked(script: Script, count: int) -> list[Answer]:
+    """The answers to so many requests of one client."""
+    server = await asyncio.start_server(script, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = Client(Target("127.0.0.1", port, False, "/v1"))
+    answers = [await client.send("/completions", b"{}", 5.0) for _ in range(count)]
+    client.close()
+    server.close()
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("answers", "connections"),
+    [
+        ((CHUNKED, CHUNKED, REFUSED, CHUNKED), 1),
+        ((CLOSING, CHUNKED), 2),
+        ((OLD, OLD), 2),
+        ((CHUNKED, None, CHUNKED), 2),  # closed while it was kept: asked again
+    ],
+    ids=["kept", "closed by header", "HTTP/1.0", "closed meanwhile"],
+)
+async def test_a_connection_serves_as_long_as_it_can(
+    answers: tuple[bytes | None, ...], connections: int
+) -> None:
+    script = Script(*answers)
+    count = sum(answer is not None for answer in answers)
+    got = await asked(script, count)
+    expected = [None if b"200" in each else "HTTP 400: too short" for each in answers if each]
+    assert [answer.error for answer in got] == expected
+    assert [len(answer.text_times) for answer in got] == [error is None for error in expected]
+    assert script.connections == connections
+
+
+async def test_a_server_that_says_nothing_is_asked_once() -> None:
+    script = Script(None, CHUNKED)
+    (answer,) = await asked(script, 1)
+    assert answer.error == "the server closed the connection without an answer"

@@ -9,13 +9,13 @@ import mlx.core as mx
 import pytest
 
 from quire.config import EngineConfig
-from quire.models.loader import open_model
 from quire.models.gemma4_vision import (
     Gemma4VisionArguments,
     Gemma4VisionEncoder,
     Projector,
     VisionTower,
 )
+from quire.models.loader import open_model
 from tests.engine.test_image_parity import FAMILIES, requests
 from tests.support.parity import SCENARIOS, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model, write_model

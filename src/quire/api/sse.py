@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from quire.api.access import note
 from quire.api.errors import error_response
 from quire.engine.runs import ChoiceEvent, Run
-from quire.text.events import Failed
+from quire.text.events import Failed, Finished
 
 KEEPALIVE_S = 15.0
 """Silence after which something is sent: a long prefill, or a long call that is held back until it
@@ -85,6 +85,8 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watcher = asyncio.create_task(abort_when_gone(receive, self._run))
         keeper = asyncio.create_task(self._keep_alive(send))
+        running = len(self._run.choices)
+        body = b""
         try:
             async with aclosing(self._run.batches()) as batches:
                 async for batch in batches:
@@ -93,15 +95,20 @@ class EventStream(Response):
                         failed = error_response(scope["path"], refusal.error)
                         await failed(scope, receive, send)
                         return
-                    await self._write(send, self._renderer.render(batch))
+                    body = self._renderer.render(batch)
+                    running -= sum(isinstance(event, Finished | Failed) for _, event in batch)
+                    if not running:
+                        break  # the last events and what follows them are one write
+                    await self._write(send, body)
+                    body = b""
             keeper.cancel()
-            await send({"type": "http.response.body", "body": self._renderer.end()})
+            await self._write(send, body + self._renderer.end(), last=True)
         finally:
             watcher.cancel()
             keeper.cancel()
             note(scope, self._run.summary())
 
-    async def _write(self, send: Send, body: bytes) -> None:
+    async def _write(self, send: Send, body: bytes, *, last: bool = False) -> None:
         if not self._started:
             self._started = True
             headers = {
@@ -112,9 +119,9 @@ class EventStream(Response):
             }
             raw = [(name.encode(), value.encode()) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": 200, "headers": raw})
-        if body:
+        if body or last:
             self._written += 1
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": body, "more_body": not last})
 
     async def _keep_alive(self, send: Send) -> None:
         """Breaks every silence, before the first token and while a call is held back."""

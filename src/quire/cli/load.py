@@ -1,6 +1,6 @@
 """A load client cheap enough to share two cores with the server that it measures.
 
-One request is one connection with `Connection: close`. Server-sent events are counted on the raw
+A worker keeps its connection where the server does. Server-sent events are counted on the raw
 bytes: an event is decoded as JSON only where the answer needs it (the last usage, an error), since
 decoding each of ten thousand events a second would take the time that is to be measured.
 """
@@ -67,7 +67,6 @@ class Target:
         lines = [
             f"{method} {self.path}{route} HTTP/1.1",
             f"Host: {self.host}:{self.port}",
-            "Connection: close",
             "Content-Type: application/json",
             "Accept: text/event-stream, application/json",
             f"Content-Length: {len(body)}",
@@ -104,7 +103,7 @@ class Answer:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from before the connection to the first text, or None where none came."""
+        """Seconds from before the request to the first text, or None where none came."""
         return self.text_times[0] - self.started if self.text_times else None
 
     @property
@@ -208,46 +207,48 @@ def error_message(body: bytes) -> str:
         return body[:200].decode("utf-8", "replace").strip()
 
 
-class _Exchange(asyncio.Protocol):
+class _Exchange:
     """One request and its answer. `finished` is set once, with the answer."""
 
-    def __init__(self, request: bytes, started: float) -> None:
+    def __init__(self, started: float) -> None:
         self.finished: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._request = request
+        self.begun = False
+        """Whether any of the answer has come."""
+        self.whole = False
+        """Whether all of it has, so that the connection can take the next request."""
         self._started = started
+        self._ended: float | None = None
         self._head: bytes | None = b""  # None once the headers are read
         self._body = b""
         self._status = 0
+        self._keeps_alive = False
         self._chunks: Dechunker | None = None
+        self._missing: int | None = None
+        """Bytes of the body that are still to come, where the server says how many there are."""
         self._events = EventCounter()
-        self._transport: asyncio.Transport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, not a check: uvloop's transports have the methods but not the base class.
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
+        """Takes the next bytes of the answer."""
         now = time.perf_counter()
+        self.begun = True
         try:
             if self._head is not None:
                 data = self._read_head(data)
             if self._head is None and data:
                 self._read_body(data, now)
         except ValueError as error:
-            self._finish(f"the answer is not HTTP: {error}")
+            self.end(f"the answer is not HTTP: {error}")
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def lost(self) -> None:
+        """Nothing more will come."""
         if self._status and self._status != 200:
-            self._finish(f"HTTP {self._status}: {error_message(self._body)}")
+            self.end(f"HTTP {self._status}: {error_message(self._body)}")
+        elif self._events.done:
+            self.end(None)
         elif self._head is not None:
-            self._finish("the server closed the connection without an answer")
+            self.end("the server closed the connection without an answer")
         else:
-            self._finish("the stream ended without [DONE]")
-
-    def abort(self, reason: str) -> None:
-        """Gives up on the answer."""
-        self._finish(reason)
+            self.end("the stream ended without [DONE]")
 
     def _read_head(self, data: bytes) -> bytes:
         assert self._head is not None
@@ -260,31 +261,44 @@ class _Exchange(asyncio.Protocol):
         if not self._status:
             raise ValueError(first[:80].decode("latin-1"))
         self._head = None
-        if any(re.match(rb"(?i)transfer-encoding:.*chunked", line) for line in lines):
-            self._chunks = Dechunker()
+        self._keeps_alive = first.startswith(b"HTTP/1.1")
+        for line in lines:
+            name, _, value = line.lower().partition(b":")
+            if name == b"transfer-encoding" and b"chunked" in value:
+                self._chunks = Dechunker()
+            elif name == b"content-length":
+                self._missing = int(value)
+            elif name == b"connection" and b"close" in value:
+                self._keeps_alive = False
         return rest
 
     def _read_body(self, data: bytes, now: float) -> None:
         if self._chunks is not None:
             data = self._chunks.feed(data)
+        elif self._missing is not None:
+            self._missing -= len(data)
         if self._status != 200:
             self._body += data
         else:
             self._events.feed(data, now)
-            if self._events.done:
-                self._finish(None)
-                return
-        if self._chunks is not None and self._chunks.done:
-            self.connection_lost(None)
+            if self._events.done and self._ended is None:
+                self._ended = now
+        framed = self._chunks is not None or self._missing is not None
+        if self._missing == 0 or (self._chunks is not None and self._chunks.done):
+            self.whole = self._keeps_alive
+            self.lost()
+        elif self._events.done and not framed:
+            self.lost()
 
-    def _finish(self, error: str | None) -> None:
+    def end(self, error: str | None) -> None:
+        """The answer, as far as it has come; harmless after the first time."""
         if self.finished.done():
             return
         prompt, completion, cached = self._events.usage()
         self.finished.set_result(
             Answer(
                 started=self._started,
-                ended=time.perf_counter(),
+                ended=self._ended or time.perf_counter(),
                 text_times=tuple(self._events.text_times),
                 prompt_tokens=prompt,
                 completion_tokens=completion,
@@ -292,8 +306,95 @@ class _Exchange(asyncio.Protocol):
                 error=self._events.error or error,
             )
         )
+
+
+class _Connection(asyncio.Protocol):
+    """Carries one exchange after the other."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._exchange: _Exchange | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether the next request can go out here."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    def ask(self, request: bytes, exchange: _Exchange) -> None:
+        """Sends a request, whose answer `exchange` takes."""
+        assert self._transport is not None
+        self._exchange = exchange
+        self._transport.write(request)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # A cast, not a check: uvloop's transports have the methods but not the base class.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._exchange is not None:
+            self._exchange.feed(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        if self._exchange is not None:
+            self._exchange.lost()
+
+    def close(self) -> None:
+        """At once; what was on its way is lost."""
         if self._transport is not None:
             self._transport.abort()
+            self._transport = None
+
+
+class Client:
+    """Sends one request after the other, on one connection where the server keeps it open.
+
+    As the SDKs do, whose pools keep connections: a new one for each request would be measured too.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._tls = ssl.create_default_context() if target.tls else None
+        self._connection: _Connection | None = None
+
+    async def send(self, route: str, body: bytes, timeout_s: float) -> Answer:
+        """Sends a streaming request and reads its answer to the end. Never raises for a bad one."""
+        request = self._target.request("POST", route, body)
+        exchange = _Exchange(time.perf_counter())
+        try:
+            async with asyncio.timeout(timeout_s):
+                kept = self._connection is not None and self._connection.open
+                await self._ask(request, exchange)
+                # Shielded, since the timeout must not cancel the future that `end` completes.
+                answer = await asyncio.shield(exchange.finished)
+                if kept and not exchange.begun:  # the server had closed what it had kept
+                    exchange = _Exchange(time.perf_counter())
+                    await self._ask(request, exchange)
+                    answer = await asyncio.shield(exchange.finished)
+                return answer
+        except TimeoutError:
+            exchange.end(f"no complete answer within {timeout_s:g} s")
+        except OSError as error:
+            address = f"{self._target.host}:{self._target.port}"
+            exchange.end(f"cannot connect to {address}: {error.strerror or error}")
+        finally:
+            if not exchange.whole:
+                self.close()
+        return await exchange.finished
+
+    async def _ask(self, request: bytes, exchange: _Exchange) -> None:
+        if self._connection is None or not self._connection.open:
+            loop, target = asyncio.get_running_loop(), self._target
+            _, self._connection = await loop.create_connection(
+                _Connection, target.host, target.port, ssl=self._tls
+            )
+        self._connection.ask(request, exchange)
+
+    def close(self) -> None:
+        """Closes the connection; the next request opens another."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def served_model(target: Target, timeout_s: float) -> str:
@@ -324,21 +425,12 @@ def served_model(target: Target, timeout_s: float) -> str:
 
 
 async def send(target: Target, route: str, body: bytes, timeout_s: float) -> Answer:
-    """Sends one streaming request and reads its answer to the end. Never raises for a bad one."""
-    started = time.perf_counter()
-    exchange = _Exchange(target.request("POST", route, body), started)
-    context = ssl.create_default_context() if target.tls else None
+    """`Client.send` on a connection of its own."""
+    client = Client(target)
     try:
-        async with asyncio.timeout(timeout_s):
-            loop = asyncio.get_running_loop()
-            await loop.create_connection(lambda: exchange, target.host, target.port, ssl=context)
-            # Shielded, since the timeout must not cancel the future that `abort` completes.
-            return await asyncio.shield(exchange.finished)
-    except TimeoutError:
-        exchange.abort(f"no complete answer within {timeout_s:g} s")
-    except OSError as error:
-        exchange.abort(f"cannot connect to {target.host}:{target.port}: {error.strerror or error}")
-    return await exchange.finished
+        return await client.send(route, body, timeout_s)
+    finally:
+        client.close()
 
 
 async def closed_loop(
@@ -349,8 +441,10 @@ async def closed_loop(
     answers: list[Answer] = []
 
     async def worker() -> None:
+        client = Client(target)
         for body in waiting:
-            answers.append(await send(target, route, body, timeout_s))
+            answers.append(await client.send(route, body, timeout_s))
+        client.close()
 
     await asyncio.gather(*(worker() for _ in range(min(concurrency, len(bodies)))))
     return answers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -121,6 +122,16 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
         return bool(self._scheduler.has_work or self._built or self._refused)
+
+    @property
+    def expected_step_s(self) -> float:
+        """How long the step that has begun is likely to take; for ever if none has."""
+        if self._built is None or self._built.reads_images:
+            return math.inf
+        plan = self._built.plan
+        return self._scheduler.pace.step_seconds(
+            plan.decode_rows, len(plan.work) - plan.decode_rows, plan.prompt_rows
+        )
 
     # -- steps ---------------------------------------------------------------------------------
 

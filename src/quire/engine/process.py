@@ -63,14 +63,14 @@ class ProcessTicket:
         self._ended = output.finish is not None
         self._notify()
 
-    def put_token(self, token: int) -> None:
-        """Called by the engine's reader for an output that is just one more token."""
+    def put_tokens(self, tokens: tuple[int, ...]) -> None:
+        """Called by the engine's reader for an output that is just more tokens."""
         assert self._last is not None, "the first output of a request comes whole"
         waiting = self._ready[-1] if self._ready else None
         if waiting is not None and not waiting.logprobs and len(waiting.token_ids) < _MERGED:
-            self._ready[-1] = replace(waiting, token_ids=(*waiting.token_ids, token))
+            self._ready[-1] = replace(waiting, token_ids=waiting.token_ids + tokens)
         else:
-            self._ready.append(replace(self._last, token_ids=(token,), logprobs=()))
+            self._ready.append(replace(self._last, token_ids=tokens, logprobs=()))
         self._notify()
 
     def take(self) -> list[Output]:
@@ -250,8 +250,8 @@ class ProcessEngine:
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     def _deliver(self, step: Step) -> None:
-        for name, token in step.tokens:
-            self._tickets[name].put_token(token)
+        for name, tokens in step.tokens:
+            self._tickets[name].put_tokens(tokens)
         for output in step.outputs:
             ticket = self._tickets.get(output.request_id)
             if ticket is None:

@@ -62,11 +62,11 @@ class Step:
 
     Attributes:
         outputs: a request's first and last, and those that carry more than a token.
-        tokens: (request id, token) of all others.
+        tokens: (request id, its next tokens) of all others; read before the outputs.
     """
 
     outputs: tuple[Output, ...]
-    tokens: tuple[tuple[str, int], ...]
+    tokens: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,16 @@ class Pace:
         chunk_s, token_s = self._cost.estimate()
         return None if token_s == 0 else chunk_s + tokens * token_s
 
+    def step_seconds(self, decode_rows: int, chunks: int, prompt_rows: int) -> float:
+        """How long a step is likely to take; `step_s` before any was seen."""
+        if not self._decode_s:
+            return self._step_s
+        seconds = self._decode_estimate(decode_rows) if decode_rows else 0.0
+        if prompt_rows:
+            chunk_s, token_s = self._cost.estimate()
+            seconds += chunks * chunk_s + prompt_rows * token_s
+        return seconds
+
     def observe(self, decode_rows: int, chunks: int, prompt_rows: int, seconds: float) -> None:
         """A step took this long."""
         if prompt_rows == 0:

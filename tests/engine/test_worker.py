@@ -1,0 +1,109 @@
+"""What the engine's process sends after each step, and when."""
+
+from __future__ import annotations
+
+import math
+import socket
+from typing import Any, cast
+
+import pytest
+
+from quire.engine import worker
+from quire.engine.engine import Engine
+from quire.engine.wire import Frames, Step
+from quire.request import FinishReason, Output, TokenLogprobs
+
+
+class Clock:
+    """An engine whose steps take as long as a test says, and the time that goes by."""
+
+    expected_step_s = 0.001
+    now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(worker, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def pack(clock: Clock) -> Any:
+    ours, _ = socket.socketpair()
+    return worker._Worker(ours, Frames(ours), cast(Engine, clock))._pack
+
+
+NAMES = [f"r{number}" for number in range(32)]
+
+
+def step(token: int, names: list[str] = NAMES, **fields: Any) -> list[Output]:
+    return [Output(name, (token,), **fields) for name in names]
+
+
+def read(message: Step) -> dict[str, list[int]]:
+    """What the other end gets, by request, in its order."""
+    got: dict[str, list[int]] = {}
+    for name, tokens in message.tokens:
+        got.setdefault(name, []).extend(tokens)
+    for output in message.outputs:
+        got.setdefault(output.request_id, []).extend(output.token_ids)
+    return got
+
+
+def test_first_tokens_go_out_at_once(pack: Any) -> None:
+    assert read(pack(step(1))) == {name: [1] for name in NAMES}
+
+
+def test_many_tokens_in_little_time_go_out_together(pack: Any, clock: Clock) -> None:
+    pack(step(0))
+    sent = []
+    for number in range(1, 61):
+        clock.now += clock.expected_step_s
+        sent.append(read(pack(step(number))))
+    full = [each for each in sent if each]
+    assert len(full) == 4  # so that none waits for more than 16 ms
+    assert [token for each in full for token in each["r7"]] == list(range(1, 61))
+
+
+def test_no_token_waits_longer_than_it_may(pack: Any, clock: Clock) -> None:
+    pack(step(0))
+    clock.now += 0.001
+    assert not read(pack(step(1)))
+    clock.expected_step_s = 0.05  # a prompt is read next
+    clock.now += 0.001
+    assert read(pack(step(2)))["r0"] == [1, 2]
+
+
+@pytest.mark.parametrize(("rows", "step_s"), [(1, 0.001), (8, 0.02), (32, 0.02), (32, math.inf)])
+def test_few_tokens_or_long_steps_do_not_wait(
+    pack: Any, clock: Clock, rows: int, step_s: float
+) -> None:
+    clock.expected_step_s = step_s
+    names = NAMES[:rows]
+    for number in range(4):
+        clock.now += min(step_s, 1.0)
+        assert read(pack(step(number, names))) == {name: [number] for name in names}
+
+
+def test_an_end_brings_what_waited_before_it(pack: Any, clock: Clock) -> None:
+    pack(step(0))
+    clock.now += 0.001
+    assert not read(pack(step(1)))
+    clock.now += 0.001
+    ended = pack([*step(2, NAMES[1:]), *step(2, NAMES[:1], finish=FinishReason.STOP)])
+    assert read(ended) == {"r0": [1, 2]}
+    assert ended.outputs[0].finish == FinishReason.STOP
+    clock.expected_step_s = math.inf
+    assert read(pack(step(3, NAMES[1:]))) == {name: [1, 2, 3] for name in NAMES[1:]}
+
+
+def test_tokens_with_logprobs_keep_their_order(pack: Any, clock: Clock) -> None:
+    pack(step(0))
+    clock.now += 0.001
+    logprobs = (TokenLogprobs(1, -0.5),)
+    got = pack([*step(1, NAMES[:1], logprobs=logprobs), *step(1, NAMES[1:])])
+    assert read(got) == {"r0": [1]}
