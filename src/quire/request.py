@@ -95,7 +95,7 @@ class ThinkingBudget:
     end_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Image:
     """A picture cut into patches, as a vision encoder takes it.
 

@@ -227,6 +227,16 @@ def test_equal_images_are_encoded_once(
     assert asked == [(8, 8)]
 
 
+def test_equal_images_are_held_once(opened: Callable[[str], Opened]) -> None:
+    loaded, config = opened("images read like text")
+    company = Company(loaded, config)
+    for text in prompts((30, 31), 5):
+        company.add(showing(text, ((7, 8, 8),)))
+    first, second = company.engine._scheduler.waiting
+    assert first.request.images[0].image is second.request.images[0].image
+    company.run([])
+
+
 def bad(request: Request, **changes: Any) -> Request:
     """The request with its first image changed."""
     placed = request.images[0]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
+from weakref import WeakValueDictionary
 
 import mlx.core as mx
 import numpy as np
 
 from quire.errors import RequestError
 from quire.models.base import MediaRows, VisionEncoder
-from quire.request import Image, Request
+from quire.request import Image, PlacedImage, Request
 from quire.scheduler.plan import Work
 
 _KEPT_BYTES = 64 << 20
@@ -26,6 +28,7 @@ class ImageEncoder:
 
     def __init__(self, vision: VisionEncoder | None) -> None:
         self._vision = vision
+        self._images: WeakValueDictionary[bytes, Image] = WeakValueDictionary()
         self._kept: OrderedDict[bytes, mx.array] = OrderedDict()
         self._bytes = 0
 
@@ -53,6 +56,16 @@ class ImageEncoder:
                     "images: their places overlap or leave the prompt", param="images"
                 )
             end = placed.end
+
+    def shared(self, request: Request) -> Request:
+        """The request with images that others have too held once, as an agent's turns do."""
+        if not request.images:
+            return request
+        images = (
+            PlacedImage(placed.start, self._images.setdefault(placed.image.digest, placed.image))
+            for placed in request.images
+        )
+        return replace(request, images=tuple(images))
 
     def rows(self, work: Sequence[Work]) -> MediaRows | None:
         """The rows of a step that stand for images; None if there are none.

@@ -94,6 +94,7 @@ class Engine:
         """Queues a request; one that can't be served ends with an error at the next step."""
         try:
             self._runner.images.check(request)
+            request = self._runner.images.shared(request)
             guide = self._guides.make(request)
             mask = guide.mask() if guide is not None else None
             repeats = self.config.stop_on_loop

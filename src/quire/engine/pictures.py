@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
+from weakref import finalize
 
-from quire.errors import RequestError
+from quire.errors import Overloaded, RequestError
 from quire.media.fetch import FetchPolicy, fetch
 from quire.media.processors import ImageProcessor
 from quire.media.source import ImageSource, not_taken
@@ -18,6 +19,8 @@ from quire.request import Image, PlacedImage
 Message = Mapping[str, Any]
 
 _FETCHED_AT_ONCE = 4
+_HELD_BYTES = 1 << 30
+"""Pixels of all requests in flight, which the engine keeps until they end."""
 _HIDDEN = "\ue0f2mark"
 """Stands for the mark where a client wrote it; templates hold no private-use character."""
 
@@ -64,6 +67,7 @@ class Pictures:
         self._limits = limits
         self._fetching = asyncio.Semaphore(_FETCHED_AT_ONCE)
         self._decoding = asyncio.Semaphore(1)  # bounds what decoded images hold
+        self._held = 0
 
     @property
     def offered(self) -> bool:
@@ -75,6 +79,7 @@ class Pictures:
 
         Raises:
             RequestError: the model takes text only, there are too many, or one cannot be used.
+            Overloaded: other requests' images fill the memory that there is for them.
         """
         sources = [part["source"] for part in _image_parts(messages) if "source" in part]
         if not sources:
@@ -91,11 +96,28 @@ class Pictures:
             )
         reading = [asyncio.create_task(self._read(self._processor, each)) for each in sources]
         try:
-            images = iter(await asyncio.gather(*reading))
+            images = await asyncio.gather(*reading)
         finally:
             for task in reading:
                 task.cancel()
-        return tuple(_with_images(message, images) for message in messages)
+        if self._held and self._held + _bytes(images) > _HELD_BYTES:
+            raise Overloaded(
+                f"Requests in flight hold images of {self._held} bytes, of {_HELD_BYTES}.",
+                param=first.param,
+                code="too_many_images_in_flight",
+            )
+        following = iter(images)
+        return tuple(_with_images(message, following) for message in messages)
+
+    def hold(self, run: object, prompts: Sequence[Prompt]) -> None:
+        """Counts the images of prompts as held for as long as `run` is there."""
+        size = sum(_bytes([placed.image for placed in prompt.images]) for prompt in prompts)
+        if size:
+            self._held += size
+            finalize(run, self._release, size).atexit = False
+
+    def _release(self, size: int) -> None:
+        self._held -= size
 
     async def _read(self, processor: ImageProcessor, source: ImageSource) -> Image:
         async with self._fetching if source.remote else nullcontext():
@@ -157,6 +179,10 @@ class Pictures:
             done = at + 1
         tokens += ids[done:]
         return Prompt(tuple(tokens), tuple(placed))
+
+
+def _bytes(images: Sequence[Image]) -> int:
+    return sum(len(image.pixels) for image in images)
 
 
 def images_of(messages: Sequence[Message]) -> list[Image]:

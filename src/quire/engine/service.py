@@ -243,7 +243,7 @@ class Service:
             self._sources(dialect, request.prompt, spec.offered_tools, spec.stops, goes_on=goes_on)
             for request in requests
         ]
-        return Run(
+        run = Run(
             [prompt.tokens for prompt in prompts],
             [
                 Choice(
@@ -255,6 +255,8 @@ class Service:
                 for request, source in zip(requests, sources, strict=True)
             ],
         )
+        self._pictures.hold(run, prompts)
+        return run
 
     @property
     def modalities(self) -> tuple[str, ...]:
