@@ -70,7 +70,16 @@ class ProcessTicket:
         if waiting is not None and not waiting.logprobs and len(waiting.token_ids) < _MERGED:
             self._ready[-1] = replace(waiting, token_ids=waiting.token_ids + tokens)
         else:
-            self._ready.append(replace(self._last, token_ids=tokens, logprobs=()))
+            last = self._last
+            self._ready.append(
+                Output(
+                    self._id,
+                    tokens,
+                    prompt_tokens=last.prompt_tokens,
+                    cached_tokens=last.cached_tokens,
+                    reuse=last.reuse,
+                )
+            )
         self._notify()
 
     def take(self) -> list[Output]:

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("quire.worker")
 
-_GATHER_S = 0.016
-"""How long a token may wait for the next ones of its stream: a frame of a screen."""
+_GATHER_S = 0.030
+"""How long a token may wait for the next ones of its stream: nobody sees that."""
 _MANY = 2000
 """Tokens a second from which they wait. What a message costs the HTTP side and the client, some
 50 us a stream, would be a tenth of a core that the engine needs."""
