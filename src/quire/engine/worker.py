@@ -36,9 +36,9 @@ log = logging.getLogger("quire.worker")
 
 _GATHER_S = 0.030
 """How long a token may wait for the next ones of its stream: nobody sees that."""
-_MANY = 2000
+_MANY = 4000
 """Tokens a second from which they wait. What a message costs the HTTP side and the client, some
-50 us a stream, would be a tenth of a core that the engine needs."""
+50 us a stream, would be a fifth of a core that the engine needs."""
 
 
 def main() -> int:
