@@ -126,7 +126,7 @@ class Engine:
 
     @property
     def expected_step_s(self) -> float:
-        """How long the step that has begun is likely to take; for ever if none has."""
+        """How long the step that has begun is likely to take; infinity for none, or with images."""
         if self._built is None or self._built.reads_images:
             return math.inf
         plan = self._built.plan
