@@ -16,6 +16,7 @@ from quire.models.gemma4_vision import (
     VisionTower,
 )
 from quire.models.loader import open_model
+from quire.request import Request
 from tests.engine.test_image_parity import FAMILIES, requests
 from tests.support.parity import SCENARIOS, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model, write_model
@@ -26,29 +27,25 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-def test_as_if_alone_on_this_gpu(tmp_path: Path, family: str) -> None:
+def check_matrix(folder: Path, wanted: list[Request]) -> None:
+    """Every scenario gives each request what it gets alone."""
     assert mx.metal.is_available() or os.environ.get("MLX_ENABLE_TF32") == "0"
-    folder = tiny_model(tmp_path, family)
     loaded = open_model(str(folder), dtype="float32")
     config = EngineConfig(str(folder), kv_memory=64 << 20, prefix_cache=False)
-    wanted = prompts()
     expected = alone(loaded, config, wanted)
     for scenario in SCENARIOS.values():
         got = scenario(loaded, config, wanted)
         assert_same(got, expected, [request.id for request in wanted])
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_as_if_alone_on_this_gpu(tmp_path: Path, family: str) -> None:
+    check_matrix(tiny_model(tmp_path, family), prompts())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_images_as_if_alone_on_this_gpu(tmp_path: Path, family: str) -> None:
-    folder = write_model(tmp_path, FAMILIES[family])
-    loaded = open_model(str(folder), dtype="float32")
-    config = EngineConfig(str(folder), kv_memory=64 << 20, prefix_cache=False)
-    wanted = requests()
-    expected = alone(loaded, config, wanted)
-    for scenario in SCENARIOS.values():
-        got = scenario(loaded, config, wanted)
-        assert_same(got, expected, [request.id for request in wanted])
+    check_matrix(write_model(tmp_path, FAMILIES[family]), requests())
 
 
 @pytest.mark.parametrize("head_dim", [64, 72])
