@@ -108,8 +108,9 @@ def test_where_images_may_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "two").mkdir()
     monkeypatch.chdir(tmp_path)
     folders = ("--media-folder", "one", "--media-folder", str(tmp_path / "two"))
-    given = config("--allow-media-hosts", *folders)
+    given = config("--allow-media-hosts", "--media-timeout", "2.5", *folders)
     assert given.allow_media_hosts
+    assert given.media_timeout_s == 2.5
     here = tmp_path.resolve()
     assert given.media_folders == (str(here / "one"), str(here / "two"))
 

@@ -188,6 +188,13 @@ def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
         help="requests may name images below it by file://; may be given again; default: none",
     )
     add(
+        "--media-timeout",
+        type=duration,
+        default=defaults.media_timeout_s,
+        metavar="SECONDS",
+        help="for fetching one image, redirects included; default: %(default)g",
+    )
+    add(
         "--stored-responses",
         type=positive,
         default=defaults.stored_responses,
@@ -261,6 +268,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         max_image_pixels=args.max_image_pixels,
         allow_media_hosts=args.allow_media_hosts,
         media_folders=tuple(_folder(each, "--media-folder") for each in args.media_folder),
+        media_timeout_s=args.media_timeout,
         request_deadline_s=args.request_timeout,
         cors_origins=tuple(args.cors_origin),
         dialect=args.dialect,
