@@ -163,6 +163,12 @@ async def test_a_connection_serves_as_long_as_it_can(
     assert script.connections == connections
 
 
+async def test_an_empty_answer_is_not_waited_for() -> None:
+    script = Script(b"HTTP/1.1 502 Bad Gateway\r\nContent-Length: 0\r\n\r\n", CHUNKED)
+    first, second = await asked(script, 2)
+    assert (first.error, second.error) == ("HTTP 502: ", None)
+
+
 async def test_a_server_that_says_nothing_is_asked_once() -> None:
     script = Script(None, CHUNKED)
     (answer,) = await asked(script, 1)

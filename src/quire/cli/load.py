@@ -234,7 +234,7 @@ class _Exchange:
         try:
             if self._head is not None:
                 data = self._read_head(data)
-            if self._head is None and data:
+            if self._head is None:
                 self._read_body(data, now)
         except ValueError as error:
             self.end(f"the answer is not HTTP: {error}")
@@ -283,11 +283,16 @@ class _Exchange:
             self._events.feed(data, now)
             if self._events.done and self._ended is None:
                 self._ended = now
-        framed = self._chunks is not None or self._missing is not None
-        if self._missing == 0 or (self._chunks is not None and self._chunks.done):
+        if self._chunks is not None:
+            whole = self._chunks.done
+        elif self._missing is not None:
+            whole = self._missing <= 0
+        else:  # only the connection's end would tell
+            whole = False
+            if self._events.done:
+                self.lost()
+        if whole:
             self.whole = self._keeps_alive
-            self.lost()
-        elif self._events.done and not framed:
             self.lost()
 
     def end(self, error: str | None) -> None:
