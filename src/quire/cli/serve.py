@@ -53,6 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_engine_arguments(parser.add_argument_group("engine"))
     _add_cache_arguments(parser.add_argument_group("KV cache"))
     _add_safety_arguments(parser.add_argument_group("access and limits"))
+    _add_image_arguments(parser.add_argument_group("images"))
 
 
 def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
@@ -155,6 +156,22 @@ def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
         help="of one request; default: %(default)s",
     )
     add(
+        "--stored-responses",
+        type=positive,
+        default=defaults.stored_responses,
+        metavar="N",
+        help="answers of /v1/responses kept for previous_response_id; default: %(default)s",
+    )
+    add(
+        "--signing-key-file",
+        metavar="FILE",
+        help="signs the thoughts that clients carry, so that they hold beyond a restart",
+    )
+
+
+def _add_image_arguments(group: argparse._ArgumentGroup) -> None:
+    add, defaults = group.add_argument, ServerConfig()
+    add(
         "--max-images",
         type=positive,
         default=defaults.max_images,
@@ -193,18 +210,6 @@ def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
         default=defaults.media_timeout_s,
         metavar="SECONDS",
         help="for fetching one image, redirects included; default: %(default)g",
-    )
-    add(
-        "--stored-responses",
-        type=positive,
-        default=defaults.stored_responses,
-        metavar="N",
-        help="answers of /v1/responses kept for previous_response_id; default: %(default)s",
-    )
-    add(
-        "--signing-key-file",
-        metavar="FILE",
-        help="signs the thoughts that clients carry, so that they hold beyond a restart",
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
@@ -11,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.errors import RequestError
+from quire.media.kept import Kept
 from quire.models.base import MediaRows, VisionEncoder
 from quire.request import Image, PlacedImage, Request
 from quire.scheduler.plan import Work
@@ -29,8 +29,7 @@ class ImageEncoder:
     def __init__(self, vision: VisionEncoder | None) -> None:
         self._vision = vision
         self._images: WeakValueDictionary[bytes, Image] = WeakValueDictionary()
-        self._kept: OrderedDict[bytes, mx.array] = OrderedDict()
-        self._bytes = 0
+        self._kept: Kept[bytes, mx.array] = Kept(_KEPT_BYTES, lambda soft: soft.nbytes)
 
     def check(self, request: Request) -> None:
         """Whether the images of a request are such as this model's encoder takes.
@@ -73,6 +72,8 @@ class ImageEncoder:
         Args:
             work: of the whole step, in the order of its rows.
         """
+        if self._vision is None:
+            return None
         rows: list[np.ndarray] = []
         values: list[mx.array] = []
         first = 0
@@ -90,21 +91,15 @@ class ImageEncoder:
 
     def _soft_tokens(self, image: Image) -> mx.array:
         """`[tokens, hidden]`, computed with the step that asks first."""
-        if image.digest in self._kept:
-            self._kept.move_to_end(image.digest)
-            return self._kept[image.digest]
+        kept = self._kept.get(image.digest)
+        if kept is not None:
+            return kept
         assert self._vision is not None, "a request with images was let in"
         shape = (image.rows * image.columns, self._vision.patch_values)
         patches = np.frombuffer(image.pixels, dtype=np.uint8).reshape(shape)
         soft = self._vision(mx.array(patches), image.rows, image.columns)
-        self._kept[image.digest] = soft
-        self._bytes += soft.nbytes
-        while self._bytes > _KEPT_BYTES and len(self._kept) > 1:
-            _, oldest = self._kept.popitem(last=False)
-            self._bytes -= oldest.nbytes
-        return soft
+        return self._kept.put(image.digest, soft)
 
     def clear(self) -> None:
         """Forgets all: after a step that failed, what it should have computed never was."""
         self._kept.clear()
-        self._bytes = 0

@@ -21,7 +21,7 @@ from urllib.parse import SplitResult, unquote, unquote_to_bytes, urljoin, urlspl
 
 import httpcore
 
-from quire.errors import RequestError
+from quire.media.source import refusal
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -94,9 +94,7 @@ async def fetch(url: str, policy: FetchPolicy, *, param: str) -> Fetched:
             case _:
                 raise _Refused("its scheme is none of data, http, https and file", "invalid")
     except _Refused as refused:
-        raise RequestError(
-            f"'{param}' cannot be used: {refused}.", param=param, code=f"media_{refused.code}"
-        ) from refused
+        raise refusal(param, str(refused), refused.code) from refused
 
 
 class _Refused(Exception):

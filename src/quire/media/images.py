@@ -21,6 +21,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from quire.errors import RequestError
+from quire.media.source import refusal
 
 MAX_PIXELS = 50_000_000
 
@@ -55,11 +56,6 @@ _BMP_RUN_LENGTHS = (1, 2)  # BI_RLE8, BI_RLE4: Pillow decodes them in Python
 
 # Pillow warns of damaged metadata: once a tag, thousands of lines for one file.
 warnings.filterwarnings("ignore", module=r"PIL\.")
-
-
-def refusal(param: str, reason: str, code: str = "invalid") -> RequestError:
-    """The error for a picture that cannot be used; `code` is the end of the wire code."""
-    return RequestError(f"'{param}' cannot be used: {reason}.", param=param, code=f"media_{code}")
 
 
 def decode(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> PIL.Image.Image:

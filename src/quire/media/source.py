@@ -31,8 +31,10 @@ class ImageSource:
         """Whether another machine has to be asked for it."""
         return self.url[:5].lower().startswith("http")
 
-    def __len__(self) -> int:
-        return len(self.url)
+
+def refusal(param: str, reason: str, code: str = "invalid") -> RequestError:
+    """The error for an item that cannot be used; `code` is the end of the wire code."""
+    return RequestError(f"'{param}' cannot be used: {reason}.", param=param, code=f"media_{code}")
 
 
 def not_taken(kind: str, param: str) -> RequestError:

@@ -6,9 +6,7 @@ The cache is there because a conversation's pictures come again with each of its
 from __future__ import annotations
 
 import hashlib
-import threading
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import PIL.Image
 
 from quire.errors import ModelError
 from quire.media.images import MAX_PIXELS, decode
+from quire.media.kept import Kept
 from quire.media.source import Detail
 from quire.request import Image
 
@@ -74,7 +73,8 @@ class ImageProcessor(ABC):
         self.mark = marks.mark
         self.before = marks.before
         self.after = marks.after
-        self._read = _Cache(cache_bytes)
+        self._read: Kept[tuple[bytes, Detail], Image]
+        self._read = Kept(cache_bytes, lambda image: len(image.pixels))
 
     def read(
         self,
@@ -115,35 +115,3 @@ def image_of(pixels: bytes, rows: int, columns: int, tokens: int) -> Image:
     digest = hashlib.blake2b(pixels, digest_size=24)
     digest.update(rows.to_bytes(4, "little") + columns.to_bytes(4, "little"))
     return Image(pixels, rows, columns, tokens, digest.digest())
-
-
-_Key = tuple[bytes, Detail]
-
-
-class _Cache:
-    """Images by source and detail, as many as fit; the least recently used goes first."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._images: OrderedDict[_Key, Image] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: _Key) -> Image | None:
-        with self._lock:
-            if key in self._images:
-                self._images.move_to_end(key)
-            return self._images.get(key)
-
-    def put(self, key: _Key, image: Image) -> Image:
-        """The image under `key`: this one, or one that another thread has put there meanwhile."""
-        with self._lock:
-            if key in self._images:
-                return self._images[key]
-            if len(image.pixels) <= self._max_bytes:
-                self._images[key] = image
-                self._bytes += len(image.pixels)
-            while self._bytes > self._max_bytes:
-                _, gone = self._images.popitem(last=False)
-                self._bytes -= len(gone.pixels)
-            return image

@@ -12,9 +12,8 @@ import math
 import numpy as np
 import PIL.Image
 
-from quire.media.images import refusal
 from quire.media.processors.base import CACHE_BYTES, ImageProcessor, Marks, Settings, image_of
-from quire.media.source import Detail
+from quire.media.source import Detail, refusal
 from quire.request import Image
 
 BUDGETS = (70, 140, 280, 560, 1120)

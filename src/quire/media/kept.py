@@ -1,0 +1,52 @@
+"""What was made of images lately, by key, within a bound of bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Kept(Generic[Key, Value]):
+    """As many values as fit; the one that was not used for longest goes. Any thread may call it.
+
+    Args:
+        size: the bytes of a value.
+    """
+
+    def __init__(self, max_bytes: int, size: Callable[[Value], int]) -> None:
+        self._max_bytes = max_bytes
+        self._size = size
+        self._bytes = 0
+        self._values: OrderedDict[Key, Value] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Key) -> Value | None:
+        """The value, used now; None if it is not kept."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+            return self._values.get(key)
+
+    def put(self, key: Key, value: Value) -> Value:
+        """The value under `key`: this one, or one that another thread has put there meanwhile."""
+        with self._lock:
+            if key in self._values:
+                return self._values[key]
+            if self._size(value) <= self._max_bytes:
+                self._values[key] = value
+                self._bytes += self._size(value)
+            while self._bytes > self._max_bytes:
+                _, gone = self._values.popitem(last=False)
+                self._bytes -= self._size(gone)
+            return value
+
+    def clear(self) -> None:
+        """Forgets all."""
+        with self._lock:
+            self._values.clear()
+            self._bytes = 0
