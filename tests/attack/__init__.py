@@ -1,0 +1,1 @@
+"""What an attacker sends, and what his neighbour notices of it."""

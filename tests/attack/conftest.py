@@ -1,0 +1,15 @@
+"""One server for all attacks that need no settings of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.attack.harness import Victim, attacked
+
+
+@pytest.fixture(scope="package")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    with attacked(tmp_path_factory.mktemp("victim")) as victim:
+        yield victim
