@@ -19,8 +19,12 @@ class RequestError(QuireError):
         message: one sentence that names the field and the limit.
         param: the request field at fault, as the client spelled it.
         code: a stable machine-readable word, e.g. `context_length_exceeded`.
+
+    Attributes:
+        overflow: tokens of the prompt, and the most that it may have, if that is what was wrong.
     """
 
+    overflow: tuple[int, int] | None = None
     status = 400
     type = "invalid_request_error"
 
@@ -29,6 +33,29 @@ class RequestError(QuireError):
         self.message = message
         self.param = param
         self.code = code
+
+
+class ContextOverflow(RequestError):
+    """A prompt with more tokens than the context holds, the first of the answer included.
+
+    Clients compact or cut a conversation only on the words that they know, so the message is
+    OpenAI's; other protocols make theirs of the numbers.
+
+    Args:
+        tokens: of the prompt.
+        limit: tokens that prompt and answer may have together.
+        because: a sentence on what sets the limit, if not the model or the operator.
+    """
+
+    def __init__(self, tokens: int, limit: int, *, param: str, because: str = "") -> None:
+        super().__init__(
+            f"This model's maximum context length is {limit} tokens. However, your prompt "
+            f"resulted in {tokens} tokens, and the answer needs at least one. Please reduce the "
+            f"length of the prompt. {because}".rstrip(),
+            param=param,
+            code="context_length_exceeded",
+        )
+        self.overflow = (tokens, limit - 1)
 
 
 class AuthenticationError(RequestError):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
 from quire.cache.specs import KVFormat
+from quire.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +186,12 @@ class Failure:
     type: str = "server_error"
     param: str | None = None
     code: str | None = None
+    overflow: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, error: RequestError) -> Self:
+        """The fields of an error."""
+        return cls(error.message, error.status, error.type, error.param, error.code, error.overflow)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def failure_of(error: Exception) -> Failure:
     """The fields of an error as they go over the wire; what is no `QuireError` tells no details."""
     match error:
         case RequestError():
-            return Failure(error.message, error.status, error.type, error.param, error.code)
+            return Failure.of(error)
         case RunFailed():
             return error.failure
         case EngineFailure():
@@ -71,10 +71,17 @@ def openai_body(failure: Failure) -> dict[str, Any]:
 
 
 def anthropic_body(failure: Failure) -> dict[str, Any]:
-    """`{"type": "error", "error": {type, message, details}}`; the SDKs act on the error's code."""
+    """`{"type": "error", "error": {type, message, details}}`; the SDKs act on the error's code.
+
+    Claude Code compacts a conversation on Anthropic's wording of an overflow and on no other.
+    """
+    message = failure.message
+    if failure.overflow is not None:
+        tokens, limit = failure.overflow
+        message = f"prompt is too long: {tokens} tokens > {limit} maximum"
     other = "api_error" if failure.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_TYPES.get(failure.status, other)
-    error: dict[str, Any] = {"type": kind, "message": failure.message}
+    error: dict[str, Any] = {"type": kind, "message": message}
     if failure.code is not None:
         error["details"] = {"error_code": failure.code}
     return {"type": "error", "error": error}

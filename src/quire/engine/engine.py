@@ -103,8 +103,7 @@ class Engine:
             sequence = self._scheduler.add(request, self._format(request.kv_format))
             sequence.guide, sequence.mask, sequence.loops = guide, mask, loops
         except RequestError as error:
-            failure = Failure(error.message, error.status, error.type, error.param, error.code)
-            self._refuse(request, failure)
+            self._refuse(request, Failure.of(error))
         except Exception as error:  # whatever a grammar's compiler raises, only this request ends
             log.exception("request %s could not be taken", request.id)
             self._refuse(request, Failure(f"the request could not be taken: {error}"))

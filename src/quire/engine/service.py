@@ -19,7 +19,7 @@ from quire.cache.specs import KVFormat
 from quire.engine.interface import EngineClient, ModelInfo
 from quire.engine.pictures import Pictures, Prompt, as_template_reads, images_of, text_length
 from quire.engine.runs import Choice, EventSource, Observer, Run, Unobserved
-from quire.errors import EngineFailure, RequestError
+from quire.errors import ContextOverflow, EngineFailure, RequestError
 from quire.request import GrammarSpec, Request, SamplingParams, ThinkingBudget
 from quire.sampling.grammar import check_grammar
 from quire.text.dialects.base import Dialect, Tool, Vocabulary
@@ -351,12 +351,7 @@ class Service:
         if not prompt:
             raise RequestError(f"'{param}' holds no token.", param=param, code="invalid_value")
         if len(prompt) >= limit:
-            raise RequestError(
-                f"The prompt has {len(prompt)} tokens, but this model's context holds {limit}, "
-                "the answer included.",
-                param=param,
-                code="context_length_exceeded",
-            )
+            raise ContextOverflow(len(prompt), limit, param=param)
         self.check_vocabulary(prompt, param)
 
     def check_vocabulary(self, ids: Sequence[int], param: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.cache.ledger import Ledger, PoolKey
 from quire.cache.specs import KVFormat, KVGroup, RecurrentState, WindowKV
-from quire.errors import RequestError
+from quire.errors import ContextOverflow, RequestError
 from quire.request import Request
 
 
@@ -36,20 +36,12 @@ class Limits:
         if request.max_tokens < 1:
             raise RequestError("max_tokens: must be at least 1", param="max_tokens")
         if length >= self.max_context:
-            raise RequestError(
-                f"prompt: {length} tokens; prompt and answer together may have {self.max_context}",
-                param="prompt",
-                code="context_length_exceeded",
-            )
+            raise ContextOverflow(length, self.max_context, param="prompt")
         image = largest_image(request)
-        if length >= self.context(format, image):
-            need = self.worst_case_bytes(format, length + 1, image)
-            raise RequestError(
-                f"prompt: {length} tokens need {need} bytes of KV cache; "
-                f"the server's budget is {self._ledger.budget}",
-                param="prompt",
-                code="kv_memory_exceeded",
-            )
+        room = self.context(format, image)
+        if length >= room:
+            because = f"The server's KV cache, {self._ledger.budget} bytes, holds no more."
+            raise ContextOverflow(length, room, param="prompt", because=because)
 
     def context(self, format: KVFormat, image: int = 0) -> int:
         """How many tokens a lone sequence in a format may have.
