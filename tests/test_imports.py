@@ -28,7 +28,7 @@ LAYERS: dict[str, set[str]] = {
 CORE = {"errors", "config", "request"}
 NO_MLX = [
     "quire.scheduler.scheduler",
-    "quire.cache.ledger",
+    "quire.cache.block_manager",
     "quire.cache.index",
     "quire.cache.specs",
     "quire.api.app",

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from quire.cache.block_manager import PoolKey
 from quire.cache.disk_store import usage
 from quire.cache.disk_transfer import fits
-from quire.cache.ledger import PoolKey
 from quire.cache.specs import KVFormat
 from quire.config import DiskConfig, EngineConfig
 from quire.engine.engine import Engine

@@ -1,4 +1,4 @@
-"""What the prefix index finds, and what is left when pages are evicted under it."""
+"""What the prefix index finds, and what is left when blocks are evicted under it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.cache.block_manager import Block, BlockManager, PoolKey
 from quire.cache.index import Match, Node, PrefixIndex, chain, chains, common_length
-from quire.cache.ledger import Ledger, Page, PoolKey
 from quire.cache.specs import FullKV, KVFormat, RecurrentState, WindowKV, group_layers
 
 SIZE = 4
@@ -25,45 +25,45 @@ LAYOUTS = {
 
 
 class World:
-    """An index over a ledger, and requests that compute all that they do not find."""
+    """An index over a manager, and requests that compute all that they do not find."""
 
-    def __init__(self, kind: str, pages: int = 1000) -> None:
+    def __init__(self, kind: str, blocks: int = 1000) -> None:
         self.groups = group_layers(LAYOUTS[kind])
-        self.ledger = Ledger(pages, lambda key: 1)
-        self.index = PrefixIndex(self.groups, self.ledger, SIZE)
-        self.contents: dict[Page, tuple[int, ...]] = {}
-        """Of each page, the tokens from the first on that shaped it."""
+        self.manager = BlockManager(blocks, lambda key: 1)
+        self.index = PrefixIndex(self.groups, self.manager, SIZE)
+        self.contents: dict[Block, tuple[int, ...]] = {}
+        """Of each block, the tokens from the first on that shaped it."""
 
     def match(self, tokens: Seq[int], *, partial: bool = True, root: bytes = ROOT) -> Match:
         limit = len(tokens) - 1
         keys = list(chains(root, tokens[: limit // SIZE * SIZE], SIZE))
         return self.index.match(root, list(tokens), keys, limit=limit, partial=partial)
 
-    def compute(self, tokens: Seq[int], root: bytes = ROOT) -> list[Page]:
-        """Registers all pages of `tokens`, state at the end included; the pages, still in use."""
+    def compute(self, tokens: Seq[int], root: bytes = ROOT) -> list[Block]:
+        """Registers all blocks of `tokens`, state at the end included; the blocks, still in use."""
         node: Node | None = self.index.root(root)
-        used: list[Page] = []
+        used: list[Block] = []
         for start in range(0, len(tokens), SIZE):
             part = tuple(tokens[start : start + SIZE])
-            pages = {}
+            blocks = {}
             for group in self.groups:
-                got = self.ledger.allocate(PoolKey(group.index, PLAIN), 1)
+                got = self.manager.allocate(PoolKey(group.index, PLAIN), 1)
                 if got is None:
                     return used
-                pages[group.index] = got[0]
+                blocks[group.index] = got[0]
                 used.append(got[0])
                 self.contents[got[0]] = tuple(tokens[: start + len(part)])
             if node is not None:
-                vectors = {g: p for g, p in pages.items() if g not in self._states}
+                vectors = {g: p for g, p in blocks.items() if g not in self._states}
                 key = chain(node.key, part)
                 node = self.index.insert(node, key, part, vectors)
                 if node is not None:
                     for group_index in self._states:
-                        self.index.insert_snapshot(node, len(part), pages[group_index])
+                        self.index.insert_snapshot(node, len(part), blocks[group_index])
         return used
 
     def serve(self, tokens: Seq[int]) -> None:
-        self.ledger.release_all(self.compute(tokens))
+        self.manager.release_all(self.compute(tokens))
 
     @property
     def _states(self) -> set[int]:
@@ -83,7 +83,7 @@ def test_all_but_the_last_token_of_the_same_prompt_is_found() -> None:
     world.serve(range(10))
     match = world.match(range(10))
     assert (match.length, match.reason) == (9, "")
-    assert [world.contents[page] for page in match.pages[0] if page] == [
+    assert [world.contents[block] for block in match.blocks[0] if block] == [
         tuple(range(4)),
         tuple(range(8)),
     ]
@@ -119,17 +119,17 @@ def test_a_window_needs_only_what_it_shows() -> None:
     world.serve(range(20))
     match = world.match([*range(17), 99, 99])
     assert match.length == 17
-    assert [page is None for page in match.pages[0]] == [True, True, True, False]
-    assert None not in match.pages[1]
+    assert [block is None for block in match.blocks[0]] == [True, True, True, False]
+    assert None not in match.blocks[1]
 
 
 def test_a_window_page_that_is_gone_moves_the_boundary_before_it() -> None:
     world = World("window")
-    pages = world.compute(range(20))
-    gone = next(p for p in pages if p.pool.group == 0 and world.contents[p] == tuple(range(16)))
-    world.ledger.release_all(pages)
+    blocks = world.compute(range(20))
+    gone = next(p for p in blocks if p.pool.group == 0 and world.contents[p] == tuple(range(16)))
+    world.manager.release_all(blocks)
     world.index.path(ROOT, list(chains(ROOT, range(16), SIZE)))[3].forget(gone)
-    world.ledger.drop(gone)
+    world.manager.drop(gone)
     match = world.match(range(20))
     assert (match.length, match.reason) == (12, "evicted")
 
@@ -155,28 +155,28 @@ def test_a_snapshot_is_found_beside_a_sibling_that_agrees_longer() -> None:
 
 def test_a_partly_filled_page_grows_with_its_sequence() -> None:
     world = World("full")
-    (page,) = world.compute([1, 2])
+    (block,) = world.compute([1, 2])
     root = world.index.root(ROOT)
-    full = world.index.insert(root, chain(ROOT, [1, 2, 3, 4]), (1, 2, 3, 4), {0: page})
+    full = world.index.insert(root, chain(ROOT, [1, 2, 3, 4]), (1, 2, 3, 4), {0: block})
     assert full is not None
-    assert page.holder is full
+    assert block.holder is full
     assert list(root.children.values()) == [full]
     assert world.match([1, 2, 3, 4, 5]).length == 4
 
 
 def test_what_hangs_on_an_evicted_page_goes_with_it() -> None:
     world = World("full")
-    pages = world.compute(range(12))
-    world.ledger.release_all(pages[:1])  # its successors are still in use
-    assert world.ledger.kept_pages() == 1
-    holder = pages[0].holder
+    blocks = world.compute(range(12))
+    world.manager.release_all(blocks[:1])  # its successors are still in use
+    assert world.manager.kept_blocks() == 1
+    holder = blocks[0].holder
     assert holder is not None
-    holder.forget(pages[0])
-    world.ledger.drop(pages[0])
+    holder.forget(blocks[0])
+    world.manager.drop(blocks[0])
     assert world.match(range(12)) == Match(reason="new")
-    assert all(page.holder is None for page in pages)
-    world.ledger.release_all(pages[1:])
-    assert (world.ledger.live_pages(), world.ledger.kept_pages()) == (0, 0)
+    assert all(block.holder is None for block in blocks)
+    world.manager.release_all(blocks[1:])
+    assert (world.manager.live_blocks(), world.manager.kept_blocks()) == (0, 0)
 
 
 def test_a_sequence_whose_beginning_was_evicted_registers_nothing_more() -> None:
@@ -184,13 +184,13 @@ def test_a_sequence_whose_beginning_was_evicted_registers_nothing_more() -> None
     world.serve(range(4))
     node = world.index.path(ROOT, [chain(ROOT, range(4))])[0]
     world.index.clear()
-    page = (world.ledger.allocate(PoolKey(0, PLAIN), 1) or [])[0]
-    assert world.index.insert(node, chain(node.key, (4, 5, 6, 7)), (4, 5, 6, 7), {0: page}) is None
-    assert page.holder is None
+    block = (world.manager.allocate(PoolKey(0, PLAIN), 1) or [])[0]
+    assert world.index.insert(node, chain(node.key, (4, 5, 6, 7)), (4, 5, 6, 7), {0: block}) is None
+    assert block.holder is None
 
 
 def test_identities_that_are_not_used_any_more_leave_nothing_behind() -> None:
-    world = World("full", pages=8)
+    world = World("full", blocks=8)
 
     def nodes() -> int:
         gc.collect()
@@ -198,7 +198,7 @@ def test_identities_that_are_not_used_any_more_leave_nothing_behind() -> None:
 
     before = nodes()
     for number in range(100):
-        world.ledger.release_all(world.compute(range(8), root=b"salt %d" % number))
+        world.manager.release_all(world.compute(range(8), root=b"salt %d" % number))
     assert nodes() - before <= 3 * 8
 
 
@@ -226,17 +226,17 @@ def test_random_requests_find_only_what_was_computed_of_them(
         assert match.length < len(tokens)
         assert partial or match.length % SIZE == 0
         for group in world.groups:
-            for number, page in enumerate(match.pages.get(group.index, [])):
-                if page is not None:
-                    assert world.contents[page] == tuple(tokens[: (number + 1) * SIZE])
+            for number, block in enumerate(match.blocks.get(group.index, [])):
+                if block is not None:
+                    assert world.contents[block] == tuple(tokens[: (number + 1) * SIZE])
         rest = match.length % SIZE
-        for page in match.partial.values():
-            assert world.contents[page][: match.length] == tuple(tokens[: match.length])
+        for block in match.partial.values():
+            assert world.contents[block][: match.length] == tuple(tokens[: match.length])
         assert bool(match.partial) == bool(rest and match.length)
         for state in match.snapshots.values():
             assert world.contents[state] == tuple(tokens[: match.length])
         world.serve(tokens)
-        assert world.ledger.claimed <= room
-        assert world.ledger.live_pages() == 0
+        assert world.manager.claimed <= room
+        assert world.manager.live_blocks() == 0
     world.index.clear()
-    assert world.ledger.kept_pages() == 0
+    assert world.manager.kept_blocks() == 0

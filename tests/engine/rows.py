@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.cache.ledger import Page, PoolKey
+from quire.cache.block_manager import Block, PoolKey
 from quire.cache.specs import KVFormat
 from quire.request import PlacedImage, Request
 from quire.scheduler.plan import Work
@@ -35,7 +35,7 @@ def planned(
     sequence.computed = end
     for group, ids in enumerate(tables):
         key = PoolKey(group, format)
-        sequence.tables.append([Page(key, id) if id >= 0 else None for id in ids])
+        sequence.tables.append([Block(key, id) if id >= 0 else None for id in ids])
         if format.seals:
-            sequence.opens[group] = Page(PoolKey(group, format, open=True), 900 + ids[0])
+            sequence.opens[group] = Block(PoolKey(group, format, open=True), 900 + ids[0])
     return Work(sequence, start, count, sample)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.ledger import Page, PoolKey
+from quire.cache.block_manager import Block, PoolKey
 from quire.cache.pools import Pools
 from quire.cache.specs import FullKV, KVFormat, LayerSpec, RecurrentState, SharedKV, group_layers
 from quire.engine.inputs import Layout, StepInputs
@@ -24,7 +24,7 @@ def inputs_of(
     work: list[Work],
     drawn: dict[str, int] | None = None,
     previous: mx.array | None = None,
-    saves: list[tuple[Page, Page]] | None = None,
+    saves: list[tuple[Block, Block]] | None = None,
 ) -> StepInputs:
     groups = group_layers(SPECS)
     pools = Pools(groups, SIZE, mx.float32)
@@ -93,7 +93,7 @@ def test_recurrent_rows_are_in_one_segment_each() -> None:
     saved = chunk("c", 4, 3, slot=2)
     state = saved.seq.tables[0][0]
     assert state is not None
-    target = Page(PoolKey(0, PLAIN), 9)
+    target = Block(PoolKey(0, PLAIN), 9)
     work = [single("a", 3), chunk("b", 0, 2, slot=1), saved, single("d", 6, SEALED)]
     inputs = inputs_of(work, saves=[(state, target)])
     segments = inputs.recurrent(0)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quire.cache.disk_recall import Recall
-from quire.cache.ledger import Change, Ledger, Page, PoolKey, Restore, Spill
+from quire.cache.block_manager import Block, BlockManager, Change, PoolKey, Restore, Spill
+from quire.cache.disk_prefetch import DiskPrefetch
 from quire.cache.specs import (
     FullKV,
     KVFormat,
@@ -22,8 +22,8 @@ from quire.cache.specs import (
     group_layers,
 )
 from quire.request import Output, Request
-from quire.scheduler.pace import Pace
 from quire.scheduler.plan import StepPlan, Work
+from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Drawn, Scheduler, SchedulerConfig
 from quire.scheduler.sequence import Sequence
 from tests.support.scripted_disk import ScriptedDisk, as_host_page, from_host_page
@@ -67,20 +67,20 @@ class Simulation:
     disk: ScriptedDisk | None = None
 
     def __post_init__(self) -> None:
-        self.ledger = Ledger(self.budget, page_bytes)
+        self.manager = BlockManager(self.budget, page_bytes)
         self.scheduler = Scheduler(
             SchedulerConfig(PAGE, self.max_sequences, self.max_context, snapshot_every=8),
             self.groups,
-            self.ledger,
-            Pace(1.0, 2.0, self.chunk),
+            self.manager,
+            PrefillBudget(1.0, 2.0, self.chunk),
             lambda format, salt: f"{format.name}|{salt}".encode(),
             clock=lambda: self.time,
         )
         if self.disk is not None:
-            self.ledger.wants = self.disk.wants
-            self.scheduler.reuse.recall = Recall(
-                self.scheduler.reuse.index,
-                self.ledger,
+            self.manager.wants = self.disk.wants
+            self.scheduler.sharing.prefetch = DiskPrefetch(
+                self.scheduler.sharing.index,
+                self.manager,
                 self.disk,
                 lambda pool, page: True,
                 lambda tokens: float(tokens),
@@ -120,7 +120,7 @@ class Simulation:
             self.answers[output.request_id] += output.token_ids
             if output.finish is not None:
                 self.ended[output.request_id] = output
-        assert self.ledger.claimed <= self.budget, "the budget is exceeded"
+        assert self.manager.claimed <= self.budget, "the budget is exceeded"
 
     def run(self, limit: int = 3000) -> None:
         """Steps until nothing is left to do; `limit` stands for starvation."""
@@ -132,9 +132,9 @@ class Simulation:
 
     def check_nothing_leaks(self) -> None:
         """When all is done, every page is free or kept, and everything kept can be let go of."""
-        assert self.ledger.live_pages() == 0
-        self.scheduler.reuse.index.clear()
-        assert self.ledger.kept_pages() == 0
+        assert self.manager.live_blocks() == 0
+        self.scheduler.sharing.index.clear()
+        assert self.manager.kept_blocks() == 0
 
     # -- the device ----------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Simulation:
             target = page if start + PAGE <= work.end else open_page
             self.pages[_place(target)] = content
 
-    def _advance_state(self, work: Work, slot: Page | None) -> None:
+    def _advance_state(self, work: Work, slot: Block | None) -> None:
         assert slot is not None
         state = {} if work.start == 0 else self.pages[_place(slot)]
         past = {p: self._truth(work, p) for p in range(work.start)}
@@ -262,5 +262,5 @@ def last_visible(group: KVGroup, work: Work, row: int) -> int:
     return row
 
 
-def _place(page: Page) -> Place:
+def _place(page: Block) -> Place:
     return page.pool, page.id

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from quire.cache.ledger import Ledger
+from quire.cache.block_manager import BlockManager
 from quire.cache.specs import FullKV, KVFormat, KVGroup, RecurrentState, WindowKV, group_layers
 from quire.request import Request
-from quire.scheduler.pace import Pace
+from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Drawn, Scheduler, SchedulerConfig
 
 LENGTH = 60_000
@@ -25,8 +25,8 @@ def make(groups: tuple[KVGroup, ...], pages: int) -> Scheduler:
     return Scheduler(
         SchedulerConfig(64, 64, 1 << 17),
         groups,
-        Ledger(pages, lambda key: 1),
-        Pace(0.04, 2.0, 2048),
+        BlockManager(pages, lambda key: 1),
+        PrefillBudget(0.04, 2.0, 2048),
         lambda format, salt: salt.encode(),
     )
 

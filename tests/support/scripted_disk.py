@@ -21,7 +21,7 @@ def from_host_page(page: HostPage) -> dict[int, int]:
 
 
 class ScriptedDisk:
-    """Implements `disk_recall.Tier`, and takes pages.
+    """Implements `disk_prefetch.Tier`, and takes pages.
 
     Args:
         loses: share of the reads of a page that find nothing, and of pages that are not taken.

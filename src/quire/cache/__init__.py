@@ -1,1 +1,1 @@
-"""What is kept between steps: specs, ledger, prefix index in pure Python; pools on the device."""
+"""What is kept between steps: specs, block manager and prefix index (pure Python), pools (MLX)."""

@@ -1,9 +1,9 @@
-"""The prefix index: a tree of computed pages, found again by the tokens that made them.
+"""The prefix index: a tree of computed blocks, found again by the tokens that made them.
 
-A node stands for the tokens of one page (or of a last, partly filled one) that follow its parent's.
-It holds at most one page for every KV group, and snapshots of recurrent state at positions within.
-Pages of full attention anchor a node: it goes when they go. Pages of a window and snapshots may be
-missing; a match then ends where everything that a sequence needs is there.
+A node stands for the tokens of one block (or of a last, partly filled one) after its parent's.
+It holds at most one block for every KV group, and snapshots of recurrent state at positions within.
+Blocks of full attention anchor a node: it goes when they go. Blocks of a window and snapshots may
+be missing; a match then ends where everything that a sequence needs is there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from hashlib import blake2b, shake_128
 
-from quire.cache.ledger import Ledger, Page
+from quire.cache.block_manager import Block, BlockManager
 from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, first_visible
 
 _SIBLINGS = 8
@@ -23,12 +23,12 @@ _SIBLINGS = 8
 
 
 def chain(parent: bytes, tokens: Seq[int]) -> bytes:
-    """The identity of a page: all that shaped its bytes, ending in its own tokens."""
+    """The identity of a block: all that shaped its bytes, ending in its own tokens."""
     return next(chains(parent, tokens, max(1, len(tokens))))
 
 
 def chains(parent: bytes, tokens: Seq[int], page_tokens: int) -> Iterator[bytes]:
-    """The identities of one page after the other."""
+    """The identities of one block after the other."""
     for start in range(0, len(tokens), page_tokens):
         data = _packed(tokens[start : start + page_tokens])
         parent = blake2b(data, key=parent, digest_size=24).digest()
@@ -56,7 +56,7 @@ def media_tokens(digest: bytes, count: int) -> array[int]:
 
 
 def lasting_name(key: bytes, group: int) -> bytes:
-    """What a full page, or a state at its end, is called where it outlives this process."""
+    """What a full block, or a state at its end, is called where it outlives this process."""
     return key + bytes([group])
 
 
@@ -67,25 +67,25 @@ class Match:
     Attributes:
         length: tokens whose state is there, for every group.
         reached: tokens that agree with what somebody computed, whether or not all of it is there.
-        pages: by group, the shared pages by page number; None where the group needs none.
-        partial: by group, the page to copy that holds the tokens up to `length`, where that is
-            within a page.
+        blocks: by group, the shared blocks by block number; None where the group needs none.
+        partial: by group, the block to copy that holds the tokens up to `length`, where that is
+            within a block.
         snapshots: by group, the recurrent state at `length`.
         reason: why it is not longer.
     """
 
     length: int = 0
     reached: int = 0
-    pages: dict[int, list[Page | None]] = field(default_factory=dict)
-    partial: dict[int, Page] = field(default_factory=dict)
-    snapshots: dict[int, Page] = field(default_factory=dict)
+    blocks: dict[int, list[Block | None]] = field(default_factory=dict)
+    partial: dict[int, Block] = field(default_factory=dict)
+    snapshots: dict[int, Block] = field(default_factory=dict)
     reason: str = "new"
 
 
 class Node:
-    """Tokens of one page, and what is kept of them. Implements `ledger.Holder`."""
+    """Tokens of one block, and what is kept of them. Implements `block_manager.Holder`."""
 
-    __slots__ = ("children", "index", "key", "ordered", "pages", "parent", "snapshots", "tokens")
+    __slots__ = ("blocks", "children", "index", "key", "ordered", "parent", "snapshots", "tokens")
 
     def __init__(
         self, index: PrefixIndex, parent: Node | None, key: bytes, tokens: tuple[int, ...]
@@ -97,40 +97,40 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.ordered: list[tuple[tuple[int, ...], bytes]] = []
         """Children by their tokens: the best partial match is a neighbour in this order."""
-        self.pages: dict[int, Page] = {}
-        self.snapshots: dict[tuple[int, int], Page] = {}
-        """(group, tokens into this page) -> state slot."""
+        self.blocks: dict[int, Block] = {}
+        self.snapshots: dict[tuple[int, int], Block] = {}
+        """(group, tokens into this block) -> state slot."""
 
-    def name(self, page: Page) -> bytes | None:
+    def name(self, block: Block) -> bytes | None:
         if len(self.tokens) != self.index.page_tokens:
             return None
-        group = page.pool.group
+        group = block.pool.group
         at_end = self.snapshots.get((group, self.index.page_tokens))
-        whole = self.pages.get(group) is page or at_end is page
+        whole = self.blocks.get(group) is block or at_end is block
         return lasting_name(self.key, group) if whole else None
 
-    def lost_with(self, page: Page) -> Iterator[Page]:
-        group = page.pool.group
-        if group not in self.index.anchors or self.pages.get(group) is not page:
-            yield page
+    def lost_with(self, block: Block) -> Iterator[Block]:
+        group = block.pool.group
+        if group not in self.index.anchors or self.blocks.get(group) is not block:
+            yield block
             return
         pending = [self]
         while pending:
             node = pending.pop()
             pending.extend(node.children.values())
-            yield from node.pages.values()
+            yield from node.blocks.values()
             yield from node.snapshots.values()
 
-    def forget(self, page: Page) -> None:
-        group = page.pool.group
-        if self.pages.get(group) is page:
-            del self.pages[group]
+    def forget(self, block: Block) -> None:
+        group = block.pool.group
+        if self.blocks.get(group) is block:
+            del self.blocks[group]
             if group in self.index.anchors:
                 self.index.remove(self)
                 return
         else:
             for place, snapshot in list(self.snapshots.items()):
-                if snapshot is page:
+                if snapshot is block:
                     del self.snapshots[place]
         self.index.prune(self)
 
@@ -152,15 +152,17 @@ class PrefixIndex:
 
     Args:
         groups: the model's KV groups.
-        ledger: keeps the pages and says when one must go.
-        page_tokens: tokens a page.
+        manager: keeps the blocks and says when one must go.
+        page_tokens: tokens a block.
     """
 
-    def __init__(self, groups: tuple[KVGroup, ...], ledger: Ledger, page_tokens: int) -> None:
+    def __init__(
+        self, groups: tuple[KVGroup, ...], manager: BlockManager, page_tokens: int
+    ) -> None:
         self.groups = groups
         self.anchors = frozenset(g.index for g in groups if isinstance(g.spec, FullKV))
         self.page_tokens = page_tokens
-        self._ledger = ledger
+        self._manager = manager
         self._recurrent = [g for g in groups if isinstance(g.spec, RecurrentState)]
         self._attention: list[tuple[int, FullKV | WindowKV]] = [
             (g.index, g.spec) for g in groups if not isinstance(g.spec, RecurrentState)
@@ -176,9 +178,9 @@ class PrefixIndex:
 
         Args:
             identity: root of the chain: model, format, salt.
-            keys: the chained hashes of the full pages of `tokens`.
+            keys: the chained hashes of the full blocks of `tokens`.
             limit: the most tokens to reuse (one less than there are, since one must be computed).
-            partial: whether pages may be copied up to a token within (plain formats).
+            partial: whether blocks may be copied up to a token within (plain formats).
         """
         root = self._roots.get(identity)
         if root is None:
@@ -207,7 +209,7 @@ class PrefixIndex:
         best, usable, agreed = None, 0, 0
         for child, common in parent.alike(tokens):
             agreed = max(agreed, common)
-            length = common if all(group in child.pages for group, _ in self._attention) else 0
+            length = common if all(group in child.blocks for group, _ in self._attention) else 0
             if self._recurrent:
                 length = max((at for at in self._states_in(child) if at <= length), default=0)
             if length > usable:
@@ -244,7 +246,7 @@ class PrefixIndex:
         return 0, reason
 
     def _last_missing(self, path: list[Node], last: Node | None, length: int) -> int | None:
-        """The highest page number that some group needs for `length` and does not have."""
+        """The highest block number that some group needs for `length` and does not have."""
         size = self.page_tokens
         end = -(-length // size)
         worst = None
@@ -252,7 +254,7 @@ class PrefixIndex:
             start = first_visible(spec, length) // size
             for number in range(end - 1, start - 1, -1):
                 node = path[number] if number < len(path) else last
-                if node is None or group not in node.pages:
+                if node is None or group not in node.blocks:
                     worst = number if worst is None else max(worst, number)
                     break
                 if isinstance(spec, FullKV):
@@ -264,7 +266,7 @@ class PrefixIndex:
     ) -> int:
         """The last position up to `length` at which every recurrent group has a snapshot.
 
-        Without `partial` only ends of pages count.
+        Without `partial` only ends of blocks count.
         """
         nodes = [*path, last] if last is not None else path
         for number in range(min(len(nodes) - 1, (length - 1) // self.page_tokens), -1, -1):
@@ -284,11 +286,11 @@ class PrefixIndex:
         parting = (path[full] if full < len(path) else last) if rest else None
         for group, spec in self._attention:
             start = first_visible(spec, length) // size
-            table: list[Page | None] = [None] * min(start, full)
-            table += [path[number].pages[group] for number in range(start, full)]
-            match.pages[group] = table
+            table: list[Block | None] = [None] * min(start, full)
+            table += [path[number].blocks[group] for number in range(start, full)]
+            match.blocks[group] = table
             if parting is not None:
-                match.partial[group] = parting.pages[group]
+                match.partial[group] = parting.blocks[group]
         holder = parting if parting is not None else path[full - 1]
         for recurrent in self._recurrent:
             match.snapshots[recurrent.index] = holder.snapshots[recurrent.index, rest or size]
@@ -298,11 +300,11 @@ class PrefixIndex:
     def _touch(self, path: list[Node], parting: Node | None) -> None:
         """Deepest first, so that a leaf is always evicted before what it hangs on."""
         for node in [*([parting] if parting is not None else []), *reversed(path)]:
-            for page in (*node.pages.values(), *node.snapshots.values()):
-                self._ledger.touch(page)
+            for block in (*node.blocks.values(), *node.snapshots.values()):
+                self._manager.touch(block)
 
     def path(self, identity: bytes, keys: Seq[bytes]) -> list[Node]:
-        """The nodes of the first pages of a prompt, as far as there are any."""
+        """The nodes of the first blocks of a prompt, as far as there are any."""
         root = self._roots.get(identity)
         return _descend(root, keys) if root is not None else []
 
@@ -313,18 +315,18 @@ class PrefixIndex:
         return self._roots.get(identity) or Node(self, None, identity, ())
 
     def child(self, parent: Node, key: bytes) -> Node | None:
-        """The node of the page that follows, if it is there."""
+        """The node of the block that follows, if it is there."""
         return parent.children.get(key)
 
     def insert(
-        self, parent: Node, key: bytes, tokens: tuple[int, ...], pages: dict[int, Page]
+        self, parent: Node, key: bytes, tokens: tuple[int, ...], blocks: dict[int, Block]
     ) -> Node | None:
-        """Registers what was computed for the page that follows `parent`.
+        """Registers what was computed for the block that follows `parent`.
 
         Args:
             key: `chain(parent.key, tokens)`.
-            tokens: the page's own tokens, `page_tokens` of them or fewer.
-            pages: by group; a group whose page is gone already is left out.
+            tokens: the block's own tokens, `page_tokens` of them or fewer.
+            blocks: by group; a group whose block is gone already is left out.
 
         Returns:
             The node, or None when it cannot be kept: `parent` was evicted, or an anchor is missing.
@@ -335,24 +337,24 @@ class PrefixIndex:
             parent = self._roots.get(parent.key, parent)
         node = parent.children.get(key)
         if node is None:
-            if not all(group in pages for group in self.anchors):
+            if not all(group in blocks for group in self.anchors):
                 return None
-            node = self._grow(parent, tokens, pages) or Node(self, parent, key, tokens)
+            node = self._grow(parent, tokens, blocks) or Node(self, parent, key, tokens)
             node.key, node.tokens = key, tokens
             if parent.parent is None:
                 self._roots[parent.key] = parent
             parent.children[key] = node
             insort(parent.ordered, (tokens, key))
-        for group, page in pages.items():
-            if group not in node.pages and page.holder is None:
-                node.pages[group] = page
-                self._ledger.keep(page, node)
+        for group, block in blocks.items():
+            if group not in node.blocks and block.holder is None:
+                node.blocks[group] = block
+                self._manager.keep(block, node)
         return node
 
-    def _grow(self, parent: Node, tokens: tuple[int, ...], pages: dict[int, Page]) -> Node | None:
-        """The partly filled node of the same pages, taken out so that it can get more tokens."""
-        for page in pages.values():
-            node = page.holder
+    def _grow(self, parent: Node, tokens: tuple[int, ...], blocks: dict[int, Block]) -> Node | None:
+        """The partly filled node of the same blocks, taken out so that it can get more tokens."""
+        for block in blocks.values():
+            node = block.holder
             if isinstance(node, Node) and node.parent is parent:
                 if tokens[: len(node.tokens)] != node.tokens:
                     return None
@@ -361,13 +363,13 @@ class PrefixIndex:
                 return node
         return None
 
-    def insert_snapshot(self, node: Node, offset: int, page: Page) -> bool:
+    def insert_snapshot(self, node: Node, offset: int, block: Block) -> bool:
         """Keeps a recurrent state taken `offset` tokens into a node. False if it has one."""
-        place = (page.pool.group, offset)
+        place = (block.pool.group, offset)
         if node.parent is None or place in node.snapshots:
             return False
-        node.snapshots[place] = page
-        self._ledger.keep(page, node)
+        node.snapshots[place] = block
+        self._manager.keep(block, node)
         return True
 
     # -- removal -------------------------------------------------------------------------------
@@ -375,7 +377,7 @@ class PrefixIndex:
     def prune(self, node: Node) -> None:
         """Removes nodes that hold nothing any more, upwards."""
         while (
-            node.parent is not None and not node.children and not node.pages and not node.snapshots
+            node.parent is not None and not node.children and not node.blocks and not node.snapshots
         ):
             parent = node.parent
             self._unlink(node)
@@ -391,9 +393,9 @@ class PrefixIndex:
         while pending:
             gone = pending.pop()
             pending.extend(gone.children.values())
-            for page in (*gone.pages.values(), *gone.snapshots.values()):
-                self._ledger.drop(page)
-            gone.pages.clear()
+            for block in (*gone.blocks.values(), *gone.snapshots.values()):
+                self._manager.drop(block)
+            gone.blocks.clear()
             gone.snapshots.clear()
             gone.children.clear()
             gone.parent = None  # a sequence whose trail ends here sees that it is lost

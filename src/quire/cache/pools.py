@@ -1,4 +1,4 @@
-"""The device side of the ledger: for each group and format, the arrays that hold its pages."""
+"""The arrays that hold the blocks of each group and format: the block manager's device side."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Container
 import mlx.core as mx
 import numpy as np
 
+from quire.cache.block_manager import Block, PoolKey, Resize
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.registry import store_type
-from quire.cache.ledger import Page, PoolKey, Resize
 from quire.cache.specs import KVFormat, KVGroup, RecurrentState
 from quire.cache.states import StatePool
 from quire.cache.view import Ints
@@ -22,7 +22,7 @@ class KVPool:
         self.layers = layers
 
     def resize(self, capacity: int, moves: tuple[tuple[int, int], ...], *, open: bool) -> None:
-        """Mutates: follows the ledger."""
+        """Mutates: follows the block manager."""
         for store in self.layers.values():
             if not open:
                 store.resize(capacity, moves)
@@ -95,7 +95,7 @@ class Pools:
         return pool
 
     def resize(self, change: Resize) -> None:
-        """Mutates: follows the ledger."""
+        """Mutates: follows the block manager."""
         key = change.pool
         if isinstance(self.groups[key.group].spec, RecurrentState):
             self.states(key.group, key.format).resize(change.capacity, change.moves)
@@ -103,7 +103,7 @@ class Pools:
             pool = self.kv(key.group, key.format)
             pool.resize(change.capacity, change.moves, open=key.open)
 
-    def copy(self, pairs: list[tuple[Page, Page]]) -> None:
+    def copy(self, pairs: list[tuple[Block, Block]]) -> None:
         """Mutates: each second page becomes a copy of the first."""
         by_pool: dict[PoolKey, list[tuple[int, int]]] = {}
         for source, target in pairs:
@@ -125,7 +125,7 @@ class Pools:
         self._pool(key).restore(np.array(ids, dtype=np.int32), contents)
 
     def clear(self) -> None:
-        """Mutates: forgets all pages, as `Ledger.reset` does."""
+        """Mutates: forgets all pages, as `BlockManager.reset` does."""
         self._kv.clear()
         self._states.clear()
 

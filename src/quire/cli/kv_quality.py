@@ -10,10 +10,10 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from quire.cache.block_manager import Block, PoolKey
 from quire.cache.dtypes import DTYPES
 from quire.cache.formats.choose import skipped_layers, with_skips
 from quire.cache.formats.table import layer_costs
-from quire.cache.ledger import Page, PoolKey
 from quire.cache.pools import Pools
 from quire.cache.specs import KVFormat, RecurrentState, group_layers
 from quire.cli.kv_scores import Score
@@ -96,15 +96,15 @@ class Reader:
             key = PoolKey(group.index, format)
             if isinstance(group.spec, RecurrentState):
                 self._pools.states(group.index, format).resize(1, ())
-                self._sequence.tables.append([Page(key, 0)])
+                self._sequence.tables.append([Block(key, 0)])
                 continue
             pool = self._pools.kv(group.index, format)
             pool.resize(pages, (), open=False)
-            self._sequence.tables.append([Page(key, id) for id in range(pages)])
+            self._sequence.tables.append([Block(key, id) for id in range(pages)])
             if format.seals:
                 pool.resize(1, (), open=True)
                 open_key = PoolKey(group.index, format, open=True)
-                self._sequence.opens[group.index] = Page(open_key, 0)
+                self._sequence.opens[group.index] = Block(open_key, 0)
 
     def logits(self, start: int, count: int) -> mx.array:
         """`[count, vocab]` after tokens `start` and on; must be called for one after the other."""

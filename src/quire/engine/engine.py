@@ -11,14 +11,14 @@ from hashlib import blake2b
 
 import mlx.core as mx
 
-from quire.cache.disk_recall import Recall
+from quire.cache.block_manager import BlockManager
+from quire.cache.disk_prefetch import DiskPrefetch
 from quire.cache.disk_store import MIN_BYTES
 from quire.cache.disk_tier import DiskTier
 from quire.cache.disk_transfer import fits
 from quire.cache.dtypes import DTYPES
 from quire.cache.formats.choose import offered, skipped_layers, with_skips
 from quire.cache.formats.table import kv_table
-from quire.cache.ledger import Ledger
 from quire.cache.specs import KVFormat
 from quire.config import DiskConfig, EngineConfig
 from quire.engine.guides import GuideFactory
@@ -29,8 +29,8 @@ from quire.errors import EngineFailure, ModelError, RequestError
 from quire.models.loader import LoadedModel
 from quire.request import Failure, FinishReason, Output, Request
 from quire.sampling.loops import LoopDetector
-from quire.scheduler.pace import Pace
 from quire.scheduler.plan import Work
+from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler, SchedulerConfig
 
 log = logging.getLogger("quire.engine")
@@ -61,7 +61,7 @@ class Engine:
         self._loaded = loaded
         self._runner = Runner(loaded.model, config.page_tokens, DTYPES[loaded.dtype], observe)
         budget = kv_budget(config.kv_memory)
-        ledger = Ledger(budget, self._runner.pools.page_bytes)
+        manager = BlockManager(budget, self._runner.pools.page_bytes)
         context = config.max_context or loaded.context_length
         if context > loaded.context_length:
             raise ModelError(
@@ -71,8 +71,8 @@ class Engine:
         self._scheduler = Scheduler(
             SchedulerConfig(config.page_tokens, config.max_sequences, context, config.prefix_cache),
             self._runner.groups,
-            ledger,
-            Pace(config.step_ms / 1e3, config.stall_factor, config.max_step_tokens),
+            manager,
+            PrefillBudget(config.step_ms / 1e3, config.stall_factor, config.max_step_tokens),
             self._identity,
         )
         self._skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
@@ -129,7 +129,7 @@ class Engine:
         if self._built is None or self._built.reads_images:
             return math.inf
         plan = self._built.plan
-        return self._scheduler.pace.step_seconds(
+        return self._scheduler.prefill_budget.step_seconds(
             plan.decode_rows, len(plan.work) - plan.decode_rows, plan.prompt_rows
         )
 
@@ -170,7 +170,7 @@ class Engine:
         running, self._built, self._launched = self._built, None, False
         plan = self._scheduler.schedule()
         if plan is not None:
-            self._built = self._runner.build(plan, self._scheduler.ledger.epoch, running)
+            self._built = self._runner.build(plan, self._scheduler.manager.epoch, running)
             self._scheduler.launched(plan)
         if running is not None:
             self._runner.wait()
@@ -192,7 +192,7 @@ class Engine:
         if not plan.work or step.reads_images:
             return  # an image's cost says nothing of a token's
         chunks = len(plan.work) - plan.decode_rows
-        self._scheduler.pace.observe(plan.decode_rows, chunks, plan.prompt_rows, seconds)
+        self._scheduler.prefill_budget.observe(plan.decode_rows, chunks, plan.prompt_rows, seconds)
 
     def _fail_step(self, error: Exception) -> list[Output]:
         """A step failed as a whole: its rows end with an error, and what is cached is dropped."""
@@ -214,14 +214,14 @@ class Engine:
         disk = DiskTier(config, self._loaded.fingerprint, str(self._loaded.path))
         disk.wait_open(_DISK_OPEN_S)
         scheduler, pools = self._scheduler, self._runner.pools
-        scheduler.ledger.wants = disk.wants
+        scheduler.manager.wants = disk.wants
         self._runner.spill = disk.spill
-        scheduler.reuse.recall = Recall(
-            scheduler.reuse.index,
-            scheduler.ledger,
+        scheduler.sharing.prefetch = DiskPrefetch(
+            scheduler.sharing.index,
+            scheduler.manager,
             disk,
             lambda pool, page: fits(pools, pool, page),
-            scheduler.pace.prompt_seconds,
+            scheduler.prefill_budget.prompt_seconds,
         )
         return disk
 
@@ -229,8 +229,8 @@ class Engine:
         """Hands what is kept to the disk tier, if there is one, and waits a little for it."""
         if self._disk is not None:
             self._runner.wait()
-            self._scheduler.ledger.spill_kept()
-            self._runner.carry_out(self._scheduler.ledger.take_changes())
+            self._scheduler.manager.spill_kept()
+            self._runner.carry_out(self._scheduler.manager.take_changes())
             self._disk.close()
 
     # -- facts ---------------------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Engine:
             context_length=self._scheduler.limits.max_context,
             dtype=self._loaded.dtype,
             device=str(mx.default_device()),
-            kv_memory=self._scheduler.ledger.budget,
+            kv_memory=self._scheduler.manager.budget,
             modalities=("text",) if self._loaded.model.vision is None else ("text", "image"),
             kv_formats=tuple(each.name for each in self._offered()),
             kv_table=kv_table(
@@ -272,7 +272,7 @@ class Engine:
         """Counters and gauges."""
         scheduler = self._scheduler
         counters = scheduler.counters
-        usage = scheduler.ledger.usage()
+        usage = scheduler.manager.usage()
         names = {key: f"{key.group}/{key.format.name}{'/open' * key.open}" for key in usage}
         return EngineStats(
             running=len(scheduler.running),
@@ -282,7 +282,7 @@ class Engine:
             cached_tokens=counters.cached_tokens,
             generated_tokens=counters.generated_tokens,
             preemptions=counters.preemptions,
-            kv_budget=scheduler.ledger.budget,
+            kv_budget=scheduler.manager.budget,
             kv_used=tuple((names[key], live) for key, (live, _, _) in usage.items()),
             kv_kept=tuple((names[key], kept) for key, (_, kept, _) in usage.items()),
             reuse_misses=tuple(counters.reuse_misses.items()),

@@ -9,7 +9,7 @@ from itertools import accumulate
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.ledger import Page
+from quire.cache.block_manager import Block
 from quire.cache.pools import KVPool, Pools
 from quire.cache.specs import (
     KVFormat,
@@ -68,7 +68,7 @@ class _Rows:
     media: MediaRows | None = None
 
     def __init__(
-        self, work: list[Work], layout: Layout, pools: Pools, epoch: int, saves: dict[Page, Page]
+        self, work: list[Work], layout: Layout, pools: Pools, epoch: int, saves: dict[Block, Block]
     ) -> None:
         self.work = work
         self._layout = layout

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
+from quire.cache.block_manager import Change
 from quire.cache.disk_transfer import SpillTo, carry_out
-from quire.cache.ledger import Change
 from quire.cache.pools import Pools
 from quire.cache.specs import group_layers
 from quire.engine.encoder import ImageEncoder
@@ -90,7 +90,7 @@ class Runner:
         """Builds a step's graph; nothing is computed yet, except what pools need to be moved.
 
         Args:
-            epoch: the ledger's count of changes of page ids.
+            epoch: the block manager's count of changes of page ids.
             before: the step that still runs, whose tokens may be this one's input.
         """
         self.carry_out(plan.changes)

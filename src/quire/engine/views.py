@@ -25,7 +25,7 @@ def build_view(
 
     Args:
         work: single tokens first.
-        epoch: the ledger's count of changes of page ids.
+        epoch: the block manager's count of changes of page ids.
         size: tokens a page.
     """
     tables = [

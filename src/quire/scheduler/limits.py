@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.cache.ledger import Ledger, PoolKey
+from quire.cache.block_manager import BlockManager, PoolKey
 from quire.cache.specs import KVFormat, KVGroup, RecurrentState, WindowKV
 from quire.errors import ContextOverflow, RequestError
 from quire.request import Request
@@ -16,11 +16,11 @@ class Limits:
     """
 
     def __init__(
-        self, groups: tuple[KVGroup, ...], ledger: Ledger, page_tokens: int, max_context: int
+        self, groups: tuple[KVGroup, ...], manager: BlockManager, page_tokens: int, max_context: int
     ) -> None:
         self.max_context = max_context
         self._groups = groups
-        self._ledger = ledger
+        self._manager = manager
         self._size = page_tokens
         self._contexts: dict[tuple[KVFormat, int], int] = {}
 
@@ -40,7 +40,7 @@ class Limits:
         image = largest_image(request)
         room = self.context(format, image)
         if length >= room:
-            because = f"The server's KV cache, {self._ledger.budget} bytes, holds no more."
+            because = f"The server's KV cache, {self._manager.budget} bytes, holds no more."
             raise ContextOverflow(length, room, param="prompt", because=because)
 
     def context(self, format: KVFormat, image: int = 0) -> int:
@@ -54,7 +54,7 @@ class Limits:
             low, high = 0, self.max_context
             while low < high:
                 middle = (low + high + 1) // 2
-                if self.worst_case_bytes(format, middle, image) <= self._ledger.budget:
+                if self.worst_case_bytes(format, middle, image) <= self._manager.budget:
                     low = middle
                 else:
                     high = middle - 1
@@ -62,26 +62,26 @@ class Limits:
         return self._contexts[key]
 
     def worst_case_bytes(self, format: KVFormat, tokens: int, image: int = 0) -> int:
-        """Bytes of the pages that a lone sequence of so many tokens holds at most.
+        """Bytes of the blocks that a lone sequence of so many tokens holds at most.
 
         Args:
             image: tokens of its largest image.
         """
-        pages = -(-tokens // self._size)
+        blocks = -(-tokens // self._size)
         total = 0
         for group in self._groups:
-            page_bytes = self._ledger.page_bytes(PoolKey(group.index, format))
+            block_bytes = self._manager.block_bytes(PoolKey(group.index, format))
             if isinstance(group.spec, RecurrentState):
-                total += page_bytes
+                total += block_bytes
                 continue
-            count = pages
+            count = blocks
             if isinstance(group.spec, WindowKV):
                 # An image whose tokens see each other is read at once.
                 read = -(-image // self._size) if group.spec.sees_whole_images else 0
-                count = min(pages, group.spec.window // self._size + 3 + read)
-            total += count * page_bytes
+                count = min(blocks, group.spec.window // self._size + 3 + read)
+            total += count * block_bytes
             if format.seals:
-                total += self._ledger.page_bytes(PoolKey(group.index, format, open=True))
+                total += self._manager.block_bytes(PoolKey(group.index, format, open=True))
         return total
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.cache.ledger import Change, Page
+from quire.cache.block_manager import Block, Change
 from quire.scheduler.sequence import Sequence
 
 
@@ -31,16 +31,16 @@ class StepPlan:
     """One step, in the order in which it is carried out.
 
     Attributes:
-        changes: of the pools' arrays, and pages that go to the disk tier or come from it; in order.
-        copies: (from, to) pages, before anything is written.
+        changes: of the pools' arrays, and blocks to or from the disk tier, in order.
+        copies: (from, to) blocks, before anything is written.
         work: rows to compute; those that generate come first.
         saves: (from, to) state slots, after everything is written.
     """
 
     work: list[Work] = field(default_factory=list)
     changes: tuple[Change, ...] = ()
-    copies: list[tuple[Page, Page]] = field(default_factory=list)
-    saves: list[tuple[Page, Page]] = field(default_factory=list)
+    copies: list[tuple[Block, Block]] = field(default_factory=list)
+    saves: list[tuple[Block, Block]] = field(default_factory=list)
 
     @property
     def decode_rows(self) -> int:

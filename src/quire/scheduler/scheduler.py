@@ -1,8 +1,8 @@
-"""The scheduler: which tokens of which sequences, in which pages. Pure Python.
+"""The scheduler: which tokens of which sequences, in which blocks. Pure Python.
 
 There is no prefill phase and no decode phase. Each step takes one token from every sequence that
-generates, then fills a budget of prompt tokens (`pace`), split so that a long prompt neither
-starves the others nor is starved by them (`shares`).
+generates, then fills a budget of prompt tokens (`prefill_budget`), split so that a long prompt
+neither starves the others nor is starved by them (`prefill_split`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from quire.cache.block_manager import Block, BlockManager, PoolKey
 from quire.cache.index import Match
-from quire.cache.ledger import Ledger, Page, PoolKey
 from quire.cache.specs import (
     FullKV,
     KVFormat,
@@ -25,11 +25,11 @@ from quire.cache.specs import (
 from quire.errors import RequestError
 from quire.request import Failure, FinishReason, Output, Request, TokenLogprobs
 from quire.scheduler.limits import Limits, largest_image
-from quire.scheduler.pace import Pace
 from quire.scheduler.plan import StepPlan, Work
-from quire.scheduler.reuse import Reuse
+from quire.scheduler.prefill_budget import PrefillBudget
+from quire.scheduler.prefill_split import PrefillSplit
+from quire.scheduler.prefix_sharing import PrefixSharing
 from quire.scheduler.sequence import Sequence
-from quire.scheduler.shares import Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,10 @@ _LOOKED_AT = 1 << 17
 
 
 class Scheduler:
-    """Owns every sequence, the ledger and the prefix index.
+    """Owns every sequence, the block manager and the prefix index.
 
     Args:
-        identity: root of the page identities for (format, salt).
+        identity: root of the block identities for (format, salt).
         clock: seconds; for deadlines.
     """
 
@@ -85,18 +85,18 @@ class Scheduler:
         self,
         config: SchedulerConfig,
         groups: tuple[KVGroup, ...],
-        ledger: Ledger,
-        pace: Pace,
+        manager: BlockManager,
+        prefill_budget: PrefillBudget,
         identity: Callable[[KVFormat, str], bytes],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.groups = groups
-        self.ledger = ledger
-        self.limits = Limits(groups, ledger, config.page_tokens, config.max_context)
-        self.pace = pace
-        self.reuse = Reuse(
-            groups, ledger, config.page_tokens, config.snapshot_every, config.prefix_cache
+        self.manager = manager
+        self.limits = Limits(groups, manager, config.page_tokens, config.max_context)
+        self.prefill_budget = prefill_budget
+        self.sharing = PrefixSharing(
+            groups, manager, config.page_tokens, config.snapshot_every, config.prefix_cache
         )
         self.counters = Counters()
         self._attention = [g.index for g in groups if not isinstance(g.spec, RecurrentState)]
@@ -111,10 +111,10 @@ class Scheduler:
         self._identity = identity
         self._clock = clock
         self._order = 0
-        self._shares = Shares()
+        self._prefill_split = PrefillSplit()
         self._outbox: list[Output] = []
         self._no_room: tuple[int, int] | None = None
-        """Who (`order`) found no room last, and when: not asked again before a page came back."""
+        """Who (`order`) found no room last, and when: not asked again before a block came back."""
 
     # -- requests come and go ------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Scheduler:
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether any request waits for pages that are being read."""
+        """Whether any request waits for blocks that are being read."""
         return any(sequence.waits_for_disk for sequence in self.waiting)
 
     def add(self, request: Request, format: KVFormat) -> Sequence:
@@ -156,7 +156,7 @@ class Scheduler:
             self._finish(sequence, FinishReason.ABORT)
 
     def start_over(self, failure: Failure) -> None:
-        """A step failed: ends every request that has pages, and forgets all pages there are.
+        """A step failed: ends every request that has blocks, and forgets all blocks there are.
 
         What waits stays. A token that was drawn but never read is drawn again: its randomness
         comes from seed and position.
@@ -166,8 +166,8 @@ class Scheduler:
         for sequence in self.waiting:
             sequence.pending = 0
         self._no_room = None
-        self.reuse.index.clear()
-        self.ledger.reset()
+        self.sharing.index.clear()
+        self.manager.reset()
 
     # -- planning ------------------------------------------------------------------------------
 
@@ -181,16 +181,16 @@ class Scheduler:
             return None
         for work in plan.work:
             self._advance(work, plan)
-        plan.changes = self.ledger.take_changes()
+        plan.changes = self.manager.take_changes()
         self.counters.steps += 1
         return plan
 
     def launched(self, plan: StepPlan) -> None:
-        """The plan's page ids have been read: pages that no later step needs may go."""
+        """The plan's block ids have been read: blocks that no later step needs may go."""
         for work in plan.work:
             self._release_passed(work.seq)
-        self.ledger.release_all(source for source, _ in plan.copies)
-        self.ledger.release_all(slot for _, slot in plan.saves)
+        self.manager.release_all(source for source, _ in plan.copies)
+        self.manager.release_all(slot for _, slot in plan.saves)
 
     def _expire(self) -> None:
         now = self._clock()
@@ -224,15 +224,15 @@ class Scheduler:
         # a single token to go was planned as a generating row.
         prompts = [s for s in self.running if s.computed < s.known - 1]
         generating = len(plan.work)
-        budget = self.pace.prompt_budget(generating, len(prompts) + len(self.waiting))
+        budget = self.prefill_budget.prompt_budget(generating, len(prompts) + len(self.waiting))
         self._admit(prompts, plan, budget)
         wants = [len(s.tokens) - s.computed for s in prompts]
-        shares = self._shares.split(budget, wants, self.pace.room(generating))
+        shares = self._prefill_split.split(budget, wants, self.prefill_budget.room(generating))
         for sequence, share in zip(prompts, shares, strict=True):
             if share == 0 or not sequence.running:
                 continue
             images = 1 if generating else None
-            work = self._chunk(sequence, min(share, self.reuse.until_snapshot(sequence)), images)
+            work = self._chunk(sequence, min(share, self.sharing.until_snapshot(sequence)), images)
             fits = self._allocate(work)
             while not fits and work.count > self.config.page_tokens:
                 smaller = self._chunk(sequence, work.count // 2, images)
@@ -265,19 +265,19 @@ class Scheduler:
             if len(prompts) >= max(1, budget):
                 break
             sequence = self.waiting[0]
-            if sequence.pending or self.reuse.must_wait(sequence):
+            if sequence.pending or self.sharing.must_wait(sequence):
                 deferred.append(self.waiting.popleft())
                 continue
-            if looked_at > _LOOKED_AT or (sequence.order, self.ledger.returned) == self._no_room:
+            if looked_at > _LOOKED_AT or (sequence.order, self.manager.returned) == self._no_room:
                 break
             looked_at += len(sequence.tokens)
-            match = self.reuse.match(sequence)
+            match = self.sharing.match(sequence)
             if match is None:
                 deferred.append(self.waiting.popleft())
                 continue
             if not self._start(sequence, match, plan):
                 if self.running or sequence.afresh:
-                    self._no_room = sequence.order, self.ledger.returned
+                    self._no_room = sequence.order, self.manager.returned
                     break
                 sequence.afresh = True  # nobody will make room, and what it would reuse takes some
                 continue
@@ -287,37 +287,39 @@ class Scheduler:
         prompts.sort(key=lambda s: s.order)
 
     def _start(self, sequence: Sequence, match: Match, plan: StepPlan) -> bool:
-        """Gives an admitted sequence its pages: shared ones, and room for its whole prompt."""
+        """Gives an admitted sequence its blocks: shared ones, and room for its whole prompt."""
         size = self.config.page_tokens
-        shared = [p for table in match.pages.values() for p in table if p is not None]
+        shared = [p for table in match.blocks.values() for p in table if p is not None]
         sources = [*match.partial.values(), *match.snapshots.values()]
-        for page in (*shared, *sources):
-            self.ledger.retain(page)
+        for block in (*shared, *sources):
+            self.manager.retain(block)
         wanted: dict[PoolKey, int] = {}
         total = -(-len(sequence.tokens) // size)
         for group in self.groups:
             have = match.length // size
-            wanted[PoolKey(group.index, sequence.format)] = self._first_pages(group, total, have)
+            wanted[PoolKey(group.index, sequence.format)] = self._first_blocks(group, total, have)
             if sequence.format.seals and not isinstance(group.spec, RecurrentState):
                 wanted[PoolKey(group.index, sequence.format, open=True)] = 1
-        fits = self.ledger.can_allocate(wanted)
-        fresh = {key: self.ledger.allocate(key, n) if fits else None for key, n in wanted.items()}
-        if any(pages is None for pages in fresh.values()):
-            for pages in fresh.values():
-                self.ledger.release_all(pages or [])
-            self.ledger.release_all([*shared, *sources])
+        fits = self.manager.can_allocate(wanted)
+        fresh = {key: self.manager.allocate(key, n) if fits else None for key, n in wanted.items()}
+        if any(blocks is None for blocks in fresh.values()):
+            for blocks in fresh.values():
+                self.manager.release_all(blocks or [])
+            self.manager.release_all([*shared, *sources])
             return False
         sequence.tables = []
         for group in self.groups:
-            pages = fresh[PoolKey(group.index, sequence.format)] or []
+            blocks = fresh[PoolKey(group.index, sequence.format)] or []
             source = match.partial.get(group.index) or match.snapshots.get(group.index)
             if source is not None:
-                plan.copies.append((source, pages[0]))
-            table: list[Page | None] = list(match.pages.get(group.index, []))
-            sequence.tables.append(table + list(pages))
+                plan.copies.append((source, blocks[0]))
+            table: list[Block | None] = list(match.blocks.get(group.index, []))
+            sequence.tables.append(table + list(blocks))
         sequence.reading = None
-        sequence.opens = {key.group: pages[0] for key, pages in fresh.items() if key.open and pages}
-        self.reuse.begin(sequence, match)
+        sequence.opens = {
+            key.group: blocks[0] for key, blocks in fresh.items() if key.open and blocks
+        }
+        self.sharing.begin(sequence, match)
         if not sequence.started:
             self._count_start(sequence, match)
         sequence.running = True
@@ -325,7 +327,7 @@ class Scheduler:
         self.running.sort(key=lambda s: s.order)
         return True
 
-    def _first_pages(self, group: KVGroup, total: int, have: int) -> int:
+    def _first_blocks(self, group: KVGroup, total: int, have: int) -> int:
         """Pages to allocate on admission: all that full attention needs; of a window, the first."""
         if isinstance(group.spec, FullKV):
             return total - have
@@ -361,26 +363,26 @@ class Scheduler:
         return True
 
     def _allocate(self, work: Work) -> bool:
-        """The pages that hold the work's tokens; all of them or none."""
+        """The blocks that hold the work's tokens; all of them or none."""
         sequence, size = work.seq, self.config.page_tokens
         count = (work.end - 1) // size + 1
-        got: dict[int, list[Page]] = {}
+        got: dict[int, list[Block]] = {}
         for index in self._attention:
             missing = count - len(sequence.tables[index])
             if missing <= 0:
                 continue
-            pages = self.ledger.allocate(PoolKey(index, sequence.format), missing)
-            if pages is None:
+            blocks = self.manager.allocate(PoolKey(index, sequence.format), missing)
+            if blocks is None:
                 for taken in got.values():
-                    self.ledger.release_all(taken)
+                    self.manager.release_all(taken)
                 return False
-            got[index] = pages
-        for index, pages in got.items():
-            sequence.tables[index].extend(pages)
+            got[index] = blocks
+        for index, blocks in got.items():
+            sequence.tables[index].extend(blocks)
         return True
 
     def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Takes a sequence's pages; it waits, first in line, and computes again what is lost."""
+        """Takes a sequence's blocks; it waits, first in line, and computes again what is lost."""
         self.counters.preemptions += 1
         self._withdraw(sequence, plan)
         self._vacate(sequence)
@@ -390,11 +392,11 @@ class Scheduler:
     def _withdraw(self, sequence: Sequence, plan: StepPlan) -> None:
         """Takes a sequence out of a plan that is being made."""
         plan.work = [work for work in plan.work if work.seq is not sequence]
-        own = {page for table in sequence.tables for page in table}
+        own = {block for table in sequence.tables for block in table}
         dropped = [copy for copy in plan.copies if copy[1] in own]
         if dropped:  # it began in this plan, and what it was to copy never came
             plan.copies = [copy for copy in plan.copies if copy[1] not in own]
-            self.ledger.release_all(source for source, _ in dropped)
+            self.manager.release_all(source for source, _ in dropped)
             sequence.computed = 0
 
     # -- after a plan --------------------------------------------------------------------------
@@ -405,20 +407,20 @@ class Scheduler:
         sequence.computed = work.end
         if work.sample:
             sequence.pending += 1
-        self.reuse.register(sequence)
-        plan.saves.extend(self.reuse.save_states(sequence))
+        self.sharing.register(sequence)
+        plan.saves.extend(self.sharing.save_states(sequence))
         if work.sample:
-            self.reuse.prompt_done(sequence)
+            self.sharing.prompt_done(sequence)
 
     def _release_passed(self, sequence: Sequence) -> None:
-        """Lets go of window pages that no later token sees."""
+        """Lets go of window blocks that no later token sees."""
         size = self.config.page_tokens
         for group in self.groups:
             if isinstance(group.spec, WindowKV):
                 table = sequence.tables[group.index]
                 number = min(first_visible(group.spec, sequence.computed) // size, len(table)) - 1
-                while number >= 0 and (page := table[number]) is not None:
-                    self.ledger.release(page)
+                while number >= 0 and (block := table[number]) is not None:
+                    self.manager.release(block)
                     table[number] = None
                     number -= 1
 
@@ -442,7 +444,7 @@ class Scheduler:
         sequence.append(drawn.token)
         self.counters.generated_tokens += 1
         if sequence.running:
-            self.reuse.register(sequence)
+            self.sharing.register(sequence)
         try:
             reason = self._reason_to_end(sequence, drawn.token)
         except Exception as error:  # a guide's fault ends its own request, whatever it is
@@ -488,14 +490,14 @@ class Scheduler:
         self._outbox.append(_output(sequence, drawn, reason, failure))
 
     def _vacate(self, sequence: Sequence) -> None:
-        """A running sequence gives back its pages; what it computed stays for others to reuse."""
+        """A running sequence gives back its blocks; what it computed stays for others to reuse."""
         sequence.running = False
         self.running.remove(sequence)
-        self.reuse.prompt_done(sequence)
-        self.reuse.register_tail(sequence)
+        self.sharing.prompt_done(sequence)
+        self.sharing.register_tail(sequence)
         for table in sequence.tables:
-            self.ledger.release_all(table)
-        self.ledger.release_all(sequence.opens.values())
+            self.manager.release_all(table)
+        self.manager.release_all(sequence.opens.values())
         sequence.tables = []
         sequence.page_ids.clear()
         sequence.opens = {}

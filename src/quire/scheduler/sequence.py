@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from typing import Protocol
 
-from quire.cache.disk_recall import Reading
+from quire.cache.block_manager import Block
+from quire.cache.disk_prefetch import Reading
 from quire.cache.index import Node, chains, media_tokens
-from quire.cache.ledger import Page
 from quire.cache.specs import KVFormat
 from quire.request import Request
 from quire.sampling.masks import TokenMask
@@ -34,19 +34,19 @@ class LoopDetector(Protocol):
 
 
 class PageIds:
-    """The ids of a page table as an array, kept up as the table grows."""
+    """The ids of a block table as an array, kept up as the table grows."""
 
     def __init__(self) -> None:
         self._ids = array("i")
         self._epoch = -1
 
-    def read(self, table: list[Page | None], epoch: int) -> array[int]:
-        """The ids; 0 where a page has left the window. Built anew when ids changed (`epoch`)."""
+    def read(self, table: list[Block | None], epoch: int) -> array[int]:
+        """The ids; 0 where a block has left the window. Built anew when ids changed (`epoch`)."""
         if epoch != self._epoch:
             self._ids = array("i")
             self._epoch = epoch
-        for page in table[len(self._ids) :]:
-            self._ids.append(0 if page is None else page.id)
+        for block in table[len(self._ids) :]:
+            self._ids.append(0 if block is None else block.id)
         return self._ids
 
 
@@ -60,11 +60,11 @@ class Sequence:
     Attributes:
         computed: tokens whose keys and values are written, or will be by a step already planned.
         content: the tokens as the prefix index knows them, in which images differ.
-        tables: by group, pages by page number; None where a page left the window.
-        opens: by group, in formats that seal, the plain page for the tokens of the page that fills.
+        tables: by group, blocks by block number; None where a block left the window.
+        opens: by group, in formats that seal, the plain block for tokens of the block that fills.
         cached: prompt tokens that were reused when the sequence first ran.
-        trail: the index node of the last registered page; None once the trail is lost.
-        registered: pages (not tokens) that the index knows.
+        trail: the index node of the last registered block; None once the trail is lost.
+        registered: blocks (not tokens) that the index knows.
     """
 
     def __init__(self, request: Request, format: KVFormat, identity: bytes, order: int) -> None:
@@ -85,8 +85,8 @@ class Sequence:
         self.computed = 0
         self.max_context = 0
         """Tokens that it may have, by the model and by what the budget holds in its format."""
-        self.tables: list[list[Page | None]] = []
-        self.opens: dict[int, Page] = {}
+        self.tables: list[list[Block | None]] = []
+        self.opens: dict[int, Block] = {}
         self.guide: Guide | None = None
         self.mask: TokenMask | None = None
         """What the guide allows next; None allows all."""
@@ -102,9 +102,9 @@ class Sequence:
         self.trail: Node | None = None
         self.registered = 0
         self.waits_on: bytes | None = None
-        """The key of the last page of this prompt that another running sequence will compute."""
+        """The key of the last block of this prompt that another running sequence will compute."""
         self.promised: list[bytes] = []
-        """Keys of the prompt's pages that this sequence is about to compute."""
+        """Keys of the prompt's blocks that this sequence is about to compute."""
         self.reading: Reading | None = None
         """The part of its beginning that is, or was last, read from disk."""
         self.page_ids: dict[int, PageIds] = {}
@@ -143,11 +143,11 @@ class Sequence:
         if self.content is not self.tokens:
             self.content.append(token)
 
-    def keys(self, pages: int, page_tokens: int) -> list[bytes]:
-        """Chained hashes of the first `pages` full pages."""
+    def keys(self, blocks: int, page_tokens: int) -> list[bytes]:
+        """Chained hashes of the first `blocks` full blocks."""
         have = len(self._keys)
-        if have < pages:
+        if have < blocks:
             parent = self._keys[-1] if have else self.identity
-            tokens = self.content[have * page_tokens : pages * page_tokens]
+            tokens = self.content[have * page_tokens : blocks * page_tokens]
             self._keys.extend(chains(parent, tokens, page_tokens))
-        return self._keys[:pages]
+        return self._keys[:blocks]

@@ -6,11 +6,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from quire.cache.block_manager import PoolKey
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.choose import offered
 from quire.cache.formats.registry import store_type
 from quire.cache.formats.table import layer_costs
-from quire.cache.ledger import PoolKey
 from quire.cache.pools import Pools
 from quire.cache.specs import FullKV, KVFormat, KVGroup, WindowKV, group_layers
 from quire.cache.view import Chunk, View

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from quire.scheduler.pace import Pace
+from quire.scheduler.prefill_budget import PrefillBudget
 
 
-def taught(chunk_s: float, token_s: float, decode_s: float, step_s: float = 0.04) -> Pace:
+def taught(chunk_s: float, token_s: float, decode_s: float, step_s: float = 0.04) -> PrefillBudget:
     """A pace that has seen steps of a machine with these costs."""
-    pace = Pace(step_s, 2.0, 2048)
+    pace = PrefillBudget(step_s, 2.0, 2048)
     for number in range(60):
         pace.observe(4, 0, 0, decode_s)
         chunks, tokens = 1 + number % 3, 10 + 17 * (number % 5)
@@ -19,7 +19,7 @@ def taught(chunk_s: float, token_s: float, decode_s: float, step_s: float = 0.04
     return pace
 
 
-def grown(pace: Pace, rows: int) -> int:
+def grown(pace: PrefillBudget, rows: int) -> int:
     """The budget that chunks grow to, from one to the next."""
     for _ in range(8):
         budget = pace.prompt_budget(rows)
@@ -66,7 +66,7 @@ def test_one_hiccup_changes_little() -> None:
 
 
 def test_a_chunk_is_at_most_twice_the_one_before() -> None:
-    pace = Pace(1.0, 2.0, 2048)
+    pace = PrefillBudget(1.0, 2.0, 2048)
     sizes = [pace.prompt_budget(0)]
     for _ in range(12):
         pace.observe(0, 1, sizes[-1], 1e-6)
@@ -81,7 +81,7 @@ def test_chunks_are_never_smaller_than_their_own_cost() -> None:
 
 
 def test_learns_a_chunk_s_cost_from_the_steps_it_asks_for() -> None:
-    pace = Pace(0.06, 2.0, 2048)
+    pace = PrefillBudget(0.06, 2.0, 2048)
     sizes = []
     for _ in range(100):
         pace.observe(1, 0, 0, 5e-3)
@@ -92,7 +92,7 @@ def test_learns_a_chunk_s_cost_from_the_steps_it_asks_for() -> None:
 
 
 def test_where_there_is_room_for_one_row_one_is_read() -> None:
-    pace = Pace(0.06, 2.0, 5)
+    pace = PrefillBudget(0.06, 2.0, 5)
     pace.observe(4, 1, 1, 0.01)  # from here on the smaller share is due
     assert pace.prompt_budget(4) == 1
     assert pace.prompt_budget(5) == 0

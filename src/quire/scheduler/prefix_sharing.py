@@ -1,4 +1,4 @@
-"""What sequences share: who finds which pages, who waits for whom, what is kept for later.
+"""What sequences share: who finds which blocks, who waits for whom, what is kept for later.
 
 The scheduler asks here before it admits a sequence, and tells what was computed after each plan.
 """
@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from quire.cache.disk_recall import Prompt, Recall
+from quire.cache.block_manager import Block, BlockManager, PoolKey
+from quire.cache.disk_prefetch import DiskPrefetch, Prompt
 from quire.cache.index import Match, Node, PrefixIndex, chain, common_length
-from quire.cache.ledger import Ledger, Page, PoolKey
 from quire.cache.specs import KVGroup, RecurrentState
 from quire.scheduler.sequence import Sequence
 
 
-class Reuse:
+class PrefixSharing:
     """The prefix index as sequences use it. Owns the index, and what each sequence has in it.
 
     Args:
-        page_tokens: tokens a page.
+        page_tokens: tokens a block.
         snapshot_every: tokens between two recurrent snapshots of a prompt.
         enabled: whether anything is shared at all.
     """
@@ -26,22 +26,22 @@ class Reuse:
     def __init__(
         self,
         groups: tuple[KVGroup, ...],
-        ledger: Ledger,
+        manager: BlockManager,
         page_tokens: int,
         snapshot_every: int,
         enabled: bool,
     ) -> None:
-        self.index = PrefixIndex(groups, ledger, page_tokens)
-        self.recall: Recall | None = None
-        """Reads pages back, if there is a disk tier."""
+        self.index = PrefixIndex(groups, manager, page_tokens)
+        self.prefetch: DiskPrefetch | None = None
+        """Reads blocks back, if there is a disk tier."""
         self._groups = groups
-        self._ledger = ledger
+        self._manager = manager
         self._size = page_tokens
         self._every = snapshot_every
         self._enabled = enabled
         self._has_recurrent = any(isinstance(group.spec, RecurrentState) for group in groups)
         self._computing: dict[bytes, Sequence] = {}
-        """Keys of pages that running sequences are about to compute, and who will."""
+        """Keys of blocks that running sequences are about to compute, and who will."""
 
     # -- before a sequence runs ----------------------------------------------------------------
 
@@ -74,12 +74,12 @@ class Reuse:
             return None
         if self._has_recurrent and self._state_is_coming(sequence, match, keys[:following]):
             return None
-        if self.recall is not None:
+        if self.prefetch is not None:
             prompt = Prompt(sequence.identity, sequence.format, sequence.content, keys)
-            reading = self.recall.begin(prompt, match.length, sequence.reading)
+            reading = self.prefetch.begin(prompt, match.length, sequence.reading)
             sequence.reading = reading or sequence.reading
             if sequence.reading and match.reason and match.length == sequence.reading.end * size:
-                match.reason = "evicted"  # the disk keeps whole pages only
+                match.reason = "evicted"  # the disk keeps whole blocks only
         return None if sequence.waits_for_disk else match
 
     def _state_is_coming(self, sequence: Sequence, match: Match, keys: list[bytes]) -> bool:
@@ -93,9 +93,9 @@ class Reuse:
 
     def _reads_disk(self, sequence: Sequence) -> bool:
         """Whether a part of its beginning is still being read; what has come is in the index."""
-        if self.recall is None or sequence.reading is None:
+        if self.prefetch is None or sequence.reading is None:
             return False
-        return not self.recall.settle(sequence.reading)
+        return not self.prefetch.settle(sequence.reading)
 
     def begin(self, sequence: Sequence, match: Match) -> None:
         """A sequence runs: it goes on from what it matched, and promises the rest of its prompt."""
@@ -105,7 +105,7 @@ class Reuse:
         sequence.trail = self.index.root(sequence.identity)
         for key in sequence.keys(sequence.registered, size):
             child = self.index.child(sequence.trail, key)
-            assert child is not None, "a matched page has no node"
+            assert child is not None, "a matched block has no node"
             sequence.trail = child
         sequence.promised = sequence.keys(len(sequence.tokens) // size, size)[sequence.registered :]
         for key in sequence.promised:
@@ -114,7 +114,7 @@ class Reuse:
     # -- while it runs -------------------------------------------------------------------------
 
     def register(self, sequence: Sequence) -> None:
-        """Tells the index of pages that are full and whose tokens the host has read."""
+        """Tells the index of blocks that are full and whose tokens the host has read."""
         size = self._size
         full = sequence.confirmed // size
         if full == sequence.registered:
@@ -127,8 +127,8 @@ class Reuse:
                 del self._computing[key]
             if self._enabled and sequence.trail is not None:
                 tokens = tuple(sequence.content[number * size : (number + 1) * size])
-                pages = self._pages_at(sequence, number)
-                sequence.trail = self.index.insert(sequence.trail, key, tokens, pages)
+                blocks = self._blocks_at(sequence, number)
+                sequence.trail = self.index.insert(sequence.trail, key, tokens, blocks)
             sequence.registered += 1
 
     def prompt_done(self, sequence: Sequence) -> None:
@@ -138,15 +138,15 @@ class Reuse:
                 del self._computing[key]
         sequence.promised = []
 
-    def _pages_at(self, sequence: Sequence, number: int) -> dict[int, Page]:
-        pages = {}
+    def _blocks_at(self, sequence: Sequence, number: int) -> dict[int, Block]:
+        blocks = {}
         for group in self._groups:
             if not isinstance(group.spec, RecurrentState):
                 table = sequence.tables[group.index]
-                page = table[number] if number < len(table) else None
-                if page is not None:
-                    pages[group.index] = page
-        return pages
+                block = table[number] if number < len(table) else None
+                if block is not None:
+                    blocks[group.index] = block
+        return blocks
 
     # -- recurrent state -----------------------------------------------------------------------
 
@@ -161,23 +161,23 @@ class Reuse:
     def _snapshot_positions(self, sequence: Sequence) -> set[int]:
         """Message ends, the prompt's last token but one, and every so often between.
 
-        Formats that seal are shared by whole pages, so there the positions are page boundaries.
+        Formats that seal are shared by whole blocks, so there the positions are block boundaries.
         """
         size, every = self._size, self._every
         length = sequence.prompt_length
         wanted = {*sequence.request.snapshots, *range(every, length, every), length - 1}
-        if self.recall is not None:
-            wanted.add((length - 1) // size * size)  # the disk holds states at page ends only
+        if self.prefetch is not None:
+            wanted.add((length - 1) // size * size)  # the disk holds states at block ends only
         if sequence.format.seals:
             wanted = {position // size * size for position in wanted}
         return {position for position in wanted if 0 < position < length}
 
-    def save_states(self, sequence: Sequence) -> list[tuple[Page, Page]]:
+    def save_states(self, sequence: Sequence) -> list[tuple[Block, Block]]:
         """(state, slot to copy it to) where another prompt is likely to part from this one.
 
         The slots are the index's from now on; the caller releases them once the step is launched.
         """
-        saves: list[tuple[Page, Page]] = []
+        saves: list[tuple[Block, Block]] = []
         if not self._has_recurrent or not self._enabled or sequence.pending:
             return saves
         if sequence.computed not in self._snapshot_positions(sequence):
@@ -188,13 +188,13 @@ class Reuse:
             state = sequence.tables[group.index][0]
             if node is None or state is None or not isinstance(group.spec, RecurrentState):
                 continue
-            slots = self._ledger.allocate(PoolKey(group.index, sequence.format), 1)
+            slots = self._manager.allocate(PoolKey(group.index, sequence.format), 1)
             if slots is None:
                 break
             if self.index.insert_snapshot(node, offset, slots[0]):
                 saves.append((state, slots[0]))
             else:
-                self._ledger.release(slots[0])
+                self._manager.release(slots[0])
         return saves
 
     def _tail_node(self, sequence: Sequence) -> Node | None:
@@ -204,13 +204,13 @@ class Reuse:
         if sequence.trail is None or sequence.registered != number or rest == 0:
             return sequence.trail if sequence.registered == number else None
         tokens = tuple(sequence.content[number * size : sequence.confirmed])
-        pages = self._pages_at(sequence, number)
-        return self.index.insert(sequence.trail, chain(sequence.trail.key, tokens), tokens, pages)
+        blocks = self._blocks_at(sequence, number)
+        return self.index.insert(sequence.trail, chain(sequence.trail.key, tokens), tokens, blocks)
 
     # -- when it goes --------------------------------------------------------------------------
 
     def register_tail(self, sequence: Sequence) -> None:
-        """Registers what lies beyond the last full page, and the recurrent state itself."""
+        """Registers what lies beyond the last full block, and the recurrent state itself."""
         partial = sequence.confirmed % self._size
         if not self._enabled or (partial and sequence.format.seals):
             return

@@ -18,7 +18,7 @@ a chunk costs and what a token."""
 _GROWTH = 2  # from one chunk to the next, since costs are known for sizes like those seen
 
 
-class Pace:
+class PrefillBudget:
     """Sizes prompt chunks by time.
 
     Args:

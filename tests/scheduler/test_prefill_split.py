@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire.scheduler.shares import Shares, split
+from quire.scheduler.prefill_split import PrefillSplit, split
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_short_first(budget: int, wants: list[int], shares: list[int]) -> None:
 
 
 def test_the_oldest_prompt_waits_for_only_so_many_tokens() -> None:
-    shares = Shares()
+    shares = PrefillSplit()
     taken = 0
     while (got := shares.split(8, [4000, 200], 2000))[0] == 0:
         taken += got[1]
@@ -52,7 +52,7 @@ def test_the_oldest_prompt_waits_for_only_so_many_tokens() -> None:
 
 
 def test_patience_is_whole_again_once_the_oldest_is_alone() -> None:
-    shares = Shares()
+    shares = PrefillSplit()
     while shares.split(8, [4000, 200], 2000)[0] == 0:
         pass
     shares.split(8, [4000], 2000)
@@ -70,8 +70,8 @@ def test_patience_is_whole_again_once_the_oldest_is_alone() -> None:
     ],
 )
 def test_a_crumb_is_read_to_its_end(room: int, wants: list[int], shares: list[int]) -> None:
-    assert Shares().split(4, wants, room) == shares
+    assert PrefillSplit().split(4, wants, room) == shares
 
 
 def test_no_budget_reads_nothing() -> None:
-    assert Shares().split(0, [12], 2000) == [0]
+    assert PrefillSplit().split(0, [12], 2000) == [0]

@@ -1,7 +1,7 @@
 """Decides what of a prompt is worth reading from disk, and brings it back into memory.
 
 A prompt's beginning is read where the whole of it is on disk, or partly in memory already, for
-every group: full attention needs all pages, a window those that cover it before the boundary, a
+every group: full attention needs all blocks, a window those that cover it before the boundary, a
 recurrent layer its state at the boundary. What was read is entered in the prefix index as if it had
 been kept all along; the ordinary match then finds it.
 """
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
+from quire.cache.block_manager import Block, BlockManager, PoolKey
 from quire.cache.disk_page import HostPage
 from quire.cache.disk_tier import Read
 from quire.cache.index import Node, PrefixIndex, lasting_name
-from quire.cache.ledger import Ledger, Page, PoolKey
 from quire.cache.specs import FullKV, KVFormat, RecurrentState, WindowKV, first_visible
 
 _READ_BYTES = 256 << 20
@@ -33,7 +33,7 @@ class Tier(Protocol):
     def __contains__(self, key: bytes) -> bool: ...
 
     def read(self, keys: tuple[bytes, ...]) -> Read:
-        """Starts reading pages."""
+        """Starts reading blocks."""
         ...
 
     def seconds(self, size: int) -> float:
@@ -50,7 +50,7 @@ class Prompt:
     """Whose beginning is wanted.
 
     Attributes:
-        keys: chained hashes of the full pages that may be reused.
+        keys: chained hashes of the full blocks that may be reused.
     """
 
     identity: bytes
@@ -64,8 +64,8 @@ class Reading:
     """Part of a prompt's beginning on its way. Sequences with the same beginning share it.
 
     Attributes:
-        end: the page number before which everything is read that is missing.
-        groups: by page number, the groups whose pages are read.
+        end: the block number before which everything is read that is missing.
+        groups: by block number, the groups whose blocks are read.
         until: when to give up.
         failed: there was no room, or no use, for what came; asking again would not help.
     """
@@ -79,12 +79,12 @@ class Reading:
     failed: bool = False
 
 
-class Recall:
+class DiskPrefetch:
     """Owned by the scheduler.
 
     Args:
-        tier: where pages are.
-        fits: whether contents have the shape of a pool's pages.
+        tier: where blocks are.
+        fits: whether contents have the shape of a pool's blocks.
         compute_seconds: what computing so many prompt tokens takes; None while unknown.
         clock: seconds.
     """
@@ -92,13 +92,13 @@ class Recall:
     def __init__(
         self,
         index: PrefixIndex,
-        ledger: Ledger,
+        manager: BlockManager,
         tier: Tier,
         fits: Callable[[PoolKey, HostPage], bool],
         compute_seconds: Callable[[int], float | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._index, self._ledger, self._tier = index, ledger, tier
+        self._index, self._manager, self._tier = index, manager, tier
         self._fits, self._compute_seconds, self._clock = fits, compute_seconds, clock
         self._states = {g.index for g in index.groups if isinstance(g.spec, RecurrentState)}
         self._under_way: WeakValueDictionary[bytes, Reading] = WeakValueDictionary()
@@ -157,11 +157,11 @@ class Recall:
     # -- what to read --------------------------------------------------------------------------
 
     def _boundary(self, prompt: Prompt, path: list[Node], matched: int) -> int | None:
-        """The most pages, beyond `matched`, after which every group would have what it needs."""
+        """The most blocks, beyond `matched`, after which every group would have what it needs."""
         size = self._index.page_tokens
         unbroken = {group.index: 0 for group in self._index.groups}
         best = None
-        # Of the pages before `matched`, only those matter that a window beyond it still shows.
+        # Of the blocks before `matched`, only those matter that a window beyond it still shows.
         shown = [
             first_visible(group.spec, (matched + 1) * size) // size
             for group in self._index.groups
@@ -186,7 +186,7 @@ class Recall:
         return best
 
     def _missing(self, prompt: Prompt, path: list[Node], boundary: int) -> dict[int, list[int]]:
-        """By page number, the groups whose pages must be read to begin at `boundary`."""
+        """By block number, the groups whose blocks must be read to begin at `boundary`."""
         size = self._index.page_tokens
         missing: dict[int, list[int]] = {}
         for number in range(boundary):
@@ -204,12 +204,12 @@ class Recall:
         if number >= len(path):
             return False
         node = path[number]
-        return group in node.pages or (group, self._index.page_tokens) in node.snapshots
+        return group in node.blocks or (group, self._index.page_tokens) in node.snapshots
 
     def _first_part(
         self, prompt: Prompt, missing: dict[int, list[int]], boundary: int
     ) -> tuple[int, dict[int, list[int]]]:
-        """As many whole page numbers as may be read at once, one at least; and where they end."""
+        """As many whole block numbers as may be read at once, one at least; and where they end."""
         part: dict[int, list[int]] = {}
         total = 0
         for number, groups in missing.items():
@@ -220,7 +220,7 @@ class Recall:
         return boundary, part
 
     def _bytes(self, prompt: Prompt, group: int) -> int:
-        return self._ledger.page_bytes(PoolKey(group, prompt.format))
+        return self._manager.block_bytes(PoolKey(group, prompt.format))
 
     # -- back into memory ----------------------------------------------------------------------
 
@@ -228,16 +228,18 @@ class Recall:
         """Enters what was read in the index."""
         path = self._index.path(reading.prompt.identity, reading.prompt.keys)
         # Room for what comes must not be made by evicting what it continues.
-        held = [page for node in path for page in (*node.pages.values(), *node.snapshots.values())]
-        for page in held:
-            self._ledger.retain(page)
-        fresh: list[Page] = []
+        held = [
+            block for node in path for block in (*node.blocks.values(), *node.snapshots.values())
+        ]
+        for block in held:
+            self._manager.retain(block)
+        fresh: list[Block] = []
         self._enter(reading, path, fresh)
-        self._ledger.release_all(fresh)
-        self._ledger.release_all(held)
+        self._manager.release_all(fresh)
+        self._manager.release_all(held)
 
-    def _enter(self, reading: Reading, path: list[Node], fresh: list[Page]) -> None:
-        """Makes nodes and pages up to the first one that did not come, or has no room."""
+    def _enter(self, reading: Reading, path: list[Node], fresh: list[Block]) -> None:
+        """Makes nodes and blocks up to the first one that did not come, or has no room."""
         prompt, size = reading.prompt, self._index.page_tokens
         node = self._index.root(prompt.identity)
         for number in range(reading.end):
@@ -245,35 +247,35 @@ class Recall:
             if not groups and number < len(path):
                 node = path[number]
                 continue
-            pages = self._pages(reading, number, groups)
-            if pages is None:
+            blocks = self._blocks(reading, number, groups)
+            if blocks is None:
                 return
-            fresh.extend(pages.values())
-            states = {g: p for g, p in pages.items() if g in self._states}
-            vectors = {g: p for g, p in pages.items() if g not in self._states}
+            fresh.extend(blocks.values())
+            states = {g: p for g, p in blocks.items() if g in self._states}
+            vectors = {g: p for g, p in blocks.items() if g not in self._states}
             tokens = tuple(prompt.tokens[number * size : (number + 1) * size])
             entered = self._index.insert(node, prompt.keys[number], tokens, vectors)
-            if entered is None:  # what this page continues was evicted meanwhile
+            if entered is None:  # what this block continues was evicted meanwhile
                 return
-            for page in states.values():
-                self._index.insert_snapshot(entered, size, page)
+            for block in states.values():
+                self._index.insert_snapshot(entered, size, block)
             node = entered
 
-    def _pages(self, reading: Reading, number: int, groups: list[int]) -> dict[int, Page] | None:
-        """New pages with what was read for a page number; None if any is missing or has no room."""
-        prompt, pages = reading.prompt, {}
+    def _blocks(self, reading: Reading, number: int, groups: list[int]) -> dict[int, Block] | None:
+        """New blocks for what was read of a block number; None if any is missing or has no room."""
+        prompt, blocks = reading.prompt, {}
         for group in groups:
             pool = PoolKey(group, prompt.format)
             contents = reading.read.pages.get(lasting_name(prompt.keys[number], group))
             if contents is None:
                 break
-            got = self._ledger.allocate(pool, 1) if self._fits(pool, contents) else None
+            got = self._manager.allocate(pool, 1) if self._fits(pool, contents) else None
             if got is None:
                 reading.failed = True
                 break
-            pages[group] = got[0]
-            self._ledger.restore(got[0], contents)
-        if len(pages) == len(groups):
-            return pages
-        self._ledger.release_all(pages.values())
+            blocks[group] = got[0]
+            self._manager.restore(got[0], contents)
+        if len(blocks) == len(groups):
+            return blocks
+        self._manager.release_all(blocks.values())
         return None

@@ -9,7 +9,7 @@ _PATIENCE = 256
 """Tokens by which shorter prompts may go before the oldest one beyond its half of each step."""
 
 
-class Shares:
+class PrefillSplit:
     """Half of each step for the oldest prompt, half for the shortest.
 
     A short prompt that arrives while a long one is read goes before it, but for only so long.
