@@ -16,11 +16,14 @@ from quire.request import Image, PlacedImage
 torch.set_num_threads(1)
 
 
-def save_random(config: Any, folder: Path, seed: int = 0) -> Any:
-    """A transformers model of `config` with random float32 weights, saved to `folder`.
+def save_random(
+    config: Any, folder: Path, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Any:
+    """A transformers model of `config` with random weights, saved to `folder` in `dtype`.
 
-    Every parameter is drawn anew: the library's own initialisation leaves norms and scales at one
-    and projections so small that attention hardly matters.
+    What it computes, it computes in float32, from the weights as they were saved. Every parameter
+    is drawn anew: the library's own initialisation leaves norms and scales at one and projections
+    so small that attention hardly matters.
     """
     torch.manual_seed(seed)
     model = transformers.AutoModelForImageTextToText if _nested(config) else None
@@ -37,8 +40,10 @@ def save_random(config: Any, folder: Path, seed: int = 0) -> Any:
             elif name.endswith(("put_min", "put_max")):  # bounds of inputs and outputs
                 sign = -1.0 if name.endswith("min") else 1.0
                 buffer.copy_(sign * (0.5 + 0.5 * torch.rand_like(buffer)))
-    reference.tie_weights()
-    reference.save_pretrained(folder)
+        reference.tie_weights()
+        saved = {name: value.to(dtype) for name, value in reference.state_dict().items()}
+        reference.load_state_dict(saved)
+    reference.save_pretrained(folder, state_dict=saved)
     return reference.eval()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,12 @@ def test_unknown_model_type_is_named(tmp_path: Path) -> None:
         ("gemma4_moe", {"top_k_experts": None}, "top_k_experts"),
         ("gemma4", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
         ("gemma4_ple", {"num_kv_shared_layers": 5}, "full_attention"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("llama", {"hidden_size": "64"}, "hidden_size"),
+        ("llama", {"rms_norm_eps": [1e-5]}, "rms_norm_eps"),
+        ("llama", {"head_dim": None, "num_attention_heads": "4"}, r"config\.json"),
+        ("llama", {"layer_types": 3}, r"config\.json"),
+        ("gemma4", {"rope_parameters": 3}, r"config\.json"),
     ],
 )
 def test_settings_that_are_not_known_are_named(
@@ -226,6 +233,60 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         open_model(str(folder))
     (folder / "config.json").unlink()
     with pytest.raises(ModelError, match=r"config\.json"):
+        open_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", "[]"),
+        ("model.safetensors.index.json", "{"),
+        ("model.safetensors.index.json", "{}"),
+        ("model.safetensors.index.json", '{"weight_map": {"a": 1}}'),
+        ("generation_config.json", "nonsense"),
+        ("generation_config.json", '{"eos_token_id": "</s>"}'),
+        ("tokenizer_config.json", "\udcff"),
+    ],
+)
+def test_damaged_json_is_named(name: str, content: str, tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "llama")
+    (folder / name).write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ModelError, match=re.escape(name)):
+        open_model(str(folder))
+
+
+def test_other_safetensors_are_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tiny_model(tmp_path, "llama")
+    for other in ("consolidated.safetensors", "adapter_model.safetensors"):
+        mx.save_safetensors(str(folder / other), {"layers.0.wq.weight": mx.ones((2, 2))})
+
+    open_model(str(folder))
+
+    assert "consolidated.safetensors" in caplog.text
+    assert "adapter_model.safetensors" in caplog.text
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    assert [shard.name for shard in find_shards(folder)] == ["model-00001-of-00001.safetensors"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_names_of_mlx_vlm_conversions_are_known(name: str, tmp_path: Path) -> None:
+    plain = open_model(str(tiny_model(tmp_path / "plain", name)))
+    folder = tiny_model(tmp_path / "wrapped", name)
+    weights = _weights(folder)
+    _save(folder, {f"language_model.{key}": array for key, array in weights.items()})
+
+    wrapped = open_model(str(folder))
+
+    assert mx.array_equal(solo_logits(plain.model, PROMPT), solo_logits(wrapped.model, PROMPT))
+
+
+@pytest.mark.parametrize("dtype", [mx.uint8, mx.int8, mx.int32])
+def test_integers_where_a_float_belongs_are_refused(dtype: mx.Dtype, tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "llama")
+    name = "model.layers.1.mlp.up_proj.weight"
+    weights = _weights(folder)
+    _save(folder, weights | {name: weights[name].astype(dtype)})
+    with pytest.raises(ModelError, match=f"{name}' holds u?int"):
         open_model(str(folder))
 
 

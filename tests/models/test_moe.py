@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import pytest
 
 from quire.models.moe import Experts, choose, stack_experts
 
 
-def _experts() -> Experts:
+def _experts(dtype: mx.Dtype = mx.float32) -> Experts:
     experts = Experts(8, 32, 16, "silu")
     keys = mx.random.split(mx.random.key(0), 3)
     experts.gate_proj.weight = mx.random.normal((8, 16, 32), key=keys[0])
     experts.up_proj.weight = mx.random.normal((8, 16, 32), key=keys[1])
     experts.down_proj.weight = mx.random.normal((8, 32, 16), key=keys[2])
+    experts.set_dtype(dtype)
     return experts
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("rows", [3, 60])  # as they are, and sorted by expert
+def test_experts_of_narrow_types_compute_the_same(rows: int, dtype: mx.Dtype) -> None:
+    x = mx.random.normal((rows, 32), key=mx.random.key(1))
+    chosen, weights = choose(mx.random.normal((rows, 8), key=mx.random.key(2)), 3)
+
+    narrow = _experts(dtype)(x.astype(dtype), chosen, weights)
+    wide = _experts()(x, chosen, weights)
+
+    assert narrow.dtype == dtype
+    assert mx.max(mx.abs(narrow - wide)).item() < 0.02 * mx.max(mx.abs(wide)).item()
 
 
 def test_sorting_rows_by_expert_changes_nothing() -> None:

@@ -12,7 +12,7 @@ from quire.models.loader import open_model
 from tests.models.solo import greedy_choices, solo_logits
 
 pytestmark = pytest.mark.oracle
-pytest.importorskip("torch", reason="the oracle needs torch")
+torch = pytest.importorskip("torch", reason="the oracle needs torch")
 pytest.importorskip("transformers", reason="the oracle is transformers")
 
 from transformers import (  # noqa: E402
@@ -64,6 +64,8 @@ VISION = {
     "head_dim": 16,
 }
 
+FULL = tiny_models.FULL
+
 CONFIGS: dict[str, Any] = {
     "llama": lambda: LlamaConfig(**SHAPE, rope_parameters=LLAMA3),
     "llama-tied-linear": lambda: LlamaConfig(
@@ -74,12 +76,28 @@ CONFIGS: dict[str, Any] = {
         rope_parameters={"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
     ),
     "llama-yarn": lambda: LlamaConfig(**SHAPE, rope_parameters=YARN),
+    "llama-yarn-original-outside": lambda: LlamaConfig(
+        **SHAPE,
+        original_max_position_embeddings=32,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0},
+    ),
+    "llama-partial-is-no-key-of-llama": lambda: LlamaConfig(
+        **SHAPE,
+        partial_rotary_factor=0.5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
     "mistral-window": lambda: MistralConfig(**SHAPE, sliding_window=32),
     "qwen3": lambda: Qwen3Config(**tiny_models.qwen3_config()),
     "qwen3-window": lambda: Qwen3Config(**tiny_models.qwen3_config(use_sliding_window=True)),
     "qwen3-moe": lambda: Qwen3MoeConfig(**tiny_models.qwen3_moe_config()),
     "qwen3-moe-unnormalised": lambda: Qwen3MoeConfig(
         **tiny_models.qwen3_moe_config(norm_topk_prob=False)
+    ),
+    "qwen3-moe-window": lambda: Qwen3MoeConfig(
+        **tiny_models.qwen3_moe_config(use_sliding_window=True, max_window_layers=2)
+    ),
+    "qwen3.5-full-layers": lambda: Qwen3_5TextConfig(
+        **tiny_models.qwen3_5_config(layer_types=[FULL] * 4)
     ),
     "qwen3.5": lambda: Qwen3_5TextConfig(**tiny_models.qwen3_5_config()),
     "qwen3.5-moe": lambda: Qwen3_5MoeTextConfig(**tiny_models.qwen3_5_moe_config()),
@@ -107,3 +125,16 @@ def test_logits_and_greedy_tokens_match(name: str, tmp_path: Path) -> None:
     expected = oracle.reference_greedy(reference, PROMPT, 100)
     assert len(set(expected)) > 10, "a degenerate continuation proves nothing"
     assert greedy_choices(loaded.model, PROMPT, expected) == expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_checkpoints_of_narrow_types_are_computed_in_the_wide_one(
+    name: str, dtype: str, tmp_path: Path
+) -> None:
+    reference = oracle.save_random(CONFIGS[name](), tmp_path, dtype=getattr(torch, dtype))
+    loaded = open_model(str(tmp_path))
+
+    assert loaded.dtype == "float32"
+    difference = solo_logits(loaded.model, PROMPT) - oracle.reference_logits(reference, PROMPT)
+    assert mx.max(mx.abs(difference)).item() < 1e-4

@@ -91,7 +91,10 @@ def test_modules_may_differ_in_bits(tmp_path: Path) -> None:
     quantization: dict[str, Any] = {"group_size": 32, "bits": 4}
     quantization["model.layers.0.mlp.switch_mlp.down_proj"] = {"group_size": 32, "bits": 8}
     quantization["model.embed_tokens"] = False
-    packed_folder = _write(tmp_path / "packed", config | {"quantization": quantization}, packed)
+    # Left over from a checkpoint of another kind that was converted.
+    leftover = {"quantization_config": {"quant_method": "fp8"}}
+    config |= leftover | {"quantization": quantization}
+    packed_folder = _write(tmp_path / "packed", config, packed)
 
     ours = open_model(packed_folder)
     theirs = open_model(_write(tmp_path / "plain", config, plain))
@@ -103,8 +106,11 @@ def test_modules_may_differ_in_bits(tmp_path: Path) -> None:
 
 def test_foreign_packings_are_refused_by_name(tmp_path: Path) -> None:
     config = CONFIGS["llama"]() | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    weights = random_weights(config)
+    name = "model.layers.0.mlp.up_proj"
+    del weights[f"{name}.weight"]
     with pytest.raises(ModelError, match="gptq"):
-        open_model(_write(tmp_path / "gptq", config, {}))
+        open_model(_write(tmp_path / "gptq", config, weights | {f"{name}.qweight": mx.ones(2)}))
     config = CONFIGS["llama"]() | {"quantization": {"mode": "q4_k", "bits": 4}}
     with pytest.raises(ModelError, match="q4_k"):
         open_model(_write(tmp_path / "mode", config, {}))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from quire.errors import ModelError
 
@@ -18,7 +19,7 @@ def read_arguments(cls: type[A], config: dict[str, Any], **computed: Any) -> A:
     A null counts as absent. `computed` goes before `config`.
 
     Raises:
-        ModelError: a field without a default has no value.
+        ModelError: a field without a default has no value, or a value is of another type.
     """
     values: dict[str, Any] = {}
     for spec in fields(cls):  # type: ignore[arg-type]  # type[T] cannot say "a dataclass"
@@ -29,7 +30,32 @@ def read_arguments(cls: type[A], config: dict[str, Any], **computed: Any) -> A:
             raise ModelError(
                 f"config.json of a {config.get('model_type')!r} model lacks {spec.name!r}"
             )
+    check_types(cls, values)
     return cls(**values)
+
+
+def check_types(cls: type, values: dict[str, Any]) -> None:
+    """Holds values against the types of the dataclass fields that they are for.
+
+    Raises:
+        ModelError: naming the key, the value, and the type it should have.
+    """
+    hints = get_type_hints(cls)
+    for name, value in values.items():
+        if not _is_of(value, hints[name]):
+            wanted = getattr(hints[name], "__name__", str(hints[name]))
+            raise ModelError(f"config.json: {name} = {value!r} is not of type {wanted}")
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is UnionType:
+        return any(_is_of(value, option) for option in get_args(hint))
+    if get_origin(hint) is tuple:
+        item = get_args(hint)[0]
+        return isinstance(value, list | tuple) and all(_is_of(each, item) for each in value)
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
+    return not isinstance(hint, type) or isinstance(value, hint)
 
 
 def require(name: str, value: Any, known: Iterable[Any]) -> None:

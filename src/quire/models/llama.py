@@ -12,6 +12,7 @@ from quire.cache.specs import FullKV, LayerSpec, WindowKV
 from quire.models.arguments import read_arguments, require
 from quire.models.base import LanguageModel, Module, Step
 from quire.models.layers import ACTIVATIONS, GatedMLP, embed, project_logits
+from quire.models.names import without_wrapper
 from quire.models.norm import RMSNorm
 from quire.models.rope import Rope, RopeParameters, Rotate
 
@@ -49,14 +50,18 @@ class LlamaArguments:
             require("layer_types", kind, ("full_attention", "sliding_attention"))
 
 
-def shape_arguments(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields whose values follow from others when `config.json` leaves them out."""
+def shape_arguments(config: dict[str, Any], *, partial_rope: bool = False) -> dict[str, Any]:
+    """The fields whose values follow from others when `config.json` leaves them out.
+
+    Args:
+        partial_rope: see `RopeParameters.from_config`.
+    """
     heads = config.get("num_attention_heads") or 0
     return {
         "num_key_value_heads": config.get("num_key_value_heads") or heads,
         "head_dim": config.get("head_dim") or config.get("hidden_size", 0) // max(heads, 1),
         "layer_types": tuple(config.get("layer_types") or ()),
-        "rope": RopeParameters.from_config(config),
+        "rope": RopeParameters.from_config(config, partial=partial_rope),
     }
 
 
@@ -182,7 +187,7 @@ class Llama(LanguageModel):
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         kept = {
-            name: array
+            without_wrapper(name): array
             for name, array in weights.items()
             if not name.endswith("rotary_emb.inv_freq")  # a constant that old files carry along
         }

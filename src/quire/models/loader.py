@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from quire.cache.dtypes import DTYPES
 from quire.errors import ModelError
 from quire.models import quantization
 from quire.models.base import LanguageModel, named_layers, named_parameters
+from quire.models.files import read_object
 from quire.models.hub import find_folder
 from quire.models.registry import family
 from quire.models.safetensors import find_shards, fingerprint, read_header
@@ -76,10 +76,18 @@ def open_model(
     folder = find_folder(path_or_hub_id)
     config = _read_config(folder)
     quantization.check_config(config)
-    model = family(config["model_type"]).from_config(config)
+    model = _build(config, folder)
     shards = find_shards(folder)
     target = DTYPES.get(dtype) or (mx.float32 if mx.default_device() == mx.cpu else None)
-    _attach(model, model.sanitize(_read_lazily(shards)), target, folder)
+    # What sanitize computes, it computes in the type that the weights are used in.
+    weights = model.sanitize(_cast(_read_lazily(shards), target))
+    try:
+        _attach(model, weights, folder)
+    except ModelError as error:
+        method = quantization.foreign_method(config)
+        if method is None:
+            raise
+        raise ModelError(f"{error} (quantization method {method!r} is not supported)") from error
     model.eval()
     parameter_bytes = _check_fits(model, memory_limit, folder)
     _evaluate(model, parameter_bytes, progress)
@@ -101,13 +109,20 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder}: no config.json")
-    try:
-        config = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path}: not JSON: {error}") from error
-    if not isinstance(config, dict) or "model_type" not in config:
+    config = read_object(path)
+    if "model_type" not in config:
         raise ModelError(f"{path}: no 'model_type'")
     return config
+
+
+def _build(config: dict[str, Any], folder: Path) -> LanguageModel:
+    """The model without weights."""
+    try:
+        return family(config["model_type"]).from_config(config)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Values that a family computes with fail where they are used first.
+        path = folder / "config.json"
+        raise ModelError(f"{path}: a value cannot be used: {error!r}") from error
 
 
 def _read_lazily(shards: list[Path]) -> dict[str, mx.array]:
@@ -124,13 +139,21 @@ def _read_lazily(shards: list[Path]) -> dict[str, mx.array]:
     return weights
 
 
-def _attach(
-    model: LanguageModel, weights: dict[str, mx.array], target: mx.Dtype | None, folder: Path
-) -> None:
+def _cast(weights: dict[str, mx.array], target: mx.Dtype | None) -> dict[str, mx.array]:
+    """The same with all floats in one type; None leaves each as it is."""
+    if target is None:
+        return weights
+    return {
+        name: array.astype(target) if mx.issubdtype(array.dtype, mx.floating) else array
+        for name, array in weights.items()
+    }
+
+
+def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) -> None:
     """Puts the tensors in their places, packed where the checkpoint is packed.
 
     Raises:
-        ModelError: a tensor is missing, has no place, or has the wrong shape.
+        ModelError: a tensor is missing, has no place, or has the wrong shape or type.
     """
     quantization.pack_like(model, weights)
     places = named_parameters(model)
@@ -147,11 +170,21 @@ def _attach(
                 f"{folder}: tensor {name!r} has shape {list(array.shape)}, "
                 f"config.json asks for {list(places[name].shape)}"
             )
-        if target is not None and mx.issubdtype(array.dtype, mx.floating):
-            weights[name] = array.astype(target)
+        if _kind(array) != _kind(places[name]):
+            raise ModelError(
+                f"{folder}: tensor {name!r} holds {_kind(array)}, "
+                f"where {_kind(places[name])} belongs"
+            )
     if mx.default_device() == mx.cpu:
         _store_by_columns(model, weights)
     model.load_weights(list(weights.items()))
+
+
+def _kind(array: mx.array) -> str:
+    """What an array's numbers are; floats of any width serve alike, codes of one width only."""
+    if mx.issubdtype(array.dtype, mx.floating):
+        return "floating point"
+    return str(array.dtype).removeprefix("mlx.core.")
 
 
 def _store_by_columns(model: LanguageModel, weights: dict[str, mx.array]) -> None:

@@ -31,7 +31,7 @@ class ExpertLinear(Module):
 
     def __call__(self, x: mx.array, experts: mx.array, sorted_experts: bool) -> mx.array:
         """`[..., 1, in]` and expert indices `[...]`, broadcast together -> `[..., 1, out]`."""
-        if mx.cuda.is_available() and mx.default_device() == mx.gpu:
+        if self._needs_copies():
             return self._by_copies(x, experts)
         return mx.gather_mm(
             x,
@@ -40,12 +40,18 @@ class ExpertLinear(Module):
             sorted_indices=sorted_experts,
         )
 
-    def _by_copies(self, x: mx.array, experts: mx.array) -> mx.array:
-        """The same product from gathered copies of the matrices, so many at once as fit a bound.
+    def _needs_copies(self) -> bool:
+        """Where MLX 0.32.4's `gather_mm` does not serve. Packed experts don't use it.
 
-        On CUDA MLX 0.32.4's `gather_mm` gave wrong results inside `Experts` from 66 pairs of row
-        and expert on (H100, float32; equal to 3e-7 below that). Packed experts don't use it.
+        On CUDA it gave wrong results inside `Experts` from 66 pairs of row and expert on (H100,
+        float32; equal to 3e-7 below that). On a CPU it takes float32 only.
         """
+        if mx.default_device() == mx.gpu:
+            return bool(mx.cuda.is_available())
+        return self.weight.dtype != mx.float32
+
+    def _by_copies(self, x: mx.array, experts: mx.array) -> mx.array:
+        """The same product from gathered copies of the matrices, so many at once as fit a bound."""
         shape = (*experts.shape, 1, x.shape[-1])
         rows = mx.broadcast_to(x, shape).reshape(-1, 1, x.shape[-1])
         flat = experts.flatten()

@@ -41,19 +41,24 @@ class PackedLinear(nn.QuantizedLinear):
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Refuses packings that are not MLX's (GPTQ, AWQ, FP8 checkpoints and others).
+    """Refuses modes of packing that this MLX does not have.
 
     Raises:
-        ModelError: naming the method.
+        ModelError: naming the mode.
     """
-    foreign = config.get("quantization_config") or {}
-    if "quant_method" in foreign:
-        method = foreign["quant_method"]
-        raise ModelError(f"config.json: quantization method {method!r} is not supported")
     mode = (config.get("quantization") or {}).get("mode", "affine")
     if mode not in _MODES:
         known = ", ".join(_MODES)
         raise ModelError(f"config.json: quantization mode {mode!r} is not supported ({known})")
+
+
+def foreign_method(config: dict[str, Any]) -> str | None:
+    """The packing that is not MLX's (GPTQ, AWQ, FP8, ...) which the file was written for.
+
+    Conversions keep the entry, so that it says why tensors do not fit, not that they do not.
+    """
+    method = (config.get("quantization_config") or {}).get("quant_method")
+    return None if method is None else str(method)
 
 
 def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:

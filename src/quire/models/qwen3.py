@@ -70,7 +70,8 @@ class Qwen3MoE(Qwen3):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         experts = config.get("num_experts") or config.get("num_local_experts")
-        computed = shape_arguments(config) | window_arguments(config)
+        # All layers have the window, whatever `max_window_layers` says.
+        computed = shape_arguments(config) | window_arguments(config) | {"layer_types": ()}
         dense = tuple(config.get("mlp_only_layers") or ())
         return cls(
             read_arguments(

@@ -166,8 +166,10 @@ class Qwen35(Llama):
             for index in range(text.get("num_hidden_layers", 0))
         ]
         width = text.get("intermediate_size") or 0
-        text |= {"rope_parameters": rope, "layer_types": types, "intermediate_size": width}
-        return cls(read_arguments(Qwen35Arguments, text, **shape_arguments(text)))
+        text |= {"layer_types": types, "intermediate_size": width}
+        text |= {"rope_parameters": rope, "rope_scaling": None}
+        computed = shape_arguments(text, partial_rope=True)
+        return cls(read_arguments(Qwen35Arguments, text, **computed))
 
     def decoder_layer(self, args: LlamaArguments, index: int) -> Module:
         assert isinstance(args, Qwen35Arguments)
@@ -180,19 +182,20 @@ class Qwen35(Llama):
         return FullKV(args.num_key_value_heads, args.head_dim)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        renamed = {}
-        for name, array in weights.items():
-            plain = name.removeprefix("model.").removeprefix("language_model.")
-            if not plain.startswith("lm_head."):
-                plain = "model." + plain.removeprefix("model.")
-            if not name.startswith(_UNUSED):
-                renamed[plain] = array
-        # Conversions to MLX put the channel last in convolutions and add the one to the norms.
-        convolutions = [name for name in renamed if name.endswith(".conv1d.weight")]
-        if any(renamed[name].shape[-1] != 1 for name in convolutions):
-            for name in convolutions:
-                renamed[name] = renamed[name].swapaxes(-1, -2)
+        kept = {name: array for name, array in weights.items() if not name.startswith(_UNUSED)}
+        renamed = super().sanitize(stack_experts(kept))
+        if not _converted(weights):
             for name, array in renamed.items():
-                if name.endswith(_ZERO_CENTRED):
+                if name.endswith(".conv1d.weight"):
+                    renamed[name] = array.swapaxes(-1, -2)
+                elif name.endswith(_ZERO_CENTRED):
                     renamed[name] = array + 1.0
-        return super().sanitize(stack_experts(renamed))
+        return renamed
+
+
+def _converted(weights: dict[str, mx.array]) -> bool:
+    """Whether a conversion to MLX put the channel last in convolutions and added one to norms."""
+    for name, array in weights.items():
+        if name.endswith(".conv1d.weight"):
+            return bool(array.shape[-1] == 1)
+    return any(name.startswith("language_model.model.") for name in weights)  # MLX's prefix

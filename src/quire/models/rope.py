@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from quire.errors import ModelError
-from quire.models.arguments import require
+from quire.models.arguments import check_types, require
 
 KINDS = ("default", "linear", "llama3", "yarn", "proportional")
 
@@ -52,17 +52,33 @@ class RopeParameters:
     mrope_section: tuple[int, ...] = ()
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> RopeParameters:
-        """Reads the RoPE keys of a model's (text) configuration, old spelling or new."""
-        scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        return cls.from_dict(
-            {
-                "rope_theta": config.get("rope_theta"),
-                "partial_rotary_factor": config.get("partial_rotary_factor"),
-                "original_max_position_embeddings": config.get("max_position_embeddings"),
-                **scaling,
-            }
-        )
+    def from_config(cls, config: dict[str, Any], *, partial: bool = False) -> RopeParameters:
+        """Reads the RoPE keys of a model's (text) configuration, old spelling or new.
+
+        Args:
+            partial: the family may rotate a part of each head. Others pay no heed to
+                `partial_rotary_factor`, as in the transformers library.
+
+        Raises:
+            ModelError: as `from_dict`, and for a part of each head stretched in a family that
+                rotates whole heads, which nothing computes.
+        """
+        scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+        longest, key = config.get("max_position_embeddings"), "original_max_position_embeddings"
+        original = config.get(key) or scaling.get(key)  # the outer one counts
+        values = {
+            "rope_theta": config.get("rope_theta"),
+            "partial_rotary_factor": config.get("partial_rotary_factor"),
+            "factor": longest / original if longest and original else None,
+            **{name: value for name, value in scaling.items() if value is not None},
+            key: original or longest,
+        }
+        rope = cls.from_dict(values)
+        if partial:
+            return rope
+        if rope.rope_type != "default":
+            require("partial_rotary_factor", rope.partial_rotary_factor, (1.0,))
+        return replace(rope, partial_rotary_factor=1.0)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RopeParameters:
@@ -76,6 +92,7 @@ class RopeParameters:
         if kind in ("linear", "llama3", "yarn") and values.get("factor") is None:
             raise ModelError(f"config.json: rope_type {kind!r} needs 'factor'")
         known = {name: values[name] for name in cls.__slots__ if values.get(name) is not None}
+        check_types(cls, known)
         known["mrope_section"] = tuple(known.get("mrope_section", ()))
         if known["mrope_section"]:
             require("mrope_interleaved", values.get("mrope_interleaved", True), (True,))

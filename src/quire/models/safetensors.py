@@ -8,32 +8,58 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import re
 from pathlib import Path
 
 from quire.errors import ModelError
+from quire.models.files import read_object
+
+log = logging.getLogger("quire.models")
 
 _MAX_HEADER = 100 << 20
 _SAMPLES = 16
 _SAMPLE_BYTES = 4096
+_NUMBERED = re.compile(r"model-\d+-of-\d+\.safetensors")
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """The weight files of a model folder, sorted: those of its index, or all there are.
+    """The weight files of a model folder, sorted.
+
+    They are those of its index; without one, `model.safetensors`, or the numbered ones, or all
+    there are. What else lies there (a vendor's own layout, adapters) is named in the log.
 
     Raises:
-        ModelError: there are none, or one that the index lists is missing.
+        ModelError: there are none, one that the index lists is missing, or the index is damaged.
     """
+    found = sorted(folder.glob("*.safetensors"))
+    shards = _shards(folder, found)
+    if ignored := [path.name for path in found if path not in shards]:
+        log.warning("%s: not the model's weights, ignored: %s", folder, ", ".join(ignored))
+    return shards
+
+
+def _shards(folder: Path, found: list[Path]) -> list[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
+        names = _listed(index)
         for name in names:
             if not (folder / name).is_file():
                 raise ModelError(f"{folder}: weight file {name!r}, listed in the index, is missing")
         return [folder / name for name in names]
-    shards = sorted(folder.glob("*.safetensors"))
-    if not shards:
+    if not found:
         raise ModelError(f"{folder}: no .safetensors files")
-    return shards
+    if folder / "model.safetensors" in found:
+        return [folder / "model.safetensors"]
+    return [path for path in found if _NUMBERED.fullmatch(path.name)] or found
+
+
+def _listed(index: Path) -> list[str]:
+    """The files that an index names."""
+    files = read_object(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(name, str) for name in files.values()):
+        raise ModelError(f"{index}: 'weight_map' is no map from tensors to files")
+    return sorted(set(files.values()))
 
 
 def read_header(path: Path) -> bytes:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+from quire.errors import ModelError
+from quire.models.files import read_object
 
 
 def end_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
     """The union over `config.json`, `generation_config.json` and `tokenizer_config.json`.
 
     Gemma 4's tokenizer names only `<eos>`; the ends of its turns stand in the generation config.
+
+    Raises:
+        ModelError: a file or its `eos_token_id` cannot be read; names the file.
     """
-    ids = _as_ids(config.get("eos_token_id"))
-    ids |= _as_ids((config.get("text_config") or {}).get("eos_token_id"))
-    ids |= _as_ids(_read(folder / "generation_config.json").get("eos_token_id"))
+    generation = folder / "generation_config.json"
+    ids = _as_ids(config.get("eos_token_id"), folder / "config.json")
+    ids |= _as_ids((config.get("text_config") or {}).get("eos_token_id"), folder / "config.json")
+    ids |= _as_ids(_read(generation).get("eos_token_id"), generation)
     return frozenset(ids | _tokenizer_end(folder))
 
 
@@ -35,14 +41,14 @@ def _tokenizer_end(folder: Path) -> set[int]:
     return set()
 
 
-def _as_ids(value: Any) -> set[int]:
+def _as_ids(value: Any, path: Path) -> set[int]:
     if value is None:
         return set()
-    return {int(item) for item in (value if isinstance(value, list) else [value])}
+    ids = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, int) for item in ids):
+        raise ModelError(f"{path}: eos_token_id = {value!r} is neither a number nor a list of them")
+    return set(ids)
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    content = json.loads(path.read_text("utf-8"))
-    return content if isinstance(content, dict) else {}
+    return read_object(path) if path.is_file() else {}
