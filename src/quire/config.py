@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
 
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 from quire.errors import RequestError
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from quire.cache.block_manager import Block, BlockManager, Change, PoolKey, Resize, Spill
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 
 KEY = PoolKey(0, KVFormat())
 OTHER = PoolKey(1, KVFormat())

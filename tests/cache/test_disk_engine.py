@@ -15,8 +15,8 @@ import pytest
 from quire.cache.block_manager import PoolKey
 from quire.cache.disk_store import usage
 from quire.cache.disk_transfer import fits
-from quire.cache.specs import KVFormat
 from quire.config import DiskConfig, EngineConfig
+from quire.core.kv_format import KVFormat
 from quire.engine.engine import Engine
 from quire.engine.process import ProcessEngine
 from quire.errors import ModelError

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from quire.cache.block_manager import Block, BlockManager, PoolKey
 from quire.cache.index import Match, Node, PrefixIndex, chain, chains, common_length
-from quire.cache.specs import FullKV, KVFormat, RecurrentState, WindowKV, group_layers
+from quire.cache.specs import FullKV, RecurrentState, WindowKV, group_layers
+from quire.core.kv_format import KVFormat
 
 SIZE = 4
 PLAIN = KVFormat()

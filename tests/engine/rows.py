@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.cache.block_manager import Block, PoolKey
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 from quire.request import PlacedImage, Request
 from quire.scheduler.plan import Work
 from quire.scheduler.sequence import Sequence
@@ -36,6 +36,6 @@ def planned(
     for group, ids in enumerate(tables):
         key = PoolKey(group, format)
         sequence.tables.append([Block(key, id) if id >= 0 else None for id in ids])
-        if format.seals:
+        if format.has_tail:
             sequence.opens[group] = Block(PoolKey(group, format, open=True), 900 + ids[0])
     return Work(sequence, start, count, sample)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.cache.specs import KVFormat
 from quire.config import EngineConfig
+from quire.core.kv_format import KVFormat
 from quire.models.loader import LoadedModel, open_model
 from quire.request import FinishReason, Image, PlacedImage, Request
 from tests.support.parity import SCENARIOS, Answer, Company, alone, assert_same, prompts

@@ -7,7 +7,8 @@ import numpy as np
 
 from quire.cache.block_manager import Block, PoolKey
 from quire.cache.pools import Pools
-from quire.cache.specs import FullKV, KVFormat, LayerSpec, RecurrentState, SharedKV, group_layers
+from quire.cache.specs import FullKV, LayerSpec, RecurrentState, SharedKV, group_layers
+from quire.core.kv_format import KVFormat
 from quire.engine.inputs import Layout, StepInputs
 from quire.scheduler.plan import StepPlan, Work
 from tests.engine.rows import SIZE, planned

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.cache.specs import FullKV, KVFormat, WindowKV, first_visible
+from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.cache.view import View
+from quire.core.kv_format import KVFormat
 from quire.engine.views import build_view
 from quire.request import Image, PlacedImage
 from quire.scheduler.plan import Work
@@ -40,31 +41,31 @@ def seen(view: View) -> list[list[Key]]:
     return rows
 
 
-def expected(work: list[Work], spec: FullKV | WindowKV) -> list[list[Key]]:
+def expected(work: list[Work], spec: AttentionSpec) -> list[list[Key]]:
     rows: list[list[Key]] = []
     for item in work:
         table = item.seq.tables[0]
         for position in range(item.start, item.end):
-            keys = range(first_visible(spec, position), last_visible(spec, item, position) + 1)
+            keys = range(spec.first_visible(position), last_visible(spec, item, position) + 1)
             pages = [(table[k // SIZE], k % SIZE) for k in keys]
             rows.append([(page.id, offset) for page, offset in pages if page is not None])
             assert len(rows[-1]) == len(keys), "the test let go of a visible page"
     return rows
 
 
-def last_visible(spec: FullKV | WindowKV, item: Work, position: int) -> int:
+def last_visible(spec: AttentionSpec, item: Work, position: int) -> int:
     """The row's own key, or the last of its image."""
-    if isinstance(spec, WindowKV) and spec.sees_whole_images:
+    if spec.sees_whole_images:
         for placed in item.seq.request.images:
             if placed.start <= position < placed.end:
                 return placed.end - 1
     return position
 
 
-def table_of(rng: random.Random, spec: FullKV | WindowKV, start: int, end: int) -> list[int]:
+def table_of(rng: random.Random, spec: AttentionSpec, start: int, end: int) -> list[int]:
     """Random page ids; -1 for pages that have left the window."""
     ids = [rng.randrange(1000) for _ in range((end - 1) // SIZE + 1)]
-    passed = first_visible(spec, start) // SIZE
+    passed = spec.first_visible(start) // SIZE
     return [-1] * passed + ids[passed:]
 
 
@@ -89,7 +90,7 @@ def images_in(rng: random.Random, start: int, end: int) -> tuple[PlacedImage, ..
     seed=st.integers(0, 1000),
 )
 def test_rows_see_their_own_past(
-    spec: FullKV | WindowKV, format: KVFormat, spans: list[tuple[int, int]], seed: int
+    spec: AttentionSpec, format: KVFormat, spans: list[tuple[int, int]], seed: int
 ) -> None:
     rng = random.Random(seed)
     spans = sorted(spans, key=lambda span: span[1] > 1)  # single tokens come first
@@ -110,7 +111,7 @@ def test_rows_see_their_own_past(
     places = [(w.seq.tables[0][p // SIZE], p) for w in work for p in range(w.start, w.end)]
     assert written == [(page.id, p % SIZE) for page, p in places if page is not None]
     assert view.decode_rows == sum(item.count == 1 for item in work)
-    if format.seals:
+    if format.has_tail:
         singles = [int(id) for b in view.batches if b.opens is not None for id in b.opens]
         assert singles + [c.open for c in view.chunks] == [w.seq.opens[0].id for w in work]
 

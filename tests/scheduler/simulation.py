@@ -12,15 +12,8 @@ from dataclasses import dataclass, field
 
 from quire.cache.block_manager import Block, BlockManager, Change, PoolKey, Restore, Spill
 from quire.cache.disk_prefetch import DiskPrefetch
-from quire.cache.specs import (
-    FullKV,
-    KVFormat,
-    KVGroup,
-    RecurrentState,
-    WindowKV,
-    first_visible,
-    group_layers,
-)
+from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_layers
+from quire.core.kv_format import KVFormat
 from quire.request import Output, Request
 from quire.scheduler.plan import StepPlan, Work
 from quire.scheduler.prefill_budget import PrefillBudget
@@ -44,7 +37,7 @@ Place = tuple[PoolKey, int]
 
 def page_bytes(key: PoolKey) -> int:
     """Pages of different groups and formats differ in size."""
-    return 3 + 2 * key.group + 2 * key.open + key.format.seals
+    return 3 + 2 * key.group + 2 * key.open + key.format.has_tail
 
 
 @dataclass
@@ -191,7 +184,7 @@ class Simulation:
             if isinstance(group.spec, RecurrentState):
                 self._advance_state(work, table[0])
                 continue
-            if work.seq.format.seals:
+            if work.seq.format.has_tail:
                 self._write_sealing(work, group.index)
                 continue
             for position in range(work.start, work.end):
@@ -236,16 +229,15 @@ class Simulation:
     def _check_sight(self, work: Work) -> None:
         """Each key that a row may see is there and is the sequence's own token."""
         for group in self.groups:
-            if isinstance(group.spec, RecurrentState):
+            spec = group.spec.attention
+            if spec is None:
                 continue
             for row in range(work.start, work.end):
-                for key in range(
-                    first_visible(group.spec, row), last_visible(group, work, row) + 1
-                ):
+                for key in range(spec.first_visible(row), last_visible(group, work, row) + 1):
                     assert self._seen(work, group, key) == self._truth(work, key)
 
     def _seen(self, work: Work, group: KVGroup, key: int) -> int:
-        if work.seq.format.seals and key >= work.start // PAGE * PAGE:
+        if work.seq.format.has_tail and key >= work.start // PAGE * PAGE:
             return self._blocks[work.seq.id, group.index][key]
         page = work.seq.tables[group.index][key // PAGE]
         assert page is not None, "a visible key's page left the window"
@@ -254,7 +246,7 @@ class Simulation:
 
 def last_visible(group: KVGroup, work: Work, row: int) -> int:
     """The row's own key, or the last of its image where its rows see each other."""
-    if isinstance(group.spec, WindowKV) and group.spec.sees_whole_images:
+    if group.spec.sees_whole_images:
         for placed in work.seq.request.images:
             if placed.start <= row < placed.end:
                 assert placed.end <= work.end, "a chunk ends within an image"

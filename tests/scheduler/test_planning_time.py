@@ -7,7 +7,8 @@ import time
 import pytest
 
 from quire.cache.block_manager import BlockManager
-from quire.cache.specs import FullKV, KVFormat, KVGroup, RecurrentState, WindowKV, group_layers
+from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_layers
+from quire.core.kv_format import KVFormat
 from quire.request import Request
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Drawn, Scheduler, SchedulerConfig

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 from quire.errors import RequestError
 from quire.request import FinishReason, Image, PlacedImage, Request
 from tests.scheduler.simulation import GROUPS, PLAIN, SEALED, Simulation

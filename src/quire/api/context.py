@@ -21,8 +21,8 @@ from quire.api.schema import (
     parse_json,
 )
 from quire.cache.formats.choose import choose_format
-from quire.cache.specs import KVFormat
 from quire.config import ServerConfig
+from quire.core.kv_format import KVFormat
 from quire.engine.service import Service
 from quire.errors import NotFound, RequestError
 from quire.request import SamplingParams

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from quire.cache.disk_page import HostPage
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 
 _FIRST_BLOCKS = 16
 

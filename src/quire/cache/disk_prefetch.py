@@ -18,7 +18,8 @@ from quire.cache.block_manager import Block, BlockManager, PoolKey
 from quire.cache.disk_page import HostPage
 from quire.cache.disk_tier import Read
 from quire.cache.index import Node, PrefixIndex, lasting_name
-from quire.cache.specs import FullKV, KVFormat, RecurrentState, WindowKV, first_visible
+from quire.cache.specs import recurrent_groups
+from quire.core.kv_format import KVFormat
 
 _READ_BYTES = 256 << 20
 """Read at once; a longer beginning comes in pieces, so that the host never holds it all."""
@@ -100,7 +101,7 @@ class DiskPrefetch:
     ) -> None:
         self._index, self._manager, self._tier = index, manager, tier
         self._fits, self._compute_seconds, self._clock = fits, compute_seconds, clock
-        self._states = {g.index for g in index.groups if isinstance(g.spec, RecurrentState)}
+        self._states = frozenset(recurrent_groups(index.groups))
         self._under_way: WeakValueDictionary[bytes, Reading] = WeakValueDictionary()
 
     def begin(self, prompt: Prompt, matched: int, before: Reading | None) -> Reading | None:
@@ -159,28 +160,24 @@ class DiskPrefetch:
     def _boundary(self, prompt: Prompt, path: list[Node], matched: int) -> int | None:
         """The most blocks, beyond `matched`, after which every group would have what it needs."""
         size = self._index.page_tokens
-        unbroken = {group.index: 0 for group in self._index.groups}
+        groups, anchors = self._index.groups, self._index.anchors
+        unbroken = {group.index: 0 for group in groups}
         best = None
         # Of the blocks before `matched`, only those matter that a window beyond it still shows.
-        shown = [
-            first_visible(group.spec, (matched + 1) * size) // size
-            for group in self._index.groups
-            if isinstance(group.spec, WindowKV)
-        ]
-        for number in range(min([matched, *shown]), len(prompt.keys)):
+        passing = [group.spec for group in groups if group.index not in anchors]
+        shown = [spec.first_needed((matched + 1) * size) // size for spec in passing]
+        begin = min([matched, *shown])
+        for number in range(begin, len(prompt.keys)):
             complete = True
-            for group in self._index.groups:
+            for group in groups:
                 there = self._in_memory(path, number, group.index) or (
                     lasting_name(prompt.keys[number], group.index) in self._tier
                 )
                 unbroken[group.index] = unbroken[group.index] + 1 if there else 0
-                if isinstance(group.spec, FullKV) and not there:
+                if group.index in anchors and not there:
                     return best
-                needed = 1
-                if isinstance(group.spec, WindowKV):
-                    seen = first_visible(group.spec, (number + 1) * size)
-                    needed = number + 1 - seen // size
-                complete = complete and unbroken[group.index] >= needed
+                first = max(begin, group.spec.first_needed((number + 1) * size) // size)
+                complete = complete and unbroken[group.index] >= number + 1 - first
             if complete and number + 1 > matched:
                 best = number + 1
         return best
@@ -191,11 +188,7 @@ class DiskPrefetch:
         missing: dict[int, list[int]] = {}
         for number in range(boundary):
             for group in self._index.groups:
-                first = 0
-                if isinstance(group.spec, WindowKV):
-                    first = first_visible(group.spec, boundary * size) // size
-                elif isinstance(group.spec, RecurrentState):
-                    first = boundary - 1
+                first = group.spec.first_needed(boundary * size) // size
                 if number >= first and not self._in_memory(path, number, group.index):
                     missing.setdefault(number, []).append(group.index)
         return missing

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b, shake_128
 
 from quire.cache.block_manager import Block, BlockManager
-from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, first_visible
+from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 
 _SIBLINGS = 8
 """Children looked at on either side of where a prompt's tail would stand among them."""
@@ -160,13 +160,11 @@ class PrefixIndex:
         self, groups: tuple[KVGroup, ...], manager: BlockManager, page_tokens: int
     ) -> None:
         self.groups = groups
-        self.anchors = frozenset(g.index for g in groups if isinstance(g.spec, FullKV))
+        self.anchors = frozenset(g.index for g in groups if g.spec.sees_all)
         self.page_tokens = page_tokens
         self._manager = manager
-        self._recurrent = [g for g in groups if isinstance(g.spec, RecurrentState)]
-        self._attention: list[tuple[int, FullKV | WindowKV]] = [
-            (g.index, g.spec) for g in groups if not isinstance(g.spec, RecurrentState)
-        ]
+        self._recurrent = tuple(recurrent_groups(groups))
+        self._attention = attention_groups(groups)
         self._roots: dict[bytes, Node] = {}
 
     # -- lookup --------------------------------------------------------------------------------
@@ -209,7 +207,7 @@ class PrefixIndex:
         best, usable, agreed = None, 0, 0
         for child, common in parent.alike(tokens):
             agreed = max(agreed, common)
-            length = common if all(group in child.blocks for group, _ in self._attention) else 0
+            length = common if all(group in child.blocks for group in self._attention) else 0
             if self._recurrent:
                 length = max((at for at in self._states_in(child) if at <= length), default=0)
             if length > usable:
@@ -222,7 +220,7 @@ class PrefixIndex:
         return [
             offset
             for offset in offsets
-            if all((group.index, offset) in node.snapshots for group in self._recurrent)
+            if all((group, offset) in node.snapshots for group in self._recurrent)
         ]
 
     def _longest(
@@ -250,14 +248,14 @@ class PrefixIndex:
         size = self.page_tokens
         end = -(-length // size)
         worst = None
-        for group, spec in self._attention:
-            start = first_visible(spec, length) // size
+        for group, spec in self._attention.items():
+            start = spec.first_needed(length) // size
             for number in range(end - 1, start - 1, -1):
                 node = path[number] if number < len(path) else last
                 if node is None or group not in node.blocks:
                     worst = number if worst is None else max(worst, number)
                     break
-                if isinstance(spec, FullKV):
+                if group in self.anchors:
                     break  # anchors are there for every node of the path
         return worst
 
@@ -284,8 +282,8 @@ class PrefixIndex:
             return match
         full, rest = divmod(length, size)
         parting = (path[full] if full < len(path) else last) if rest else None
-        for group, spec in self._attention:
-            start = first_visible(spec, length) // size
+        for group, spec in self._attention.items():
+            start = spec.first_needed(length) // size
             table: list[Block | None] = [None] * min(start, full)
             table += [path[number].blocks[group] for number in range(start, full)]
             match.blocks[group] = table
@@ -293,7 +291,7 @@ class PrefixIndex:
                 match.partial[group] = parting.blocks[group]
         holder = parting if parting is not None else path[full - 1]
         for recurrent in self._recurrent:
-            match.snapshots[recurrent.index] = holder.snapshots[recurrent.index, rest or size]
+            match.snapshots[recurrent] = holder.snapshots[recurrent, rest or size]
         self._touch(path[: full + 1], parting)
         return match
 

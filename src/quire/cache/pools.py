@@ -10,9 +10,10 @@ import numpy as np
 from quire.cache.block_manager import Block, PoolKey, Resize
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.registry import store_type
-from quire.cache.specs import KVFormat, KVGroup, RecurrentState
+from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 from quire.cache.states import StatePool
 from quire.cache.view import Ints
+from quire.core.kv_format import KVFormat
 
 
 class KVPool:
@@ -56,6 +57,8 @@ class Pools:
 
     def __init__(self, groups: tuple[KVGroup, ...], page_tokens: int, dtype: mx.Dtype) -> None:
         self.groups = groups
+        self._attention = attention_groups(groups)
+        self._recurrent = recurrent_groups(groups)
         self.page_tokens = page_tokens
         self.dtype = dtype
         self._kv: dict[tuple[int, KVFormat], KVPool] = {}
@@ -64,9 +67,10 @@ class Pools:
     def page_bytes(self, key: PoolKey) -> int:
         """Bytes of one page of a pool, all layers of its group counted."""
         group = self.groups[key.group]
-        if isinstance(group.spec, RecurrentState):
-            return StatePool.slot_bytes(group, self.dtype)
-        shape = self.shape(group)
+        state = self._recurrent.get(key.group)
+        if state is not None:
+            return StatePool.slot_bytes(len(group.layers), state, self.dtype)
+        shape = self.shape(key.group)
         total = 0
         for layer in group.layers:
             store = store_type(key.format, layer)
@@ -78,7 +82,7 @@ class Pools:
         """The pool of an attention group."""
         pool = self._kv.get((group, format))
         if pool is None:
-            shape = self.shape(self.groups[group])
+            shape = self.shape(group)
             pool = self._kv[group, format] = KVPool(
                 {
                     layer: store_type(format, layer)(shape, format)
@@ -91,13 +95,15 @@ class Pools:
         """The pool of a recurrent group."""
         pool = self._states.get((group, format))
         if pool is None:
-            pool = self._states[group, format] = StatePool(self.groups[group], self.dtype)
+            layers = self.groups[group].layers
+            pool = StatePool(layers, self._recurrent[group], self.dtype)
+            self._states[group, format] = pool
         return pool
 
     def resize(self, change: Resize) -> None:
         """Mutates: follows the block manager."""
         key = change.pool
-        if isinstance(self.groups[key.group].spec, RecurrentState):
+        if key.group in self._recurrent:
             self.states(key.group, key.format).resize(change.capacity, change.moves)
         else:
             pool = self.kv(key.group, key.format)
@@ -134,12 +140,12 @@ class Pools:
         pools: list[KVPool | StatePool] = [*self._kv.values(), *self._states.values()]
         return [array for pool in pools for array in pool.arrays(layers)]
 
-    def shape(self, group: KVGroup) -> LayerShape:
+    def shape(self, group: int) -> LayerShape:
         """What each layer of an attention group stores."""
-        assert not isinstance(group.spec, RecurrentState)
-        return LayerShape(group.spec.kv_heads, group.spec.head_dim, self.page_tokens, self.dtype)
+        spec = self._attention[group]
+        return LayerShape(spec.kv_heads, spec.head_dim, self.page_tokens, self.dtype)
 
     def _pool(self, key: PoolKey) -> KVPool | StatePool:
-        if isinstance(self.groups[key.group].spec, RecurrentState):
+        if key.group in self._recurrent:
             return self.states(key.group, key.format)
         return self.kv(key.group, key.format)

@@ -1,35 +1,194 @@
-"""What a layer keeps between steps, declared. Frozen, hashable, free of arrays."""
+"""What a layer keeps between steps, declared, and what follows from it. Frozen, free of arrays."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+
+
+class LayerSpec(ABC):
+    """What one layer keeps."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def kept(self) -> GroupSpec | None:
+        """What the layer keeps itself; None if it reads what another layer keeps."""
+
+    @property
+    @abstractmethod
+    def lacks_kv(self) -> str:
+        """Why no KV format applies to the layer; empty if one does."""
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a sequence that goes on needs the layer's blocks of all tokens before."""
+        return False
+
+    def owner(self, layer: int) -> int:
+        """The layer whose blocks layer number `layer` reads: itself, unless it shares."""
+        return layer
+
+
+class GroupSpec(LayerSpec):
+    """What the layers of one KV group keep, in blocks that a sequence's block table lists."""
+
+    __slots__ = ()
+
+    @property
+    def kept(self) -> GroupSpec | None:
+        return self
+
+    @property
+    def attention(self) -> AttentionSpec | None:
+        """Itself where it keeps keys and values."""
+        return None
+
+    @property
+    def recurrent(self) -> RecurrentState | None:
+        """Itself where it keeps recurrent state."""
+        return None
+
+    @property
+    def sees_whole_images(self) -> bool:
+        """Whether a query within an image also sees the rest of it, up to its last token."""
+        return False
+
+    @abstractmethod
+    def first_needed(self, length: int) -> int:
+        """The first token whose block a sequence needs that goes on after `length` tokens."""
+
+    @abstractmethod
+    def blocks_at_start(self, missing: int) -> int:
+        """Blocks to allocate on admission.
+
+        Args:
+            missing: blocks that the prompt's tokens fill or begin, less those that are reused.
+        """
+
+    @abstractmethod
+    def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+        """The most blocks that a sequence of so many tokens holds at any time.
+
+        Args:
+            image: tokens of its largest image, which is computed in one step.
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class FullKV:
-    """Keys and values of every token. Shapes a token: `[kv_heads, head_dim]` each."""
+class AttentionSpec(GroupSpec):
+    """Keys and values, `[kv_heads, head_dim]` and `[kv_heads, value_dim]` a token.
+
+    Attributes:
+        value_dim: given as 0 it is `head_dim`.
+    """
 
     kv_heads: int
     head_dim: int
+    value_dim: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if not self.value_dim:
+            object.__setattr__(self, "value_dim", self.head_dim)
+
+    @property
+    def attention(self) -> AttentionSpec | None:
+        return self
+
+    @property
+    def lacks_kv(self) -> str:
+        return ""
+
+    @property
+    @abstractmethod
+    def visible(self) -> str:
+        """How many keys a query sees, for people: "all" or "512 tokens"."""
+
+    @abstractmethod
+    def first_visible(self, position: int) -> int:
+        """The first key that a query at `position` sees."""
+
+    @abstractmethod
+    def first_visible_each(self, positions: Ints) -> Ints:
+        """`first_visible` of several queries."""
+
+    @abstractmethod
+    def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
+        """Blocks that a sequence of so many tokens holds between two steps."""
+
+    def first_needed(self, length: int) -> int:
+        return self.first_visible(length)
 
 
 @dataclass(frozen=True, slots=True)
-class WindowKV:
+class FullKV(AttentionSpec):
+    """Keys and values of every token."""
+
+    @property
+    def sees_all(self) -> bool:
+        return True
+
+    @property
+    def visible(self) -> str:
+        return "all"
+
+    def first_visible(self, position: int) -> int:
+        return 0
+
+    def first_visible_each(self, positions: Ints) -> Ints:
+        return np.zeros_like(positions)
+
+    def blocks_at_start(self, missing: int) -> int:
+        return missing
+
+    def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
+        return -(-tokens // block_tokens)
+
+    def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+        return -(-tokens // block_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowKV(AttentionSpec):
     """Keys and values of which a query at p sees only the last `window`: (p - window, p].
 
     Attributes:
         sees_whole_images: a query within an image also sees the rest of it, up to its last token.
     """
 
-    kv_heads: int
-    head_dim: int
     window: int
     sees_whole_images: bool = False
 
+    @property
+    def visible(self) -> str:
+        return f"{self.window} tokens"
+
+    def first_visible(self, position: int) -> int:
+        return max(0, position - self.window + 1)
+
+    def first_visible_each(self, positions: Ints) -> Ints:
+        return np.maximum(positions - self.window + 1, 0)
+
+    def blocks_at_start(self, missing: int) -> int:
+        return 1  # the others as its chunks come to them
+
+    def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
+        return min(-(-tokens // block_tokens), -(-self.window // block_tokens) + 1)
+
+    def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+        whole = -(-image // block_tokens) if self.sees_whole_images else 0
+        return min(-(-tokens // block_tokens), self.window // block_tokens + 3 + whole)
+
 
 @dataclass(frozen=True, slots=True)
-class RecurrentState:
-    """State of fixed size that each token replaces.
+class RecurrentState(GroupSpec):
+    """State of fixed size that each token replaces: one block a sequence, and one a snapshot.
 
     Attributes:
         arrays: (name, shape a sequence, dtype name; "" is the model's) of each part.
@@ -37,79 +196,71 @@ class RecurrentState:
 
     arrays: tuple[tuple[str, tuple[int, ...], str], ...]
 
+    @property
+    def recurrent(self) -> RecurrentState | None:
+        return self
+
+    @property
+    def lacks_kv(self) -> str:
+        return "keeps no keys and values"
+
+    def first_needed(self, length: int) -> int:
+        return max(0, length - 1)  # the state after the last token
+
+    def blocks_at_start(self, missing: int) -> int:
+        return 1
+
+    def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+        return 1
+
 
 @dataclass(frozen=True, slots=True)
-class SharedKV:
+class SharedKV(LayerSpec):
     """A layer that reads the keys and values which an earlier layer wrote, and writes none."""
 
     layer: int
 
-
-LayerSpec = FullKV | WindowKV | RecurrentState | SharedKV
-
-
-@dataclass(frozen=True, slots=True)
-class KVFormat:
-    """How pages are stored.
-
-    Attributes:
-        scheme: "plain", "page", "uniform" or "turbo".
-        key_bits, value_bits: bits a code (3.5 is turbo's K3 V4); 0 for plain.
-        group_size: elements that share a scale, for uniform.
-        dtype: plain: "" (the model's), "float32", "float16" or "bfloat16".
-        skip_layers: layers kept plain in a packed format, by index; part of a page's identity.
-    """
-
-    scheme: str = "plain"
-    key_bits: float = 0
-    value_bits: float = 0
-    group_size: int = 64
-    dtype: str = ""
-    skip_layers: tuple[int, ...] = ()
+    @property
+    def kept(self) -> GroupSpec | None:
+        return None
 
     @property
-    def seals(self) -> bool:
-        """Whether a page is kept as written until it is full, and only then coded."""
-        return self.scheme == "page"
+    def lacks_kv(self) -> str:
+        return f"reads the cache of {self.layer}"
 
-    @property
-    def name(self) -> str:
-        """A short stable name, e.g. `plain`, `page-4`, `page-8/4`, `uniform-8-g64`."""
-        if self.scheme == "plain":
-            return f"plain-{self.dtype}" if self.dtype else "plain"
-        bits = f"{self.key_bits:g}"
-        if self.value_bits != self.key_bits:
-            bits += f"/{self.value_bits:g}"
-        group = f"-g{self.group_size}" if self.scheme == "uniform" else ""
-        return f"{self.scheme}-{bits}{group}"
+    def owner(self, layer: int) -> int:
+        return self.layer
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Layers with equal specs: one page table a sequence serves them all.
+    """Layers with equal specs: one block table a sequence serves them all.
 
     Attributes:
         layers: indices into the model's layers, in order.
     """
 
     index: int
-    spec: FullKV | WindowKV | RecurrentState
+    spec: GroupSpec
     layers: tuple[int, ...]
 
 
 def group_layers(layout: tuple[LayerSpec, ...]) -> tuple[KVGroup, ...]:
     """Gathers layers with equal specs into groups, in order of first appearance."""
-    members: dict[FullKV | WindowKV | RecurrentState, list[int]] = {}
+    members: dict[GroupSpec, list[int]] = {}
     for index, spec in enumerate(layout):
-        if not isinstance(spec, SharedKV):
-            members.setdefault(spec, []).append(index)
+        if spec.kept is not None:
+            members.setdefault(spec.kept, []).append(index)
     return tuple(
         KVGroup(index, spec, tuple(layers)) for index, (spec, layers) in enumerate(members.items())
     )
 
 
-def first_visible(spec: FullKV | WindowKV, position: int) -> int:
-    """The first key position that a query at `position` sees."""
-    if isinstance(spec, WindowKV):
-        return max(0, position - spec.window + 1)
-    return 0
+def attention_groups(groups: tuple[KVGroup, ...]) -> dict[int, AttentionSpec]:
+    """The specs of the groups that keep keys and values, by the group's index."""
+    return {g.index: g.spec.attention for g in groups if g.spec.attention is not None}
+
+
+def recurrent_groups(groups: tuple[KVGroup, ...]) -> dict[int, RecurrentState]:
+    """The specs of the groups that keep recurrent state, by the group's index."""
+    return {g.index: g.spec.recurrent for g in groups if g.spec.recurrent is not None}

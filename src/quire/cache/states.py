@@ -11,7 +11,7 @@ import numpy as np
 
 from quire.cache.dtypes import DTYPES
 from quire.cache.formats.paging import page_rows, resized
-from quire.cache.specs import KVGroup, RecurrentState
+from quire.cache.specs import RecurrentState
 from quire.cache.view import Ints
 
 
@@ -22,21 +22,19 @@ class StatePool:
         dtype: the model's, for parts that declare none.
     """
 
-    def __init__(self, group: KVGroup, dtype: mx.Dtype) -> None:
-        assert isinstance(group.spec, RecurrentState)
+    def __init__(self, layers: tuple[int, ...], spec: RecurrentState, dtype: mx.Dtype) -> None:
         self._parts = {
             (layer, name): mx.zeros((0, *shape), dtype=DTYPES[type] if type else dtype)
-            for layer in group.layers
-            for name, shape, type in group.spec.arrays
+            for layer in layers
+            for name, shape, type in spec.arrays
         }
 
     @staticmethod
-    def slot_bytes(group: KVGroup, dtype: mx.Dtype) -> int:
-        """Bytes of one sequence's state in all layers of the group."""
-        assert isinstance(group.spec, RecurrentState)
-        return len(group.layers) * sum(
+    def slot_bytes(layers: int, spec: RecurrentState, dtype: mx.Dtype) -> int:
+        """Bytes of one sequence's state in so many layers."""
+        return layers * sum(
             math.prod(shape) * (DTYPES[type] if type else dtype).size
-            for _, shape, type in group.spec.arrays
+            for _, shape, type in spec.arrays
         )
 
     def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from quire.cache.formats.choose import offered, parse_format
-from quire.cache.specs import KVFormat
 from quire.cli.kv_scores import plot, table
+from quire.core.kv_format import KVFormat
 from quire.demo import MODEL_DIR
 from quire.errors import QuireError
 

@@ -15,10 +15,11 @@ from quire.cache.dtypes import DTYPES
 from quire.cache.formats.choose import skipped_layers, with_skips
 from quire.cache.formats.table import layer_costs
 from quire.cache.pools import Pools
-from quire.cache.specs import KVFormat, RecurrentState, group_layers
+from quire.cache.specs import group_layers
 from quire.cli.kv_scores import Score
 from quire.cli.kv_skills import count_skills, generate
 from quire.cli.kv_texts import Text, conversation, prompt_of, sized_needle, whole
+from quire.core.kv_format import KVFormat
 from quire.engine.inputs import Layout, StepInputs
 from quire.kernels.blas import choose_blas
 from quire.models.loader import LoadedModel, open_model
@@ -78,7 +79,9 @@ def bits_an_element(loaded: LoadedModel, format: KVFormat) -> float:
     groups = group_layers(loaded.model.layout)
     costs = layer_costs(groups, format, PAGE_TOKENS, DTYPES[loaded.dtype])
     stored = sum(len(c.layers) * c.token_bytes for c in costs)
-    elements = sum(len(c.layers) * 2 * c.spec.kv_heads * c.spec.head_dim for c in costs)
+    elements = sum(
+        len(c.layers) * c.spec.kv_heads * (c.spec.head_dim + c.spec.value_dim) for c in costs
+    )
     return 8 * stored / elements
 
 
@@ -94,14 +97,14 @@ class Reader:
         pages = -(-len(tokens) // PAGE_TOKENS)
         for group in groups:
             key = PoolKey(group.index, format)
-            if isinstance(group.spec, RecurrentState):
+            if group.spec.recurrent is not None:
                 self._pools.states(group.index, format).resize(1, ())
                 self._sequence.tables.append([Block(key, 0)])
                 continue
             pool = self._pools.kv(group.index, format)
             pool.resize(pages, (), open=False)
             self._sequence.tables.append([Block(key, id) for id in range(pages)])
-            if format.seals:
+            if format.has_tail:
                 pool.resize(1, (), open=True)
                 open_key = PoolKey(group.index, format, open=True)
                 self._sequence.opens[group.index] = Block(open_key, 0)

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
-from quire.cache.specs import KVFormat
 from quire.cli.kv_scores import Score
 from quire.config import EngineConfig
+from quire.core.kv_format import KVFormat
 from quire.demo.skills import Answer, SkillItem, judge, load
 from quire.engine.engine import Engine
 from quire.errors import QuireError

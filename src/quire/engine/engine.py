@@ -19,8 +19,8 @@ from quire.cache.disk_transfer import fits
 from quire.cache.dtypes import DTYPES
 from quire.cache.formats.choose import offered, skipped_layers, with_skips
 from quire.cache.formats.table import kv_table
-from quire.cache.specs import KVFormat
 from quire.config import DiskConfig, EngineConfig
+from quire.core.kv_format import KVFormat
 from quire.engine.guides import GuideFactory
 from quire.engine.interface import EngineStats, ModelInfo
 from quire.engine.memory import check_context, kv_budget

@@ -11,15 +11,10 @@ import numpy as np
 
 from quire.cache.block_manager import Block
 from quire.cache.pools import KVPool, Pools
-from quire.cache.specs import (
-    KVFormat,
-    KVGroup,
-    LayerSpec,
-    RecurrentState,
-    SharedKV,
-)
+from quire.cache.specs import KVGroup, LayerSpec
 from quire.cache.states import Segment
 from quire.cache.view import View
+from quire.core.kv_format import KVFormat
 from quire.engine.views import build_view, length_class
 from quire.models.base import MediaRows, RecurrentSegment, Step
 from quire.scheduler.plan import StepPlan, Work
@@ -51,7 +46,7 @@ class Layout:
     def of(specs: tuple[LayerSpec, ...], groups: tuple[KVGroup, ...]) -> Layout:
         """Resolves the layers that share another's keys and values."""
         home = {layer: group.index for group in groups for layer in group.layers}
-        owner = [spec.layer if isinstance(spec, SharedKV) else i for i, spec in enumerate(specs)]
+        owner = [spec.owner(layer) for layer, spec in enumerate(specs)]
         return Layout(groups, tuple(home[layer] for layer in owner), tuple(owner))
 
 
@@ -126,8 +121,8 @@ class _Rows:
 
     def _build_parts(self, group: int) -> list[_Part]:
         """One part for each format present; rows of equal format are neighbours."""
-        spec = self._layout.groups[group].spec
-        assert not isinstance(spec, RecurrentState)
+        spec = self._layout.groups[group].spec.attention
+        assert spec is not None, "a recurrent group does not attend"
         parts = []
         at = 0
         while at < len(self.work):

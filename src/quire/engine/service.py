@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 from quire.engine.interface import EngineClient, ModelInfo
 from quire.engine.pictures import Pictures, Prompt, as_template_reads, images_of, text_length
 from quire.engine.runs import Choice, EventSource, Observer, Run, Unobserved

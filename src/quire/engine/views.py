@@ -9,7 +9,7 @@ from array import array
 
 import numpy as np
 
-from quire.cache.specs import FullKV, WindowKV, first_visible
+from quire.cache.specs import AttentionSpec
 from quire.cache.view import Chunk, DecodeBatch, Ints, View
 from quire.scheduler.plan import Work
 from quire.scheduler.sequence import PageIds
@@ -18,9 +18,7 @@ _SHORT_PAGES = 15
 """Page tables up to this long share one batch; longer ones share with those of like length."""
 
 
-def build_view(
-    group: int, spec: FullKV | WindowKV, work: list[Work], epoch: int, size: int
-) -> View:
+def build_view(group: int, spec: AttentionSpec, work: list[Work], epoch: int, size: int) -> View:
     """The view of one group's rows of one format.
 
     Args:
@@ -61,16 +59,14 @@ def length_class(pages: int) -> int:
 
 def _batches(
     group: int,
-    spec: FullKV | WindowKV,
+    spec: AttentionSpec,
     work: list[Work],
     tables: list[array[int]],
     starts: Ints,
     size: int,
 ) -> list[DecodeBatch]:
     """Generating rows, cut where the page tables' lengths differ much."""
-    first = starts * 0
-    if isinstance(spec, WindowKV):
-        first = np.maximum(starts - spec.window + 1, 0)
+    first = spec.first_visible_each(starts)
     lows = (first // size).tolist()
     highs = (starts // size + 1).tolist()
     classes = [length_class(high - low) for low, high in zip(lows, highs, strict=True)]
@@ -87,7 +83,7 @@ def _batches(
             flat.extend([0] * (width - highs[i] + lows[i]))
         pages = np.array(flat, dtype=np.int32).reshape(end - at, width)
         opens = None
-        if work[at].seq.format.seals:
+        if work[at].seq.format.has_tail:
             opens = np.array([w.seq.opens[group].id for w in work[at:end]], dtype=np.int32)
         base = first[at:end] // size * size
         batches.append(
@@ -107,21 +103,17 @@ def _batches(
 
 def _chunk(
     group: int,
-    spec: FullKV | WindowKV,
+    spec: AttentionSpec,
     work: Work,
     ids: Ints,
     positions: Ints,
     at: int,
     size: int,
 ) -> Chunk:
-    low = first_visible(spec, work.start) // size
+    low = spec.first_visible(work.start) // size
     high = (work.end - 1) // size + 1
-    first, last = positions * 0, positions
-    if isinstance(spec, WindowKV):
-        first = np.maximum(positions - spec.window + 1, 0)
-        if spec.sees_whole_images:
-            last = _to_image_ends(work, positions)
-    opens = work.seq.opens[group].id if work.seq.format.seals else None
+    last = _to_image_ends(work, positions) if spec.sees_whole_images else positions
+    opens = work.seq.opens[group].id if work.seq.format.has_tail else None
     rows = slice(at, at + work.count)
     # Rows that see everything see from the first page on, which is then also the first listed.
     base = low * size
@@ -129,7 +121,7 @@ def _chunk(
         rows,
         ids[low:high],
         positions - base,
-        first - base,
+        spec.first_visible_each(positions) - base,
         last - base,
         spec.kv_heads,
         size,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quire.cache.block_manager import BlockManager, PoolKey
-from quire.cache.specs import KVFormat, KVGroup, RecurrentState, WindowKV
+from quire.cache.specs import KVGroup
+from quire.core.kv_format import KVFormat
 from quire.errors import ContextOverflow, RequestError
 from quire.request import Request
 
@@ -67,20 +68,11 @@ class Limits:
         Args:
             image: tokens of its largest image.
         """
-        blocks = -(-tokens // self._size)
         total = 0
         for group in self._groups:
             block_bytes = self._manager.block_bytes(PoolKey(group.index, format))
-            if isinstance(group.spec, RecurrentState):
-                total += block_bytes
-                continue
-            count = blocks
-            if isinstance(group.spec, WindowKV):
-                # An image whose tokens see each other is read at once.
-                read = -(-image // self._size) if group.spec.sees_whole_images else 0
-                count = min(blocks, group.spec.window // self._size + 3 + read)
-            total += count * block_bytes
-            if format.seals:
+            total += group.spec.most_blocks(tokens, self._size, image) * block_bytes
+            if format.has_tail and group.spec.attention is not None:
                 total += self._manager.block_bytes(PoolKey(group.index, format, open=True))
         return total
 

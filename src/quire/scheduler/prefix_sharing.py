@@ -10,7 +10,7 @@ from itertools import takewhile
 from quire.cache.block_manager import Block, BlockManager, PoolKey
 from quire.cache.disk_prefetch import DiskPrefetch, Prompt
 from quire.cache.index import Match, Node, PrefixIndex, chain, common_length
-from quire.cache.specs import KVGroup, RecurrentState
+from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 from quire.scheduler.sequence import Sequence
 
 
@@ -34,12 +34,12 @@ class PrefixSharing:
         self.index = PrefixIndex(groups, manager, page_tokens)
         self.prefetch: DiskPrefetch | None = None
         """Reads blocks back, if there is a disk tier."""
-        self._groups = groups
+        self._attention = tuple(attention_groups(groups))
+        self._recurrent = tuple(recurrent_groups(groups))
         self._manager = manager
         self._size = page_tokens
         self._every = snapshot_every
         self._enabled = enabled
-        self._has_recurrent = any(isinstance(group.spec, RecurrentState) for group in groups)
         self._computing: dict[bytes, Sequence] = {}
         """Keys of blocks that running sequences are about to compute, and who will."""
 
@@ -65,14 +65,14 @@ class PrefixSharing:
             sequence.content,
             keys,
             limit=limit,
-            partial=not sequence.format.seals,
+            partial=not sequence.format.has_tail,
         )
         following = match.reached // size
         coming = list(takewhile(self._computing.__contains__, keys[following:]))
         if coming:
             sequence.waits_on = coming[-1]
             return None
-        if self._has_recurrent and self._state_is_coming(sequence, match, keys[:following]):
+        if self._recurrent and self._state_is_coming(sequence, match, keys[:following]):
             return None
         if self.prefetch is not None:
             prompt = Prompt(sequence.identity, sequence.format, sequence.content, keys)
@@ -123,7 +123,7 @@ class PrefixSharing:
         while sequence.registered < full:
             number = sequence.registered
             key = keys[number]
-            if not self._has_recurrent and self._computing.get(key) is sequence:
+            if not self._recurrent and self._computing.get(key) is sequence:
                 del self._computing[key]
             if self._enabled and sequence.trail is not None:
                 tokens = tuple(sequence.content[number * size : (number + 1) * size])
@@ -140,12 +140,11 @@ class PrefixSharing:
 
     def _blocks_at(self, sequence: Sequence, number: int) -> dict[int, Block]:
         blocks = {}
-        for group in self._groups:
-            if not isinstance(group.spec, RecurrentState):
-                table = sequence.tables[group.index]
-                block = table[number] if number < len(table) else None
-                if block is not None:
-                    blocks[group.index] = block
+        for group in self._attention:
+            table = sequence.tables[group]
+            block = table[number] if number < len(table) else None
+            if block is not None:
+                blocks[group] = block
         return blocks
 
     # -- recurrent state -----------------------------------------------------------------------
@@ -153,7 +152,7 @@ class PrefixSharing:
     def until_snapshot(self, sequence: Sequence) -> int:
         """Tokens up to the next position whose recurrent state is to be kept, or to the end."""
         rest = len(sequence.tokens) - sequence.computed
-        if not self._has_recurrent or not self._enabled:
+        if not self._recurrent or not self._enabled:
             return rest
         ahead = [p - sequence.computed for p in self._snapshot_positions(sequence)]
         return min([rest, *(a for a in ahead if a > 0)])
@@ -168,7 +167,7 @@ class PrefixSharing:
         wanted = {*sequence.request.snapshots, *range(every, length, every), length - 1}
         if self.prefetch is not None:
             wanted.add((length - 1) // size * size)  # the disk holds states at block ends only
-        if sequence.format.seals:
+        if sequence.format.has_tail:
             wanted = {position // size * size for position in wanted}
         return {position for position in wanted if 0 < position < length}
 
@@ -178,17 +177,17 @@ class PrefixSharing:
         The slots are the index's from now on; the caller releases them once the step is launched.
         """
         saves: list[tuple[Block, Block]] = []
-        if not self._has_recurrent or not self._enabled or sequence.pending:
+        if not self._recurrent or not self._enabled or sequence.pending:
             return saves
         if sequence.computed not in self._snapshot_positions(sequence):
             return saves
         node = self._tail_node(sequence)
         offset = (sequence.computed - 1) % self._size + 1
-        for group in self._groups:
-            state = sequence.tables[group.index][0]
-            if node is None or state is None or not isinstance(group.spec, RecurrentState):
+        for group in self._recurrent:
+            state = sequence.tables[group][0]
+            if node is None or state is None:
                 continue
-            slots = self._manager.allocate(PoolKey(group.index, sequence.format), 1)
+            slots = self._manager.allocate(PoolKey(group, sequence.format), 1)
             if slots is None:
                 break
             if self.index.insert_snapshot(node, offset, slots[0]):
@@ -212,14 +211,13 @@ class PrefixSharing:
     def register_tail(self, sequence: Sequence) -> None:
         """Registers what lies beyond the last full block, and the recurrent state itself."""
         partial = sequence.confirmed % self._size
-        if not self._enabled or (partial and sequence.format.seals):
+        if not self._enabled or (partial and sequence.format.has_tail):
             return
         node = self._tail_node(sequence)
         if node is None or node.parent is None or sequence.computed > len(sequence.tokens):
             return
         offset = (sequence.computed - 1) % self._size + 1
-        for group in self._groups:
-            if isinstance(group.spec, RecurrentState):
-                state = sequence.tables[group.index][0]
-                assert state is not None, "a state slot is never given back early"
-                self.index.insert_snapshot(node, offset, state)
+        for group in self._recurrent:
+            state = sequence.tables[group][0]
+            assert state is not None, "a state slot is never given back early"
+            self.index.insert_snapshot(node, offset, state)

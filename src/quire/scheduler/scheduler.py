@@ -14,14 +14,8 @@ from dataclasses import dataclass, field
 
 from quire.cache.block_manager import Block, BlockManager, PoolKey
 from quire.cache.index import Match
-from quire.cache.specs import (
-    FullKV,
-    KVFormat,
-    KVGroup,
-    RecurrentState,
-    WindowKV,
-    first_visible,
-)
+from quire.cache.specs import KVGroup, attention_groups
+from quire.core.kv_format import KVFormat
 from quire.errors import RequestError
 from quire.request import Failure, FinishReason, Output, Request, TokenLogprobs
 from quire.scheduler.limits import Limits, largest_image
@@ -99,10 +93,8 @@ class Scheduler:
             groups, manager, config.page_tokens, config.snapshot_every, config.prefix_cache
         )
         self.counters = Counters()
-        self._attention = [g.index for g in groups if not isinstance(g.spec, RecurrentState)]
-        self._whole_images = any(
-            isinstance(g.spec, WindowKV) and g.spec.sees_whole_images for g in groups
-        )
+        self._attention = attention_groups(groups)
+        self._whole_images = any(group.spec.sees_whole_images for group in groups)
         self._formats: dict[KVFormat, KVFormat] = {}
         """Equal formats of different requests, as one object."""
         self.running: list[Sequence] = []
@@ -296,9 +288,9 @@ class Scheduler:
         wanted: dict[PoolKey, int] = {}
         total = -(-len(sequence.tokens) // size)
         for group in self.groups:
-            have = match.length // size
-            wanted[PoolKey(group.index, sequence.format)] = self._first_blocks(group, total, have)
-            if sequence.format.seals and not isinstance(group.spec, RecurrentState):
+            missing = total - match.length // size
+            wanted[PoolKey(group.index, sequence.format)] = group.spec.blocks_at_start(missing)
+            if sequence.format.has_tail and group.index in self._attention:
                 wanted[PoolKey(group.index, sequence.format, open=True)] = 1
         fits = self.manager.can_allocate(wanted)
         fresh = {key: self.manager.allocate(key, n) if fits else None for key, n in wanted.items()}
@@ -326,12 +318,6 @@ class Scheduler:
         self.running.append(sequence)
         self.running.sort(key=lambda s: s.order)
         return True
-
-    def _first_blocks(self, group: KVGroup, total: int, have: int) -> int:
-        """Pages to allocate on admission: all that full attention needs; of a window, the first."""
-        if isinstance(group.spec, FullKV):
-            return total - have
-        return 1
 
     def _count_start(self, sequence: Sequence, match: Match) -> None:
         sequence.started = True
@@ -415,14 +401,13 @@ class Scheduler:
     def _release_passed(self, sequence: Sequence) -> None:
         """Lets go of window blocks that no later token sees."""
         size = self.config.page_tokens
-        for group in self.groups:
-            if isinstance(group.spec, WindowKV):
-                table = sequence.tables[group.index]
-                number = min(first_visible(group.spec, sequence.computed) // size, len(table)) - 1
-                while number >= 0 and (block := table[number]) is not None:
-                    self.manager.release(block)
-                    table[number] = None
-                    number -= 1
+        for group, spec in self._attention.items():
+            table = sequence.tables[group]
+            number = min(spec.first_needed(sequence.computed) // size, len(table)) - 1
+            while number >= 0 and (block := table[number]) is not None:
+                self.manager.release(block)
+                table[number] = None
+                number -= 1
 
     # -- tokens come back ----------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from quire.cache.block_manager import Block
 from quire.cache.disk_prefetch import Reading
 from quire.cache.index import Node, chains, media_tokens
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 from quire.request import Request
 from quire.sampling.masks import TokenMask
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.specs import KVFormat
 from quire.config import EngineConfig
+from quire.core.kv_format import KVFormat
 from quire.engine.engine import Engine
 from quire.models.loader import LoadedModel
 from quire.request import FinishReason, Request, SamplingParams

@@ -17,7 +17,8 @@ from quire.cache.formats.choose import (
     skipped_layers,
     with_skips,
 )
-from quire.cache.specs import FullKV, KVFormat, RecurrentState, SharedKV, WindowKV
+from quire.cache.specs import FullKV, RecurrentState, SharedKV, WindowKV
+from quire.core.kv_format import KVFormat
 from quire.errors import ModelError, RequestError
 
 NAMES = tuple(format.name for format in offered(64))

@@ -12,8 +12,9 @@ from quire.cache.formats.choose import offered
 from quire.cache.formats.registry import store_type
 from quire.cache.formats.table import layer_costs
 from quire.cache.pools import Pools
-from quire.cache.specs import FullKV, KVFormat, KVGroup, WindowKV, group_layers
+from quire.cache.specs import FullKV, KVGroup, WindowKV, group_layers
 from quire.cache.view import Chunk, View
+from quire.core.kv_format import KVFormat
 
 PAGE = 64
 

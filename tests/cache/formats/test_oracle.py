@@ -12,8 +12,8 @@ from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.codecs import AffineCodec, CodebookCodec
 from quire.cache.formats.packing import Affine, affine
 from quire.cache.formats.registry import store_type
-from quire.cache.specs import KVFormat
 from quire.cache.view import Chunk, DecodeBatch, View
+from quire.core.kv_format import KVFormat
 
 PAGE, KV_HEADS, GROUPED = 64, 2, 3
 HEADS = KV_HEADS * GROUPED

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 from quire.models.loader import LoadedModel, open_model
 from tests.cache.formats.harness import TOLERANCE, Answers, Bench, difference, requests
 from tests.support.tiny_models import tiny_model

@@ -10,11 +10,11 @@ import pytest
 
 from quire.cache.formats.page import PageStore
 from quire.cache.formats.registry import SCHEMES
-from quire.cache.specs import KVFormat
 from quire.cli import main
 from quire.cli.kv_quality import teacher_forced
 from quire.cli.kv_scores import Score
 from quire.cli.kv_texts import conversation
+from quire.core.kv_format import KVFormat
 from quire.demo import MODEL_DIR
 from quire.models.base import named_parameters
 from quire.models.loader import LoadedModel, open_model

@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 from quire.engine.inputs import StepInputs
 from quire.models.base import Step
 from quire.models.loader import LoadedModel, open_model

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import mlx.core as mx
 
-from quire.cache.specs import KVFormat
 from quire.cache.view import Ints, View
+from quire.core.kv_format import KVFormat
 
 
 @dataclass(frozen=True, slots=True)

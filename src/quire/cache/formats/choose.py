@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from quire.cache.specs import FullKV, KVFormat, LayerSpec, RecurrentState, SharedKV
+from quire.cache.specs import LayerSpec
+from quire.core.kv_format import KVFormat
 from quire.errors import ModelError, RequestError
 
 DEFAULT_SCHEME = "page"
@@ -139,16 +140,14 @@ def skipped_layers(
         ModelError: a layer that has no keys and values of its own.
     """
     if wanted is None:
-        full = [index for index, spec in enumerate(layout) if isinstance(spec, FullKV)]
+        full = [index for index, spec in enumerate(layout) if spec.sees_all]
         return (full[-1],) if len(full) > 1 else ()
     for index in wanted:
         if not 0 <= index < len(layout):
             raise ModelError(f"kv-skip-layers: layer {index}; the model has {len(layout)}")
         spec = layout[index]
-        if isinstance(spec, SharedKV):
-            raise ModelError(f"kv-skip-layers: layer {index} reads the cache of {spec.layer}")
-        if isinstance(spec, RecurrentState):
-            raise ModelError(f"kv-skip-layers: layer {index} keeps no keys and values")
+        if spec.lacks_kv:
+            raise ModelError(f"kv-skip-layers: layer {index} {spec.lacks_kv}")
     return tuple(sorted(set(wanted)))
 
 

@@ -16,8 +16,8 @@ from quire.cache.formats.codecs import AffineCodec
 from quire.cache.formats.packing import Affine, affine, affine_parts, multiplies_codes
 from quire.cache.formats.paging import page_rows, resized
 from quire.cache.formats.softmax import Read, attend_chunk, weigh
-from quire.cache.specs import KVFormat
 from quire.cache.view import Block, Chunk, DecodeBatch, Ints, Tile, View
+from quire.core.kv_format import KVFormat
 
 
 class PageKeys:

@@ -9,8 +9,8 @@ import mlx.core as mx
 from quire.cache.dtypes import DTYPES
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.paging import page_rows, resized
-from quire.cache.specs import KVFormat
 from quire.cache.view import Chunk, DecodeBatch, Ints, View
+from quire.core.kv_format import KVFormat
 
 SCORES = 32 << 20
 """Attention scores (heads * rows * keys) that a chunk may hold at once."""

@@ -7,7 +7,7 @@ from quire.cache.formats.page import PageStore
 from quire.cache.formats.plain import PlainStore
 from quire.cache.formats.turbo import TurboStore
 from quire.cache.formats.uniform import UniformStore
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 
 SCHEMES: dict[str, type[LayerStore]] = {
     "plain": PlainStore,

@@ -8,7 +8,8 @@ import mlx.core as mx
 
 from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import store_type
-from quire.cache.specs import FullKV, KVFormat, KVGroup, RecurrentState, WindowKV
+from quire.cache.specs import AttentionSpec, KVGroup
+from quire.core.kv_format import KVFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class LayerCost:
     """
 
     layers: tuple[int, ...]
-    spec: FullKV | WindowKV
+    spec: AttentionSpec
     name: str
     page_tokens: int
     token_bytes: float
@@ -30,10 +31,7 @@ class LayerCost:
 
     def context_bytes(self, tokens: int) -> tuple[int, int]:
         """Bytes of one sequence of so many tokens in these layers, as stored and as plain pages."""
-        pages = -(-tokens // self.page_tokens)
-        if isinstance(self.spec, WindowKV):
-            pages = min(pages, -(-self.spec.window // self.page_tokens) + 1)
-        held = pages * self.page_tokens
+        held = self.spec.blocks_between_steps(tokens, self.page_tokens) * self.page_tokens
         count = len(self.layers)
         stored = count * (held * self.token_bytes + self.open_bytes)
         return int(stored), int(count * held * self.plain_bytes)
@@ -45,8 +43,8 @@ def layer_costs(
     """What every attention layer costs in a format, layers that are stored alike together."""
     costs = []
     for group in groups:
-        spec = group.spec
-        if isinstance(spec, RecurrentState):
+        spec = group.spec.attention
+        if spec is None:
             continue
         shape = LayerShape(spec.kv_heads, spec.head_dim, page_tokens, dtype)
         skipped = tuple(layer for layer in group.layers if layer in format.skip_layers)
@@ -80,12 +78,11 @@ def kv_table(
     costs = layer_costs(groups, format, page_tokens, dtype)
     rows = [("layers", "sees", "heads", "format", "bytes a token", "plain")]
     for cost in costs:
-        seen = f"{cost.spec.window} tokens" if isinstance(cost.spec, WindowKV) else "all"
         count = len(cost.layers)
         rows.append(
             (
                 _ranges(cost.layers),
-                seen,
+                cost.spec.visible,
                 f"{cost.spec.kv_heads} x {cost.spec.head_dim}",
                 cost.name,
                 f"{count * cost.token_bytes:,.0f}",

@@ -10,8 +10,8 @@ from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.codecs import Codec
 from quire.cache.formats.paging import page_rows, resized
 from quire.cache.formats.softmax import Read, attend_chunk, weigh
-from quire.cache.specs import KVFormat
 from quire.cache.view import Chunk, DecodeBatch, Ints, View
+from quire.core.kv_format import KVFormat
 
 
 class TokenStore(LayerStore):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from quire.cache.formats.codecs import CodebookCodec, Codec
 from quire.cache.formats.tokens import TokenStore
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 
 
 class TurboStore(TokenStore):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.cache.formats.codecs import AffineCodec, Codec
 from quire.cache.formats.tokens import TokenStore
-from quire.cache.specs import KVFormat
+from quire.core.kv_format import KVFormat
 
 
 class UniformStore(TokenStore):
