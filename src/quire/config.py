@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -84,6 +85,9 @@ class ServerConfig:
             no thought from before a restart is recognised.
         stored_responses: how many answers of /v1/responses are kept for later reference.
         stored_response_bytes: what they may take together, with the conversations they ended.
+        sampling_defaults: whose hold for what a request does not name: those that the model's
+            `generation_config.json` recommends, or OpenAI's.
+        sampling_overrides: the operator's, by the name of the parameter.
     """
 
     host: str = "127.0.0.1"
@@ -109,4 +113,6 @@ class ServerConfig:
     signing_key: str | None = None
     stored_responses: int = 1024
     stored_response_bytes: int = 64 << 20
+    sampling_defaults: Literal["model", "openai"] = "model"
+    sampling_overrides: Mapping[str, float] = field(default_factory=dict)
     log_level: str = "info"

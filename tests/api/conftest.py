@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import httpx
 import pytest
@@ -54,10 +55,12 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.open(MODEL_DIR)
 
 
-def start(stack: ExitStack, tokenizer: Tokenizer, config: ServerConfig) -> Served:
+def start(
+    stack: ExitStack, tokenizer: Tokenizer, config: ServerConfig, folder: Path = MODEL_DIR
+) -> Served:
     """A server that runs until the stack is closed."""
     info = ModelInfo(
-        path=str(MODEL_DIR),
+        path=str(folder),
         model_type="gemma4",
         vocab_size=tokenizer.vocab_size,
         context_length=4096,

@@ -114,7 +114,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, "thinking.budget_tokens"),
     ({"stop_sequences": [""]}, "stop_sequences[0]"),
     ({"temperature": 3}, "temperature"),
-    ({"top_k": -1}, "top_k"),
+    ({"top_k": -2}, "top_k"),
     ({"speed": "fast"}, "speed"),
     ({"thread": {"type": "create"}}, "thread"),
     ({"container": "c"}, "container"),

@@ -125,3 +125,13 @@ def test_a_media_folder_that_is_none_is_refused(tmp_path: Path) -> None:
 def test_help_needs_no_web_server() -> None:
     code = "import sys, quire.cli; sys.exit('uvicorn' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_defaults_of_sampling() -> None:
+    assert config().sampling_defaults == "model"
+    assert config().sampling_overrides == {}
+    chosen = config("--sampling-defaults", "openai", "--temperature", "0.3", "--top-k", "20")
+    assert chosen.sampling_defaults == "openai"
+    assert chosen.sampling_overrides == {"temperature": 0.3, "top_k": 20}
+    with pytest.raises(QuireError, match="--top-p"):
+        config("--top-p", "1.5")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from starlette.requests import Request
 from quire.api.limits import Slots, check_count, check_headers, read_body
 from quire.api.metrics import Metrics
 from quire.api.schema import (
+    DecodingFields,
     GenerationFields,
     Wire,
     check_stream_options,
@@ -107,9 +108,26 @@ def common_fields(
     context.check_model(fields.model)
     check_stream_options(fields.stream_options, stream=fields.stream)
     return {
-        "sampling": _sampling(fields, context.service.info.vocab_size, logprobs),
         "n": fields.n or 1,
         "stops": fields.stops(),
+        **decoding(context, fields, headers, logprobs=logprobs),
+    }
+
+
+def decoding(
+    context: Context,
+    fields: DecodingFields,
+    headers: Mapping[str, str],
+    *,
+    logprobs: int | None = None,
+) -> dict[str, Any]:
+    """The parts of a `Generation` that every endpoint spells alike.
+
+    Raises:
+        RequestError: a value that only this server's model or settings rule out.
+    """
+    return {
+        "sampling": _sampling(fields, context.service, logprobs),
         "stop_token_ids": frozenset(fields.stop_token_ids or ()),
         "ignore_eos": fields.ignore_eos is True,
         "kv_format": context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
@@ -117,13 +135,13 @@ def common_fields(
     }
 
 
-def _sampling(fields: GenerationFields, vocabulary: int, logprobs: int | None) -> SamplingParams:
-    """Sampling parameters; what is left out has OpenAI's default, and a seed of its own.
+def _sampling(fields: DecodingFields, service: Service, logprobs: int | None) -> SamplingParams:
+    """Sampling parameters; what is left out has the server's default, and a seed of its own.
 
     Raises:
         RequestError: two names of one thing say different things, or a bias is for no token.
     """
-    default, repetition = SamplingParams(), fields.repetition_penalty
+    repetition = fields.repetition_penalty
     if fields.repeat_penalty is not None:
         if repetition not in (None, fields.repeat_penalty):
             raise RequestError(
@@ -132,23 +150,23 @@ def _sampling(fields: GenerationFields, vocabulary: int, logprobs: int | None) -
                 code="invalid_value",
             )
         repetition = fields.repeat_penalty
-    seed = secrets.randbits(63) if fields.seed is None else fields.seed % 2**63
-    return SamplingParams(
-        temperature=_or(fields.temperature, default.temperature),
-        top_p=nucleus(fields.top_p),
-        top_k=max(0, fields.top_k or 0),
-        min_p=_or(fields.min_p, default.min_p),
-        presence_penalty=_or(fields.presence_penalty, default.presence_penalty),
-        frequency_penalty=_or(fields.frequency_penalty, default.frequency_penalty),
-        repetition_penalty=_or(repetition, default.repetition_penalty),
-        logit_bias=_logit_bias(fields.logit_bias or {}, vocabulary),
-        seed=seed,
+    named = {
+        "temperature": fields.temperature,
+        "top_p": None if fields.top_p is None else nucleus(fields.top_p),
+        "top_k": None if fields.top_k is None else max(0, fields.top_k),
+        "min_p": fields.min_p,
+        "presence_penalty": fields.presence_penalty,
+        "frequency_penalty": fields.frequency_penalty,
+        "repetition_penalty": repetition,
+    }
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    return replace(
+        service.sampling,
+        **given,
+        logit_bias=_logit_bias(fields.logit_bias or {}, service.info.vocab_size),
+        seed=secrets.randbits(63) if fields.seed is None else fields.seed % 2**63,
         logprobs=logprobs,
     )
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _logit_bias(biases: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:

@@ -7,7 +7,6 @@ another server or an earlier process made it, is left out of the prompt, and the
 
 from __future__ import annotations
 
-import secrets
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from quire.api.access import note
-from quire.api.context import Context
+from quire.api.context import Context, decoding
 from quire.api.lenient_json import parse_lenient
 from quire.api.messages_prompt import Conversation, continues, conversation, loaded_tools
 from quire.api.messages_render import (
@@ -36,13 +35,11 @@ from quire.api.messages_schema import (
     ThinkingEnabled,
 )
 from quire.api.messages_schema import ToolChoice as WireToolChoice
-from quire.api.schema import nucleus
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
 from quire.api.whole import consume
 from quire.engine.service import FieldNames, Generation, Thinking, ToolChoice
 from quire.errors import RequestError
-from quire.request import SamplingParams
 
 Fields = TypeVar("Fields", bound=CountRequest)
 
@@ -151,18 +148,11 @@ def _generation(
     prompt = _prompt(context, fields, said)
     return replace(
         prompt,
-        sampling=SamplingParams(
-            temperature=1.0 if fields.temperature is None else fields.temperature,
-            top_p=nucleus(fields.top_p),
-            top_k=fields.top_k or 0,
-            seed=secrets.randbits(63),
-        ),
         max_tokens=fields.max_tokens,
         stops=tuple(fields.stop_sequences or ()),
         schema=_schema(fields),
         thinking=_limited(context, fields, prompt.thinking),
-        kv_format=context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
-        cache_salt=fields.cache_salt or "",
+        **decoding(context, fields, headers),
     )
 
 

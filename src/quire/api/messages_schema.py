@@ -12,7 +12,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from quire.api.content import FunctionName, function_tool
-from quire.api.schema import TokenCount, TopP, Wire, tag_by_role, tag_by_type, tag_text_or_list
+from quire.api.schema import (
+    DecodingFields,
+    TokenCount,
+    Wire,
+    tag_by_role,
+    tag_by_type,
+    tag_text_or_list,
+)
 
 
 class CacheControl(Wire):
@@ -379,7 +386,7 @@ class CountRequest(Wire):
     workspace_id: str | None = None
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountRequest, DecodingFields):
     """Every field of Anthropic's schema: honoured, refused by name, or without effect."""
 
     max_tokens: TokenCount
@@ -387,13 +394,6 @@ class MessagesRequest(CountRequest):
     stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = Field(
         default=None, max_length=64
     )
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    top_p: TopP | None = None
-    top_k: int | None = Field(default=None, ge=0, lt=2**31)
-
-    kv_bits: float | str | None = None
-    kv_scheme: str | None = None
-    cache_salt: str | None = Field(default=None, max_length=256)
 
     container: None = None
     inference_geo: None = None

@@ -14,6 +14,7 @@ import quire
 from quire.api.content import Message, Tool, to_template
 from quire.api.context import Context
 from quire.api.schema import TokenId, Wire
+from quire.engine.sampling_defaults import NAMES
 from quire.engine.service import Generation, Thinking
 from quire.errors import NotOffered, RequestError
 
@@ -75,6 +76,9 @@ class Misc:
             "dtype": info.dtype,
             "kv_formats": list(info.kv_formats),
             "modalities": list(self._context.service.modalities),
+            "sampling_defaults": {
+                name: getattr(self._context.service.sampling, name) for name in NAMES
+            },
         }
 
     async def health(self, request: Request) -> Response:

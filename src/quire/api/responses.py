@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from quire.api.access import note
-from quire.api.context import Context
+from quire.api.context import Context, decoding
 from quire.api.limits import check_count
 from quire.api.responses_items import WireEvent
 from quire.api.responses_prompt import Translator
@@ -30,7 +29,7 @@ from quire.api.responses_schema import (
 )
 from quire.api.responses_store import ResponseStore
 from quire.api.responses_tools import Toolbox, toolbox
-from quire.api.schema import check_stream_options, nucleus
+from quire.api.schema import check_stream_options
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
 from quire.api.whole import consume
@@ -70,7 +69,7 @@ class Responses:
         if tools.left_out:
             note(request.scope, {"tools_left_out": tools.left_out})
         run = await context.service.start(spec)
-        body = _body(context.service.name, fields, translator.dropped)
+        body = _body(context.service.name, fields, spec.sampling, translator.dropped)
 
         def keep(body: WireEvent) -> None:
             if body["store"]:
@@ -167,18 +166,16 @@ def _generation(
         "strict_tools": tools.strict,
         "tool_choice": tools.choice,
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
-        "sampling": SamplingParams(
-            temperature=1.0 if fields.temperature is None else fields.temperature,
-            top_p=nucleus(fields.top_p),
-            seed=secrets.randbits(63),
-            logprobs=fields.top_logprobs or 0 if wants_logprobs else None,
-        ),
         "max_tokens": fields.max_output_tokens,
         "schema": _schema(fields),
         "thinking": _thinking(context, fields),
-        "kv_format": context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
-        "cache_salt": fields.cache_salt or "",
         "names": _NAMES,
+        **decoding(
+            context,
+            fields,
+            headers,
+            logprobs=fields.top_logprobs or 0 if wants_logprobs else None,
+        ),
     }
 
 
@@ -264,7 +261,9 @@ async def _truncated(service: Service, spec: Generation) -> Generation:
     return fitting or spec
 
 
-def _body(name: str, fields: ResponsesRequest, dropped: Sequence[str]) -> WireEvent:
+def _body(
+    name: str, fields: ResponsesRequest, sampling: SamplingParams, dropped: Sequence[str]
+) -> WireEvent:
     """The response as it begins: what was asked for, as far as it was understood."""
     reasoning, text = fields.reasoning or Reasoning(), fields.text
     wanted = (
@@ -293,12 +292,12 @@ def _body(name: str, fields: ResponsesRequest, dropped: Sequence[str]) -> WireEv
         },
         "service_tier": "default",
         "store": fields.store is not False,
-        "temperature": 1.0 if fields.temperature is None else fields.temperature,
+        "temperature": sampling.temperature,
         "text": {"format": _dump(wanted), "verbosity": "medium"},
         "tool_choice": "auto" if fields.tool_choice is None else _dump(fields.tool_choice),
         "tools": [_dump(t) for t in fields.tools or () if not isinstance(t, HostedTool)],
         "top_logprobs": fields.top_logprobs or 0,
-        "top_p": 1.0 if fields.top_p is None else fields.top_p,
+        "top_p": sampling.top_p if fields.top_p is None else fields.top_p,
         "truncation": fields.truncation or "disabled",
         "usage": None,
         "user": fields.user,

@@ -11,7 +11,14 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from quire.api.content import FunctionName
-from quire.api.schema import StreamOptions, TokenCount, TopP, Wire, tag_by_type, tag_text_or_list
+from quire.api.schema import (
+    DecodingFields,
+    StreamOptions,
+    TokenCount,
+    Wire,
+    tag_by_type,
+    tag_text_or_list,
+)
 from quire.media.source import Detail
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -356,7 +363,7 @@ Include = Literal[
 """The first two are honoured; the others add to items that no answer here holds."""
 
 
-class ResponsesRequest(Wire):
+class ResponsesRequest(DecodingFields):
     """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
 
     model: str | None = None
@@ -378,16 +385,10 @@ class ResponsesRequest(Wire):
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
     max_output_tokens: TokenCount | None = None
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
-    top_p: TopP | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     truncation: Literal["auto", "disabled"] | None = None
     include: list[Include] | None = None
     metadata: dict[str, str] | None = Field(default=None, max_length=16)
-
-    kv_bits: float | str | None = None
-    kv_scheme: str | None = None
-    cache_salt: str | None = Field(default=None, max_length=256)
 
     background: Literal[False] | None = None
     background_options: None = None

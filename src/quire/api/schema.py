@@ -206,9 +206,9 @@ _LEAST_TOP_P = 1e-7
 """Less than the likeliest token of any vocabulary has."""
 
 
-def nucleus(top_p: float | None) -> float:
+def nucleus(top_p: float) -> float:
     """`top_p` as samplers take it: 0 leaves the likeliest token, as anything that small does."""
-    return 1.0 if top_p is None else max(top_p, _LEAST_TOP_P)
+    return max(top_p, _LEAST_TOP_P)
 
 
 class StreamOptions(Wire):
@@ -228,26 +228,18 @@ def check_stream_options(options: StreamOptions | None, *, stream: bool | None) 
         )
 
 
-class GenerationFields(Wire):
-    """Fields that OpenAI's two generating endpoints share, and the extensions common among servers.
+class DecodingFields(Wire):
+    """How tokens are drawn and kept, in every generating endpoint, whatever its protocol has.
 
-    `user`, `metadata` and their like cannot change an answer: accepted, not read.
+    What is left out has the server's default; `Service.sampling` holds those that models recommend.
     """
 
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = Field(default=None, ge=1, le=128)
-    max_tokens: TokenCount | None = None
     temperature: float | None = Field(default=None, ge=0.0, le=2.0)
     top_p: TopP | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
-    stop: Strings | None = None
-    user: str | None = None
-
     top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 and -1 keep all tokens")
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=10.0)
@@ -259,6 +251,21 @@ class GenerationFields(Wire):
     kv_bits: float | str | None = None
     kv_scheme: str | None = None
     cache_salt: str | None = Field(default=None, max_length=256)
+
+
+class GenerationFields(DecodingFields):
+    """Fields that OpenAI's two generating endpoints share.
+
+    `user`, `metadata` and their like cannot change an answer: accepted, not read.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=128)
+    max_tokens: TokenCount | None = None
+    stop: Strings | None = None
+    user: str | None = None
 
     def stops(self) -> tuple[str, ...]:
         """The stop strings; an empty one never matches and is left out."""

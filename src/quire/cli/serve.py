@@ -8,10 +8,12 @@ import os
 from pathlib import Path
 
 from quire.cache.formats.choose import add_kv_arguments, format_of
-from quire.cli.values import at_least, byte_count, duration, port, positive
+from quire.cli.values import at_least, byte_count, duration, number, port, positive
 from quire.config import DiskConfig, EngineConfig, ServerConfig
 from quire.demo import MODEL_DIR
-from quire.errors import QuireError
+from quire.engine.sampling_defaults import NAMES, overridden
+from quire.errors import QuireError, RequestError
+from quire.request import SamplingParams
 from quire.sampling.loops import MIN_REPEATS
 
 KEY_VARIABLE = "QUIRE_API_KEY"
@@ -50,10 +52,28 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="for clients that send fields no schema knows and cannot be changed",
     )
+    _add_sampling_arguments(parser.add_argument_group("sampling"))
     _add_engine_arguments(parser.add_argument_group("engine"))
     _add_cache_arguments(parser.add_argument_group("KV cache"))
     _add_safety_arguments(parser.add_argument_group("access and limits"))
     _add_image_arguments(parser.add_argument_group("images"))
+
+
+def _add_sampling_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--sampling-defaults",
+        default=ServerConfig().sampling_defaults,
+        choices=("model", "openai"),
+        help="whose hold for what a request does not name: those that the model's "
+        "generation_config.json recommends, or OpenAI's; default: %(default)s",
+    )
+    for name in NAMES:
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=at_least(0) if name == "top_k" else number,
+            metavar="N",
+            help="for requests that name none, instead of that default",
+        )
 
 
 def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
@@ -281,8 +301,25 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         drop_volatile_headers=not args.keep_volatile,
         signing_key=_signing_key(args),
         stored_responses=args.stored_responses,
+        sampling_defaults=args.sampling_defaults,
+        sampling_overrides=_sampling_overrides(args),
         log_level=args.log_level,
     )
+
+
+def _sampling_overrides(args: argparse.Namespace) -> dict[str, float]:
+    """The operator's defaults for sampling, by the parameter's name.
+
+    Raises:
+        QuireError: one is not what the parameter may be.
+    """
+    named = {name: getattr(args, name) for name in NAMES}
+    given = {name: value for name, value in named.items() if value is not None}
+    try:
+        overridden(SamplingParams(), given)
+    except RequestError as error:
+        raise QuireError(f"--{(error.param or '').replace('_', '-')}: {error.message}") from error
+    return given
 
 
 def _signing_key(args: argparse.Namespace) -> str | None:

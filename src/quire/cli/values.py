@@ -52,6 +52,14 @@ def duration(text: str) -> float:
     return amount
 
 
+def number(text: str) -> float:
+    """Parses a finite number."""
+    amount = _number(text)
+    if amount is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    return amount
+
+
 def _number(text: str) -> float | None:
     try:
         amount = float(text)

@@ -9,9 +9,11 @@ from quire.config import ServerConfig
 from quire.engine.interface import EngineClient
 from quire.engine.pictures import ImageLimits, Pictures
 from quire.engine.service import Service
+from quire.engine.sampling_defaults import overridden, recommended
 from quire.errors import ModelError
 from quire.media.fetch import FetchPolicy
 from quire.media.processors import open_processor
+from quire.request import SamplingParams
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import NONE, choose
 from quire.text.dialects.base import Dialect, Tool, Vocabulary
@@ -71,7 +73,8 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         name: what clients call the model.
 
     Raises:
-        ModelError: the folder lacks a tokenizer, or `config.dialect` names none.
+        ModelError: the folder lacks a tokenizer, a file of it cannot be understood, or
+            `config.dialect` names none.
     """
     folder = Path(client.info.path)
     tokenizer = Tokenizer.open(folder)
@@ -82,6 +85,7 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         lambda text: tokenizer.encode(text, add_special_tokens=False),
         tokenizer.decode,
     )
+    own = recommended(folder) if config.sampling_defaults == "model" else SamplingParams()
     return Service(
         client,
         tokenizer,
@@ -95,4 +99,5 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         default_max_tokens=config.default_max_tokens,
         deadline_s=config.request_deadline_s,
         drop_volatile=config.drop_volatile_headers,
+        sampling=overridden(own, config.sampling_overrides),
     )

@@ -165,6 +165,7 @@ class Service:
         default_max_tokens: for requests that name no limit; None is what the context has room for.
         deadline_s: seconds after which a request ends with an error; None is never.
         drop_volatile: cut the parts of agents' prompts that change with each request.
+        sampling: what holds for what a request does not name; by default OpenAI's.
     """
 
     def __init__(
@@ -182,11 +183,13 @@ class Service:
         default_max_tokens: int | None = None,
         deadline_s: float | None = None,
         drop_volatile: bool = True,
+        sampling: SamplingParams | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.template = template
         self.name = name
+        self.sampling = sampling or SamplingParams()
         self._vocabulary = vocabulary
         self._dialect = dialect
         self._plain = plain

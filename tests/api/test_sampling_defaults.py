@@ -1,0 +1,117 @@
+"""What a request leaves out is drawn as the model's makers recommend, or as the operator says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.config import ServerConfig
+from quire.demo import MODEL_DIR
+from quire.engine.sampling_defaults import recommended
+from quire.errors import ModelError
+from quire.request import SamplingParams
+from quire.text.tokenizer import Tokenizer
+from tests.api.conftest import HTTP, Served, start
+
+RECOMMENDED = {
+    "do_sample": True,
+    "temperature": 0.6,
+    "top_k": 20,
+    "top_p": 0.95,
+    "min_p": 0.01,
+    "repetition_penalty": 1.05,
+}
+ASK = [{"role": "user", "content": "Hi."}]
+BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": ASK},
+    "completions": {"prompt": "x"},
+    "responses": {"input": "x"},
+    "messages": {"model": "quire-demo", "messages": ASK, "max_tokens": 5},
+}
+
+ServeFolder = Callable[..., Served]
+
+
+@pytest.fixture
+def serve(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[ServeFolder]:
+    """`serve(generation_config, **settings)`: the demonstration with another such file."""
+    with ExitStack() as stack:
+
+        def serve(generation: dict[str, Any], **settings: Any) -> Served:
+            for file in MODEL_DIR.iterdir():
+                if file.name != "generation_config.json" and file.is_file():
+                    (tmp_path / file.name).symlink_to(file)
+            (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+            return start(stack, tokenizer, ServerConfig(**settings), tmp_path)
+
+        yield serve
+
+
+def drawn(served: Served, path: str, **more: Any) -> SamplingParams:
+    answer = HTTP.post(f"{served.url}/v1/{path}", json={**BODIES[path], **more})
+    assert answer.status_code == 200, answer.text
+    if path == "responses":
+        sampling = served.engine.requests[-1].sampling
+        assert answer.json()["temperature"] == sampling.temperature
+        assert answer.json()["top_p"] == sampling.top_p
+    return served.engine.requests[-1].sampling
+
+
+def values(sampling: SamplingParams) -> tuple[float, ...]:
+    return tuple(
+        getattr(sampling, name)
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    )
+
+
+def test_what_a_request_leaves_out_is_the_models(serve: ServeFolder) -> None:
+    served = serve(RECOMMENDED)
+    for path in BODIES:
+        assert values(drawn(served, path)) == (0.6, 20, 0.95, 0.01, 1.05), path
+        named = {"temperature": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+        assert values(drawn(served, path, **named)) == (1.0, 0, 0.95, 0.0, 1.0), path
+    told = HTTP.get(f"{served.url}/v1/models").json()["data"][0]["sampling_defaults"]
+    assert told == {name: value for name, value in RECOMMENDED.items() if name != "do_sample"}
+
+
+def test_openais_defaults_hold_if_the_operator_says_so(serve: ServeFolder) -> None:
+    served = serve(RECOMMENDED, sampling_defaults="openai", sampling_overrides={"top_k": 40})
+    assert values(drawn(served, "chat/completions")) == (1.0, 40, 1.0, 0.0, 1.0)
+
+
+def test_the_operators_own_go_before_the_models(serve: ServeFolder) -> None:
+    overrides = {"temperature": 0.2, "top_p": 0.5}
+    served = serve({"do_sample": False, "top_k": 20}, sampling_overrides=overrides)
+    assert values(drawn(served, "chat/completions")) == (0.2, 20, 0.5, 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({}, SamplingParams()),
+        ({"do_sample": False, "temperature": 0.7}, SamplingParams(temperature=0.0)),
+        ({"temperature": None, "top_k": -1}, SamplingParams()),
+    ],
+)
+def test_what_the_file_says(
+    tmp_path: Path, generation: dict[str, Any], expected: SamplingParams
+) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert recommended(tmp_path) == expected
+
+
+def test_no_file_recommends_openais(tmp_path: Path) -> None:
+    assert recommended(tmp_path) == SamplingParams()
+
+
+@pytest.mark.parametrize("generation", [{"temperature": "hot"}, {"top_p": 7}, {"top_k": 1.5}])
+def test_a_bad_value_is_named_with_its_file(tmp_path: Path, generation: dict[str, Any]) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    (name,) = generation
+    with pytest.raises(ModelError, match=rf"generation_config\.json: .*{name}"):
+        recommended(tmp_path)
