@@ -8,8 +8,8 @@ from pathlib import Path
 from quire.config import ServerConfig
 from quire.engine.interface import EngineClient
 from quire.engine.pictures import ImageLimits, Pictures
-from quire.engine.service import Service
 from quire.engine.sampling_defaults import overridden, recommended
+from quire.engine.service import Service
 from quire.errors import ModelError
 from quire.media.fetch import FetchPolicy
 from quire.media.processors import open_processor
