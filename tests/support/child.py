@@ -39,7 +39,8 @@ class Child:
     @property
     def engine(self) -> psutil.Process:
         """The process that owns MLX."""
-        (engine,) = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        (engine,) = [each for each in children if "worker" in " ".join(each.cmdline())]
         return engine
 
     def metrics(self) -> str:
