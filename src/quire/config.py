@@ -81,6 +81,7 @@ class ServerConfig:
         media_timeout_s: for fetching one item, redirects included.
         cors_origins: origins allowed by CORS; empty is off.
         drop_volatile_headers: cut the parts of agents' prompts that change with each request.
+        allow_special_tokens: control tokens that clients spell in a conversation become tokens.
         signing_key: signs the thoughts that clients carry; None draws one for this process, so that
             no thought from before a restart is recognised.
         stored_responses: how many answers of /v1/responses are kept for later reference.
@@ -110,6 +111,7 @@ class ServerConfig:
     dialect: str | None = None
     default_max_tokens: int | None = None
     drop_volatile_headers: bool = True
+    allow_special_tokens: bool = False
     signing_key: str | None = None
     stored_responses: int = 1024
     stored_response_bytes: int = 64 << 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gc
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +19,6 @@ from quire.media.fetch import FetchPolicy
 from quire.media.processors import open_processor
 from quire.media.source import ImageSource
 from quire.request import Image
-
-MARK = "<|image|>"
 
 
 def url(colour: str) -> str:
@@ -39,7 +36,7 @@ def asking(*colours: str) -> tuple[dict[str, Any], ...]:
 @pytest.fixture
 def reader() -> Pictures:
     processor = open_processor(Path(MODEL_DIR))
-    return Pictures(processor, MARK, FetchPolicy(), ImageLimits(3, 10_000))
+    return Pictures(processor, FetchPolicy(), ImageLimits(3, 10_000))
 
 
 class Run:
@@ -53,7 +50,7 @@ async def test_images_in_flight_are_bounded(
     monkeypatch.setattr(pictures, "_HELD_BYTES", 3 * len(first.pixels))
     held = [Run(), Run()]
     for number in range(2):
-        reader.hold(held[number], [reader.place([18], [True], [first])])
+        reader.hold(held[number], [reader.place([18], [first])])
     await reader.load(asking("green"))
     with pytest.raises(Overloaded, match="in flight") as refused:
         await reader.load(asking("green", "blue"))
@@ -77,30 +74,21 @@ async def test_the_first_image_too_many_is_named(reader: Pictures) -> None:
     assert refused.value.param == "messages[0].content[3]"
 
 
-def test_marks_are_hidden_wherever_a_client_writes_them(reader: Pictures) -> None:
-    written = {"a": [f"x{MARK}y", {MARK: [MARK, 1, None]}], "b": True}
-    hidden = json.dumps(reader.hide_marks(written), ensure_ascii=False)
-    assert MARK not in hidden
-    text, marks = reader.show_marks(hidden + MARK)
-    assert text == json.dumps(written) + MARK
-    assert marks == [False, False, False, True]
-
-
 def image(tokens: int) -> Image:
     return Image(b"", 1, tokens, tokens, bytes([tokens]))
 
 
 def test_soft_tokens_take_the_places_of_marks(reader: Pictures) -> None:
     two, three = image(2), image(3)
-    prompt = reader.place([1, 18, 5, 18, 18, 6], [True, False, True], [two, three])
-    assert prompt.tokens == (1, 17, 18, 18, 19, 5, 18, 17, 18, 18, 18, 19, 6)
-    assert [(each.start, each.end) for each in prompt.images] == [(2, 4), (8, 11)]
+    prompt = reader.place([1, 18, 5, 18, 6], [two, three])
+    assert prompt.tokens == (1, 17, 18, 18, 19, 5, 17, 18, 18, 18, 19, 6)
+    assert [(each.start, each.end) for each in prompt.images] == [(2, 4), (7, 10)]
     assert [each.image for each in prompt.images] == [two, three]
 
 
 def test_an_image_without_a_place_is_refused(reader: Pictures) -> None:
     with pytest.raises(RequestError, match="a place for 1 of 2 images"):
-        reader.place([18, 18], [True, False], [image(1), image(2)])
+        reader.place([18], [image(1), image(2)])
 
 
 def test_texts_are_joined_up_to_an_image() -> None:

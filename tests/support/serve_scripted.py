@@ -12,5 +12,11 @@ WORKER = "tests.support.scripted_worker"
 
 if __name__ == "__main__":
     folder, dialect = sys.argv[1:]
-    config = ServerConfig(port=0, served_name=NAME, dialect=dialect, log_level="warning")
+    config = ServerConfig(
+        port=0,
+        served_name=NAME,
+        dialect=dialect,
+        allow_special_tokens=True,  # by which a test names its script
+        log_level="warning",
+    )
     sys.exit(serve(EngineConfig(folder), config, WORKER))

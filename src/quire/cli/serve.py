@@ -153,6 +153,11 @@ def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
         help="serve beyond this machine without a key; meant, not forgotten",
     )
     add(
+        "--allow-special-tokens",
+        action="store_true",
+        help="control tokens that clients spell in messages, such as <|im_end|>, are no text",
+    )
+    add(
         "--cors-origin",
         action="append",
         default=[],
@@ -299,6 +304,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         dialect=args.dialect,
         default_max_tokens=args.max_tokens,
         drop_volatile_headers=not args.keep_volatile,
+        allow_special_tokens=args.allow_special_tokens,
         signing_key=_signing_key(args),
         stored_responses=args.stored_responses,
         sampling_defaults=args.sampling_defaults,

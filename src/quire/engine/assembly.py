@@ -12,8 +12,9 @@ from quire.engine.sampling_defaults import overridden, recommended
 from quire.engine.service import Service
 from quire.errors import ModelError
 from quire.media.fetch import FetchPolicy
-from quire.media.processors import open_processor
+from quire.media.processors import ImageProcessor, open_processor
 from quire.request import SamplingParams
+from quire.text.controls import Controls, control_tokens
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import NONE, choose
 from quire.text.dialects.base import Dialect, Tool, Vocabulary
@@ -46,16 +47,41 @@ class Sources:
         )
 
 
-def _pictures(
-    folder: Path, tokenizer: Tokenizer, modalities: Sequence[str], config: ServerConfig
-) -> Pictures:
-    """What reads images, if both the model and its processor are known."""
-    processor = open_processor(folder) if "image" in modalities else None
-    mark = None if processor is None else tokenizer.token_text(processor.mark)
-    if processor is not None and mark is None:
+def _controls(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    dialect: Dialect,
+    image_mark: str | None,
+    *,
+    allow: bool,
+) -> Controls:
+    """What keeps clients' text from becoming control tokens.
+
+    Args:
+        image_mark: the token that stands for an image; never text, even if others are allowed.
+    """
+    texts = frozenset() if allow else control_tokens(tokenizer, template.source)
+    if image_mark is not None:
+        texts |= {image_mark}
+    # A thought that stands in a message of its own ends with the mark that ends any message.
+    thought = dialect.thought if dialect.frame is None else None
+    return Controls(tokenizer, texts, thought)
+
+
+def _image_mark(folder: Path, tokenizer: Tokenizer, processor: ImageProcessor | None) -> str | None:
+    """The token by which the model's template marks an image."""
+    if processor is None:
+        return None
+    mark = tokenizer.token_text(processor.mark)
+    if mark is None:
         raise ModelError(
             f"{folder}: the tokenizer has no token {processor.mark}, which marks images"
         )
+    return mark
+
+
+def _pictures(processor: ImageProcessor | None, config: ServerConfig) -> Pictures:
+    """What reads images, if both the model and its processor are known."""
     policy = FetchPolicy(
         config.allow_media_hosts,
         tuple(Path(each) for each in config.media_folders),
@@ -63,7 +89,7 @@ def _pictures(
         config.media_timeout_s,
     )
     limits = ImageLimits(config.max_images, config.max_image_pixels)
-    return Pictures(processor, mark or "", policy, limits)
+    return Pictures(processor, policy, limits)
 
 
 def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
@@ -86,6 +112,9 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         tokenizer.decode,
     )
     own = recommended(folder) if config.sampling_defaults == "model" else SamplingParams()
+    processor = open_processor(folder) if "image" in client.info.modalities else None
+    mark = _image_mark(folder, tokenizer, processor)
+    allow = config.allow_special_tokens
     return Service(
         client,
         tokenizer,
@@ -94,7 +123,8 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         dialect,
         NONE,
         Sources(tokenizer, vocabulary),
-        _pictures(folder, tokenizer, client.info.modalities, config),
+        _pictures(processor, config),
+        _controls(tokenizer, template, dialect, mark, allow=allow),
         name=name,
         default_max_tokens=config.default_max_tokens,
         deadline_s=config.request_deadline_s,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,8 +20,6 @@ Message = Mapping[str, Any]
 _FETCHED_AT_ONCE = 4
 _HELD_BYTES = 1 << 30
 """Pixels of all requests in flight, which the engine keeps until they end."""
-_HIDDEN = "\ue0f2mark"
-"""Stands for the mark where a client wrote it; templates hold no private-use character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +48,15 @@ class Pictures:
 
     Args:
         processor: the model's; None in a model that takes text only.
-        mark: the text by which the model's template marks an image.
     """
 
     def __init__(
         self,
         processor: ImageProcessor | None,
-        mark: str,
         policy: FetchPolicy,
         limits: ImageLimits,
     ) -> None:
         self._processor = processor
-        self._mark = mark
         self._policy = policy
         self._limits = limits
         self._fetching = asyncio.Semaphore(_FETCHED_AT_ONCE)
@@ -131,28 +125,8 @@ class Pictures:
                 max_pixels=self._limits.pixels,
             )
 
-    def hide_marks(self, value: Any) -> Any:
-        """JSON in which no text holds the template's mark: what a client writes is no image."""
-        match value:
-            case str():
-                return value.replace(self._mark, _HIDDEN)
-            case list() | tuple():
-                return type(value)(self.hide_marks(each) for each in value)
-            case Mapping():
-                return {self.hide_marks(key): self.hide_marks(each) for key, each in value.items()}
-            case _:
-                return value
-
-    def show_marks(self, text: str) -> tuple[str, list[bool]]:
-        """A rendered text as it is to be encoded, and which of its marks stand for images."""
-        found = re.findall(f"{re.escape(_HIDDEN)}|{re.escape(self._mark)}", text)
-        return text.replace(_HIDDEN, self._mark), [each == self._mark for each in found]
-
-    def place(self, ids: Sequence[int], marks: Sequence[bool], images: Sequence[Image]) -> Prompt:
-        """The prompt with each image's soft tokens where its mark stood.
-
-        Args:
-            marks: for each id of the mark, whether it stands for an image.
+    def place(self, ids: Sequence[int], images: Sequence[Image]) -> Prompt:
+        """The prompt with each image's soft tokens where the template's mark stood.
 
         Raises:
             RequestError: the template has left an image out.
@@ -160,7 +134,6 @@ class Pictures:
         processor = self._processor
         assert processor is not None, "images were read"
         places = [at for at, each in enumerate(ids) if each == processor.mark]
-        places = [at for at, is_image in zip(places, marks, strict=True) if is_image]
         if len(places) != len(images):
             raise RequestError(
                 f"The model's chat template has a place for {len(places)} of {len(images)} images.",

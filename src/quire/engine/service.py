@@ -22,6 +22,7 @@ from quire.engine.runs import Choice, EventSource, Observer, Run, Unobserved
 from quire.errors import ContextOverflow, EngineFailure, RequestError
 from quire.request import GrammarSpec, Request, SamplingParams, ThinkingBudget
 from quire.sampling.grammar import check_grammar
+from quire.text.controls import Controls
 from quire.text.dialects.base import Dialect, Tool, Vocabulary
 from quire.text.dialects.grammar import json_term
 from quire.text.template import ChatTemplate
@@ -161,6 +162,7 @@ class Service:
     Args:
         vocabulary: the tokenizer's, as dialects see it.
         pictures: reads images, if the model takes any.
+        controls: keeps what clients write from becoming control tokens.
         plain: the dialect of answers to bare prompts.
         default_max_tokens: for requests that name no limit; None is what the context has room for.
         deadline_s: seconds after which a request ends with an error; None is never.
@@ -178,6 +180,7 @@ class Service:
         plain: Dialect,
         sources: EventSources,
         pictures: Pictures,
+        controls: Controls,
         *,
         name: str,
         default_max_tokens: int | None = None,
@@ -195,6 +198,7 @@ class Service:
         self._plain = plain
         self._sources = sources
         self._pictures = pictures
+        self._controls = controls
         self._observer: Observer = Unobserved()
         self._default_max_tokens = default_max_tokens
         self._deadline_s = deadline_s
@@ -311,32 +315,23 @@ class Service:
 
     def _conversation(self, spec: Generation) -> Prompt:
         """The prompt of messages whose images have been read."""
-        images, pictures = images_of(spec.messages), self._pictures
-        if not images:
-            ids = self.tokenizer.encode(self.render(spec), add_special_tokens=False)
-            return Prompt(tuple(ids))
-        hidden = replace(
-            spec,
-            messages=pictures.hide_marks(spec.messages),
-            tools=pictures.hide_marks(spec.tools),
-            template_kwargs=pictures.hide_marks(spec.template_kwargs),
-        )
-        text, marks = pictures.show_marks(self.render(hidden))
-        ids = self.tokenizer.encode(text, add_special_tokens=False)
-        return pictures.place(ids, marks, images)
+        images = images_of(spec.messages)
+        ids = self._controls.encode(self.render(spec))
+        return self._pictures.place(ids, images) if images else Prompt(tuple(ids))
 
     def render(self, spec: Generation) -> str:
-        """The text that the template makes of the messages."""
+        """What the template makes of the messages; text from outside is covered, see `Controls`."""
+        controls = self._controls
         messages: Sequence[Mapping[str, Any]] = spec.messages
         if self._drop_volatile:
             messages = drop_from_messages(messages)
         tools = spec.tools if spec.tool_choice.mode != "none" else ()
         return self.template.render(
-            [as_template_reads(message) for message in messages],
-            tools=tools or None,
+            [controls.cover_message(as_template_reads(message)) for message in messages],
+            tools=controls.cover(tools) or None,
             add_generation_prompt=not spec.continue_final,
             continue_final=spec.continue_final,
-            **self._variables(spec),
+            **controls.cover(self._variables(spec)),
         )
 
     def _variables(self, spec: Generation) -> dict[str, Any]:

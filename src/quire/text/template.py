@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,6 +22,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 from quire.errors import ModelError, RequestError
+from quire.text.controls import MARK
 from quire.text.folder import read_object, read_text
 
 _DEFAULT = "default"
@@ -30,6 +32,8 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # Marks the end of a message that the model is to go on with. The private-use character does not
 # come up in templates.
 _CONTINUE = "\ue0f0continue"
+# What JSON escapes in ASCII; the marks of `quire.text.controls` stay, wherever templates put them.
+_NOT_ASCII = re.compile(f"[^\x00-\x7f{MARK}]")
 
 
 class ChatTemplate:
@@ -251,13 +255,10 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     """As transformers has it: jinja's own filter would escape what HTML needs escaped."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+    text = json.dumps(
+        value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text) if ensure_ascii else text
 
 
 def _raise_exception(message: str) -> NoReturn:

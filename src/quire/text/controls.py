@@ -1,0 +1,279 @@
+"""Text from outside spells no control token.
+
+A chat template writes control tokens as text, and so may whoever a conversation quotes: a user, a
+web page in a tool's result. Only what the template writes itself becomes a token.
+
+`cover` puts a mark into outside text wherever it spells a control token, or where the text that
+the template writes beside it might complete one. The mark survives what templates do to texts
+(trimming, JSON, joining). `encode` takes the marks out again: a control token over the place of a
+mark stays text, and everything else gets the ids that it always has.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
+from itertools import accumulate, pairwise
+from typing import Any
+
+import tokenizers
+
+from quire.text.tokenizer import Tokenizer
+
+MARK = "\udc00"
+"""A lone surrogate: no text that can be encoded holds one, so what clients send cannot."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_STRUCTURE = frozenset(
+    (
+        *("role", "user", "assistant", "system", "tool", "developer", "content", "name"),
+        *("text", "image", "audio", "video", "thinking", "reasoning", "reasoning_content"),
+        *("tool_calls", "function", "arguments", "parameters", "properties", "description"),
+        *("type", "required", "items", "enum", "object", "array", "string", "integer", "number"),
+        *("boolean", "null"),
+    )
+)
+"""Names and values that templates look up or compare with: never marked as what might stand
+between a template's brackets."""
+
+_BRACKETS = 2  # characters that a template may write around a name, as in `<|name|>`
+
+
+def control_tokens(tokenizer: Tokenizer, template: str) -> frozenset[str]:
+    """The tokens that structure a conversation rather than spell text.
+
+    Those that the tokenizer marks as special, those that the template's source writes, and those
+    that look like it (`<|...|>`). The others that are matched whole (runs of blanks, HTML tags)
+    are ordinary text.
+    """
+    found = set()
+    for text, token_id in tokenizer.added_tokens.items():
+        special = token_id in tokenizer.special_ids
+        if special and tokenizer.backend.encode_special_tokens:
+            continue  # the tokenizer itself takes them as text
+        looks_so = text.startswith(("<|", "<｜")) or text.endswith(("|>", "｜>"))
+        if text.strip() and (special or looks_so or text in template):
+            found.add(text)
+    return frozenset(found)
+
+
+class Controls:
+    """Covers outside text for a template, and encodes what the template made of it.
+
+    Args:
+        texts: of the control tokens that outside text must not become.
+        thought: the tokens around a thought. Where a client sends back an answer that begins with
+            a thought, they keep their meaning: templates look for them there.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        texts: Collection[str],
+        thought: tuple[str, str] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._spelled = _Spelled(texts)
+        self._thought = thought
+        self._in_thought = _Spelled(frozenset(texts) - frozenset(thought or ()))
+        added = tokenizer.backend.get_added_tokens_decoder()
+        tokens = {token.content: id for id, token in added.items() if token.content in texts}
+        self._ids = tokens
+        self._forged = frozenset(tokens.values()) - {_unknown_of(tokenizer)}
+        self._strip_before = {added[id].content for id in tokens.values() if added[id].lstrip}
+        self._strip_after = {added[id].content for id in tokens.values() if added[id].rstrip}
+        # A normalizer may make control tokens of other characters, such as full-width ones.
+        normalized = any(added[id].normalized for id in tokens.values())
+        self._literal = tokenizer.backend.normalizer is None or not normalized
+        self._anchor = f"<{secrets.token_hex(16)}>"
+        self._plain, self._renamed = _without(tokenizer, texts, self._anchor)
+
+    def cover(self, value: Any) -> Any:
+        """JSON from outside with marks where they are needed."""
+        return _covered(value, self._spelled)
+
+    def cover_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """A message with marks where they are needed."""
+        covered: dict[str, Any] = self.cover(message)
+        content = message.get("content")
+        if message.get("role") == "assistant" and isinstance(content, str):
+            size = self._thought_length(content)
+            thought = _covered(content[:size], self._in_thought)
+            covered["content"] = thought + self.cover(content[size:])
+        return covered
+
+    def _thought_length(self, answer: str) -> int:
+        """Where the thought that an answer begins with ends; behind its opening if it is open."""
+        if self._thought is None:
+            return 0
+        opening, closing = self._thought
+        start = len(answer) - len(answer.lstrip())
+        if not answer.startswith(opening, start):
+            return 0
+        end = answer.find(closing, start)
+        return end + len(closing) if end >= 0 else start + len(opening)
+
+    def encode(self, rendered: str) -> list[int]:
+        """Token ids of a rendered template whose outside texts were covered."""
+        pieces = rendered.split(MARK)
+        text = "".join(pieces)
+        cuts = list(accumulate(len(piece) for piece in pieces))[:-1]
+        spans = self._spelled.spans(text) if cuts or not self._literal else []
+        own = [span for span in spans if not _cut(span, cuts)]
+        if len(own) == len(spans):
+            ids = self._tokenizer.encode(text, add_special_tokens=False)
+            if self._literal or sum(each in self._forged for each in ids) <= len(own):
+                return ids
+        return self._encode_apart(text, own)
+
+    def _encode_apart(self, text: str, own: list[tuple[int, int]]) -> list[int]:
+        """The template's control tokens, and what lies between them as text."""
+        ids: list[int] = []
+        ends = [(0, 0), *own, (len(text), len(text))]
+        for (start, end), (following, last) in pairwise(ends):
+            before, after = text[start:end], text[following:last]
+            if before:
+                ids.append(self._ids[before])
+            between = text[end:following]
+            if before in self._strip_after:
+                between = between.lstrip()
+            if after in self._strip_before:
+                between = between.rstrip()
+            ids += self._encode_text(between, first=end == 0)
+        return ids
+
+    def _encode_text(self, text: str, *, first: bool) -> list[int]:
+        """Ids of text alone. Behind an anchor it is encoded as text behind a token is."""
+        if not text:
+            return []
+        ids = self._plain_ids(text, first)
+        if self._forged.isdisjoint(ids):
+            return ids
+        # The vocabulary spells a control token by itself, such as `<s>` from `<` and `s>`.
+        starts = [start + 1 for start, _ in self._spelled.spans(text)]
+        edges = [0, *starts, len(text)]
+        pieces = [text[left:right] for left, right in pairwise(edges)]
+        return [
+            id for n, piece in enumerate(pieces) for id in self._plain_ids(piece, first and not n)
+        ]
+
+    def _plain_ids(self, text: str, first: bool) -> list[int]:
+        anchored = text if first else self._anchor + text
+        batch = self._plain.encode_batch_fast([anchored], add_special_tokens=False)
+        ids = batch[0].ids if first else batch[0].ids[1:]
+        return [self._renamed.get(each, each) for each in ids]
+
+
+def _unknown_of(tokenizer: Tokenizer) -> int | None:
+    """The id of what the vocabulary has no token for, which any text may hold."""
+    return tokenizer.token_id(tokenizer.special_tokens.get("unk_token", ""))
+
+
+def _without(
+    tokenizer: Tokenizer, texts: Collection[str], anchor: str
+) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+    """The tokenizer without some of its added tokens, and what ids of the others become."""
+    whole = tokenizer.backend
+    plain = tokenizers.Tokenizer(whole.model)  # shared, not copied
+    if whole.normalizer is not None:
+        plain.normalizer = whole.normalizer
+    if whole.pre_tokenizer is not None:
+        plain.pre_tokenizer = whole.pre_tokenizer
+    added = whole.get_added_tokens_decoder()
+    kept = {token.content: id for id, token in added.items() if token.content not in texts}
+    plain.add_tokens([token for token in added.values() if token.content in kept])
+    plain.add_tokens([tokenizers.AddedToken(anchor, normalized=False)])
+    found = plain.get_added_tokens_decoder()
+    return plain, {id: kept[token.content] for id, token in found.items() if token.content in kept}
+
+
+class _Spelled:
+    """Finds texts, their proper beginnings and ends, and what brackets would complete to one."""
+
+    def __init__(self, texts: Collection[str]) -> None:
+        self._pattern = re.compile(_any_of(texts)) if texts else None
+        self._most = max(map(len, texts), default=0)
+        self._firsts = frozenset(text[0] for text in texts)
+        self._lasts = frozenset(text[-1] for text in texts)
+        heads = {text[:size] for text in texts for size in range(1, len(text))}
+        tails = {text[size:] for text in texts for size in range(1, len(text))}
+        # Marks stay inside of what trimming takes off.
+        self._heads = frozenset(head for head in heads if not head[-1].isspace())
+        self._tails = frozenset(tail for tail in tails if not tail[0].isspace())
+        self._bracketed = frozenset(_bracketed(texts)) - _STRUCTURE
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Where `text` holds them: leftmost and longest."""
+        return [m.span() for m in self._pattern.finditer(text)] if self._pattern else []
+
+    def marked(self, text: str) -> str:
+        """`text` with a mark in each of the texts, and where another text might complete one."""
+        if self._pattern is None or not text:
+            return text
+        if text in self._bracketed:
+            return text[0] + MARK + text[1:]
+        head, tail = text[: self._most], text[-self._most :]
+        if any(first in text for first in self._firsts):
+            text = self._pattern.sub(lambda found: found[0][0] + MARK + found[0][1:], text)
+        if not self._lasts.isdisjoint(head) and any(
+            head[:size] in self._tails for size in range(1, len(head) + 1)
+        ):
+            text = MARK + text
+        if not self._firsts.isdisjoint(tail) and any(
+            tail[-size:] in self._heads for size in range(1, len(tail) + 1)
+        ):
+            text += MARK
+        return text
+
+
+def _covered(value: Any, spelled: _Spelled) -> Any:
+    match value:
+        case str():
+            if not value.isascii():
+                value = _SURROGATE.sub("\ufffd", value)
+            return spelled.marked(value)
+        case list() | tuple():
+            return type(value)(_covered(each, spelled) for each in value)
+        case Mapping():
+            return {_covered(key, spelled): _covered(each, spelled) for key, each in value.items()}
+        case _:
+            return value
+
+
+def _cut(span: tuple[int, int], cuts: list[int]) -> bool:
+    """Whether one of `cuts`, in ascending order, lies within a span."""
+    at = bisect_right(cuts, span[0])
+    return at < len(cuts) and cuts[at] < span[1]
+
+
+def _bracketed(texts: Collection[str]) -> Iterable[str]:
+    """What would become one of `texts` between brackets of one or two characters."""
+    for text in texts:
+        for left in range(1, _BRACKETS + 1):
+            for right in range(1, _BRACKETS + 1):
+                around = text[:left] + text[-right:]
+                if len(text) > left + right and not any(map(str.isalnum, around)):
+                    yield text[left:-right]
+
+
+def _any_of(texts: Collection[str]) -> str:
+    """A pattern of any of the texts, the longest first, that looks at each character once."""
+    trie: dict[str, Any] = {}
+    for text in texts:
+        node = trie
+        for character in text:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    return _pattern_of(trie)
+
+
+def _pattern_of(node: dict[str, Any]) -> str:
+    branches = [
+        re.escape(character) + _pattern_of(after) for character, after in node.items() if character
+    ]
+    if not branches:
+        return ""
+    joined = branches[0] if len(branches) == 1 and "" not in node else f"(?:{'|'.join(branches)})"
+    return joined + ("?" if "" in node else "")
