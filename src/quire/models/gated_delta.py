@@ -98,7 +98,7 @@ class GatedDeltaNet(Module):
         x = x[order]  # sequence after sequence, so that a segment is a slice
         qkv = self.in_proj_qkv(x)
         beta = mx.sigmoid(self.in_proj_b(x))  # how much of the old value is replaced
-        step_size = nn.softplus(self.in_proj_a(x).astype(mx.float32) + self.dt_bias)
+        step_size = mx.logaddexp(self.in_proj_a(x).astype(mx.float32) + self.dt_bias, 0.0)
         log_decay = -mx.exp(self.A_log.astype(mx.float32)) * step_size
         outputs, start = [], 0
         for segment in segments:

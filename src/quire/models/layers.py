@@ -8,25 +8,40 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
+from quire.kernels.fusion import fused
 from quire.models.base import Module
 
 Activation = Callable[[mx.array], mx.array]
 Gate = Callable[[mx.array, mx.array], mx.array]
 
 
-def _sigmoid(x: mx.array) -> mx.array:
-    """By a power of two, which takes MLX 4 ns on a CPU, where exponentials and tanh take 11."""
-    return 1.0 / (1.0 + mx.power(2.0, x.astype(mx.float32) * -math.log2(math.e)))
+_LOG2_E = math.log2(math.e)
+# Constants are arrays, because MLX makes one of a number in every call.
+_ONE, _TWO = mx.array(1.0), mx.array(2.0)
+_SILU = mx.array(-_LOG2_E)
+# Of y = sqrt(2 / pi) * (x + 0.044715 x^3): 0.5 * (1 + tanh(y)) is the sigmoid of 2y.
+_GELU_CUBIC = mx.array(-2 * math.sqrt(2 / math.pi) * 0.044715 * _LOG2_E)
+_GELU_LINEAR = mx.array(-2 * math.sqrt(2 / math.pi) * _LOG2_E)
+_GELU_SCALE = mx.array(math.sqrt(0.5))
+_HALF = mx.array(0.5)
 
 
 def _silu(x: mx.array) -> mx.array:
-    return (x * _sigmoid(x)).astype(x.dtype)
+    """`x * sigmoid(x)` by a power of two: 4 ns on a CPU, where MLX's exponentials take 11."""
+    wide = x.astype(mx.float32)
+    return (wide / (mx.power(_TWO, wide * _SILU) + _ONE)).astype(x.dtype)
 
 
 def _gelu_tanh(x: mx.array) -> mx.array:
-    # 0.5 * (1 + tanh(y)) is the sigmoid of 2y (arXiv:1606.08415)
-    y = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
-    return (x * _sigmoid(2 * y)).astype(x.dtype)
+    """GELU's approximation by tanh (arXiv:1606.08415), by a power of two too."""
+    wide = x.astype(mx.float32)
+    power = wide * (mx.square(wide) * _GELU_CUBIC + _GELU_LINEAR)
+    return (wide / (mx.power(_TWO, power) + _ONE)).astype(x.dtype)
+
+
+def _gelu(x: mx.array) -> mx.array:
+    wide = x.astype(mx.float32)
+    return (wide * (mx.erf(wide * _GELU_SCALE) + _ONE) * _HALF).astype(x.dtype)
 
 
 _CPU = mx.default_device() == mx.cpu
@@ -34,21 +49,17 @@ _CPU = mx.default_device() == mx.cpu
 ACTIVATIONS: dict[str, Activation] = {
     "silu": _silu if _CPU else nn.silu,
     "gelu_pytorch_tanh": _gelu_tanh if _CPU else nn.gelu_approx,
-    "gelu": nn.gelu,
+    "gelu": _gelu if _CPU else nn.gelu,
 }
 """The values of `hidden_act` and `hidden_activation` that are known."""
 
 
 def _gate(activation: Activation) -> Gate:
-    def gate(x: mx.array, y: mx.array) -> mx.array:
-        return activation(x) * y
-
-    compiled: Gate = mx.compile(gate, shapeless=True)
-    return compiled
+    return fused(lambda x, y: activation(x) * y)
 
 
 GATES: dict[str, Gate] = {name: _gate(function) for name, function in ACTIVATIONS.items()}
-"""By the same names, `activation(x) * y` in one kernel."""
+"""By the same names, `activation(x) * y`, one kernel on a GPU."""
 
 
 class GatedMLP(Module):

@@ -15,6 +15,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.errors import ModelError
+from quire.kernels.fusion import fused
 from quire.models.arguments import check_types, require
 
 KINDS = ("default", "linear", "llama3", "yarn", "proportional")
@@ -177,7 +178,7 @@ def _turn(y: mx.array, swapped: mx.array, cos: mx.array, sin: mx.array) -> mx.ar
     return (y * cos + swapped * sin).astype(y.dtype)
 
 
-_turned = mx.compile(_turn, shapeless=True)
+_turned = fused(_turn)
 
 
 def _axes(pairs: int, section: tuple[int, ...]) -> list[int]:

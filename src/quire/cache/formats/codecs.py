@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
 
@@ -146,7 +145,7 @@ class CodebookCodec(Codec):
         self._signed = byte_table(levels)
         self._unsigned = byte_table([level + 128 for level in levels])
         self._read = Affine(next(g for g in (128, 64, 32) if self.size % g == 0), 8)
-        self._coded = _coder(tuple((a + b) / 2 * self._step for a, b in pairwise(levels)))
+        self._edges = mx.array([(a + b) / 2 * self._step for a, b in pairwise(levels)])
 
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return [(self.size * self.bits // 32, mx.uint32), (1, SCALE)]
@@ -165,8 +164,8 @@ class CodebookCodec(Codec):
     def code(self, prepared: list[mx.array]) -> list[mx.array]:
         turned, norm, stored = prepared
         eights = turned.reshape(*turned.shape[:-1], -1, 8)
-        shifted = self._coded(eights, norm[..., None], shifts(self.bits))
-        return [joined(shifted, self.bits), stored]
+        codes = _codes(eights, norm[..., None], self._edges)
+        return [joined(codes << shifts(self.bits), self.bits), stored]
 
     def decode(self, parts: list[mx.array]) -> mx.array:
         codes, norms = parts
@@ -189,18 +188,10 @@ class CodebookCodec(Codec):
         return as_bytes(codes, self.bits, self._signed).view(mx.int8).astype(mx.float32)
 
 
-@cache
-def _coder(edges: tuple[float, ...]) -> Callable[[mx.array, mx.array, mx.array], mx.array]:
-    """Codes of elements by the edges between the levels of a unit vector, shifted."""
-
-    def coded(x: mx.array, norm: mx.array, by: mx.array) -> mx.array:
-        codes = mx.zeros_like(x).astype(mx.uint64)
-        for edge in edges:
-            codes = codes + (x > edge * norm).astype(mx.uint64)
-        return codes << by
-
-    compiled: Callable[[mx.array, mx.array, mx.array], mx.array] = mx.compile(coded, shapeless=True)
-    return compiled
+def _codes(x: mx.array, norm: mx.array, edges: mx.array) -> mx.array:
+    """Codes of elements `[..., 8]` of vectors of length `norm` `[..., 1]`, uint64."""
+    above = mx.expand_dims(x, -1) > mx.expand_dims(norm * edges, -2)
+    return above.sum(axis=-1).astype(mx.uint64)
 
 
 @cache

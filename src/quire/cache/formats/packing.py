@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 import mlx.core as mx
 import numpy as np
+
+from quire.kernels.fusion import fused
 
 SCALE = mx.float16
 """Of scales and biases. bfloat16 costs a third more error at 8 bits and saves nothing."""
@@ -76,7 +78,8 @@ def affine_parts(n: int, layout: Affine) -> list[tuple[int, mx.Dtype]]:
 def pack(codes: mx.array, bits: int) -> mx.array:
     """Codes `[..., n]` below `2**bits`, 32 divides n, to uint32 words `[..., n * bits / 32]`."""
     *lead, n = codes.shape
-    return joined(_shifted(codes.reshape(*lead, n // 8, 8), shifts(bits)), bits)
+    eights = codes.reshape(*lead, n // 8, 8).astype(mx.uint64)
+    return joined(eights << shifts(bits), bits)
 
 
 def joined(shifted: mx.array, bits: int) -> mx.array:
@@ -92,11 +95,6 @@ def joined(shifted: mx.array, bits: int) -> mx.array:
 def shifts(bits: int) -> mx.array:
     """The places of eight neighbouring codes in a word, `[8]`."""
     return mx.array(np.arange(8, dtype=np.uint64) * bits)
-
-
-# In a step of few tokens the number of operations is what coding costs, so what can be one is.
-# Each trace serves all shapes.
-_shifted = mx.compile(lambda codes, by: codes.astype(mx.uint64) << by, shapeless=True)
 
 
 _LOOKED_UP = {2: 4, 3: 4, 4: 2}
@@ -148,8 +146,7 @@ def _spreader(bits: int) -> Callable[[mx.array], mx.array]:
             x = (x & low) | ((x & high) << by)
         return x
 
-    compiled: Callable[[mx.array], mx.array] = mx.compile(move)
-    return compiled
+    return fused(move)
 
 
 def _quick(words: mx.array, bits: int) -> tuple[mx.array, int]:
@@ -196,16 +193,16 @@ def _stored(x: mx.array) -> mx.array:
     return mx.clip(x, -_F16_MAX, _F16_MAX).astype(SCALE).astype(mx.float32)
 
 
-@partial(mx.compile, shapeless=True)
+@fused
 def _grid(low: mx.array, high: mx.array, top: mx.array) -> tuple[mx.array, mx.array]:
     """Scale and bias of codes 0 to `top` from `low` to `high`."""
     return _stored((high - low) / top), _stored(low)
 
 
-@partial(mx.compile, shapeless=True)
+@fused
 def _round(x: mx.array, scale: mx.array, bias: mx.array, top: mx.array) -> mx.array:
-    steps = mx.where(scale == 0, 0.0, (x - bias) / mx.where(scale == 0, 1.0, scale))
-    return mx.clip(mx.round(steps), 0, top)
+    inverse = mx.where(scale == 0, 0.0, 1.0 / scale)
+    return mx.clip(mx.round((x - bias) * inverse), 0, top)
 
 
 def _fit(
