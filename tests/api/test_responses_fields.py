@@ -9,7 +9,6 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 
 from quire.api.responses_schema import MessageItem, ResponsesRequest
 from quire.api.responses_store import ResponseStore
-from quire.config import ServerConfig
 from tests.api.conftest import Serve, Served
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -35,7 +34,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "computer_call"}]}, "input[0].type"),
     ({"input": [{"type": "web_search_call", "id": "w"}]}, "input[0].type"),
     ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
-    ({"input": [{"role": "user", "content": "x", "mood": 1}]}, "input[0].mood"),
     ({"input": user({"type": "smell"})}, "input[0].content[0].type"),
     ({"input": user({"type": "input_image", "image_url": "x"})}, "input[0].content[0].image_url"),
     ({"input": user({"type": "input_image", "image_url": ""})}, "input[0].content[0].image_url"),
@@ -120,12 +118,6 @@ def test_what_does_not_exist_is_a_404(serve: Serve) -> None:
     ):
         answer = post(served, **body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (404, param)
-
-
-def test_unknown_fields_are_left_out_where_the_operator_says_so(serve: Serve) -> None:
-    served = serve("x", ServerConfig(strict_fields=False))
-    items = [{"role": "user", "content": "x", "mood": 1}]
-    assert post(served, beam_width=4, input=items).status_code == 200
 
 
 def test_a_stored_response_is_not_streamed_again(serve: Serve) -> None:

@@ -6,21 +6,41 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.api.foreign import shown
+
 log = logging.getLogger("quire.access")
 
 _KEY = "quire.note"
+_IGNORED = "ignored_fields"
 _CLIENT_LEFT = 499
+_MOST_IGNORED = 64
+
+IGNORED_HEADER = b"x-quire-ignored-fields"
+"""Tells a client which fields of its request had no effect."""
 
 
 def note(scope: Scope, details: dict[str, Any]) -> None:
     """Adds fields to the log line of the request that `scope` belongs to."""
     scope.setdefault(_KEY, {}).update(details)
+
+
+def note_ignored(scope: Scope, fields: Iterable[str]) -> None:
+    """Names fields of a request that pass without effect, in its log line and to its client.
+
+    Args:
+        fields: their paths; a client may have made them up.
+    """
+    named: list[str] = scope.setdefault(_KEY, {}).setdefault(_IGNORED, [])
+    for path in fields:
+        name = shown(path)
+        if name not in named and len(named) < _MOST_IGNORED:
+            named.append(name)
 
 
 class AccessLog:
@@ -55,6 +75,8 @@ class AccessLog:
                     (b"x-request-id", request_id.encode()),
                     (b"request-id", request_id.encode()),
                 ]
+                if ignored := details.get(_IGNORED):
+                    message["headers"].append((IGNORED_HEADER, ", ".join(ignored).encode()))
             await send(message)
 
         try:

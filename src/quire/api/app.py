@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from quire.api.access import AccessLog
+from quire.api.access import IGNORED_HEADER, AccessLog
 from quire.api.auth import ApiKeys
 from quire.api.chat import Chat
 from quire.api.completions import Completions
@@ -87,7 +87,12 @@ def _middleware(context: Context, routes: list[Route]) -> list[Middleware]:
                 allow_origins=list(config.cors_origins),
                 allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["*"],
-                expose_headers=["x-request-id", "x-quire-cached-tokens", "x-quire-cache-reuse"],
+                expose_headers=[
+                    "x-request-id",
+                    "x-quire-cached-tokens",
+                    "x-quire-cache-reuse",
+                    IGNORED_HEADER.decode(),
+                ],
             )
         )
     if config.api_keys:

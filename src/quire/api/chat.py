@@ -19,17 +19,20 @@ from quire.api.content import Message, Tool, to_template
 from quire.api.context import Context, common_fields
 from quire.api.errors import openai_body
 from quire.api.render import chat_logprobs, finish_reason, stop_reason, usage_body
-from quire.api.schema import GenerationFields, TokenCount, Wire, tag_by_type
+from quire.api.schema import (
+    GenerationFields,
+    TokenCount,
+    Verbosity,
+    Wire,
+    note_verbosity,
+    parse_json,
+    tag_by_type,
+)
 from quire.api.sse import EventStream, compact, quoted, run_headers
+from quire.api.thinking import ThinkingFields, offered, template_variables
 from quire.api.whole import collect
 from quire.engine.runs import ChoiceEvent, Run
-from quire.engine.service import (
-    RESERVED_VARIABLES,
-    THINKING_VARIABLES,
-    Generation,
-    Thinking,
-    ToolChoice,
-)
+from quire.engine.service import Generation, ToolChoice
 from quire.errors import RequestError
 from quire.text.events import (
     Event,
@@ -98,7 +101,7 @@ def _tag_choice(value: object) -> str:
     return "@mode" if isinstance(value, str) else "@named"
 
 
-class ChatRequest(GenerationFields):
+class ChatRequest(GenerationFields, ThinkingFields):
     """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
 
     messages: list[Message] = Field(min_length=1)
@@ -116,15 +119,12 @@ class ChatRequest(GenerationFields):
         | None
     ) = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
     modalities: list[Literal["text"]] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Verbosity | None = None
 
-    enable_thinking: bool | None = None
-    thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
-    chat_template_kwargs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = Field(
+        default=None, description="response_format, as vLLM and llama.cpp call it"
+    )
     continue_final_message: bool | None = None
 
     audio: None = Field(default=None, description="answers are text")
@@ -142,7 +142,7 @@ class ChatRequest(GenerationFields):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
 
-    def generation(self, context: Context, headers: Mapping[str, str]) -> Generation:
+    def generation(self, context: Context, request: Request) -> Generation:
         """What is asked for, free of the protocol.
 
         Raises:
@@ -155,7 +155,9 @@ class ChatRequest(GenerationFields):
                 code="invalid_value",
             )
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
-        common = common_fields(context, self, headers, logprobs=logprobs)
+        common = common_fields(context, self, request.headers, logprobs=logprobs)
+        service, scope = context.service, request.scope
+        note_verbosity(scope, self.verbosity, "verbosity")
         return Generation(
             messages=to_template(self.messages),
             tools=tuple(tool.to_template() for tool in self.tools or ()),
@@ -166,8 +168,8 @@ class ChatRequest(GenerationFields):
             parallel_tool_calls=self.parallel_tool_calls is not False,
             max_tokens=self.max_completion_tokens or self.max_tokens,
             schema=self._schema(),
-            thinking=self._thinking(context),
-            template_kwargs=self._template_kwargs(context),
+            thinking=offered(service, scope, *self.wanted()),
+            template_kwargs=template_variables(service, scope, self.chat_template_kwargs),
             continue_final=self.continue_final_message is True,
             **common,
         )
@@ -187,46 +189,22 @@ class ChatRequest(GenerationFields):
                 return '{"type":"object"}'
             case JsonSchemaFormat(json_schema=named):
                 return compact(named.schema_ if named.schema_ is not None else {}).decode()
+            case _ if self.guided_json is not None:
+                return self._guide(self.guided_json)
             case _:
                 return None
 
-    def _thinking(self, context: Context) -> Thinking:
-        """How to think first; a model that cannot is not asked to.
-
-        Raises:
-            RequestError: thinking is asked for, the model knows none, and the server is strict.
-        """
-        enabled, param = self.enable_thinking, "enable_thinking"
-        if enabled is None and self.reasoning_effort is not None:
-            enabled, param = self.reasoning_effort != "none", "reasoning_effort"
-        if enabled and not context.service.can_think:
-            if context.config.strict_fields:
-                raise RequestError(
-                    f"'{param}' asks for thoughts, which the model that is served does not have.",
-                    param=param,
-                    code="unsupported_parameter",
-                )
-            return Thinking()
-        effort = None if self.reasoning_effort == "none" else self.reasoning_effort
-        return Thinking(enabled, self.thinking_budget, effort)
-
-    def _template_kwargs(self, context: Context) -> dict[str, Any]:
-        """Variables for the template.
-
-        Raises:
-            RequestError: one that the server sets, or that the template does not read.
-        """
-        given = self.chat_template_kwargs or {}
-        known = context.service.template.variables | THINKING_VARIABLES
-        for name in given:
-            if name in RESERVED_VARIABLES or (context.config.strict_fields and name not in known):
-                why = "is set by the server" if name in RESERVED_VARIABLES else "has no effect"
-                raise RequestError(
-                    f"'chat_template_kwargs.{name}' {why} in this model's chat template.",
-                    param=f"chat_template_kwargs.{name}",
-                    code="unknown_parameter",
-                )
-        return given
+    def _guide(self, schema: str | dict[str, Any]) -> str:
+        """The schema in `guided_json`, which may be JSON text."""
+        try:
+            read = parse_json(schema.encode()) if isinstance(schema, str) else schema
+        except RequestError:
+            read = None
+        if not isinstance(read, dict):
+            raise RequestError(
+                "'guided_json' must be a JSON schema.", param="guided_json", code="invalid_schema"
+            )
+        return compact(read).decode()
 
 
 class ChatChunks:
@@ -340,7 +318,7 @@ class Chat:
         context = self._context
         fields = await context.read(request, ChatRequest)
         context.check_messages(len(fields.messages))
-        run = await context.service.start(fields.generation(context, request.headers))
+        run = await context.service.start(fields.generation(context, request))
         identity = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),

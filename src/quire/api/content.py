@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 from pydantic_core import from_json
 
-from quire.api.schema import Wire, tag_by_role, tag_by_type, tag_text_or_list
+from quire.api.schema import History, tag_by_role, tag_by_type, tag_text_or_list
 from quire.errors import RequestError
 from quire.media.source import Detail, ImageSource, not_taken
 
 
-class TextPart(Wire):
+class TextPart(History):
     """Plain text."""
 
     type: Literal["text"]
@@ -24,21 +24,21 @@ class TextPart(Wire):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class RefusalPart(Wire):
+class RefusalPart(History):
     """What an assistant answered instead; read as text."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class ImageUrl(Wire):
+class ImageUrl(History):
     """Where an image is: http(s), `data:` or `file://`."""
 
     url: str = Field(min_length=1)
     detail: Detail | None = None
 
 
-class ImagePart(Wire):
+class ImagePart(History):
     """An image."""
 
     type: Literal["image_url"]
@@ -46,21 +46,21 @@ class ImagePart(Wire):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class InputAudio(Wire):
+class InputAudio(History):
     """Sound as base64."""
 
     data: str
     format: Literal["wav", "mp3"]
 
 
-class AudioPart(Wire):
+class AudioPart(History):
     """A sound."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio
 
 
-class File(Wire):
+class File(History):
     """A file, by id or as base64."""
 
     file_data: str | None = None
@@ -68,7 +68,7 @@ class File(Wire):
     filename: str | None = None
 
 
-class FilePart(Wire):
+class FilePart(History):
     """A document."""
 
     type: Literal["file"]
@@ -97,7 +97,7 @@ WrittenContent = Annotated[
 ]
 
 
-class SystemMessage(Wire):
+class SystemMessage(History):
     """What the operator asks for."""
 
     role: Literal["system", "developer"]
@@ -105,7 +105,7 @@ class SystemMessage(Wire):
     name: str | None = None
 
 
-class UserMessage(Wire):
+class UserMessage(History):
     """What the user says."""
 
     role: Literal["user"]
@@ -113,14 +113,14 @@ class UserMessage(Wire):
     name: str | None = None
 
 
-class CalledFunction(Wire):
+class CalledFunction(History):
     """A call's name and the JSON text of its arguments."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Wire):
+class ToolCall(History):
     """A call that the assistant made; `index` comes from clients that fold streams."""
 
     id: str
@@ -129,7 +129,7 @@ class ToolCall(Wire):
     index: int | None = None
 
 
-class AssistantMessage(Wire):
+class AssistantMessage(History):
     """An earlier answer. Clients send back what they got, so what we emit is accepted here."""
 
     role: Literal["assistant"]
@@ -144,7 +144,7 @@ class AssistantMessage(Wire):
     function_call: None = Field(default=None, description="use tool_calls")
 
 
-class ToolMessage(Wire):
+class ToolMessage(History):
     """What a tool answered. Agents send images here, though OpenAI's schema has text alone."""
 
     role: Literal["tool"]
@@ -166,7 +166,7 @@ Message = Annotated[
 FunctionName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:/-]+$")]
 
 
-class Function(Wire):
+class Function(History):
     """A function that the model may call; `parameters` is a JSON schema.
 
     Calls that `tool_choice` forces always meet it. With `strict` so do those that the model makes
@@ -179,7 +179,7 @@ class Function(Wire):
     strict: bool | None = None
 
 
-class Tool(Wire):
+class Tool(History):
     """A tool; only functions are offered."""
 
     type: Literal["function"]

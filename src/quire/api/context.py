@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from quire.api.access import note_ignored
 from quire.api.limits import Slots, check_count, check_headers, read_body
 from quire.api.metrics import Metrics
 from quire.api.schema import (
@@ -53,6 +54,8 @@ class Context:
     ) -> Parsed:
         """The request's body, validated; `decode` reads its JSON.
 
+        The client is told of fields that pass without effect.
+
         Raises:
             RequestError: too large, not JSON, or not as the schema wants it.
         """
@@ -62,7 +65,9 @@ class Context:
             payload = await asyncio.to_thread(decode, body)
         else:
             payload = decode(body)
-        return parse(schema, payload, strict_fields=self.config.strict_fields)
+        fields, unknown = parse(schema, payload, strict_fields=self.config.strict_fields)
+        note_ignored(request.scope, unknown)
+        return fields
 
     def check_model(self, name: str | None) -> None:
         """Raises `NotFound` for a model that is not served; None means the one that is."""
@@ -139,17 +144,8 @@ def _sampling(fields: DecodingFields, service: Service, logprobs: int | None) ->
     """Sampling parameters; what is left out has the server's default, and a seed of its own.
 
     Raises:
-        RequestError: two names of one thing say different things, or a bias is for no token.
+        RequestError: a bias is for no token.
     """
-    repetition = fields.repetition_penalty
-    if fields.repeat_penalty is not None:
-        if repetition not in (None, fields.repeat_penalty):
-            raise RequestError(
-                "'repeat_penalty' and 'repetition_penalty' are one thing and cannot differ.",
-                param="repeat_penalty",
-                code="invalid_value",
-            )
-        repetition = fields.repeat_penalty
     named = {
         "temperature": fields.temperature,
         "top_p": None if fields.top_p is None else nucleus(fields.top_p),
@@ -157,7 +153,7 @@ def _sampling(fields: DecodingFields, service: Service, logprobs: int | None) ->
         "min_p": fields.min_p,
         "presence_penalty": fields.presence_penalty,
         "frequency_penalty": fields.frequency_penalty,
-        "repetition_penalty": repetition,
+        "repetition_penalty": fields.repetition_penalty,
     }
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     return replace(

@@ -8,12 +8,12 @@ another server or an earlier process made it, is left out of the prompt, and the
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from quire.api.access import note
 from quire.api.context import Context, decoding
@@ -37,6 +37,7 @@ from quire.api.messages_schema import (
 from quire.api.messages_schema import ToolChoice as WireToolChoice
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
+from quire.api.thinking import offered
 from quire.api.whole import consume
 from quire.engine.service import FieldNames, Generation, Thinking, ToolChoice
 from quire.errors import RequestError
@@ -67,7 +68,7 @@ class Messages:
         said = conversation(fields, self._seal)
         if said.dropped:
             note(request.scope, {"dropped_thoughts": len(said.dropped)})
-        run = await context.service.start(_generation(context, fields, said, request.headers))
+        run = await context.service.start(_generation(context, fields, said, request))
         answering = Answering(
             id=f"msg_{uuid.uuid4().hex}",
             model=context.service.name,
@@ -88,7 +89,8 @@ class Messages:
         """`POST /v1/messages/count_tokens`: through the same template, hence exact."""
         fields = await self._read(request, CountRequest)
         said = conversation(fields, self._seal)
-        (prompt,) = await self._context.service.tokens(_prompt(self._context, fields, said))
+        spec = _prompt(self._context, fields, said, request.scope)
+        (prompt,) = await self._context.service.tokens(spec)
         body: WireEvent = {"input_tokens": len(prompt)}
         if fields.context_management is not None:
             body["context_management"] = {"original_input_tokens": len(prompt)}
@@ -117,7 +119,7 @@ def _no_threads() -> RequestError:
     )
 
 
-def _prompt(context: Context, fields: CountRequest, said: Conversation) -> Generation:
+def _prompt(context: Context, fields: CountRequest, said: Conversation, scope: Scope) -> Generation:
     """The part of a generation that shapes its prompt.
 
     Raises:
@@ -131,28 +133,28 @@ def _prompt(context: Context, fields: CountRequest, said: Conversation) -> Gener
         strict_tools=frozenset(tool.name for tool in tools if tool.strict),
         tool_choice=_tool_choice(choice),
         parallel_tool_calls=choice is None or choice.disable_parallel_tool_use is not True,
-        thinking=_thinking(context, fields),
+        thinking=_thinking(context, fields, scope),
         continue_final=continues(fields.messages),
         names=_NAMES,
     )
 
 
 def _generation(
-    context: Context, fields: MessagesRequest, said: Conversation, headers: Mapping[str, str]
+    context: Context, fields: MessagesRequest, said: Conversation, request: Request
 ) -> Generation:
     """What is asked for, free of the protocol.
 
     Raises:
         RequestError: fields that contradict each other or this server's limits.
     """
-    prompt = _prompt(context, fields, said)
+    prompt = _prompt(context, fields, said, request.scope)
     return replace(
         prompt,
         max_tokens=fields.max_tokens,
         stops=tuple(fields.stop_sequences or ()),
         schema=_schema(fields),
         thinking=_limited(context, fields, prompt.thinking),
-        **decoding(context, fields, headers),
+        **decoding(context, fields, request.headers),
     )
 
 
@@ -170,14 +172,15 @@ def _tool_choice(choice: WireToolChoice | None) -> ToolChoice:
     return ToolChoice("required" if choice.type == "any" else choice.type)
 
 
-def _thinking(context: Context, fields: CountRequest) -> Thinking:
+def _thinking(context: Context, fields: CountRequest, scope: Scope) -> Thinking:
     """Whether to think first. A model that has no thoughts keeps within any budget for them."""
     effort = fields.output_config.effort if fields.output_config is not None else None
     match fields.thinking:
         case ThinkingDisabled():
             return Thinking(False, effort=effort)
-        case ThinkingEnabled() | ThinkingAdaptive() if context.service.can_think:
-            return Thinking(True, effort=effort)
+        case ThinkingEnabled() | ThinkingAdaptive():
+            asked = Thinking(True, effort=effort)
+            return offered(context.service, scope, asked, "thinking")
         case _:
             return Thinking(effort=effort)
 

@@ -14,6 +14,7 @@ from pydantic import Discriminator, Field, Tag
 from quire.api.content import FunctionName, function_tool
 from quire.api.schema import (
     DecodingFields,
+    History,
     TokenCount,
     Wire,
     tag_by_role,
@@ -22,7 +23,7 @@ from quire.api.schema import (
 )
 
 
-class CacheControl(Wire):
+class CacheControl(History):
     """Where a prompt is worth keeping; all of it is."""
 
     type: Literal["ephemeral"]
@@ -30,7 +31,7 @@ class CacheControl(Wire):
     scope: str | None = None
 
 
-class Block(Wire):
+class Block(History):
     """What every content block may carry."""
 
     cache_control: CacheControl | None = None
@@ -44,7 +45,7 @@ class TextBlock(Block):
     citations: list[Any] | None = None
 
 
-class Base64Source(Wire):
+class Base64Source(History):
     """An image, in the request itself."""
 
     type: Literal["base64"]
@@ -57,7 +58,7 @@ class Base64Source(Wire):
         return f"data:{self.media_type};base64,{self.data}"
 
 
-class UrlSource(Wire):
+class UrlSource(History):
     """Where an image is: http(s), `data:` or `file://`."""
 
     type: Literal["url"]
@@ -69,7 +70,7 @@ class UrlSource(Wire):
         return self.url
 
 
-class ImageTransformations(Wire):
+class ImageTransformations(History):
     """What happens to an image before it is seen: one that is too large is scaled down."""
 
     oversized_image: Literal["downsize"] | None = None
@@ -86,7 +87,7 @@ class ImageBlock(Block):
     transformations: ImageTransformations | None = None
 
 
-class TextSource(Wire):
+class TextSource(History):
     """A document's text, in the request itself."""
 
     type: Literal["text"]
@@ -94,7 +95,7 @@ class TextSource(Wire):
     data: str
 
 
-class NoCitations(Wire):
+class NoCitations(History):
     """Citations are not offered."""
 
     enabled: Literal[False] | None = None
@@ -142,7 +143,7 @@ class RedactedThinkingBlock(Block):
     data: str
 
 
-class Caller(Wire):
+class Caller(History):
     """Who made a call: always the model itself."""
 
     type: Literal["direct"]
@@ -206,7 +207,7 @@ SystemText = Annotated[
 ]
 
 
-class UserMessage(Wire):
+class UserMessage(History):
     """What the user says, and what tools answered."""
 
     role: Literal["user"]
@@ -216,7 +217,7 @@ class UserMessage(Wire):
     ]
 
 
-class AssistantMessage(Wire):
+class AssistantMessage(History):
     """An earlier answer, or at the end the beginning of the one that is asked for."""
 
     role: Literal["assistant"]
@@ -226,7 +227,7 @@ class AssistantMessage(Wire):
     ]
 
 
-class SystemMessage(Wire):
+class SystemMessage(History):
     """What the operator says in the midst of a conversation, for good or for one turn."""
 
     role: Literal["system"]
@@ -360,7 +361,7 @@ class ContextManagement(Wire):
     ) = None
 
 
-class Metadata(Wire):
+class Metadata(History):
     """Who asks; not read."""
 
     user_id: str | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
 
 from quire.api.access import note
 from quire.api.context import Context, decoding
@@ -29,9 +30,10 @@ from quire.api.responses_schema import (
 )
 from quire.api.responses_store import ResponseStore
 from quire.api.responses_tools import Toolbox, toolbox
-from quire.api.schema import check_stream_options
+from quire.api.schema import check_stream_options, note_verbosity
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
+from quire.api.thinking import offered
 from quire.api.whole import consume
 from quire.engine.service import FieldNames, Generation, Service, Thinking
 from quire.errors import NotFound, RequestError
@@ -62,7 +64,7 @@ class Responses:
         tools, translator = toolbox(fields, items), Translator(self._seal)
         spec = Generation(
             messages=translator.turns(fields.instructions, items, len(new)),
-            **_generation(context, fields, tools, request.headers),
+            **_generation(context, fields, tools, request),
         )
         if fields.truncation == "auto":
             spec = await _truncated(context.service, spec)
@@ -152,7 +154,7 @@ def _missing(what: str, missing_id: str, param: str) -> NotFound:
 
 
 def _generation(
-    context: Context, fields: ResponsesRequest, tools: Toolbox, headers: Mapping[str, str]
+    context: Context, fields: ResponsesRequest, tools: Toolbox, request: Request
 ) -> dict[str, Any]:
     """The parts of a `Generation` beside its messages.
 
@@ -160,6 +162,8 @@ def _generation(
         RequestError: fields that contradict each other or this server's limits.
     """
     check_stream_options(fields.stream_options, stream=fields.stream)
+    if fields.text is not None:
+        note_verbosity(request.scope, fields.text.verbosity, "text.verbosity")
     wants_logprobs = bool(fields.top_logprobs) or _includes(fields, "message.output_text.logprobs")
     return {
         "tools": tools.templates,
@@ -168,12 +172,12 @@ def _generation(
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "max_tokens": fields.max_output_tokens,
         "schema": _schema(fields),
-        "thinking": _thinking(context, fields),
+        "thinking": _thinking(context, fields, request.scope),
         "names": _NAMES,
         **decoding(
             context,
             fields,
-            headers,
+            request.headers,
             logprobs=fields.top_logprobs or 0 if wants_logprobs else None,
         ),
     }
@@ -204,26 +208,18 @@ def _schema(fields: ResponsesRequest) -> str | None:
             return None
 
 
-def _thinking(context: Context, fields: ResponsesRequest) -> Thinking:
-    """How to think first; a model that cannot is not asked to.
-
-    Raises:
-        RequestError: thinking is asked for, the model knows none, and the server is strict.
-    """
+def _thinking(context: Context, fields: ResponsesRequest, scope: Scope) -> Thinking:
+    """How to think first; a model that cannot is not asked to."""
     effort = fields.reasoning.effort if fields.reasoning is not None else None
-    if effort is None:
-        return Thinking()
-    if effort == "none":
-        return Thinking(False)
-    if context.service.can_think:
-        return Thinking(True, effort=effort)
-    if context.config.strict_fields:
-        raise RequestError(
-            "'reasoning.effort' asks for thoughts, which the model that is served does not have.",
-            param="reasoning.effort",
-            code="unsupported_parameter",
-        )
-    return Thinking()
+    match effort:
+        case None:
+            return Thinking()
+        case "none":
+            return Thinking(False)
+        case _:
+            return offered(
+                context.service, scope, Thinking(True, effort=effort), "reasoning.effort"
+            )
 
 
 async def _truncated(service: Service, spec: Generation) -> Generation:

@@ -13,8 +13,10 @@ from pydantic import ConfigDict, Discriminator, Field, Tag
 from quire.api.content import FunctionName
 from quire.api.schema import (
     DecodingFields,
+    History,
     StreamOptions,
     TokenCount,
+    Verbosity,
     Wire,
     tag_by_type,
     tag_text_or_list,
@@ -24,7 +26,7 @@ from quire.media.source import Detail
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class TextPart(Wire):
+class TextPart(History):
     """Text of an input, of an answer, or of a thought."""
 
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
@@ -34,14 +36,14 @@ class TextPart(Wire):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class RefusalPart(Wire):
+class RefusalPart(History):
     """What an assistant answered instead; read as text."""
 
     type: Literal["refusal"]
     refusal: str
 
 
-class ImagePart(Wire):
+class ImagePart(History):
     """An image: http(s), `data:` or `file://`."""
 
     type: Literal["input_image"]
@@ -51,7 +53,7 @@ class ImagePart(Wire):
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-class FilePart(Wire):
+class FilePart(History):
     """A document."""
 
     type: Literal["input_file"]
@@ -78,13 +80,13 @@ Content = Annotated[
 ]
 
 
-class Caller(Wire):
+class Caller(History):
     """Who made a call: always the model itself."""
 
     type: Literal["direct"]
 
 
-class MessageItem(Wire):
+class MessageItem(History):
     """A message of any role; `phase` and `status` come back with earlier answers."""
 
     type: Literal["message"] = "message"
@@ -95,7 +97,7 @@ class MessageItem(Wire):
     phase: Literal["commentary", "final_answer"] | None = None
 
 
-class FunctionCallItem(Wire):
+class FunctionCallItem(History):
     """A function that the assistant called; `arguments` is JSON text."""
 
     type: Literal["function_call"]
@@ -109,7 +111,7 @@ class FunctionCallItem(Wire):
     async_: Literal[False] | None = Field(default=None, alias="async")
 
 
-class CustomCallItem(Wire):
+class CustomCallItem(History):
     """A custom tool that the assistant called with a text."""
 
     type: Literal["custom_tool_call"]
@@ -123,7 +125,7 @@ class CustomCallItem(Wire):
     async_: Literal[False] | None = Field(default=None, alias="async")
 
 
-class CallOutputItem(Wire):
+class CallOutputItem(History):
     """What a tool answered."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
@@ -136,7 +138,7 @@ class CallOutputItem(Wire):
     status: Status | None = None
 
 
-class SearchCallItem(Wire):
+class SearchCallItem(History):
     """A search for tools that the assistant asked the client for."""
 
     type: Literal["tool_search_call"]
@@ -147,7 +149,7 @@ class SearchCallItem(Wire):
     status: Status | None = None
 
 
-class ReasoningItem(Wire):
+class ReasoningItem(History):
     """An earlier thought: in the open, summed up, or sealed."""
 
     type: Literal["reasoning"]
@@ -158,14 +160,14 @@ class ReasoningItem(Wire):
     status: Status | None = None
 
 
-class ReferenceItem(Wire):
+class ReferenceItem(History):
     """An item of an earlier answer that is stored here."""
 
     type: Literal["item_reference"] | None = None
     id: str
 
 
-class FunctionTool(Wire):
+class FunctionTool(History):
     """A function that the client runs.
 
     The model is told of a tool with `defer_loading` once a `tool_search_output` holds it.
@@ -182,7 +184,7 @@ class FunctionTool(Wire):
     async_: Literal[False] | None = Field(default=None, alias="async")
 
 
-class CustomFormat(Wire):
+class CustomFormat(History):
     """What a custom tool's text has to be; a grammar is told to the model, not enforced."""
 
     type: Literal["text", "grammar"]
@@ -190,7 +192,7 @@ class CustomFormat(Wire):
     definition: str | None = None
 
 
-class CustomTool(Wire):
+class CustomTool(History):
     """A tool that takes a text instead of arguments."""
 
     type: Literal["custom"]
@@ -202,7 +204,7 @@ class CustomTool(Wire):
     async_: Literal[False] | None = Field(default=None, alias="async")
 
 
-class NamespaceTool(Wire):
+class NamespaceTool(History):
     """Tools that belong together, called by their namespace and their name."""
 
     type: Literal["namespace"]
@@ -216,7 +218,7 @@ class NamespaceTool(Wire):
     ] = Field(max_length=1024)
 
 
-class SearchTool(Wire):
+class SearchTool(History):
     """A search for further tools, which the client runs."""
 
     type: Literal["tool_search"]
@@ -225,7 +227,7 @@ class SearchTool(Wire):
     parameters: dict[str, Any] | None = None
 
 
-class HostedTool(Wire):
+class HostedTool(History):
     """A tool that OpenAI's servers run and that Codex offers unasked.
 
     The model is not told of it, as none is run here; the answer's `tools` leave it out.
@@ -248,7 +250,7 @@ Tool = Annotated[
 ]
 
 
-class AdditionalToolsItem(Wire):
+class AdditionalToolsItem(History):
     """Tools that join those of the request."""
 
     type: Literal["additional_tools"]
@@ -257,7 +259,7 @@ class AdditionalToolsItem(Wire):
     id: str | None = None
 
 
-class SearchOutputItem(Wire):
+class SearchOutputItem(History):
     """The tools that a search found; from now on the model is told of them."""
 
     type: Literal["tool_search_output"]
@@ -334,7 +336,7 @@ class TextConfig(Wire):
     """How to answer. No model here has a switch for verbosity: the response says `medium`."""
 
     format: TextFormat | None = None
-    verbosity: Literal["low", "medium", "high"] | None = None
+    verbosity: Verbosity | None = None
 
 
 class Reasoning(Wire):

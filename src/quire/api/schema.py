@@ -2,21 +2,27 @@
 
 A schema is a pydantic model. What may be accepted stands in it with its type and range; what this
 server does not offer stands in it as a field of type `None`, so that it is refused by name; what
-cannot change an answer stands in it and is not read.
+cannot change an answer stands in it and is not read. What stands in no schema is `foreign`'s to
+judge, but for names within the conversation, which pass: they came with answers of other servers.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic_core import ErrorDetails, from_json
+from starlette.types import Scope
 
+from quire.api import foreign
+from quire.api.access import note_ignored
 from quire.errors import RequestError
 
 Parsed = TypeVar("Parsed", bound="Wire")
 
+_LONGEST_NAME = 256  # characters of an unknown field's name that its refusal repeats
 _BRANCHES = frozenset({"str", "int", "float", "bool", "function-after", "none"})
 
 
@@ -28,13 +34,25 @@ _ESCAPE = re.compile(
 
 
 class Wire(BaseModel):
-    """Base of every request model: strict types, no unknown fields.
+    """Base of every request model: strict types. Unknown fields are kept, for `parse` to judge.
 
     Unions are told apart by tags that begin with `@`, so that they can be left out of the name of
     the field at fault.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        frozen=True,
+        populate_by_name=True,
+        json_schema_extra={"additionalProperties": False},
+    )
+
+
+class History(Wire):
+    """Base of what conversations are made of: messages, parts, tools. Unknown fields pass."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={})
 
 
 def parse_json(body: bytes) -> object:
@@ -62,27 +80,83 @@ def whole_characters(body: bytes) -> bytes:
     return _ESCAPE.sub(lambda found: b"\\ufffd" if found["half"] else found[0], body)
 
 
-def parse(model: type[Parsed], payload: object, *, strict_fields: bool = True) -> Parsed:
+def parse(
+    model: type[Parsed], payload: object, *, strict_fields: bool = True
+) -> tuple[Parsed, list[str]]:
     """Validates a decoded body against a schema.
 
     Args:
-        strict_fields: refuse fields that the schema does not know; False leaves them out.
+        strict_fields: refuse fields that nobody knows; False lets them pass as well.
+
+    Returns:
+        The fields, and the paths of those that pass without effect.
 
     Raises:
         RequestError: naming the first field at fault (`param`) with OpenAI's `code`.
     """
     if not isinstance(payload, dict):
         raise RequestError("The body must be a JSON object.", code="invalid_type")
+    names = foreign.renamed(payload, model.model_fields)
     try:
-        return model.model_validate(payload)
+        fields = model.model_validate(_with_own_names(payload, names))
     except ValidationError as error:
-        details = error.errors(include_url=False)
-        unknown = [d for d in details if d["type"] == "extra_forbidden"]
-        if strict_fields or not unknown:
-            raise _explain(model, details[0]) from error
-    for detail in unknown:
-        _drop(payload, detail["loc"])
-    return parse(model, payload, strict_fields=True)
+        raise _explain(model, error.errors(include_url=False)[0], names) from error
+    unknown = [
+        path for path, value in _unknown(fields, "") if not foreign.holds_anyway(path, value)
+    ]
+    if strict_fields:
+        for path in unknown:
+            if not foreign.is_known(path):
+                raise _nobody_knows(fields, path)
+    return fields, unknown
+
+
+def _with_own_names(payload: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The body with the schema's own names.
+
+    Args:
+        names: for each of the schema's that the body gives by another name, that name.
+
+    Raises:
+        RequestError: a field is given by both, with different values.
+    """
+    own = {key: value for key, value in payload.items() if key not in names.values()}
+    for field, other in names.items():
+        if own.get(field) not in (None, payload[other]):
+            raise RequestError(
+                f"'{other}' and '{field}' are one thing and cannot differ.",
+                param=other,
+                code="invalid_value",
+            )
+        own[field] = payload[other]
+    return own
+
+
+def _unknown(fields: Wire, prefix: str) -> Iterator[tuple[str, object]]:
+    """Paths and values of fields that no schema has, but for those within the conversation."""
+    for name, value in (fields.model_extra or {}).items():
+        yield f"{prefix}{name}", value
+    for name in type(fields).model_fields:
+        value = getattr(fields, name)
+        path = f"{prefix}{type(fields).model_fields[name].alias or name}"
+        match value:
+            case History():
+                pass
+            case Wire():
+                yield from _unknown(value, f"{path}.")
+            case [Wire() as first, *_] if not isinstance(first, History):
+                for index, each in enumerate(value):
+                    yield from _unknown(each, f"{path}[{index}].")
+
+
+def _nobody_knows(fields: Wire, path: str) -> RequestError:
+    """The refusal of a field that stands in no schema and that no other server honours."""
+    meant = foreign.nearest(path, type(fields).model_fields)
+    hint = "" if meant is None else f" Did you mean '{meant}'?"
+    shown = path if len(path) <= _LONGEST_NAME else f"{path[:_LONGEST_NAME]}..."
+    return RequestError(
+        f"Unknown parameter: '{shown}'.{hint}", param=shown, code="unknown_parameter"
+    )
 
 
 def field_name(loc: tuple[int | str, ...]) -> str:
@@ -101,19 +175,9 @@ def _is_branch(part: str) -> bool:
     return part in _BRANCHES or "[" in part
 
 
-def _drop(payload: Any, loc: tuple[int | str, ...]) -> None:
-    """Removes the field at `loc`, whose steps may name union branches that are no real keys."""
-    here = payload
-    for step in loc[:-1]:
-        if isinstance(step, int) or (isinstance(here, dict) and step in here):
-            here = here[step]
-    del here[loc[-1]]
-
-
 _CODES = {
     "missing": "missing_required_parameter",
     "union_tag_not_found": "missing_required_parameter",
-    "extra_forbidden": "unknown_parameter",
     "none_required": "unsupported_parameter",
     "greater_than": "below_min_value",
     "greater_than_equal": "below_min_value",
@@ -129,15 +193,18 @@ _CODES = {
 }
 
 
-def _explain(model: type[Wire], detail: ErrorDetails) -> RequestError:
-    """One validation error as one sentence that begins with the field's name."""
-    kind, param = detail["type"], field_name(detail["loc"])
+def _explain(model: type[Wire], detail: ErrorDetails, names: Mapping[str, str]) -> RequestError:
+    """One validation error as one sentence that begins with the field's name.
+
+    Args:
+        names: what the client calls fields that it does not call by their own names.
+    """
+    first, *rest = detail["loc"] or ("",)
+    kind, param = detail["type"], field_name((names.get(str(first), first), *rest))
     code = _CODES.get(kind, "invalid_type")
     match kind:
         case "missing":
             message = f"Missing required parameter: '{param}'."
-        case "extra_forbidden":
-            message = f"Unknown parameter: '{param}'."
         case "none_required":
             hint = _hint(model, detail["loc"])
             message = f"'{param}' is not offered by this server{hint}."
@@ -202,6 +269,15 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 
 
+Verbosity = Literal["low", "medium", "high"]
+
+
+def note_verbosity(scope: Scope, verbosity: Verbosity | None, param: str) -> None:
+    """Tells a client that no model here has a switch for how much it says."""
+    if verbosity not in (None, "medium"):
+        note_ignored(scope, [param])
+
+
 _LEAST_TOP_P = 1e-7
 """Less than the likeliest token of any vocabulary has."""
 
@@ -243,9 +319,6 @@ class DecodingFields(Wire):
     top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 and -1 keep all tokens")
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
     repetition_penalty: float | None = Field(default=None, gt=0.0, le=10.0)
-    repeat_penalty: float | None = Field(
-        default=None, gt=0.0, le=10.0, description="repetition_penalty, as llama.cpp calls it"
-    )
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     ignore_eos: bool | None = None
     kv_bits: float | str | None = None

@@ -1,0 +1,282 @@
+"""Fields of other servers: honoured, or passed over by name; what nobody knows is refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.api.foreign import is_known, shown
+from quire.config import ServerConfig
+from quire.demo import MODEL_DIR
+from quire.text.tokenizer import Tokenizer
+from tests.api.conftest import HTTP, Serve, Served, openai_client, start
+
+ASK = [{"role": "user", "content": "Hi."}]
+BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": {"messages": ASK},
+    "completions": {"prompt": "x"},
+    "responses": {"input": "x"},
+    "messages": {"model": "quire-demo", "messages": ASK, "max_tokens": 5},
+}
+HEADER = "x-quire-ignored-fields"
+
+OTHERS: dict[str, object] = {
+    "add_special_tokens": True,
+    "allowed_token_ids": [1],
+    "bad_words": ["x"],
+    "cache_prompt": False,
+    "chat_template": "x",
+    "documents": [],
+    "draft_model": "x",
+    "dry_multiplier": 0.8,
+    "dynatemp_range": 0.5,
+    "ebnf": "x",
+    "format": "json",
+    "grammar": "x",
+    "guided_choice": ["a"],
+    "guided_grammar": "x",
+    "guided_regex": "a",
+    "id_slot": 1,
+    "include_reasoning": False,
+    "include_stop_str_in_output": True,
+    "keep_alive": "5m",
+    "length_penalty": 2,
+    "litellm_session_id": "x",
+    "min_tokens": 4,
+    "mirostat": 2,
+    "mm_processor_kwargs": {},
+    "models": ["x"],
+    "n_keep": 4,
+    "num_ctx": 4096,
+    "options": {"num_ctx": 4096},
+    "penalize_nl": True,
+    "plugins": [],
+    "priority": 1,
+    "prompt_logprobs": 1,
+    "provider": {"order": ["x"]},
+    "regex": "a",
+    "repeat_last_n": 64,
+    "request_id": "x",
+    "return_token_ids": True,
+    "rid": "x",
+    "safe_prompt": True,
+    "samplers": ["top_k"],
+    "separate_reasoning": False,
+    "skip_special_tokens": False,
+    "speculative.n_max": 4,
+    "structured_outputs": {"regex": "a"},
+    "timings_per_token": True,
+    "transforms": ["middle-out"],
+    "truncate_prompt_tokens": 10,
+    "ttl": 300,
+    "typical_p": 0.9,
+    "use_beam_search": True,
+    "vllm_xargs": {},
+    "xtc_probability": 0.1,
+}
+
+
+def post(served: Served, path: str, **more: Any) -> httpx.Response:
+    return HTTP.post(f"{served.url}/v1/{path}", json={**BODIES[path], **more})
+
+
+def passed(answer: httpx.Response) -> list[str]:
+    """The fields of which the client is told that they had no effect."""
+    assert answer.status_code == 200, answer.text
+    header = answer.headers.get(HEADER)
+    return header.split(", ") if header else []
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_others_honour_passes_by_name(
+    serve: Serve, path: str, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve()
+    with caplog.at_level(logging.INFO, "quire.access"):
+        answer = post(served, path, stream=stream, **OTHERS)
+    assert set(passed(answer)) == set(OTHERS)
+    (line,) = [json.loads(each.message) for each in caplog.records]
+    assert set(line["ignored_fields"]) == set(OTHERS)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_every_protocol_draws_by_the_same_fields(serve: Serve, path: str) -> None:
+    served = serve()
+    asked = {
+        "top_k": 3,
+        "min_p": 0.5,
+        "repetition_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": 0.25,
+        "seed": 7,
+    }
+    assert passed(post(served, path, **asked, stop_token_ids=[9], ignore_eos=True)) == []
+    request = served.engine.requests[0]
+    assert {name: getattr(request.sampling, name) for name in asked} == asked
+    assert request.stop_token_ids == {9}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_happens_anyway_is_not_named(serve: Serve, path: str) -> None:
+    asked = {"cache_prompt": True, "skip_special_tokens": True, "min_tokens": 0, "ttl": None}
+    assert passed(post(serve(), path, **asked)) == []
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    ("name", "meant"), [("temprature", "temperature"), ("guided_regx", "guided_regex")]
+)
+def test_what_nobody_knows_is_refused_with_a_suggestion(
+    serve: Serve, path: str, name: str, meant: str
+) -> None:
+    answer = post(serve(), path, **{name: 1})
+    assert answer.status_code == 400
+    assert f"'{name}'. Did you mean '{meant}'?" in answer.json()["error"]["message"]
+    far = post(serve(), path, quux=1)
+    assert far.status_code == 400
+    assert far.json()["error"]["message"] == "Unknown parameter: 'quux'."
+
+
+def test_other_names_of_our_fields(serve: Serve) -> None:
+    served = serve()
+    names = {"max_new_tokens": 3, "random_seed": 5, "repeat_penalty": 1.5, "stop_sequences": ["x"]}
+    assert passed(post(served, "chat/completions", **names)) == []
+    request = served.engine.requests[0]
+    sampling = request.sampling
+    assert (request.max_tokens, sampling.seed, sampling.repetition_penalty) == (3, 5, 1.5)
+    error = post(served, "completions", random_seed=5, seed=6).json()["error"]
+    assert (error["param"], error["code"]) == ("random_seed", "invalid_value")
+    error = post(served, "completions", random_seed="x").json()["error"]
+    assert (error["param"], error["code"]) == ("random_seed", "invalid_type")
+
+
+@pytest.mark.parametrize("given", [{"type": "object"}, '{"type": "object"}'])
+@pytest.mark.parametrize("name", ["guided_json", "json_schema"])
+def test_a_schema_by_another_name(serve: Serve, name: str, given: object) -> None:
+    served = serve()
+    assert passed(post(served, "chat/completions", **{name: given})) == []
+    assert served.engine.requests[0].grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinks", "budget"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, True, 9),
+        ({"thinking": {"type": "disabled"}}, False, None),
+        ({"reasoning": {"effort": "low"}}, True, 20),
+        ({"reasoning": {"enabled": True, "max_tokens": 7}}, True, 7),
+        ({"reasoning": {"effort": "none"}}, False, None),
+        ({"think": True}, True, None),
+        ({"think": "low"}, True, 20),
+        ({"think": False, "reasoning_effort": "low"}, False, 20),
+        ({"enable_thinking": True, "thinking_token_budget": 5}, True, 5),
+    ],
+)
+def test_thoughts_by_other_names(
+    serve: Serve, fields: dict[str, Any], thinks: bool, budget: int | None
+) -> None:
+    served = serve()
+    answer = post(served, "chat/completions", max_tokens=100, **fields)
+    assert passed(answer) == []
+    request = served.engine.requests[0]
+    assert ("<|think|>" in served.tokenizer.decode(request.prompt)) is thinks
+    assert (request.thinking.max_tokens if request.thinking else None) == budget
+
+
+def test_thoughts_that_the_model_does_not_have_are_not_asked_of_it(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    for file in MODEL_DIR.glob("*.json"):
+        (tmp_path / file.name).symlink_to(file)
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    with ExitStack() as stack:
+        served = start(stack, tokenizer, ServerConfig(dialect="none"), tmp_path)
+        for path, fields, name in (
+            ("chat/completions", {"reasoning_effort": "low"}, "reasoning_effort"),
+            ("responses", {"reasoning": {"effort": "low"}}, "reasoning.effort"),
+            ("messages", {"thinking": {"type": "adaptive"}}, "thinking"),
+        ):
+            assert passed(post(served, path, **fields)) == [name]
+
+
+def test_a_variable_that_no_template_reads_is_named(serve: Serve) -> None:
+    answer = post(serve(), "chat/completions", chat_template_kwargs={"mood": 1})
+    assert passed(answer) == ["chat_template_kwargs.mood"]
+
+
+def test_verbosity_has_no_effect_in_either_protocol(serve: Serve) -> None:
+    served = serve()
+    assert passed(post(served, "chat/completions", verbosity="low")) == ["verbosity"]
+    assert passed(post(served, "responses", text={"verbosity": "low"})) == ["text.verbosity"]
+    assert passed(post(served, "chat/completions", verbosity="medium")) == []
+
+
+EPHEMERAL = {"cache_control": {"type": "ephemeral"}, "@user": 1, "@text": {}}
+TOOL = {"name": "f", "description": "x", "parameters": {"type": "object"}, **EPHEMERAL}
+
+
+def test_history_of_other_servers_passes(serve: Serve) -> None:
+    """As agents send it: marks for caches, thoughts' signatures, what gateways add."""
+    served = serve()
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "f", "arguments": "{}", "thought_signature": "x"},
+        "extra_content": {"google": {"thought_signature": "x"}},
+    }
+    thought = [{"type": "reasoning.text", "text": "x"}]
+    messages: Any = [
+        {"role": "user", "content": [{"type": "text", "text": "Hi.", **EPHEMERAL}]},
+        {"role": "assistant", "content": "", "reasoning_details": thought, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "1", **EPHEMERAL},
+    ]
+    tools: Any = [{"type": "function", "function": TOOL, **EPHEMERAL}]
+    openai_client(served.url).chat.completions.create(
+        model="quire-demo", messages=messages, tools=tools
+    )
+    item = {"type": "message", "role": "user", "content": "Hi.", "extra_content": {}}
+    answer = post(served, "responses", input=[item], tools=[{"type": "function", **TOOL}])
+    assert passed(answer) == []
+    message = {"role": "user", "content": [{"type": "text", "text": "x", "mood": 1}], **EPHEMERAL}
+    assert passed(post(served, "messages", messages=[message])) == []
+    assert len(served.engine.requests) == 3
+
+
+def test_all_names_pass_where_the_operator_says_so(serve: Serve) -> None:
+    served = serve(config=ServerConfig(strict_fields=False))
+    made_up = {"beam_width": 4, "@user": 1, "a\r\nb: ü": 2, "@json_object": {}}
+    fields = {**made_up, "response_format": {"type": "text", "@text": 1}}
+    assert passed(post(served, "chat/completions", **fields)) == [
+        "beam_width",
+        "@user",
+        "a??b???",
+        "@json_object",
+        "response_format.@text",
+    ]
+    assert served.engine.requests
+    for path in BODIES:
+        error = post(served, path, beam_width=4, temperature=9).json()["error"]
+        assert "temperature" in error["message"]
+
+
+def test_what_a_header_is_told_is_bounded(serve: Serve) -> None:
+    served = serve(config=ServerConfig(strict_fields=False))
+    answer = post(served, "completions", **{f"{'x' * 500}{i}": i for i in range(500)})
+    assert 0 < len(answer.headers[HEADER]) < 100
+    answer = post(served, "completions", **{f"f{i}": i for i in range(500)})
+    assert len(passed(answer)) == 64
+
+
+def test_names_are_known_by_their_path() -> None:
+    assert is_known("top_a")
+    assert is_known("stream_options.continuous_usage_stats")
+    assert not is_known("text.top_a")
+    assert shown("a\nb") == "a?b"
