@@ -60,7 +60,7 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await service.client.close()
+        await service.close()
 
     return Starlette(
         routes=routes,
@@ -92,6 +92,7 @@ def _middleware(context: Context, routes: list[Route]) -> list[Middleware]:
                     "x-quire-cached-tokens",
                     "x-quire-cache-reuse",
                     IGNORED_HEADER.decode(),
+                    "x-quire-unenforced",
                 ],
             )
         )

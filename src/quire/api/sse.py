@@ -36,6 +36,10 @@ class Renderer(Protocol):
         ...
 
 
+_MAX_TOLD = 1024
+"""Characters of a header that grows with the request."""
+
+
 def quoted(text: str) -> bytes:
     """`text` as a JSON string."""
     return encode_basestring_ascii(text).encode()
@@ -47,9 +51,14 @@ def compact(value: Any) -> bytes:
 
 
 def run_headers(run: Run) -> dict[str, str]:
-    """How much of the prompt was read from the prefix cache, and why no more."""
+    """How much of the prompt was read from the prefix cache, and why no more; what of the
+    client's schemas is left to the model."""
     reuse = run.reuse.encode("ascii", "replace").decode()
-    return {"x-quire-cached-tokens": str(run.cached_tokens), "x-quire-cache-reuse": reuse}
+    headers = {"x-quire-cached-tokens": str(run.cached_tokens), "x-quire-cache-reuse": reuse}
+    if run.unenforced:
+        told = json.dumps("; ".join(run.unenforced))[1:-1]  # ASCII, whatever properties are called
+        headers["x-quire-unenforced"] = told[:_MAX_TOLD]
+    return headers
 
 
 async def abort_when_gone(receive: Receive, run: Run) -> None:

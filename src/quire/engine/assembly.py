@@ -9,6 +9,7 @@ from quire.config import ServerConfig
 from quire.engine.interface import EngineClient
 from quire.engine.pictures import ImageLimits, Pictures
 from quire.engine.sampling_defaults import overridden, recommended
+from quire.engine.sandbox import GrammarSandbox
 from quire.engine.service import Service
 from quire.errors import ModelError
 from quire.media.fetch import FetchPolicy
@@ -17,7 +18,7 @@ from quire.request import SamplingParams
 from quire.text.controls import Controls, control_tokens
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import NONE, choose
-from quire.text.dialects.base import Dialect, Tool, Vocabulary
+from quire.text.dialects.base import Dialect, Tool, Vocabulary, vocabulary_of
 from quire.text.output import OutputStream
 from quire.text.stops import StopMatcher
 from quire.text.template import ChatTemplate
@@ -106,11 +107,7 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
     tokenizer = Tokenizer.open(folder)
     template = ChatTemplate.open(folder, tokenizer.special_tokens)
     dialect = choose(template.source, client.info.model_type, config.dialect)
-    vocabulary = Vocabulary(
-        tokenizer.added_tokens,
-        lambda text: tokenizer.encode(text, add_special_tokens=False),
-        tokenizer.decode,
-    )
+    vocabulary = vocabulary_of(tokenizer)
     own = recommended(folder) if config.sampling_defaults == "model" else SamplingParams()
     processor = open_processor(folder) if "image" in client.info.modalities else None
     mark = _image_mark(folder, tokenizer, processor)
@@ -125,6 +122,7 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         Sources(tokenizer, vocabulary),
         _pictures(processor, config),
         _controls(tokenizer, template, dialect, mark, allow=allow),
+        GrammarSandbox(folder, dialect.name, client.info.vocab_size),
         name=name,
         default_max_tokens=config.default_max_tokens,
         deadline_s=config.request_deadline_s,

@@ -24,6 +24,7 @@ from quire.core.kv_format import KVFormat
 from quire.engine.guides import GuideFactory
 from quire.engine.interface import EngineStats, ModelInfo
 from quire.engine.memory import check_context, kv_budget
+from quire.engine.preparing import Made, Preparing
 from quire.engine.runner import Launched, Runner
 from quire.errors import EngineFailure, ModelError, RequestError
 from quire.models.loader import LoadedModel
@@ -38,8 +39,8 @@ log = logging.getLogger("quire.engine")
 _FAULTS_IN_A_ROW = 3
 _DISK_OPEN_S = 1.0
 """The most that start-up waits for the folder: milliseconds, unless it must be cut down."""
-_DISK_WAIT_S = 0.005
-"""A step with nothing to do waits so long for the disk, then looks for new requests."""
+_IDLE_S = 0.005
+"""A step with nothing to do waits so long for a grammar or the disk, then looks for requests."""
 
 
 class Engine:
@@ -80,6 +81,7 @@ class Engine:
         limits = self._scheduler.limits
         limits.max_context = check_context(limits.context(self._format(None)), context)
         self._guides = GuideFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
+        self._preparing = Preparing(self._guides.make)
         self._launched_at = 0.0
         self._built: Launched | None = None
         """The step that is planned, and has begun."""
@@ -91,11 +93,17 @@ class Engine:
     # -- requests ------------------------------------------------------------------------------
 
     def add(self, request: Request) -> None:
-        """Queues a request; one that can't be served ends with an error at the next step."""
+        """Queues a request; one that can't be served ends with an error at a later step."""
+        if request.grammar is None:
+            self._admit(request, lambda: self._guides.make(request))
+        else:
+            self._preparing.add(request)
+
+    def _admit(self, request: Request, made: Made) -> None:
         try:
             self._runner.images.check(request)
             request = self._runner.images.shared(request)
-            guide = self._guides.make(request)
+            guide = made()
             mask = guide.mask() if guide is not None else None
             repeats = self.config.stop_on_loop
             loops = LoopDetector(repeats) if repeats else None
@@ -116,12 +124,18 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Ends a request before the next step."""
-        self._scheduler.abort(request_id)
+        dropped = self._preparing.drop(request_id)
+        if dropped is None:
+            self._scheduler.abort(request_id)
+        else:
+            self._refused.append(
+                Output(request_id, finish=FinishReason.ABORT, prompt_tokens=len(dropped.prompt))
+            )
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._scheduler.has_work or self._built or self._refused)
+        return bool(self._scheduler.has_work or self._built or self._refused or self._preparing)
 
     @property
     def expected_step_s(self) -> float:
@@ -167,6 +181,8 @@ class Engine:
 
     def _step(self) -> list[Output]:
         self.launch()
+        for request, made in self._preparing.take():
+            self._admit(request, made)
         running, self._built, self._launched = self._built, None, False
         plan = self._scheduler.schedule()
         if plan is not None:
@@ -178,8 +194,10 @@ class Engine:
         if self._built is not None:
             self._launched_at = time.perf_counter()
             self._runner.begin(self._built)
+        elif running is None and self._preparing:
+            self._preparing.wait(_IDLE_S)
         elif running is None and self._disk is not None and self._scheduler.waits_for_disk:
-            self._disk.wait(_DISK_WAIT_S)
+            self._disk.wait(_IDLE_S)
         if running is None:
             return self._scheduler.take_outputs()
         outputs = self._scheduler.update(running.plan, running.read())

@@ -166,10 +166,17 @@ class Run:
 
     Attributes:
         prompt_tokens: of all prompts, each counted once.
+        unenforced: what the client's schemas ask for and no grammar enforces, see `Bound`.
     """
 
-    def __init__(self, prompts: Sequence[tuple[int, ...]], choices: Sequence[Choice]) -> None:
+    def __init__(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        choices: Sequence[Choice],
+        unenforced: Sequence[str] = (),
+    ) -> None:
         self.prompts = prompts
+        self.unenforced = unenforced
         self.prompt_tokens = sum(map(len, prompts))
         self.choices = choices
 

@@ -7,8 +7,7 @@ gives back yields the events.
 from __future__ import annotations
 
 import asyncio
-import json
-import re
+import logging
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,18 +15,20 @@ from functools import cached_property
 from typing import Any, Literal, Protocol
 
 from quire.core.kv_format import KVFormat
+from quire.engine.bounds import Bound, Wanted
 from quire.engine.interface import EngineClient, ModelInfo
 from quire.engine.pictures import Pictures, Prompt, as_template_reads, images_of, text_length
 from quire.engine.runs import Choice, EventSource, Observer, Run, Unobserved
+from quire.engine.sandbox import GrammarSandbox
 from quire.errors import ContextOverflow, EngineFailure, RequestError
 from quire.request import GrammarSpec, Request, SamplingParams, ThinkingBudget
-from quire.sampling.grammar import check_grammar
 from quire.text.controls import Controls
 from quire.text.dialects.base import Dialect, Tool, Vocabulary
-from quire.text.dialects.grammar import json_term
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from quire.text.volatile import drop_from_messages
+
+log = logging.getLogger("quire.service")
 
 _IN_THREAD = 16_384  # characters from which rendering and encoding would hold up other streams
 THINKING_VARIABLES = frozenset({"enable_thinking", "thinking"})
@@ -163,6 +164,7 @@ class Service:
         vocabulary: the tokenizer's, as dialects see it.
         pictures: reads images, if the model takes any.
         controls: keeps what clients write from becoming control tokens.
+        sandbox: makes grammars.
         plain: the dialect of answers to bare prompts.
         default_max_tokens: for requests that name no limit; None is what the context has room for.
         deadline_s: seconds after which a request ends with an error; None is never.
@@ -181,6 +183,7 @@ class Service:
         sources: EventSources,
         pictures: Pictures,
         controls: Controls,
+        sandbox: GrammarSandbox,
         *,
         name: str,
         default_max_tokens: int | None = None,
@@ -199,6 +202,7 @@ class Service:
         self._sources = sources
         self._pictures = pictures
         self._controls = controls
+        self._sandbox = sandbox
         self._observer: Observer = Unobserved()
         self._default_max_tokens = default_max_tokens
         self._deadline_s = deadline_s
@@ -220,6 +224,11 @@ class Service:
         """Whether the end of a thought can be forced."""
         return self._dialect.thought is not None
 
+    async def close(self) -> None:
+        """Ends the engine and what else runs for this service. May be called again."""
+        await self._sandbox.close()
+        await self.client.close()
+
     def observe(self, observer: Observer) -> None:
         """Tells `observer` of everything that starts from now on."""
         self._observer = observer
@@ -236,11 +245,9 @@ class Service:
         prompts = await self._prompts(await self.load_images(spec))
         for prompt in prompts:
             self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
-        grammar = None
-        if spec.schema is not None or spec.tool_choice.forced or spec.strict_tools:
-            grammar = await asyncio.to_thread(self._grammar, spec)
+        bound = await self._bound(spec)
         requests = [
-            self._request(spec, prompt, grammar, row * spec.n + copy)
+            self._request(spec, prompt, bound.grammar, row * spec.n + copy)
             for row, prompt in enumerate(prompts)
             for copy in range(spec.n)
         ]
@@ -261,6 +268,7 @@ class Service:
                 )
                 for request, source in zip(requests, sources, strict=True)
             ],
+            bound.unenforced,
         )
         self._pictures.hold(run, prompts)
         return run
@@ -408,60 +416,24 @@ class Service:
         asked = replace(probe, thinking=Thinking(enabled=True))
         return self.render(probe) == self.render(asked)
 
-    def _grammar(self, spec: Generation) -> GrammarSpec | None:
-        """What the answer is bound to; checked here, so that a bad schema is a 400.
-
-        A schema binds the answer, and leaves the model free to call a tool instead.
-        """
-        lazy = spec.schema is None and not spec.tool_choice.forced
-        for index, tool in enumerate(spec.offered_tools):
-            if not lazy or tool.name in spec.strict_tools:
-                _check_schema(tool.parameters, f"tools[{index}].{spec.names.parameters}")
-        opener = self._dialect.opener(self._vocabulary)
-        if spec.tool_choice.forced:
-            return GrammarSpec("lark", self._calls(spec), opener=opener)
-        if spec.schema is None:
-            return self._strict_calls(spec, opener)
-        answer = GrammarSpec("json_schema", spec.schema)
-        check_grammar(answer, spec.names.schema)
-        frame = self._dialect.frame
-        if not spec.offered_tools and frame is None:
-            return answer
-        before = "" if frame is None else frame.before(self._vocabulary)
-        rule = f"answer: {before} schema\nschema: {json_term(json.loads(spec.schema))}\n"
-        if not spec.offered_tools:
-            return GrammarSpec("lark", f"start: answer\n{rule}")
-        if self._dialect.forced is None:
-            raise RequestError(
-                f"'{spec.names.schema}' is not offered beside 'tools': no grammar holds this "
-                "model's tool calls.",
-                param=spec.names.schema,
-                code="unsupported_parameter",
-            )
-        calls = re.sub(r"^start:", "calls:", self._calls(spec), count=1, flags=re.MULTILINE)
-        return GrammarSpec("lark", f"start: answer | calls\n{rule}{calls}", opener=opener)
-
-    def _strict_calls(self, spec: Generation, opener: int | None) -> GrammarSpec | None:
-        """What binds the calls of strict tools, and leaves all else free."""
-        tools = [
-            tool if tool.name in spec.strict_tools else Tool(tool.name)
-            for tool in spec.offered_tools
-        ]
-        source = None
-        if any(tool.name in spec.strict_tools for tool in tools):
-            source = self._dialect.strict_grammar(tools, self._vocabulary)
-        if source is None:
-            return None
-        return GrammarSpec("lark", source, opener=opener, lazy=opener is not None)
-
-    def _calls(self, spec: Generation) -> str:
-        """Lark source of nothing but tool calls."""
-        return self._dialect.tool_grammar(
-            spec.offered_tools,
-            spec.tool_choice.name or None,
-            spec.parallel_tool_calls,
-            self._vocabulary,
+    async def _bound(self, spec: Generation) -> Bound:
+        """What the answer is bound to; compiled once, so that a bad schema is a 400."""
+        if spec.schema is None and not spec.tool_choice.forced and not spec.strict_tools:
+            return Bound(None)
+        wanted = Wanted(
+            schema=spec.schema,
+            tools=spec.offered_tools,
+            strict=spec.strict_tools,
+            forced=spec.tool_choice.forced,
+            name=spec.tool_choice.name,
+            parallel=spec.parallel_tool_calls,
+            schema_field=spec.names.schema,
+            parameters_field=spec.names.parameters,
         )
+        bound = await self._sandbox.bind(wanted)
+        if bound.unenforced:
+            log.info("left to the model: %s", "; ".join(bound.unenforced))
+        return bound
 
     def _after_thought(
         self, spec: Generation, grammar: GrammarSpec, thinks_at_once: bool
@@ -507,12 +479,3 @@ class Service:
 def derived_seed(seed: int, index: int) -> int:
     """The seed of a generation's choice `index`; the first one's is the seed itself."""
     return (seed + index * 0x9E3779B97F4A7C15) % 2**63
-
-
-def _check_schema(schema: Mapping[str, Any], param: str) -> None:
-    """Refuses a tool whose parameters are no object, or that no grammar could be made of."""
-    if schema.get("type", "object") != "object":
-        raise RequestError(
-            f"'{param}' must be of type 'object'.", param=param, code="invalid_schema"
-        )
-    check_grammar(GrammarSpec("json_schema", json.dumps({"type": "object", **schema})), param)

@@ -1,10 +1,11 @@
 """Answers bound to a JSON schema, a regular expression or a Lark grammar, through llguidance.
 
-Imports no mlx, so that the HTTP side can refuse a schema before the request is queued.
+Imports no mlx: a process without it compiles each grammar before the engine does.
 """
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,7 +19,6 @@ from quire.sampling.masks import TokenMask, mask_of
 from quire.sampling.sequence import SequenceWatcher
 
 MAX_KEPT = 64
-"""Compiled grammars kept for the next request that brings the same one."""
 
 _LIMITS = LLParserLimits(verbose_errors=False)
 
@@ -35,6 +35,12 @@ def check_grammar(spec: GrammarSpec, param: str = "response_format") -> None:
         raise _refused(spec, message, param)
 
 
+def compiles_as_pattern(pattern: str) -> bool:
+    """Whether the grammar of a schema can hold a string to this regular expression."""
+    text = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
+    return not LLMatcher.validate_grammar(text, limits=_LIMITS)
+
+
 class GrammarCompiler:
     """Makes grammar states for one tokenizer. Safe to share between threads.
 
@@ -43,13 +49,18 @@ class GrammarCompiler:
         vocab_size: the logits a row has; may be more than the tokenizer's tokens, whose surplus is
             never allowed, or less.
         eos_ids: the tokens that may follow a complete answer, at least one.
+        kept: compiled grammars kept for the next request that brings the same one.
 
     Raises:
         ValueError: no `eos_ids`, or a file that is not a tokenizer.
     """
 
     def __init__(
-        self, tokenizer: Path | Tokenizer, vocab_size: int, eos_ids: frozenset[int]
+        self,
+        tokenizer: Path | Tokenizer,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        kept: int = MAX_KEPT,
     ) -> None:
         if not eos_ids:
             raise ValueError("a grammar needs a token that ends the answer")
@@ -63,7 +74,7 @@ class GrammarCompiler:
         self._tokenizer = LLTokenizer(
             tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=sorted(eos_ids)
         )
-        self._matcher = lru_cache(MAX_KEPT)(self._compile)
+        self._matcher = lru_cache(kept)(self._compile)
 
     def compile(self, spec: GrammarSpec, param: str = "response_format") -> GrammarState:
         """The state of an answer that has not begun.

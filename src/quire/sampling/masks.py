@@ -18,3 +18,13 @@ def mask_of(tokens: Iterable[int], vocab_size: int) -> TokenMask:
     for token in tokens:
         words[token // 32] |= np.uint32(1 << token % 32)
     return words
+
+
+def first_of(mask: TokenMask) -> int | None:
+    """The lowest token that a mask allows; None if it allows none."""
+    (words,) = np.nonzero(mask)
+    if not len(words):
+        return None
+    word = int(words[0])
+    bits = int(mask[word])
+    return word * 32 + (bits & -bits).bit_length() - 1

@@ -432,6 +432,10 @@ class Scheduler:
             self.sharing.register(sequence)
         try:
             reason = self._reason_to_end(sequence, drawn.token)
+        except RequestError as error:
+            failure = Failure(error.message, error.status, error.type, error.param, error.code)
+            self._finish(sequence, FinishReason.ERROR, failure=failure)
+            return
         except Exception as error:  # a guide's fault ends its own request, whatever it is
             failure = Failure(f"the constraint on this answer failed: {error}")
             self._finish(sequence, FinishReason.ERROR, failure=failure)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from quire.errors import RequestError
 from quire.request import FinishReason
 from quire.text.events import Delta
+from quire.text.tokenizer import Tokenizer
 
 Schema = Mapping[str, Any]
 """A JSON schema, as a client sent it."""
@@ -52,6 +53,15 @@ class Vocabulary:
         """The ids of a marker, or of several in a row: one where it has a token of its own."""
         token_id = self.added.get(text)
         return tuple(self.encode(text)) if token_id is None else (token_id,)
+
+
+def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
+    """A tokenizer as dialects see it."""
+    return Vocabulary(
+        tokenizer.added_tokens,
+        lambda text: tokenizer.encode(text, add_special_tokens=False),
+        tokenizer.decode,
+    )
 
 
 @dataclass(frozen=True, slots=True)

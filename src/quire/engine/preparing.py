@@ -1,0 +1,64 @@
+"""Requests whose grammars are being compiled: in a thread, so that no step waits for one."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from quire.request import Request
+from quire.scheduler.sequence import Guide
+
+STACK_BYTES = 16 << 20
+"""Four times what the process that checks grammars has, so that what passed there passes here."""
+
+Made = Callable[[], Guide | None]
+
+
+class Preparing:
+    """Makes guides in the order in which they were asked for. The compiler lets go of the
+    interpreter's lock, so steps go on meanwhile.
+
+    Args:
+        make: makes the guide of a request; may raise.
+    """
+
+    def __init__(self, make: Callable[[Request], Guide | None]) -> None:
+        self._make = make
+        self._thread: ThreadPoolExecutor | None = None
+        self._queue: deque[tuple[Request, Future[Guide | None]]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._queue)
+
+    def add(self, request: Request) -> None:
+        """Begins with a request."""
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            self._thread = self._thread or ThreadPoolExecutor(1, "grammars")
+            self._queue.append((request, self._thread.submit(self._make, request)))
+        finally:
+            threading.stack_size(before)
+
+    def drop(self, request_id: str) -> Request | None:
+        """Forgets a request; None if it is not here."""
+        for entry in self._queue:
+            if entry[0].id == request_id:
+                entry[1].cancel()
+                self._queue.remove(entry)
+                return entry[0]
+        return None
+
+    def take(self) -> list[tuple[Request, Made]]:
+        """Requests that are ready, in order, and what gives their guide or raises its error."""
+        ready: list[tuple[Request, Made]] = []
+        while self._queue and self._queue[0][1].done():
+            request, future = self._queue.popleft()
+            ready.append((request, future.result))
+        return ready
+
+    def wait(self, seconds: float) -> None:
+        """Waits until the first is ready, at most so long."""
+        if self._queue:
+            wait((self._queue[0][1],), seconds)
