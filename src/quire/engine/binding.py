@@ -27,6 +27,8 @@ from quire.text.tokenizer import Tokenizer
 MAX_SOURCE = 4 << 20
 """Characters of a grammar."""
 _REHEARSED = 8
+_MANY = re.compile(r"\{\d*,?\d{3}")
+"""A repetition of hundreds: a pattern with such may be too large, which its first letters show."""
 
 
 class Binder:
@@ -78,7 +80,8 @@ class Binder:
                     return
                 state.accept(token)
         except RequestError as error:
-            raise RequestError(error.message, param=field, code="invalid_schema") from error
+            reason = f"'{field}' cannot be compiled: {error.message}"
+            raise RequestError(reason, param=field, code="invalid_schema") from error
 
     def _prepared(self, wanted: Wanted) -> tuple[Wanted, tuple[str, ...]]:
         """The same with schemas that can be compiled, and what they lost."""
@@ -101,9 +104,15 @@ class Binder:
             unenforced += lost
         return replace(wanted, schema=schema, tools=tuple(tools)), tuple(unenforced)
 
-    @staticmethod
-    def _schema(schema: Any, field: str) -> tuple[dict[str, Any], tuple[str, ...]]:
-        prepared = prepare(schema, field, compiles_as_pattern)
+    def _schema(self, schema: Any, field: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+        def compiles(pattern: str) -> bool:
+            text = json.dumps({"type": "string", "pattern": pattern})
+            known = compiles_as_pattern(pattern)
+            if known and _MANY.search(pattern):
+                self._rehearse(GrammarSpec("json_schema", text), field)
+            return known
+
+        prepared = prepare(schema, field, compiles)
         check_grammar(GrammarSpec("json_schema", json.dumps(prepared.schema)), field)
         return prepared.schema, prepared.unenforced
 
