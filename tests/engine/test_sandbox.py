@@ -19,8 +19,8 @@ from quire.text.dialects import Tool
 
 SLOW = {
     "type": "object",
-    "properties": {f"p{i}": {"type": "integer", "minimum": i} for i in range(20000)},
-    "required": [f"p{i}" for i in range(20000)],
+    "properties": {f"p{i}": {"type": "integer", "minimum": i} for i in range(16000)},
+    "required": [f"p{i}" for i in range(16000)],
 }
 
 
