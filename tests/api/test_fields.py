@@ -165,20 +165,6 @@ WRONG = [
         "messages[0].content[0]",
         "unsupported_content",
     ),
-    (
-        {
-            "messages": [
-                {
-                    "role": "assistant",
-                    "tool_calls": [
-                        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}
-                    ],
-                }
-            ]
-        },
-        "messages[0].tool_calls[0].function.arguments",
-        "invalid_value",
-    ),
 ]
 
 

@@ -12,8 +12,10 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from quire.api.schema import History, tag_by_role, tag_by_type, tag_text_or_list
-from quire.errors import RequestError
 from quire.media.source import Detail, ImageSource, not_taken
+
+MALFORMED = "arguments"
+"""The argument that stands for arguments that are no JSON object."""
 
 
 class TextPart(History):
@@ -114,10 +116,10 @@ class UserMessage(History):
 
 
 class CalledFunction(History):
-    """A call's name and the JSON text of its arguments."""
+    """A call's name and the JSON text of its arguments; some clients send the object itself."""
 
     name: str
-    arguments: str
+    arguments: str | dict[str, Any]
 
 
 class ToolCall(History):
@@ -208,7 +210,7 @@ def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
     """Messages as chat templates read them.
 
     Raises:
-        RequestError: sound or a file, which no model here takes; arguments that are no object.
+        RequestError: sound or a file, which no model here takes.
     """
     names = {
         call.id: call.function.name
@@ -234,10 +236,7 @@ def _message(message: Message, param: str, names: dict[str, str]) -> dict[str, A
         if thought:
             shaped["reasoning_content"] = thought
         if message.tool_calls:
-            shaped["tool_calls"] = [
-                _call(call, f"{param}.tool_calls[{index}]")
-                for index, call in enumerate(message.tool_calls)
-            ]
+            shaped["tool_calls"] = [_call(call) for call in message.tool_calls]
     if isinstance(message, ToolMessage):
         shaped["tool_call_id"] = message.tool_call_id
         if message.name is None and message.tool_call_id in names:
@@ -267,9 +266,8 @@ def image_part(url: str, param: str, kind: str, detail: Detail | None = None) ->
     return {"type": "image", "source": ImageSource(url, param, kind, detail or "auto")}
 
 
-def _call(call: ToolCall, param: str) -> dict[str, Any]:
-    arguments = read_arguments(call.function.arguments, f"{param}.function.arguments")
-    return function_call(call.id, call.function.name, arguments)
+def _call(call: ToolCall) -> dict[str, Any]:
+    return function_call(call.id, call.function.name, read_arguments(call.function.arguments))
 
 
 def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -278,20 +276,18 @@ def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[st
     return {"id": call_id, "type": "function", "function": function}
 
 
-def read_arguments(text: str, param: str) -> dict[str, Any]:
-    """A call's arguments as an object; an empty text is an empty one.
+def read_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
+    """A call's arguments as an object, whatever the model wrote: the conversation has to go on.
 
-    Raises:
-        RequestError: they are no JSON object.
+    Of an object that was cut off, what there is of it; an empty text is an empty object. What is
+    none stays as the text of a single argument, so that the model sees its mistake.
     """
+    if isinstance(arguments, dict):
+        return arguments
+    if not arguments.strip():
+        return {}
     try:
-        arguments = from_json(text, allow_inf_nan=False) if text.strip() else {}
-    except ValueError as error:
-        raise _bad_arguments(param, f"is not valid JSON: {error}") from error
-    if not isinstance(arguments, dict):
-        raise _bad_arguments(param, "must be a JSON object")
-    return arguments
-
-
-def _bad_arguments(param: str, what: str) -> RequestError:
-    return RequestError(f"'{param}' {what}.", param=param, code="invalid_value")
+        read = from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
+    except ValueError:
+        read = None
+    return read if isinstance(read, dict) else {MALFORMED: arguments}

@@ -53,8 +53,7 @@ class Translator:
 
         Raises:
             RequestError: a file, which no model here takes; an image that the assistant said; an
-                output without its call, or at the end a call without its output; arguments that
-                are no JSON object.
+                output without its call, or at the end a call without its output.
         """
         turns: list[Turn] = []
         if instructions:
@@ -78,7 +77,7 @@ class Translator:
                     return None
                 return {"role": "assistant", "content": "", "reasoning_content": thought}
             case FunctionCallItem():
-                arguments = read_arguments(item.arguments, f"{param}.arguments")
+                arguments = read_arguments(item.arguments)
                 return self._call(item.call_id, model_name(item.name, item.namespace), arguments)
             case CustomCallItem():
                 name = model_name(item.name, item.namespace)

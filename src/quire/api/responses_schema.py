@@ -98,12 +98,12 @@ class MessageItem(History):
 
 
 class FunctionCallItem(History):
-    """A function that the assistant called; `arguments` is JSON text."""
+    """A function that the assistant called; `arguments` is JSON text, or its object."""
 
     type: Literal["function_call"]
     call_id: str
     name: str
-    arguments: str
+    arguments: str | dict[str, Any]
     id: str | None = None
     namespace: str | None = None
     caller: Caller | None = None

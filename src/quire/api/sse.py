@@ -89,9 +89,10 @@ class EventStream(Response):
         self._renderer = renderer
         self._keepalive = keepalive
         self._started = False
-        self._written = 0
+        self._silent_since = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._silent_since = asyncio.get_running_loop().time()
         watcher = asyncio.create_task(abort_when_gone(receive, self._run))
         keeper = asyncio.create_task(self._keep_alive(send))
         running = len(self._run.choices)
@@ -129,15 +130,17 @@ class EventStream(Response):
             raw = [(name.encode(), value.encode()) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": 200, "headers": raw})
         if body or last:
-            self._written += 1
+            self._silent_since = asyncio.get_running_loop().time()
             await send({"type": "http.response.body", "body": body, "more_body": not last})
 
     async def _keep_alive(self, send: Send) -> None:
         """Breaks every silence, before the first token and while a call is held back."""
+        clock = asyncio.get_running_loop().time
         while True:
-            before = self._written
-            await asyncio.sleep(KEEPALIVE_S)
-            if self._written == before:
+            rest = self._silent_since + KEEPALIVE_S - clock()
+            if rest > 0:
+                await asyncio.sleep(rest)
+            else:
                 await self._write(send, self._keepalive())
 
 
