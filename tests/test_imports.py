@@ -23,6 +23,7 @@ LAYERS: dict[str, set[str]] = {
     "text": {"cache"},
     "cache": {"kernels"},
     "kernels": set(),
+    "device": set(),
     "demo": set(),
 }
 CORE = {"core", "errors", "config", "request"}

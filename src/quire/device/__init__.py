@@ -1,0 +1,1 @@
+"""What MLX runs on, and what Quire adds to it."""

@@ -1,0 +1,1 @@
+"""Kernels for CPUs: exact in any company, at the speed of memory. Optional; see `build`."""

@@ -1,0 +1,98 @@
+"""Compiles the CPU kernels into the extension `_cpu`, against the MLX that is installed.
+
+Run by the build of the package (`hatch_build.py`), or by hand: `python -m quire.device.cpu.build`.
+Imports nothing of Quire, so that the package's build can run it from its file.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+TARGET = SOURCES / f"_cpu{sysconfig.get_config_var('EXT_SUFFIX')}"
+
+_FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-DNDEBUG",
+]
+"""No contraction: which products and sums are fused is spelled out in the source, since a row's
+bits must not depend on the compiler's choice in one of several loops."""
+
+_X86_FLAGS = {
+    "isa_avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma"],
+    "isa_avx2.cpp": ["-mavx2", "-mfma"],
+}
+
+
+class CannotBuild(Exception):
+    """The kernels cannot be compiled here; the message says what is missing."""
+
+
+def build(target: Path = TARGET) -> Path:
+    """Compiles the extension to `target`; about a minute of processor time.
+
+    Raises:
+        CannotBuild: there is no compiler, MLX or nanobind, or the compiler fails.
+    """
+    if not sys.platform.startswith("linux"):
+        raise CannotBuild("the CPU kernels are for Linux")
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if not compiler:
+        raise CannotBuild("no C++ compiler (g++, clang++ or $CXX)")
+    mlx, nanobind = _folder("mlx"), _folder("nanobind")
+    includes = [
+        mlx / "include",
+        nanobind / "include",
+        nanobind / "ext" / "robin_map" / "include",
+        Path(sysconfig.get_path("include")),
+    ]
+    flags = [*_FLAGS, "-DNB_DOMAIN=mlx", *(f"-I{folder}" for folder in includes)]
+    sources = [*sorted(SOURCES.glob("*.cpp")), nanobind / "src" / "nb_combined.cpp"]
+    with tempfile.TemporaryDirectory() as folder:
+
+        def compiled(source: Path) -> str:
+            machine = _X86_FLAGS.get(source.name, []) if platform.machine() == "x86_64" else []
+            out = f"{folder}/{source.stem}.o"
+            _run([compiler, *flags, *machine, "-c", str(source), "-o", out])
+            return out
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            objects = list(pool.map(compiled, sources))
+        library = f"{folder}/{target.name}"
+        _run([compiler, "-shared", *objects, f"-L{mlx / 'lib'}", "-lmlx", "-o", library])
+        shutil.copyfile(library, target)
+    return target
+
+
+def _folder(package: str) -> Path:
+    found = find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        raise CannotBuild(f"{package} is not installed")
+    return Path(next(iter(found.submodule_search_locations)))
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise CannotBuild(f"{command[0]} failed:\n{result.stderr[-2000:]}")
+
+
+if __name__ == "__main__":
+    try:
+        print(build())
+    except CannotBuild as error:
+        sys.exit(str(error))

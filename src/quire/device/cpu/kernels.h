@@ -1,0 +1,83 @@
+// What the kernels compute, and the table by which one instruction set's are called.
+//
+// Every result depends on its own row of the input alone: a row's bits are the same however many rows
+// stand beside it and however the work is divided among threads. Each sum runs in one fixed order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quire {
+
+// How a weight matrix `[columns, depth]` is stored. The packed ones are MLX's.
+enum class Storage : int { float32, bfloat16, affine, mxfp4, mxfp8, nvfp4 };
+
+// A weight matrix, one row of memory for each column of the product.
+struct Weight {
+    Storage storage;
+    int bits;                // of a code; 0 for floats
+    int group;               // codes that share a scale
+    int64_t columns, depth;  // of the product: y[rows, columns] = x[rows, depth] * w^T
+    const void* values;      // floats, or codes
+    const void* scales;      // float32 for affine, else bytes
+    const float* biases;     // affine only
+    const float* offsets;    // [columns] added to the product, or null
+};
+
+// Rows of a product. `arranged` holds them in the order in which a weight's codes are decoded.
+struct Rows {
+    int64_t count;
+    const float* arranged;      // [count, arranged_depth]
+    float* out;                 // row r of the product begins at out + places[r] * stride
+    const int32_t* places;      // null: row r is at place r
+    int64_t stride;
+};
+
+// One part of a step's attention: query rows of one sequence against its blocks.
+struct PagedRows {
+    const float* q;           // [rows, heads, key_dim], unscaled
+    float* out;               // [rows, heads, value_dim]
+    const int32_t* table;     // block ids of the sequence
+    const int32_t* first;     // [rows] first visible key
+    const int32_t* last;      // [rows] last visible key
+    int64_t rows;
+    int heads, kv_heads, key_dim, value_dim, block;  // `block` in tokens
+    const void* keys;         // [blocks * kv_heads, block, key_dim]
+    const void* values;       // [blocks * kv_heads, block, value_dim]
+    Storage storage;          // float32 or bfloat16
+    float scale, softcap;     // softcap 0: none
+    const float* sinks;       // [heads] or null
+};
+
+struct Kernels {
+    const char* name;
+    int vector;  // floats in a vector
+
+    // Floats of one arranged row of a weight of this kind.
+    int64_t (*arranged_depth)(const Weight& w);
+    // Arranges rows [begin, end) of x, each `depth` floats and `stride` floats apart.
+    void (*arrange)(const Weight& w, const float* x, int64_t stride, int64_t begin, int64_t end,
+                    float* arranged);
+    // Columns [begin, end) of a product. `scratch` holds `scratch_floats(w)`.
+    void (*product)(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch);
+    int64_t (*scratch_floats)(const Weight& w);
+
+    // RMS norm of rows [begin, end): x / sqrt(mean(x^2) + eps) * weight; weight may be null.
+    void (*rms_norm)(const float* x, const float* weight, float eps, int64_t depth, int64_t begin,
+                     int64_t end, float* out);
+    // act(gate) * up over elements [begin, end); act: 0 silu, 1 gelu (tanh).
+    void (*gate)(int act, const float* gate, const float* up, int64_t begin, int64_t end, float* out);
+    // Rotates the first `dims` of each head in rows [begin, end), halves apart or neighbours paired.
+    void (*rotate)(const float* x, const float* cosines, const float* sines, int64_t heads,
+                   int64_t dim, int64_t dims, bool paired, int64_t begin, int64_t end, float* out);
+    // Attention of the query heads of KV head `kv_head`, rows [begin, end).
+    void (*attend)(const PagedRows& part, int kv_head, int64_t begin, int64_t end, float* scratch);
+    int64_t (*attend_scratch_floats)(const PagedRows& part);
+};
+
+// Those of an instruction set, or null where this build or this processor has it not.
+const Kernels* avx512_kernels();
+const Kernels* avx2_kernels();
+const Kernels* baseline_kernels();
+
+}  // namespace quire

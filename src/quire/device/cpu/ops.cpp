@@ -1,0 +1,326 @@
+// The kernels as MLX operations: custom primitives that run on MLX's CPU stream, and their Python face.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+#include "threads.h"
+
+namespace nb = nanobind;
+using mlx::core::array;
+
+namespace quire {
+namespace {
+
+const Kernels* chosen = nullptr;
+
+const Kernels& kernels() { return *chosen; }
+
+bool use(const std::string& name) {
+    const Kernels* all[] = {avx512_kernels(), avx2_kernels(), baseline_kernels()};
+    for (const Kernels* each : all) {
+        if (each && (name.empty() || name == each->name)) {
+            chosen = each;
+            return true;
+        }
+    }
+    return false;
+}
+
+// Memory that a kernel needs while it runs, kept by its thread for the next one.
+float* scratch(int64_t floats) {
+    thread_local std::vector<float> kept;
+    if ((int64_t)kept.size() < floats) kept.resize(floats);
+    return kept.data();
+}
+
+// Arranged rows: apart from `scratch`, which a kernel takes meanwhile.
+float* scratch_rows(int64_t floats) {
+    thread_local std::vector<float> kept;
+    if ((int64_t)kept.size() < floats) kept.resize(floats);
+    return kept.data();
+}
+
+// An operation whose task is made from its inputs and its one output.
+template <class Make> class Operation : public mlx::core::Primitive {
+public:
+    Operation(mlx::core::Stream stream, const char* name, Make make)
+        : Primitive(stream), name_(name), make_(std::move(make)) {}
+
+    void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+        array& out = outputs[0];
+        out.set_data(mlx::core::allocator::malloc(out.nbytes()));
+        mlx::core::cpu::get_command_encoder(stream()).dispatch(make_(inputs, out));
+    }
+    void eval_gpu(const std::vector<array>&, std::vector<array>&) override {
+        throw std::runtime_error("quire's CPU kernels do not run on a GPU");
+    }
+    const char* name() const override { return name_; }
+
+private:
+    const char* name_;
+    Make make_;
+};
+
+template <class Make>
+array operation(const char* name, mlx::core::Shape shape, std::vector<array> inputs, Make make) {
+    const auto stream = mlx::core::default_stream(mlx::core::Device(mlx::core::Device::cpu));
+    for (array& input : inputs) input = mlx::core::contiguous(input, false, stream);
+    std::shared_ptr<mlx::core::Primitive> primitive =
+        std::make_shared<Operation<Make>>(stream, name, std::move(make));
+    return array(std::move(shape), mlx::core::float32, primitive, std::move(inputs));
+}
+
+void require(bool holds, const char* what) {
+    if (!holds) throw std::invalid_argument(what);
+}
+
+// Parts of about equal size into which `count` items are cut, none smaller than `least`.
+int parts_of(int64_t count, int64_t least) {
+    const int64_t most = (int64_t)threads() * (threads() > 1 ? 3 : 1);
+    return (int)std::max<int64_t>(1, std::min(most, count / std::max<int64_t>(least, 1)));
+}
+
+template <class Run> void split(int64_t count, int64_t least, int64_t multiple, const Run& run) {
+    const int parts = parts_of(count, least);
+    const int64_t each = ((count + parts - 1) / parts + multiple - 1) / multiple * multiple;
+    parallel(parts, [&](int part) {
+        const int64_t begin = part * each, end = std::min(count, begin + each);
+        if (begin < end) run(begin, end);
+    });
+}
+
+constexpr int64_t kLeastWork = 1 << 16;  // multiplications that are worth waking a thread for
+
+void multiply(const Weight& w, const float* x, int64_t x_stride, const Rows& rows, float* arranged) {
+    const Kernels& k = kernels();
+    const int64_t depth = k.arranged_depth(w);
+    split(rows.count, kLeastWork / depth + 1, 1, [&](int64_t begin, int64_t end) {
+        k.arrange(w, x, x_stride, begin, end, arranged);
+    });
+    split(w.columns, kLeastWork / (depth * rows.count) + 1, 12, [&](int64_t begin, int64_t end) {
+        k.product(w, rows, begin, end, scratch(k.scratch_floats(w)));
+    });
+}
+
+Storage storage_of(const std::string& mode) {
+    if (mode == "affine") return Storage::affine;
+    if (mode == "mxfp4") return Storage::mxfp4;
+    if (mode == "mxfp8") return Storage::mxfp8;
+    if (mode == "nvfp4") return Storage::nvfp4;
+    throw std::invalid_argument("no packing is called " + mode);
+}
+
+// Where the tensors of a packed weight are among an operation's inputs, and what they hold.
+struct Tensors {
+    Storage storage;
+    int bits, group;
+    bool has_biases, has_offsets;
+    int64_t columns, depth;
+
+    // `expert`: which matrix of a stack.
+    Weight weight(const std::vector<array>& in, int64_t expert = 0) const {
+        Weight w{storage, bits, group, columns, depth, nullptr, nullptr, nullptr, nullptr};
+        size_t at = 1;
+        const auto part = [&](int64_t bytes) {
+            return (const char*)in[at++].data<char>() + expert * bytes;
+        };
+        const int64_t width = storage == Storage::float32 ? 32 : storage == Storage::bfloat16 ? 16 : bits;
+        w.values = part(columns * depth * width / 8);
+        if (group) {
+            const int64_t groups = columns * (depth / group);
+            w.scales = part(groups * (storage == Storage::affine ? 4 : 1));
+            if (has_biases) w.biases = (const float*)part(groups * 4);
+        }
+        if (has_offsets) w.offsets = (const float*)part(columns * 4);
+        return w;
+    }
+};
+
+struct Operands {
+    std::vector<array> arrays;
+    Tensors tensors;
+};
+
+Operands operands(const array& x, const array& weight, const std::optional<array>& scales,
+                  const std::optional<array>& biases, const std::optional<array>& offsets, int group,
+                  int bits, const std::string& mode) {
+    using namespace mlx::core;
+    require(x.dtype() == float32 && x.ndim() >= 1, "x must be float32");
+    Operands o{{x, weight}, {}};
+    Tensors& t = o.tensors;
+    t.columns = weight.shape(-2);
+    t.depth = x.shape(-1);
+    t.bits = t.group = 0;
+    if (scales) {
+        t.storage = storage_of(mode);
+        t.bits = bits;
+        t.group = group;
+        require(weight.dtype() == uint32 && (int64_t)weight.shape(-1) * 32 == t.depth * bits,
+                "codes must be uint32 and as deep as x");
+        require((int64_t)scales->shape(-1) * group == t.depth, "scales must be as deep as x");
+        require(scales->dtype() == (t.storage == Storage::affine ? float32 : uint8),
+                "scales have the wrong type");
+        o.arrays.push_back(*scales);
+        t.has_biases = t.storage == Storage::affine;
+        require(t.has_biases == biases.has_value(), "affine codes have biases, others none");
+        if (biases) {
+            require(biases->dtype() == float32, "biases must be float32");
+            o.arrays.push_back(*biases);
+        }
+    } else {
+        require(weight.shape(-1) == t.depth, "the weight must be as deep as x");
+        require(weight.dtype() == float32 || weight.dtype() == bfloat16,
+                "the weight must be float32 or bfloat16");
+        t.storage = weight.dtype() == float32 ? Storage::float32 : Storage::bfloat16;
+        t.has_biases = false;
+    }
+    t.has_offsets = offsets.has_value();
+    if (offsets) {
+        require(offsets->dtype() == float32 && offsets->shape(-1) == t.columns,
+                "the bias must be float32, one a column");
+        o.arrays.push_back(*offsets);
+    }
+    return o;
+}
+
+array product(const array& x, const array& weight, const std::optional<array>& scales,
+              const std::optional<array>& biases, const std::optional<array>& offsets, int group,
+              int bits, const std::string& mode) {
+    Operands o = operands(x, weight, scales, biases, offsets, group, bits, mode);
+    require(weight.ndim() == 2, "the weight must be a matrix");
+    auto shape = x.shape();
+    shape.back() = (int)o.tensors.columns;
+    return operation("quire::product", shape, o.arrays,
+                     [t = o.tensors](const std::vector<array>& in, array& out) {
+        const Weight w = t.weight(in);
+        return [w, x = in[0].data<float>(), y = out.data<float>(), count = (int64_t)in[0].size() / t.depth] {
+            float* arranged = scratch_rows(count * kernels().arranged_depth(w));
+            multiply(w, x, w.depth, Rows{count, arranged, y, nullptr, w.columns}, arranged);
+        };
+    });
+}
+
+// Products with experts: row i of x with the matrix `experts[i]` of a stack `[experts, columns, ...]`.
+array expert_product(const array& x, const array& experts, const array& weight,
+                     const std::optional<array>& scales, const std::optional<array>& biases,
+                     const std::optional<array>& offsets, int group, int bits, const std::string& mode) {
+    using namespace mlx::core;
+    Operands o = operands(x, weight, scales, biases, offsets, group, bits, mode);
+    require(weight.ndim() == 3, "the weights must be a stack of matrices");
+    require(experts.ndim() == 2, "experts must be [rows, k]");
+    const int64_t k = experts.shape(1), pairs = experts.size();
+    const bool shared = x.ndim() == 2;  // the k experts of a row read the same row of x
+    require(shared ? x.shape(0) == experts.shape(0)
+                   : x.ndim() == 3 && x.shape(0) == experts.shape(0) && x.shape(1) == k,
+            "x must be [rows, depth] or [rows, k, depth]");
+    const int64_t count = weight.shape(0);
+    o.arrays.push_back(astype(experts, int32));
+    const size_t at = o.arrays.size() - 1;
+    return operation("quire::expert_product",
+                     Shape{experts.shape(0), experts.shape(1), (int)o.tensors.columns}, o.arrays,
+                     [t = o.tensors, at, k, pairs, shared, count](const std::vector<array>& in, array& out) {
+        // The weights of all experts are looked up when the task runs: their ids are data.
+        std::vector<Weight> stack;
+        for (int64_t e = 0; e < count; e++) stack.push_back(t.weight(in, e));
+        return [stack, ids = in[at].data<int32_t>(), x = in[0].data<float>(), y = out.data<float>(), k, pairs,
+                shared] {
+            const Kernels& kernel = kernels();
+            std::vector<std::vector<int32_t>> rows(stack.size());
+            for (int64_t pair = 0; pair < pairs; pair++) rows.at(ids[pair]).push_back((int32_t)pair);
+            const int64_t depth = kernel.arranged_depth(stack[0]);
+            float* arranged = scratch_rows(pairs * depth);
+            std::vector<float*> begins(stack.size());
+            std::vector<int> active;
+            for (size_t e = 0; e < stack.size(); e++) {
+                begins[e] = arranged;
+                for (int32_t pair : rows[e]) {
+                    const float* row = x + (shared ? pair / k : pair) * stack[e].depth;
+                    kernel.arrange(stack[e], row, 0, 0, 1, arranged);
+                    arranged += depth;
+                }
+                if (!rows[e].empty()) active.push_back((int)e);
+            }
+            const int64_t columns = stack[0].columns;
+            const auto run = [&](int64_t begin, int64_t end) {
+                for (int e : active) {
+                    const Rows part{(int64_t)rows[e].size(), begins[e], y, rows[e].data(), columns};
+                    kernel.product(stack[e], part, begin, end, scratch(kernel.scratch_floats(stack[e])));
+                }
+            };
+            split(columns, kLeastWork / (depth * pairs) + 1, 12, run);
+        };
+    });
+}
+
+array rms_norm(const array& x, const std::optional<array>& weight, float eps) {
+    using namespace mlx::core;
+    require(x.dtype() == float32, "x must be float32");
+    std::vector<array> inputs = {x};
+    if (weight) {
+        require(weight->dtype() == float32 && weight->size() == (size_t)x.shape(-1), "weight must be float32");
+        inputs.push_back(*weight);
+    }
+    return operation("quire::rms_norm", x.shape(), inputs,
+                     [eps](const std::vector<array>& in, array& out) {
+        const float* weight = in.size() > 1 ? in[1].data<float>() : nullptr;
+        return [eps, weight, x = in[0].data<float>(), y = out.data<float>(), depth = in[0].shape(-1),
+                rows = (int64_t)in[0].size() / in[0].shape(-1)] {
+            split(rows, kLeastWork / depth + 1, 1, [&](int64_t begin, int64_t end) {
+                kernels().rms_norm(x, weight, eps, depth, begin, end, y);
+            });
+        };
+    });
+}
+
+array gate(const array& gates, const array& up, const std::string& activation) {
+    using namespace mlx::core;
+    require(gates.dtype() == float32 && up.dtype() == float32, "both must be float32");
+    require(gates.shape() == up.shape(), "both must have one shape");
+    const int act = activation == "silu" ? 0 : 1;
+    require(act == 0 || activation == "gelu_pytorch_tanh", "no such activation");
+    return operation("quire::gate", gates.shape(), {gates, up},
+                     [act](const std::vector<array>& in, array& out) {
+        return [act, a = in[0].data<float>(), b = in[1].data<float>(), y = out.data<float>(),
+                size = (int64_t)out.size()] {
+            split(size, kLeastWork, 64, [&](int64_t begin, int64_t end) {
+                kernels().gate(act, a, b, begin, end, y);
+            });
+        };
+    });
+}
+
+}  // namespace
+}  // namespace quire
+
+NB_MODULE(_cpu, m) {
+    using namespace quire;
+    nb::module_::import_("mlx.core");
+    m.attr("MLX_VERSION") = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) +
+                            "." + std::to_string(MLX_VERSION_PATCH);
+    quire::use("");
+    m.def("use", &quire::use, nb::arg("instructions"));
+    m.def("instructions", [] { return std::string(kernels().name); });
+    m.def("set_threads", &set_threads, nb::arg("count"));
+    m.def("threads", &threads);
+    m.def("product", &product, nb::arg("x"), nb::arg("weight"), nb::arg("scales").none() = nb::none(),
+          nb::arg("biases").none() = nb::none(), nb::arg("offsets").none() = nb::none(),
+          nb::arg("group_size") = 0, nb::arg("bits") = 0, nb::arg("mode") = "affine");
+    m.def("expert_product", &expert_product, nb::arg("x"), nb::arg("experts"), nb::arg("weight"),
+          nb::arg("scales").none() = nb::none(), nb::arg("biases").none() = nb::none(),
+          nb::arg("offsets").none() = nb::none(), nb::arg("group_size") = 0, nb::arg("bits") = 0,
+          nb::arg("mode") = "affine");
+    m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight").none(), nb::arg("eps"));
+    m.def("gate", &gate, nb::arg("gates"), nb::arg("up"), nb::arg("activation"));
+}

@@ -1,0 +1,16 @@
+// Threads that share a kernel's work. They sleep while there is none: a thread that spins takes the
+// core from the process that serves HTTP.
+#pragma once
+
+#include <functional>
+
+namespace quire {
+
+// Calls `run(part)` for each part in [0, parts), on as many threads as `set_threads` allows, the
+// caller's among them. Returns when all are done. One call at a time.
+void parallel(int parts, const std::function<void(int)>& run);
+
+void set_threads(int count);
+int threads();
+
+}  // namespace quire

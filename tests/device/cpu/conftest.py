@@ -1,0 +1,31 @@
+"""The compiled kernels, for tests that need them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from quire.device.cpu.kernels import NoKernels, load_kernels
+
+
+@pytest.fixture(scope="session")
+def compiled() -> Any:
+    """The extension. Without a compiler there is none, and the engine goes without."""
+    if mx.default_device() != mx.cpu:
+        pytest.skip("kernels for CPUs")
+    try:
+        return load_kernels(threads=1).ops
+    except NoKernels as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(params=["avx512", "avx2", "neon", "scalar"])
+def ops(compiled: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The extension with each instruction set that this processor has."""
+    if not compiled.use(request.param):
+        pytest.skip(f"no {request.param} here")
+    yield compiled
+    compiled.use("")

@@ -1,0 +1,127 @@
+"""Products: right, and with the same bits whatever stands beside a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+
+PACKINGS = [
+    *(("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)),
+    ("mxfp4", 4, 32),
+    ("mxfp8", 8, 32),
+    ("nvfp4", 4, 16),
+]
+ROWS = 31
+"""More than fit one register tile, and no multiple of any."""
+
+
+def drawn(*shape: int, seed: int = 0) -> mx.array:
+    values = np.random.default_rng(seed).standard_normal(shape)
+    return mx.array(values.astype(np.float32))
+
+
+def relative_error(y: mx.array, x: mx.array, weight: mx.array) -> float:
+    """Against the product in float64."""
+    exact = np.array(x).astype(np.float64) @ np.array(weight).astype(np.float64).T
+    return float(np.abs(np.array(y) - exact).max() / np.abs(exact).max())
+
+
+@pytest.mark.parametrize(("mode", "bits", "group"), PACKINGS)
+@pytest.mark.parametrize(("depth", "columns"), [(128, 2), (384, 33), (2176, 14)])
+def test_packed_weights_multiply_as_their_values(
+    ops: Any, mode: str, bits: int, group: int, depth: int, columns: int
+) -> None:
+    packed = mx.quantize(drawn(columns, depth), group_size=group, bits=bits, mode=mode)
+    values = mx.dequantize(*packed, group_size=group, bits=bits, mode=mode).astype(mx.float32)
+    x = drawn(ROWS, depth, seed=1)
+    y = ops.product(x, *packed, group_size=group, bits=bits, mode=mode)
+    assert relative_error(y, x, values) < 2e-6
+    for rows in (1, 2, 5, 8, 9):
+        fewer = ops.product(x[:rows], *packed, group_size=group, bits=bits, mode=mode)
+        assert mx.array_equal(fewer, y[:rows]), f"{rows} rows have other bits than {ROWS}"
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize(("depth", "columns"), [(100, 70), (32, 1), (2176, 33)])
+def test_float_weights(ops: Any, dtype: mx.Dtype, depth: int, columns: int) -> None:
+    weight = drawn(columns, depth).astype(dtype)
+    x = drawn(300, depth, seed=1)
+    y = ops.product(x, weight)
+    assert relative_error(y, x, weight.astype(mx.float32)) < 2e-6
+    for rows in (1, 3, 8, 9, 200):
+        assert mx.array_equal(ops.product(x[:rows], weight), y[:rows])
+
+
+def test_a_bias_is_added(ops: Any) -> None:
+    weight, bias, x = drawn(6, 64), drawn(6, seed=2), drawn(3, 64, seed=1)
+    y = ops.product(x, weight, offsets=bias)
+    assert mx.allclose(y, ops.product(x, weight) + bias, rtol=0, atol=0)
+
+
+def test_rows_that_do_not_lie_together(ops: Any) -> None:
+    weight, x = drawn(6, 64), drawn(64, 9, seed=1)
+    assert mx.array_equal(ops.product(x.T, weight), ops.product(mx.contiguous(x.T), weight))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_experts_multiply_their_rows(ops: Any, shared: bool, packed: bool) -> None:
+    experts, columns, depth, rows, k = 5, 18, 128, 40, 3
+    stack = drawn(experts, columns, depth)
+    chosen = mx.array(np.random.default_rng(3).integers(0, experts, (rows, k)).astype(np.int32))
+    x = drawn(rows, depth, seed=1) if shared else drawn(rows, k, depth, seed=1)
+    each = mx.broadcast_to(x[:, None], (rows, k, depth)) if shared else x
+    if packed:
+        tensors = mx.quantize(stack, group_size=64, bits=4)
+        y = ops.expert_product(x, chosen, *tensors, group_size=64, bits=4)
+        stack = mx.dequantize(*tensors, group_size=64, bits=4)
+        few = ops.expert_product(x[:2], chosen[:2], *tensors, group_size=64, bits=4)
+    else:
+        y = ops.expert_product(x, chosen, stack)
+        few = ops.expert_product(x[:2], chosen[:2], stack)
+    expected = (stack[chosen] @ each[..., None]).squeeze(-1)
+    assert mx.allclose(y, expected, rtol=1e-5, atol=1e-4)
+    assert mx.array_equal(few, y[:2])
+
+
+def test_threads_change_no_bit(compiled: Any) -> None:
+    weight, x = drawn(1000, 512), drawn(33, 512, seed=1)
+    alone = compiled.product(x, weight)
+    mx.eval(alone)
+    compiled.set_threads(3)
+    try:
+        assert mx.array_equal(compiled.product(x, weight), alone)
+    finally:
+        compiled.set_threads(1)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ((mx.zeros((4, 32)),), "as deep as x"),
+        ((mx.zeros((4, 64), dtype=mx.float16),), "float32 or bfloat16"),
+        ((mx.zeros((4, 8), dtype=mx.uint32), mx.zeros((4, 2))), "have biases"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    compiled: Any, tensors: tuple[mx.array, ...], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        compiled.product(mx.zeros((2, 64)), *tensors, group_size=32, bits=4)
+
+
+def test_norm_and_gates(ops: Any) -> None:
+    x, weight = drawn(5, 100), drawn(100, seed=1)
+    assert mx.allclose(ops.rms_norm(x, weight, 1e-6), mx.fast.rms_norm(x, weight, 1e-6), atol=2e-6)
+    assert mx.allclose(ops.rms_norm(x, None, 1e-6), mx.fast.rms_norm(x, None, 1e-6), atol=2e-6)
+    wide = 8 * x
+    assert mx.allclose(ops.gate(wide, x, "silu"), nn.silu(wide) * x, rtol=1e-6, atol=1e-6)
+    gelu = ops.gate(wide, x, "gelu_pytorch_tanh")
+    assert mx.allclose(gelu, nn.gelu_approx(wide) * x, rtol=1e-6, atol=1e-6)
+    far = mx.array([-200.0, -90.0, 90.0, 200.0])
+    near = mx.array([0.0, 0.0, 90.0, 200.0])
+    assert mx.allclose(ops.gate(far, mx.ones(4), "silu"), near, rtol=0, atol=1e-30)
