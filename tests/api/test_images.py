@@ -15,6 +15,7 @@ from openai import BadRequestError as OpenAIBadRequestError
 
 from quire.api.responses_schema import MessageItem
 from quire.api.responses_store import ResponseStore
+from quire.api.unseen import LEFT_OUT
 from quire.engine.service import Generation, Service
 from quire.media.source import ImageSource, not_taken
 from tests.api.conftest import HTTP, Serve, Served, openai_client
@@ -68,6 +69,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
 
     monkeypatch.setattr(Service, "start", spy_start)
     monkeypatch.setattr(Service, "tokens", spy_tokens)
+    monkeypatch.setattr(Service, "modalities", ("text", "image"))
     return heard
 
 
@@ -333,6 +335,67 @@ class TestTextModels:
         body = {"messages": [{"role": "user", "content": [part]}]}
         answer = HTTP.post(f"{serve().url}/tokenize", json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_content")
+
+    def test_history_goes_on_without_what_was_shown_before(self, serve: Serve) -> None:
+        served = serve("Fine.")
+        shown = {"type": "image_url", "image_url": {"url": DATA_URL}}
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        asked = [
+            {"role": "user", "content": [text("What?"), shown]},
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": [shown]},
+        ]
+        _goes_on(
+            served,
+            "chat/completions",
+            {"messages": asked},
+            "messages[0].content[1].image_url.url, messages[3].content[0].image_url.url",
+        )
+        item = {"type": "input_image", "image_url": DATA_URL}
+        items = [{"role": "user", "content": [item]}, {"role": "user", "content": "Look."}]
+        first = _goes_on(
+            served, "responses", {"input": items}, "input[0].content[0].image_url", times=1
+        )
+        more = {"previous_response_id": first["id"], "input": "And?"}
+        _goes_on(served, "responses", more, "input[-3].content[0].image_url", times=1)
+        use = {"type": "tool_use", "id": "t", "name": "f", "input": {}}
+        result = {"type": "tool_result", "tool_use_id": "t", "content": [_block()]}
+        blocks = [
+            {"role": "user", "content": [_block(), {"type": "text", "text": "Look."}]},
+            {"role": "assistant", "content": [use]},
+            {"role": "user", "content": [result]},
+        ]
+        _goes_on(
+            served,
+            "messages",
+            {"model": "quire-demo", "max_tokens": 9, "messages": blocks},
+            "messages[0].content[0].source, messages[2].content[0].content[0].source",
+        )
+        body = {"model": "quire-demo", "messages": blocks}
+        counted = HTTP.post(f"{served.url}/v1/messages/count_tokens", json=body)
+        assert counted.status_code == 200, counted.text
+
+    def test_the_newest_question_is_refused_beside_older_ones(self, serve: Serve) -> None:
+        blocks = [
+            {"role": "user", "content": "Look."},
+            {"role": "user", "content": [_block(), {"type": "text", "text": "What?"}]},
+        ]
+        with pytest.raises(BadRequestError, match=r"messages\[1\].content\[0\].source"):
+            ask_messages(serve(), blocks)
+
+
+def _goes_on(
+    served: Served, path: str, body: dict[str, Any], told: str, times: int = 2
+) -> dict[str, Any]:
+    """A text model's answer to a history that holds images."""
+    answer = HTTP.post(f"{served.url}/v1/{path}", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["x-quire-ignored-fields"] == told
+    prompt = served.tokenizer.decode(served.engine.requests[-1].prompt)
+    assert prompt.count(LEFT_OUT) == times
+    whole: dict[str, Any] = answer.json()
+    return whole
 
 
 def _check(error: OpenAIBadRequestError, kind: str, param: str) -> None:

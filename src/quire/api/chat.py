@@ -30,6 +30,7 @@ from quire.api.schema import (
 )
 from quire.api.sse import EventStream, compact, quoted, run_headers
 from quire.api.thinking import ThinkingFields, offered, template_variables
+from quire.api.unseen import newest, without_unseen
 from quire.api.whole import collect
 from quire.engine.runs import ChoiceEvent, Run
 from quire.engine.service import Generation, ToolChoice
@@ -158,8 +159,9 @@ class ChatRequest(GenerationFields, ThinkingFields):
         common = common_fields(context, self, request.headers, logprobs=logprobs)
         service, scope = context.service, request.scope
         note_verbosity(scope, self.verbosity, "verbosity")
+        turns, last = to_template(self.messages), newest("messages", self.messages)
         return Generation(
-            messages=to_template(self.messages),
+            messages=without_unseen(service, scope, turns, last),
             tools=tuple(tool.to_template() for tool in self.tools or ()),
             strict_tools=frozenset(
                 tool.function.name for tool in self.tools or () if tool.function.strict

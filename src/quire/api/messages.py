@@ -38,6 +38,7 @@ from quire.api.messages_schema import ToolChoice as WireToolChoice
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
 from quire.api.thinking import offered
+from quire.api.unseen import newest, without_unseen
 from quire.api.whole import consume
 from quire.engine.service import FieldNames, Generation, Thinking, ToolChoice
 from quire.errors import RequestError
@@ -127,8 +128,9 @@ def _prompt(context: Context, fields: CountRequest, said: Conversation, scope: S
     """
     choice = fields.tool_choice
     tools = loaded_tools(fields)
+    last = newest("messages", fields.messages)
     return Generation(
-        messages=said.messages,
+        messages=without_unseen(context.service, scope, said.messages, last),
         tools=tuple(tool.to_template() for tool in tools),
         strict_tools=frozenset(tool.name for tool in tools if tool.strict),
         tool_choice=_tool_choice(choice),

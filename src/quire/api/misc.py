@@ -14,6 +14,7 @@ import quire
 from quire.api.content import Message, Tool, to_template
 from quire.api.context import Context
 from quire.api.schema import TokenId, Wire
+from quire.api.unseen import newest, without_unseen
 from quire.engine.sampling_defaults import NAMES
 from quire.engine.service import Generation, Thinking
 from quire.errors import NotOffered, RequestError
@@ -107,8 +108,9 @@ class Misc:
         tokenizer = context.service.tokenizer
         if fields.messages is not None:
             context.check_messages(len(fields.messages))
+            turns, last = to_template(fields.messages), newest("messages", fields.messages)
             spec = Generation(
-                messages=to_template(fields.messages),
+                messages=without_unseen(context.service, request.scope, turns, last),
                 tools=tuple(tool.to_template() for tool in fields.tools or ()),
                 thinking=Thinking(fields.enable_thinking),
             )

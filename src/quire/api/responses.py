@@ -34,6 +34,7 @@ from quire.api.schema import check_stream_options, note_verbosity
 from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
 from quire.api.thinking import offered
+from quire.api.unseen import newest, without_unseen
 from quire.api.whole import consume
 from quire.engine.service import FieldNames, Generation, Service, Thinking
 from quire.errors import NotFound, RequestError
@@ -62,8 +63,10 @@ class Responses:
         items = (*self._previous(fields), *new)
         check_count(len(items), context.config.max_messages, "input")
         tools, translator = toolbox(fields, items), Translator(self._seal)
+        turns = translator.turns(fields.instructions, items, len(new))
+        last = newest("input", items, len(new) - len(items))
         spec = Generation(
-            messages=translator.turns(fields.instructions, items, len(new)),
+            messages=without_unseen(context.service, request.scope, turns, last),
             **_generation(context, fields, tools, request),
         )
         if fields.truncation == "auto":
