@@ -69,7 +69,8 @@ class ServerConfig:
         served_name: what clients call the model, and what answers say.
         also_named: further names by which clients may ask for it, such as those that an agent has
             built in.
-        api_keys: any of them opens all routes; empty asks for none.
+        api_keys: any of them opens all routes; empty asks for none. Several stand for users who
+            see nothing of each other.
         strict_fields: refuse request fields that no schema knows.
         max_concurrent: requests in flight before 429.
         max_images: of one request, earlier messages included.
@@ -79,7 +80,10 @@ class ServerConfig:
         allow_media_hosts: whether http(s) URLs are fetched, from public addresses.
         media_folders: where `file://` URLs may read; empty is nowhere.
         media_timeout_s: for fetching one item, redirects included.
-        cors_origins: origins allowed by CORS; empty is off.
+        cors_origins: of web pages that may ask; empty is none, "*" is all.
+        allowed_hosts: names that the Host header may hold beside this machine's own; "*" is all.
+        share_prefixes: whether API keys read what others have computed.
+        metrics_key: opens the metrics of all keys, and nothing else.
         drop_volatile_headers: cut the parts of agents' prompts that change with each request.
         allow_special_tokens: control tokens that clients spell in a conversation become tokens.
         signing_key: signs the thoughts that clients carry; None draws one for this process, so that
@@ -108,6 +112,9 @@ class ServerConfig:
     media_timeout_s: float = 20.0
     request_deadline_s: float | None = None
     cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    share_prefixes: bool = False
+    metrics_key: str | None = None
     dialect: str | None = None
     default_max_tokens: int | None = None
     drop_volatile_headers: bool = True

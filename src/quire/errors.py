@@ -65,6 +65,19 @@ class AuthenticationError(RequestError):
     type = "authentication_error"
 
 
+class Forbidden(RequestError):
+    """What a web page may have sent, or an API key has no right to."""
+
+    status = 403
+    type = "permission_error"
+
+
+class UnsupportedMediaType(RequestError):
+    """A body that is not JSON."""
+
+    status = 415
+
+
 class NotFound(RequestError):
     """A model, response or route that does not exist."""
 

@@ -14,6 +14,7 @@ from openai import APIError, BadRequestError, InternalServerError, NotFoundError
 from quire.request import Failure, Request
 from tests.api.conftest import HTTP, Serve, Served, openai_client
 from tests.support.scripted_engine import Script
+from tests.support.server import RAW_HEAD
 
 TEXT = "The quick brown fox — naïve, 日本語."
 ASK: Any = [{"role": "user", "content": "Say something."}]
@@ -242,7 +243,8 @@ def test_a_client_that_goes_away_frees_the_engine(serve: Serve, stream: bool, n:
     address = httpx.URL(served.url)
     text = json.dumps(body)
     with socket.create_connection((address.host, address.port or 80)) as raw:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(text)}"
+        line = "POST /v1/chat/completions HTTP/1.1"
+        head = f"{line}\r\n{RAW_HEAD}\r\ncontent-length: {len(text)}"
         raw.sendall(f"{head}\r\n\r\n{text}".encode())
         if stream:
             assert raw.recv(100).startswith(b"HTTP/1.1 200")

@@ -14,6 +14,7 @@ from openai.types.completion_create_params import (
 from quire.api.chat import ChatRequest
 from quire.api.completions import CompletionRequest
 from tests.api.conftest import HTTP, Serve
+from tests.support.server import JSON_TYPE
 
 ASK = [{"role": "user", "content": "Hi."}]
 
@@ -209,7 +210,7 @@ def test_fields_without_effect_are_accepted(serve: Serve) -> None:
     [b"", b"{", b"[]", b"null", b'{"messages": NaN}', b"\xff", b"[" * 9999],
 )
 def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> None:
-    answer = HTTP.post(f"{serve().url}/v1/chat/completions", content=body)
+    answer = HTTP.post(f"{serve().url}/v1/chat/completions", content=body, headers=JSON_TYPE)
     assert error_of(answer)["code"] in ("invalid_json", "invalid_type")
 
 
@@ -327,9 +328,9 @@ def test_the_billing_header_of_an_agent_does_not_reach_the_prompt(serve: Serve) 
 def test_half_a_character_is_read_as_a_replacement(serve: Serve) -> None:
     served = serve()
     content = rb'{"messages": [{"role": "user", "content": "cut \ud83d, \\ud83d, \ud83d\ude00"}]}'
-    answer = HTTP.post(f"{served.url}/v1/chat/completions", content=content)
+    answer = HTTP.post(f"{served.url}/v1/chat/completions", content=content, headers=JSON_TYPE)
     assert answer.status_code == 200
     prompt = served.tokenizer.decode(served.engine.requests[0].prompt)
     assert "cut \N{REPLACEMENT CHARACTER}, \\ud83d, 😀" in prompt
-    broken = HTTP.post(f"{served.url}/v1/chat/completions", content=content[:-1])
+    broken = HTTP.post(f"{served.url}/v1/chat/completions", content=content[:-1], headers=JSON_TYPE)
     assert f"column {len(content) - 1}" in error_of(broken)["message"]

@@ -18,6 +18,7 @@ from openai import AsyncOpenAI, BadRequestError
 from quire.demo.skills import Answer, SkillItem, judge, load
 from tests.api.conftest import openai_client
 from tests.support.child import quire_serve
+from tests.support.server import RAW_HEAD
 
 SKILLS = Path(__file__).parents[1] / "data" / "skills"
 WEATHER: Any = {
@@ -229,7 +230,8 @@ def test_a_client_that_leaves_frees_its_row(url: str, stream: bool) -> None:
     content = json.dumps(body)
     address = httpx.URL(url)
     with socket.create_connection((address.host, address.port or 80)) as raw:
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}"
+        line = "POST /v1/chat/completions HTTP/1.1"
+        head = f"{line}\r\n{RAW_HEAD}\r\ncontent-length: {len(content)}"
         raw.sendall(f"{head}\r\n\r\n{content}".encode())
         deadline = time.monotonic() + 10
         while not gauge(url, "quire_running_sequences"):

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.api.conftest import serve, shared, tokenizer
 from tests.attack.harness import Victim, attacked
+
+__all__ = ["serve", "shared", "tokenizer", "victim"]
 
 
 @pytest.fixture(scope="package")

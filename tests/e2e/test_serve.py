@@ -19,6 +19,7 @@ import pytest
 
 from tests.e2e.client import CHAT, COMPLETIONS, Client, Streamed, at_once
 from tests.support.child import Child, quire_serve
+from tests.support.server import JSON_TYPE
 
 STORY = "The red cat saw a small boat near the green hill. Two birds"
 OTHERS = (
@@ -108,7 +109,7 @@ def test_bad_requests_do_no_harm_to_running_streams(client: Client) -> None:
         if len(faults) < len(BAD):
             route, body = BAD[len(faults)]
             content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            faults.append(client.http.post(route, content=content).status_code)
+            faults.append(client.http.post(route, content=content, headers=JSON_TYPE).status_code)
 
     calls = [partial(client.stream, p, **LONG) for p in OTHERS[1:]]
     first = partial(client.stream, OTHERS[0], disturb, **LONG)

@@ -22,6 +22,7 @@ import psutil
 import pytest
 
 from quire.demo import MODEL_DIR
+from tests.support.server import JSON_TYPE
 from tests.support.tiny_models import llama_config, write_model
 
 REQUESTS = 500
@@ -195,7 +196,9 @@ async def malformed(client: httpx.AsyncClient, mix: Mix) -> str:
     body = {"model": mix.model, "messages": [{"role": "user", "content": "Hello"}]} | fault
     response = await client.post("/v1/chat/completions", json=body)
     assert response.status_code == status, response.text
-    broken = await client.post("/v1/chat/completions", content=b'{"model": "x", ')
+    broken = await client.post(
+        "/v1/chat/completions", content=b'{"model": "x", ', headers=JSON_TYPE
+    )
     assert broken.status_code == 400
     return "malformed"
 

@@ -13,6 +13,11 @@ from starlette.types import ASGIApp
 
 from quire.api.server import BoundedHead
 
+JSON_TYPE = {"content-type": "application/json"}
+"""The header of a body that a test has written itself."""
+RAW_HEAD = "host: localhost\r\ncontent-type: application/json"
+"""What a request on a bare socket has to say, beside its body's length."""
+
 
 @contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.api.auth import caller_of
 from quire.api.foreign import shown
 
 log = logging.getLogger("quire.access")
@@ -47,13 +48,17 @@ class AccessLog:
     """Outermost middleware: names each request, times it, logs it as one line of JSON.
 
     Args:
-        observe: told path, status and seconds of each; 499 if the client left before the status.
+        observe: told path, status, seconds and caller of each; 499 if the client left before the
+            status.
         routes: a path is observed as its route's template, and as `other` where there is none, so
             that nobody can make up labels.
     """
 
     def __init__(
-        self, app: ASGIApp, observe: Callable[[str, int, float], None], routes: Sequence[Route]
+        self,
+        app: ASGIApp,
+        observe: Callable[[str, int, float, str], None],
+        routes: Sequence[Route],
     ) -> None:
         self._app = app
         self._observe = observe
@@ -86,7 +91,7 @@ class AccessLog:
             raise
         finally:
             seconds = time.perf_counter() - started
-            self._observe(self._label(scope["path"]), status, seconds)
+            self._observe(self._label(scope["path"]), status, seconds, caller_of(scope))
             line = {
                 "id": request_id,
                 "method": scope["method"],

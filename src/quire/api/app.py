@@ -13,16 +13,17 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from quire.api.access import IGNORED_HEADER, AccessLog
-from quire.api.auth import ApiKeys
+from quire.api.auth import ApiKeys, callers
 from quire.api.chat import Chat
 from quire.api.completions import Completions
 from quire.api.context import Context
 from quire.api.errors import RunFailed, handle
 from quire.api.limits import Slots, Slotted
 from quire.api.messages import Messages
-from quire.api.metrics import Metrics
+from quire.api.metrics import CallerMetrics
 from quire.api.misc import Misc
 from quire.api.openapi import OpenApi
+from quire.api.pages import PageGuard, host_names
 from quire.api.responses import Responses
 from quire.api.seal import Seal
 from quire.config import ServerConfig
@@ -32,8 +33,9 @@ from quire.errors import QuireError
 
 def build_app(service: Service, config: ServerConfig) -> Starlette:
     """The application that serves one model; it owns the service from now on, and closes it."""
-    context = Context(service, config, Slots(config.max_concurrent), Metrics())
-    service.observe(context.metrics)
+    metrics = CallerMetrics(callers(config.api_keys))
+    context = Context(service, config, Slots(config.max_concurrent), metrics)
+    service.observe(context.metrics.observer)
     slotted = [Middleware(Slotted, slots=context.slots)]
     chat, completions, misc = Chat(context), Completions(context), Misc(context)
     seal = Seal(config.signing_key)
@@ -79,7 +81,10 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
 def _middleware(context: Context, routes: list[Route]) -> list[Middleware]:
     """From the outside in: the log sees all, CORS answers preflights that carry no key."""
     config = context.config
-    stack = [Middleware(AccessLog, observe=context.metrics.response, routes=routes)]
+    stack = [
+        Middleware(AccessLog, observe=context.metrics.response, routes=routes),
+        Middleware(PageGuard, hosts=host_names(config), origins=config.cors_origins),
+    ]
     if config.cors_origins:
         stack.append(
             Middleware(
@@ -97,5 +102,5 @@ def _middleware(context: Context, routes: list[Route]) -> list[Middleware]:
             )
         )
     if config.api_keys:
-        stack.append(Middleware(ApiKeys, keys=config.api_keys))
+        stack.append(Middleware(ApiKeys, keys=config.api_keys, metrics_key=config.metrics_key))
     return stack

@@ -320,7 +320,7 @@ class Chat:
         context = self._context
         fields = await context.read(request, ChatRequest)
         context.check_messages(len(fields.messages))
-        run = await context.service.start(fields.generation(context, request))
+        run = await context.start(request, fields.generation(context, request))
         identity = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),

@@ -212,7 +212,8 @@ class Completions:
         service = self._context.service
         fields = await self._context.read(request, CompletionRequest)
         echoes = _echoes(service, fields) if fields.echo else None
-        run = await service.start(fields.generation(self._context, request.headers))
+        spec = fields.generation(self._context, request.headers)
+        run = await self._context.start(request, spec)
         identity = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",

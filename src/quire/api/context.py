@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 
 from quire.api.access import note_ignored
+from quire.api.auth import caller_of
 from quire.api.limits import Slots, check_count, check_headers, read_body
-from quire.api.metrics import Metrics
+from quire.api.metrics import CallerMetrics
 from quire.api.schema import (
     DecodingFields,
     GenerationFields,
@@ -25,7 +26,8 @@ from quire.api.schema import (
 from quire.cache.formats.choose import choose_format
 from quire.config import ServerConfig
 from quire.core.kv_format import KVFormat
-from quire.engine.service import Service
+from quire.engine.runs import Run
+from quire.engine.service import Generation, Service
 from quire.errors import NotFound, RequestError
 from quire.request import SamplingParams
 
@@ -44,7 +46,18 @@ class Context:
     service: Service
     config: ServerConfig
     slots: Slots
-    metrics: Metrics
+    metrics: CallerMetrics
+
+    async def start(self, request: Request, spec: Generation) -> Run:
+        """Queues a generation for whoever asks.
+
+        Raises:
+            RequestError: it cannot be served; nothing has been queued.
+            EngineFailure: the engine cannot go on.
+        """
+        caller = caller_of(request.scope)
+        salt = spec.cache_salt if self.config.share_prefixes else caller + spec.cache_salt
+        return await self.service.start(replace(spec, caller=caller, cache_salt=salt))
 
     async def read(
         self,

@@ -69,7 +69,8 @@ class Messages:
         said = conversation(fields, self._seal)
         if said.dropped:
             note(request.scope, {"dropped_thoughts": len(said.dropped)})
-        run = await context.service.start(_generation(context, fields, said, request))
+        spec = _generation(context, fields, said, request)
+        run = await context.start(request, spec)
         answering = Answering(
             id=f"msg_{uuid.uuid4().hex}",
             model=context.service.name,

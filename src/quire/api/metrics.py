@@ -16,7 +16,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from quire.api.auth import EVERYONE
 from quire.engine.interface import EngineStats
+from quire.engine.runs import Observer
 from quire.text.events import Failed, Finished
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -47,7 +49,7 @@ class Histogram:
 
 
 class Metrics:
-    """The HTTP side's counters; `quire.engine.service.Observer` is how the service feeds them."""
+    """The HTTP side's counters; `quire.engine.runs.Observer` is how the service feeds them."""
 
     def __init__(self) -> None:
         self.time_to_first_token = Histogram(_TTFT_S)
@@ -73,10 +75,11 @@ class Metrics:
         self.responses[path, str(status)] += 1
         self.request_seconds.observe(seconds)
 
-    def render(self, stats: EngineStats, in_flight: int) -> bytes:
-        """The text exposition of all counters, with the engine's."""
+    def render(self, stats: EngineStats | None = None, in_flight: int = 0) -> bytes:
+        """The text exposition of all counters, with the engine's if they are given."""
+        engine = () if stats is None else _engine_families(stats, in_flight)
         registry = CollectorRegistry()
-        registry.register(_Snapshot([*self._families(), *_engine_families(stats, in_flight)]))
+        registry.register(_Snapshot([*self._families(), *engine]))
         return generate_latest(registry)
 
     def _families(self) -> Iterator[Metric]:
@@ -94,6 +97,50 @@ class Metrics:
         yield self.between_tokens.family(
             "quire_inter_token_seconds", "Between two tokens of one request"
         )
+
+
+class CallerMetrics:
+    """Everybody's counters, and each caller's own where callers are told apart."""
+
+    def __init__(self, callers: Iterable[str]) -> None:
+        self.all = Metrics()
+        self._own = {caller: Metrics() for caller in callers if caller != EVERYONE}
+
+    def of(self, caller: str) -> Metrics:
+        """What a caller may see."""
+        return self._own.get(caller, self.all)
+
+    def response(self, path: str, status: int, seconds: float, caller: str) -> None:
+        """A response was sent whole, or its client went away."""
+        for metrics in self._of_both(caller):
+            metrics.response(path, status, seconds)
+
+    def observer(self, caller: str) -> Observer:
+        """What counts a caller's generations."""
+        return _Both(self._of_both(caller))
+
+    def _of_both(self, caller: str) -> tuple[Metrics, ...]:
+        own = self._own.get(caller)
+        return (self.all,) if own is None else (self.all, own)
+
+
+class _Both:
+    """Counts the same in several places; implements `quire.engine.runs.Observer`."""
+
+    def __init__(self, places: tuple[Metrics, ...]) -> None:
+        self._places = places
+
+    def first_token(self, seconds: float) -> None:
+        for place in self._places:
+            place.first_token(seconds)
+
+    def tokens(self, seconds: float, count: int) -> None:
+        for place in self._places:
+            place.tokens(seconds, count)
+
+    def ended(self, event: Finished | Failed) -> None:
+        for place in self._places:
+            place.ended(event)
 
 
 class _Snapshot(Collector):

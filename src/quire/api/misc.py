@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import quire
+from quire.api.auth import EVERYONE, caller_of
 from quire.api.content import Message, Tool, to_template
 from quire.api.context import Context
 from quire.api.schema import TokenId, Wire
@@ -90,10 +91,13 @@ class Misc:
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        """`GET /metrics`, for Prometheus."""
-        context = self._context
-        stats = await context.service.client.stats()
-        body = context.metrics.render(stats, context.slots.taken)
+        """`GET /metrics`, for Prometheus; one of several API keys sees its own requests only."""
+        context, caller = self._context, caller_of(request.scope)
+        if caller == EVERYONE:
+            stats = await context.service.client.stats()
+            body = context.metrics.all.render(stats, context.slots.taken)
+        else:
+            body = context.metrics.of(caller).render()
         return Response(body, media_type="text/plain; version=0.0.4")
 
     async def tokenize(self, request: Request) -> Response:

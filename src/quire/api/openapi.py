@@ -31,7 +31,7 @@ class Operation:
         body: the model of the request's body; None if it has none.
         answers: media types of a good answer.
         open: whether it needs no key.
-        statuses: of answers that are not good, beside 400, 401, 413 and 500 for those with a body.
+        statuses: of answers that are not good, beside those that every operation may give.
     """
 
     method: str
@@ -103,10 +103,12 @@ OPERATIONS: tuple[Operation, ...] = (
 _REASONS = {
     400: "The request cannot be served as it is; `param` names the field at fault",
     401: "No valid API key",
+    403: "The Host or Origin header is none that this server is to answer",
     404: "There is no such model, response or item",
     408: "The request was not finished within the time that the operator allows; "
     "`x-should-retry` tells SDKs not to send it again",
     413: "The body is too large",
+    415: "The body is not application/json",
     429: "Too many requests are in flight; `retry-after` says when to try again",
     500: "The server failed",
     501: "Not offered",
@@ -185,9 +187,9 @@ def document(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _describe(operation: Operation) -> dict[str, Any]:
-    statuses = {*operation.statuses, 500}
+    statuses = {*operation.statuses, 400, 403, 500}
     if operation.body is not None:
-        statuses |= {400, 413}
+        statuses |= {413, 415}
     if not operation.open:
         statuses.add(401)
     shape = "AnthropicError" if speaks_anthropic(operation.path) else "Error"

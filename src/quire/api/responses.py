@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from quire.api.access import note
+from quire.api.auth import EVERYONE, caller_of, callers
 from quire.api.context import Context, decoding
 from quire.api.limits import check_count
 from quire.api.responses_items import WireEvent
@@ -52,15 +53,20 @@ class Responses:
         self._context = context
         self._seal = seal
         config = context.config
-        self._store = ResponseStore(config.stored_responses, config.stored_response_bytes)
+        who = set(callers(config.api_keys)) or {EVERYONE}
+        self._stores = {
+            caller: ResponseStore(config.stored_responses, config.stored_response_bytes // len(who))
+            for caller in who
+        }
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
         context = self._context
         fields = await context.read(request, ResponsesRequest)
         context.check_model(fields.model)
-        new = self._new_items(fields)
-        items = (*self._previous(fields), *new)
+        store = self._store(request)
+        new = _new_items(fields, store)
+        items = (*_previous(fields, store), *new)
         check_count(len(items), context.config.max_messages, "input")
         tools, translator = toolbox(fields, items), Translator(self._seal)
         turns = translator.turns(fields.instructions, items, len(new))
@@ -73,13 +79,13 @@ class Responses:
             spec = await _truncated(context.service, spec)
         if tools.left_out:
             note(request.scope, {"tools_left_out": tools.left_out})
-        run = await context.service.start(spec)
+        run = await context.start(request, spec)
         body = _body(context.service.name, fields, spec.sampling, translator.dropped)
 
         def keep(body: WireEvent) -> None:
             if body["store"]:
                 output = _ITEMS.validate_json(compact(body["output"]))
-                self._store.add(body, (*items, *output))
+                store.add(body, (*items, *output))
 
         events = ResponseEvents(
             Responding(
@@ -107,7 +113,7 @@ class Responses:
                 code="unsupported_parameter",
             )
         response_id = request.path_params["id"]
-        stored = self._store.get(response_id)
+        stored = self._store(request).get(response_id)
         if stored is None:
             raise _missing("response", response_id, "id")
         return JSONResponse(stored.body)
@@ -115,37 +121,43 @@ class Responses:
     async def delete(self, request: Request) -> Response:
         """`DELETE /v1/responses/{id}`."""
         response_id = request.path_params["id"]
-        if not self._store.remove(response_id):
+        if not self._store(request).remove(response_id):
             raise _missing("response", response_id, "id")
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
-    def _previous(self, fields: ResponsesRequest) -> Sequence[Item]:
-        """What was said up to the response that this request goes on from."""
-        if fields.previous_response_id is None:
-            return ()
-        stored = self._store.get(fields.previous_response_id)
-        if stored is None:
-            raise RequestError(
-                f"'previous_response_id' is '{fields.previous_response_id[:80]}', "
-                "which is not kept here; those used last are.",
-                param="previous_response_id",
-                code="previous_response_not_found",
-            )
-        return stored.items
+    def _store(self, request: Request) -> ResponseStore:
+        """The responses of whoever asks; nobody else's are known to exist."""
+        return self._stores[caller_of(request.scope)]
 
-    def _new_items(self, fields: ResponsesRequest) -> list[Item]:
-        """The request's own items, with references to stored ones resolved."""
-        if isinstance(fields.input, str):
-            return [MessageItem(role="user", content=fields.input)]
-        items: list[Item] = []
-        for index, item in enumerate(fields.input or ()):
-            if isinstance(item, ReferenceItem):
-                found = self._store.item(item.id)
-                if found is None:
-                    raise _missing("item", item.id, f"input[{index}].id")
-                item = found
-            items.append(item)
-        return items
+
+def _previous(fields: ResponsesRequest, store: ResponseStore) -> Sequence[Item]:
+    """What was said up to the response that this request goes on from."""
+    if fields.previous_response_id is None:
+        return ()
+    stored = store.get(fields.previous_response_id)
+    if stored is None:
+        raise RequestError(
+            f"'previous_response_id' is '{fields.previous_response_id[:80]}', "
+            "which is not kept here; those used last are.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return stored.items
+
+
+def _new_items(fields: ResponsesRequest, store: ResponseStore) -> list[Item]:
+    """The request's own items, with references to stored ones resolved."""
+    if isinstance(fields.input, str):
+        return [MessageItem(role="user", content=fields.input)]
+    items: list[Item] = []
+    for index, item in enumerate(fields.input or ()):
+        if isinstance(item, ReferenceItem):
+            found = store.item(item.id)
+            if found is None:
+                raise _missing("item", item.id, f"input[{index}].id")
+            item = found
+        items.append(item)
+    return items
 
 
 def _missing(what: str, missing_id: str, param: str) -> NotFound:

@@ -155,14 +155,34 @@ def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
     add(
         "--allow-special-tokens",
         action="store_true",
-        help="control tokens that clients spell in messages, such as <|im_end|>, are no text",
+        help="take control tokens spelled in messages, such as <|im_end|>, as tokens, not as text",
+    )
+    add(
+        "--share-prefixes",
+        action="store_true",
+        help="let API keys reuse what others have computed, and see how far their prompts agree",
+    )
+    add(
+        "--metrics-key-file",
+        metavar="FILE",
+        help="a key that opens /metrics alone, for all keys; each other one sees its own requests",
     )
     add(
         "--cors-origin",
+        "--cors-origins",
         action="append",
         default=[],
         metavar="ORIGIN",
         help="web pages from there may ask; may be given again; default: none",
+    )
+    add(
+        "--allowed-host",
+        "--allowed-hosts",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name by which clients reach this server, * for any; may be given again; this "
+        "machine's own and addresses always work",
     )
     add(
         "--max-concurrent",
@@ -185,7 +205,7 @@ def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
         type=positive,
         default=defaults.stored_responses,
         metavar="N",
-        help="answers of /v1/responses kept for previous_response_id; default: %(default)s",
+        help="answers of /v1/responses kept for each API key; default: %(default)s",
     )
     add(
         "--signing-key-file",
@@ -301,11 +321,14 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         media_timeout_s=args.media_timeout,
         request_deadline_s=args.request_timeout,
         cors_origins=tuple(args.cors_origin),
+        allowed_hosts=tuple(args.allowed_host),
+        share_prefixes=args.share_prefixes,
+        metrics_key=_key_in(args.metrics_key_file, "--metrics-key-file"),
         dialect=args.dialect,
         default_max_tokens=args.max_tokens,
         drop_volatile_headers=not args.keep_volatile,
         allow_special_tokens=args.allow_special_tokens,
-        signing_key=_signing_key(args),
+        signing_key=_key_in(args.signing_key_file, "--signing-key-file"),
         stored_responses=args.stored_responses,
         sampling_defaults=args.sampling_defaults,
         sampling_overrides=_sampling_overrides(args),
@@ -328,17 +351,17 @@ def _sampling_overrides(args: argparse.Namespace) -> dict[str, float]:
     return given
 
 
-def _signing_key(args: argparse.Namespace) -> str | None:
-    """The key in `--signing-key-file`; None draws one for this process.
+def _key_in(path: str | None, option: str) -> str | None:
+    """The key in a file; None where none is named.
 
     Raises:
         QuireError: the file holds none.
     """
-    if not args.signing_key_file:
+    if not path:
         return None
-    key = _read(args.signing_key_file, "--signing-key-file").strip()
+    key = _read(path, option).strip()
     if not key:
-        raise QuireError("--signing-key-file: the file is empty")
+        raise QuireError(f"{option}: the file is empty")
     return key
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -108,6 +108,8 @@ class Generation:
         schema: JSON text of the schema that the answer must meet.
         template_kwargs: further variables of the chat template.
         continue_final: go on with the last message instead of beginning one.
+        cache_salt: prompts share what is cached only with those of the same.
+        caller: for whom it is counted.
         names: for errors.
     """
 
@@ -129,6 +131,7 @@ class Generation:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final: bool = False
     cache_salt: str = ""
+    caller: str = ""
     names: FieldNames = field(default_factory=FieldNames)
 
     @property
@@ -203,7 +206,7 @@ class Service:
         self._pictures = pictures
         self._controls = controls
         self._sandbox = sandbox
-        self._observer: Observer = Unobserved()
+        self._observer: Callable[[str], Observer] = lambda caller: Unobserved()
         self._default_max_tokens = default_max_tokens
         self._deadline_s = deadline_s
         self._drop_volatile = drop_volatile
@@ -229,8 +232,8 @@ class Service:
         await self._sandbox.close()
         await self.client.close()
 
-    def observe(self, observer: Observer) -> None:
-        """Tells `observer` of everything that starts from now on."""
+    def observe(self, observer: Callable[[str], Observer]) -> None:
+        """Tells the observer of a generation's caller of everything that starts from now on."""
         self._observer = observer
 
     async def start(self, spec: Generation) -> Run:
@@ -263,7 +266,7 @@ class Service:
                 Choice(
                     self.client.submit(request),
                     source,
-                    self._observer,
+                    self._observer(spec.caller),
                     one_call=not spec.parallel_tool_calls,
                 )
                 for request, source in zip(requests, sources, strict=True)

@@ -1,0 +1,127 @@
+"""Keeps out the web pages that a user of this machine visits.
+
+A browser sends a page's requests to any address, this machine's included. Three checks, none of
+which a page can pass unless the operator has named its origin:
+
+* `Host` has to name this server. A page whose own name was made to resolve to this machine (DNS
+  rebinding) is of the same origin as what it asks, but it cannot change the name that it asks for.
+* `Origin`, which browsers send with what a page posts, has to be this server's or one that is
+  named.
+* A body has to be `application/json`, which a page of another origin cannot send unasked: its
+  browser asks first, and CORS answers for the origins that are named.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quire.api.auth import is_loopback
+from quire.api.errors import error_response, failure_of
+from quire.config import ServerConfig
+from quire.errors import Forbidden, RequestError, UnsupportedMediaType
+
+ANY = "*"
+_HOST = re.compile(r"[\w.:\[\]-]+")
+
+
+def host_names(config: ServerConfig) -> frozenset[str]:
+    """The names by which this server may be asked, beside addresses."""
+    names = {"localhost", config.host, *config.allowed_hosts}
+    if not is_loopback(config.host):
+        own = socket.gethostname()
+        names |= {own, f"{own}.local"}
+    return frozenset(name.lower() for name in names if name)
+
+
+class PageGuard:
+    """Middleware that refuses what may come from a web page.
+
+    Args:
+        hosts: names that `Host` may hold; addresses always pass, since no page can make a browser
+            ask for an address under a name. `*` is any name.
+        origins: of pages that may ask; `*` is any.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str], origins: Iterable[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(hosts)
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope["method"], Headers(scope=scope))
+            except RequestError as error:
+                await error_response(scope["path"], failure_of(error))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, method: str, headers: Headers) -> None:
+        """Raises `RequestError` for what may come from a page."""
+        hosts = headers.getlist("host")
+        if len(hosts) > 1:
+            raise RequestError("The request has more than one Host header.", code="invalid_host")
+        host = hosts[0].lower() if hosts else ""  # no browser leaves it out
+        if hosts and not self._is_ours(host):
+            raise Forbidden(
+                f"This server is not known as '{_shown(host)}'. If it is meant to be, start it "
+                f"with --allowed-host {_shown(_name_of(host))}.",
+                code="host_not_allowed",
+            )
+        origin = headers.get("origin")
+        if origin is not None and not self._may_ask(origin.lower(), host):
+            raise Forbidden(
+                f"Pages from '{_shown(origin)}' may not ask this server. If they are meant to, "
+                f"start it with --cors-origin {_shown(origin)}.",
+                code="origin_not_allowed",
+            )
+        has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        if method != "OPTIONS" and has_body and not _is_json(headers.get("content-type", "")):
+            raise UnsupportedMediaType(
+                "The body has to be JSON, with the header Content-Type: application/json.",
+                code="unsupported_media_type",
+            )
+
+    def _is_ours(self, host: str) -> bool:
+        name = _name_of(host)
+        return ANY in self._hosts or name in self._hosts or _is_address(name)
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        if ANY in self._origins or origin in self._origins:
+            return True
+        scheme, _, authority = origin.partition("://")
+        return scheme in ("http", "https") and authority == host
+
+
+def _name_of(host: str) -> str:
+    """A `Host` header without port, brackets and final dot; empty for what is none."""
+    if not _HOST.fullmatch(host):
+        return ""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_json(content_type: str) -> bool:
+    return content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+def _shown(text: str) -> str:
+    """Text from a header, short enough for an error."""
+    return text[:100]

@@ -1,0 +1,169 @@
+"""A real browser on a hostile page: it reaches the server, and nothing comes of it."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.child import Child, quire_serve
+
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser is installed")
+
+EVIL = "evil.test"
+PATIENCE_S = 90
+PATH = "/v1/completions"
+PAGE = """<!doctype html><body><iframe name=hole></iframe><script>
+const url = decodeURIComponent(location.search.slice(1)), said = {};
+const body = JSON.stringify({prompt: "Hi", max_tokens: 3});
+async function attempt(name, path, options) {
+  try {
+    const answer = await fetch(url + path, options);
+    said[name] = answer.type === "opaque" ? "opaque" : answer.status + await answer.text();
+  } catch (error) { said[name] = "failed"; }
+}
+(async () => {
+  const path = "/v1/completions", post = {method: "POST", body};
+  await attempt("plain", path, {...post, mode: "no-cors"});
+  await attempt("untyped", path, {...post, mode: "no-cors", body: new Blob([body])});
+  await attempt("json", path, {...post, headers: {"content-type": "application/json"}});
+  await attempt("read", "/v1/models", {});
+  await attempt("delete", "/v1/responses/resp_1", {method: "DELETE"});
+  said.beacon = navigator.sendBeacon(url + path, body);
+  const form = document.createElement("form"), field = document.createElement("input");
+  Object.assign(form, {method: "post", enctype: "text/plain", target: "hole", action: url + path});
+  Object.assign(field, {name: body.slice(0, -1) + ',"user":"', value: '"}'});
+  form.append(field); document.body.append(form); form.submit();
+  await fetch("/said", {method: "POST", body: JSON.stringify(said)});
+})();
+</script>"""
+
+
+@dataclass
+class HostilePage:
+    """A page at an origin of its own; it attacks the server that its address names."""
+
+    origin: str
+    said: queue.Queue[dict[str, Any]]
+
+    def visited(self, child: Child, profile: Path) -> dict[str, Any]:
+        """What the page's attempts came to."""
+        with browser(f"{self.origin}/?{child.url}", profile):
+            return self.said.get(timeout=PATIENCE_S)
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[HostilePage]:
+    said: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(PAGE.encode())
+
+        def do_POST(self) -> None:
+            said.put(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self._answer(b"")
+
+        def _answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as pages:
+        threading.Thread(target=pages.serve_forever, daemon=True).start()
+        yield HostilePage(f"http://{EVIL}:{pages.server_port}", said)
+        pages.shutdown()
+
+
+@contextmanager
+def browser(url: str, profile: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A browser at `url`, for which the hostile name leads to this machine."""
+    assert BROWSER is not None
+    command = [
+        *(BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+        *("--no-first-run", "--disable-background-networking", f"--user-data-dir={profile}"),
+        *(f"--host-resolver-rules=MAP {EVIL} 127.0.0.1", "--no-proxy-server", *options, url),
+    ]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def shown(url: str, profile: Path) -> str:
+    """What the browser makes of a document."""
+    with browser(url, profile, "--dump-dom") as process:
+        return process.communicate(timeout=PATIENCE_S)[0]
+
+
+def statuses(child: Child) -> dict[str, int]:
+    """How often each status was answered on the path that the page attacks."""
+    text = httpx.get(f"{child.url}/metrics").text
+    pattern = rf'quire_http_responses_total{{path="{PATH}",status="(\d+)"}} (\d+)'
+    return {status: int(count) for status, count in re.findall(pattern, text)}
+
+
+def wait_for(child: Child, expected: dict[str, int]) -> None:
+    """What a page sends without waiting for an answer may come late."""
+    deadline = time.monotonic() + 20
+    while statuses(child) != expected and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert statuses(child) == expected
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    with quire_serve(tmp_path_factory.mktemp("serve")) as child:
+        yield child
+
+
+def test_a_hostile_page_gets_nothing_done(child: Child, page: HostilePage, tmp_path: Path) -> None:
+    assert page.visited(child, tmp_path) == {
+        "plain": "opaque",  # it was sent; that the page cannot read the answer is not enough
+        "untyped": "opaque",
+        "json": "failed",
+        "read": "failed",
+        "delete": "failed",
+        "beacon": True,
+    }
+    # The two texts, the question whether JSON may be sent, the beacon, the form.
+    wait_for(child, {"403": 5})
+
+
+def test_a_name_rebound_to_this_machine_reads_nothing(child: Child, tmp_path: Path) -> None:
+    port = httpx.URL(child.url).port
+    assert "not known as" in shown(f"http://{EVIL}:{port}/v1/models", tmp_path)
+    assert "quire-demo" in shown(f"http://127.0.0.1:{port}/v1/models", tmp_path)
+
+
+def test_a_page_that_is_named_may_send_json_and_read(page: HostilePage, tmp_path: Path) -> None:
+    with quire_serve(tmp_path, "--cors-origin", page.origin) as child:
+        said = page.visited(child, tmp_path / "profile")
+        assert said["json"].startswith('200{"')
+        assert said["read"].startswith("200")
+        assert said["delete"].startswith("404")
+        # JSON, and the question before it; what is not JSON is read from no page.
+        wait_for(child, {"200": 2, "415": 4})

@@ -1,0 +1,107 @@
+"""API keys stand for users who see nothing of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.child import Child, quire_serve
+
+SECRET = "Remember this about my account, and tell nobody at all what it is: my PIN is 4711."
+GUESSES = [SECRET.replace("4711", pin) for pin in ("9999", "4999", "4799", "4719", "4711")]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("keys")
+    (folder / "keys").write_text("key-a\nkey-b\n")
+    (folder / "watcher").write_text("key-m\n")
+    return [
+        *("--api-key-file", str(folder / "keys")),
+        *("--metrics-key-file", str(folder / "watcher")),
+    ]
+
+
+@pytest.fixture(scope="module")
+def child(files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    with quire_serve(tmp_path_factory.mktemp("apart"), *files) as child:
+        yield child
+
+
+def client(child: Child, key: str) -> httpx.Client:
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.Client(base_url=child.url, headers=headers, timeout=60)
+
+
+def reuse(who: httpx.Client, text: str, **more: Any) -> tuple[str, str]:
+    """What the answer's headers say of the prefix cache."""
+    body = {"prompt": text, "max_tokens": 1, **more}
+    answer = who.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.headers["x-quire-cached-tokens"], answer.headers["x-quire-cache-reuse"]
+
+
+def test_what_another_key_has_said_cannot_be_guessed(child: Child) -> None:
+    with client(child, "key-a") as a, client(child, "key-b") as b:
+        reuse(a, SECRET)
+        cached, _ = reuse(a, SECRET)
+        assert int(cached) > 10, "a key reuses what it has said itself"
+        probes = [reuse(b, guess, cache_salt=str(n)) for n, guess in enumerate(GUESSES)]
+        assert probes == [("0", probes[0][1])] * len(GUESSES)
+        assert reuse(b, GUESSES[-1])[0] == "0"
+
+
+def test_prefixes_are_shared_by_choice(files: list[str], tmp_path: Path) -> None:
+    with (
+        quire_serve(tmp_path, *files, "--share-prefixes") as child,
+        client(child, "key-a") as a,
+        client(child, "key-b") as b,
+    ):
+        reuse(a, SECRET)
+        assert int(reuse(b, SECRET)[0]) > 10
+
+
+def test_responses_of_another_key_are_not_there(child: Child) -> None:
+    with client(child, "key-a") as a, client(child, "key-b") as b:
+        made = a.post("/v1/responses", json={"input": SECRET, "max_output_tokens": 16}).json()
+        path = f"/v1/responses/{made['id']}"
+        item = {"type": "item_reference", "id": made["output"][0]["id"]}
+
+        def attempts(who: httpx.Client, path: str, made: str) -> list[httpx.Response]:
+            going_on = {"input": "And?", "previous_response_id": made, "max_output_tokens": 16}
+            referring = {"input": [item], "max_output_tokens": 16}
+            return [
+                who.get(path),
+                who.post("/v1/responses", json=going_on),
+                who.post("/v1/responses", json=referring),
+                who.delete(path),
+            ]
+
+        refused = attempts(b, path, made["id"])
+        unknown = attempts(b, "/v1/responses/resp_0", "resp_0")
+        assert [each.status_code for each in refused] == [404, 400, 404, 404]
+        for seen, never_made in zip(refused, unknown, strict=True):
+            expected = never_made.text.replace("resp_0", made["id"])
+            assert (seen.status_code, seen.text) == (never_made.status_code, expected)
+        assert SECRET not in "".join(each.text for each in refused)
+        assert [each.status_code for each in attempts(a, path, made["id"])] == [200] * 4
+
+
+def test_metrics_are_a_keys_own(child: Child) -> None:
+    def answered(who: httpx.Client) -> float:
+        lines = who.get("/metrics").text.splitlines()
+        counts = [line.split()[-1] for line in lines if line.startswith("quire_answers_total")]
+        return sum(map(float, counts))
+
+    with client(child, "key-a") as a, client(child, "key-b") as b, client(child, "key-m") as m:
+        before = [answered(each) for each in (a, b, m)]
+        reuse(a, "Hello")
+        assert [answered(each) for each in (a, b, m)] == [before[0] + 1, before[1], before[2] + 1]
+        assert "quire_steps_total" in m.get("/metrics").text
+        assert "quire_steps_total" not in a.get("/metrics").text, "it tells of others' work"
+        assert m.get("/v1/models").status_code == 401
+        assert m.post("/v1/completions", json={"prompt": "x"}).status_code == 401

@@ -1,0 +1,121 @@
+"""What a web page can send, as a browser would, does nothing here; see also `test_browser`."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import httpx
+import pytest
+
+from quire.config import ServerConfig
+from tests.api.conftest import HTTP, NAME, Serve
+
+BODY = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 5}
+POSTS = {
+    "/v1/chat/completions": BODY,
+    "/v1/completions": {"prompt": "Hi."},
+    "/v1/messages": {"model": NAME, **BODY},
+    "/v1/messages/count_tokens": {"model": NAME, "messages": BODY["messages"]},
+    "/v1/responses": {"input": "Hi."},
+    "/tokenize": {"prompt": "Hi."},
+    "/detokenize": {"tokens": [5]},
+}
+EVIL = "http://evil.example:8000"
+
+
+def code_of(answer: httpx.Response) -> Any:
+    error = answer.json()["error"]
+    return error.get("code") or error["details"]["error_code"]
+
+
+@pytest.mark.parametrize("path", POSTS)
+def test_only_json_is_read(serve: Serve, path: str) -> None:
+    served = serve()
+    body = json.dumps(POSTS[path]).encode()
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/jsonp", "", None):
+        headers = {} if kind is None else {"content-type": kind}
+        for content in (body, iter([body])):
+            answer = HTTP.post(served.url + path, content=content, headers=headers)
+            assert (answer.status_code, code_of(answer)) == (415, "unsupported_media_type")
+    assert not served.engine.requests
+    for kind in ("application/json", "Application/JSON; charset=utf-8"):
+        answer = HTTP.post(served.url + path, content=body, headers={"content-type": kind})
+        assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", [*POSTS, "/health", "/metrics", "/v1/models", "/openapi.json"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example:8000"},
+        {"host": "evil.example:8000", "origin": EVIL},  # the page's name, rebound to this machine
+        {"host": "localhost.evil.example"},
+        {"host": "127.0.0.1.nip.io"},
+        {"host": "evil@localhost:8000"},
+        {"host": "localhost/evil.example"},
+        {"host": "localhost evil.example"},
+        {"host": "[::1"},
+        {"host": ""},
+    ],
+    ids=str,
+)
+def test_a_name_that_is_not_this_servers_is_refused(
+    serve: Serve, path: str, headers: dict[str, str]
+) -> None:
+    served = serve()
+    method = "POST" if path in POSTS else "GET"
+    answer = HTTP.request(method, served.url + path, headers=headers, json=POSTS.get(path))
+    assert (answer.status_code, code_of(answer)) == (403, "host_not_allowed")
+    assert not served.engine.requests
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:80", "localhost.", "127.0.0.1:1", "[::1]:8000", "192.168.1.4"]
+)
+def test_its_own_names_and_addresses_pass(serve: Serve, host: str) -> None:
+    answer = HTTP.post(f"{serve().url}/tokenize", json={"prompt": "Hi."}, headers={"host": host})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", [*POSTS, "/metrics", "/v1/models"])
+@pytest.mark.parametrize("origin", [EVIL, "null", "http://127.0.0.1:1", "file://", "chrome://x"])
+def test_a_page_of_another_origin_is_refused(serve: Serve, path: str, origin: str) -> None:
+    served = serve()
+    method = "POST" if path in POSTS else "GET"
+    sent = {"headers": {"origin": origin}, "json": POSTS.get(path)}
+    answer = HTTP.request(method, served.url + path, **sent)
+    assert (answer.status_code, code_of(answer)) == (403, "origin_not_allowed")
+    assert "access-control-allow-origin" not in answer.headers
+    assert not served.engine.requests
+
+
+def test_what_the_operator_names_may_ask(serve: Serve) -> None:
+    config = ServerConfig(
+        cors_origins=("https://a.example",), allowed_hosts=("Quire.lan",), served_name=NAME
+    )
+    served = serve(config=config)
+
+    def status(**headers: str) -> int:
+        return HTTP.post(
+            f"{served.url}/tokenize", json={"prompt": "x"}, headers=headers
+        ).status_code
+
+    assert status(origin="https://a.example") == 200
+    assert status(origin="http://a.example") == 403
+    assert status(host="quire.lan:8000") == 200
+    assert status(host="quire.lan:8000", origin="http://quire.lan:8000") == 200
+    assert status(host="quire.lan:8000", origin="http://quire.lan:9") == 403
+    assert status(host="a.example") == 403
+    anybody = serve(config=ServerConfig(cors_origins=("*",), allowed_hosts=("*",)))
+    headers = {"host": "x.example", "origin": EVIL}
+    answer = HTTP.post(f"{anybody.url}/tokenize", json={"prompt": "x"}, headers=headers)
+    assert answer.status_code == 200
+
+
+def test_two_hosts_are_none(serve: Serve) -> None:
+    address = httpx.URL(serve().url)
+    with socket.create_connection((address.host, address.port or 80), timeout=10) as raw:
+        raw.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+        assert raw.recv(4096).startswith(b"HTTP/1.1 400")
