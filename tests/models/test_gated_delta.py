@@ -6,11 +6,13 @@ import mlx.core as mx
 import pytest
 
 from quire.models.base import named_parameters
-from quire.models.gated_delta import GatedDeltaNet, GatedDeltaShape, gated_delta
+from quire.models.gated_delta import GatedDelta, GatedDeltaNet, gated_delta
 from tests.models.solo import SoloStep
 
 HIDDEN = 32
-SHAPE = GatedDeltaShape(key_heads=2, value_heads=4, key_dim=16, value_dim=8, kernel=4)
+SHAPE = GatedDelta(
+    key_heads=2, value_heads=4, key_dim=16, value_dim=8, kernel=4, activation="silu", eps=1e-6
+)
 
 
 class Segment:
@@ -22,7 +24,7 @@ class Segment:
         self._states = states
 
     def read(self, name: str) -> mx.array:
-        shape = {part: shape for part, shape, _ in SHAPE.state.arrays}[name]
+        shape = {part: shape for part, shape, _ in SHAPE.spec.arrays}[name]
         return mx.stack([state.get(name, mx.zeros(shape)) for state in self._states])
 
     def write(self, name: str, value: mx.array) -> None:
@@ -34,7 +36,7 @@ class MixedStep(SoloStep):
     """A step with the given segments."""
 
     def __init__(self, segments: list[Segment]) -> None:
-        super().__init__((SHAPE.state,), [0])
+        super().__init__((SHAPE.spec,), [0])
         self._segments = segments
 
     def recurrent(self, layer: int) -> list[Segment]:  # type: ignore[override]
@@ -42,7 +44,7 @@ class MixedStep(SoloStep):
 
 
 def _layer() -> GatedDeltaNet:
-    layer = GatedDeltaNet(HIDDEN, SHAPE, 0, "silu", 1e-6)
+    layer = GatedDeltaNet(SHAPE, HIDDEN, 0)
     key = mx.random.key(5)
     weights = []
     for name, place in sorted(named_parameters(layer).items()):
@@ -56,7 +58,7 @@ def test_mixed_segments_equal_whole_sequences() -> None:
     layer = _layer()
     lengths = [9, 7, 7, 6]
     inputs = [mx.random.normal((n, HIDDEN), key=mx.random.key(n * 10)) for n in lengths]
-    whole = [layer(x, SoloStep((SHAPE.state,), [0] * len(x))) for x in inputs]
+    whole = [layer(x, SoloStep((SHAPE.spec,), [0] * len(x)), None) for x in inputs]
     states: list[dict[str, mx.array]] = [{} for _ in lengths]
     got: list[list[mx.array]] = [[] for _ in lengths]
     done = [0] * len(lengths)
@@ -73,7 +75,7 @@ def test_mixed_segments_equal_whole_sequences() -> None:
                     order.append((s, done[s] + turn))
         x = mx.stack([inputs[s][position] for s, position in order])
         segments = [Segment([rows[s] for s in g], [states[s] for s in g]) for g, _ in plan]
-        y = layer(x, MixedStep(segments))
+        y = layer(x, MixedStep(segments), None)
         for s, own in rows.items():
             got[s].append(y[mx.array(own)])
             done[s] += counts[s]

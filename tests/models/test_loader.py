@@ -141,7 +141,7 @@ def test_unknown_model_type_is_named(tmp_path: Path) -> None:
         ("llama", {"hidden_size": "64"}, "hidden_size"),
         ("llama", {"rms_norm_eps": [1e-5]}, "rms_norm_eps"),
         ("llama", {"head_dim": None, "num_attention_heads": "4"}, r"config\.json"),
-        ("llama", {"layer_types": 3}, r"config\.json"),
+        ("qwen3", {"layer_types": 3}, "layer_types"),
         ("gemma4", {"rope_parameters": 3}, r"config\.json"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 import mlx.core as mx
 
 from quire.models.base import named_parameters
-from quire.models.registry import family
+from quire.models.registry import build
 from quire.request import Image, PlacedImage
 
 VOCABULARY = 256
@@ -252,7 +252,7 @@ CONFIGS = {
 
 def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]:
     """Float32 tensors with this package's names, the same for the same config and seed."""
-    model = family(config["model_type"]).from_config(config)
+    model = build(config)
     key = mx.random.key(seed)
     weights = {}
     for name, place in sorted(named_parameters(model).items()):

@@ -49,7 +49,7 @@ def inspect(folder: Path, name: str, where: str) -> Found:
     """What a model folder says about itself, from its configuration and its tensors' headers."""
     # Imported late, since they load MLX: `quire --help` need not wait for it.
     from quire.models.quantization import check_config
-    from quire.models.registry import family
+    from quire.models.registry import build
     from quire.models.safetensors import find_shards, read_header
 
     config: dict[str, Any] = {}
@@ -62,7 +62,7 @@ def inspect(folder: Path, name: str, where: str) -> Found:
             size += shard.stat().st_size
             parameters += _count(json.loads(read_header(shard)), bits)
         check_config(config)
-        family(str(config.get("model_type"))).from_config(config)
+        build(config)
         if not (folder / "tokenizer.json").is_file():
             raise ModelError("no tokenizer.json")
     except ModelError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -165,15 +165,6 @@ class LanguageModel(Module):
     @abstractmethod
     def logits(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]` -> `[R, vocab]` in float32, softcapped where the family does so."""
-
-    @classmethod
-    @abstractmethod
-    def from_config(cls, config: dict[str, Any]) -> Self:
-        """Builds the module, weights not yet read, from the contents of `config.json`.
-
-        Raises:
-            ModelError: a value is missing, or one that this family does not know.
-        """
 
     @abstractmethod
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

@@ -21,11 +21,12 @@ _NORM_EPS = 1e-6  # of the keys' and queries' lengths, as in the flash-linear-at
 
 
 @dataclass(frozen=True)
-class GatedDeltaShape:
-    """The `linear_*` keys of `config.json`.
+class GatedDelta:
+    """A gated delta net.
 
     Attributes:
         kernel: how many tokens the convolution sees, the current one included.
+        eps: of the norm of the output.
     """
 
     key_heads: int
@@ -33,6 +34,16 @@ class GatedDeltaShape:
     key_dim: int
     value_dim: int
     kernel: int
+    activation: str
+    eps: float
+
+    @property
+    def attribute(self) -> str:
+        return "linear_attn"
+
+    @property
+    def rotation(self) -> None:
+        """Order comes from the recurrence."""
 
     @property
     def channels(self) -> int:
@@ -40,7 +51,7 @@ class GatedDeltaShape:
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
-    def state(self) -> RecurrentState:
+    def spec(self) -> RecurrentState:
         """What a sequence keeps: the convolution's last inputs, and a matrix a value head."""
         return RecurrentState(
             (
@@ -48,6 +59,9 @@ class GatedDeltaShape:
                 ("delta", (self.value_heads, self.value_dim, self.key_dim), "float32"),
             )
         )
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        return GatedDeltaNet(self, hidden_size, layer)
 
 
 class CausalConv(Module):
@@ -71,14 +85,12 @@ class CausalConv(Module):
 
 
 class GatedDeltaNet(Module):
-    """Linear attention: what the matrix says of the query, written and forgotten by gates."""
+    """Computes a `GatedDelta`: what the matrix says of the query, gates writing and forgetting."""
 
-    def __init__(
-        self, hidden: int, shape: GatedDeltaShape, layer: int, activation: str, eps: float
-    ) -> None:
+    def __init__(self, shape: GatedDelta, hidden: int, layer: int) -> None:
         super().__init__()
-        self._shape, self._layer, self._eps = shape, layer, eps
-        self._activation, self._gate = ACTIVATIONS[activation], GATES[activation]
+        self._shape, self._layer = shape, layer
+        self._activation, self._gate = ACTIVATIONS[shape.activation], GATES[shape.activation]
         values = shape.value_heads * shape.value_dim
         self.in_proj_qkv = nn.Linear(hidden, shape.channels, bias=False)
         self.in_proj_z = nn.Linear(hidden, values, bias=False)
@@ -87,10 +99,10 @@ class GatedDeltaNet(Module):
         self.conv1d = CausalConv(shape.channels, shape.kernel)
         self.dt_bias = mx.ones(shape.value_heads)
         self.A_log = mx.zeros(shape.value_heads)
-        self.norm = RMSNorm(shape.value_dim, eps=eps)
+        self.norm = RMSNorm(shape.value_dim, eps=shape.eps)
         self.out_proj = nn.Linear(values, hidden, bias=False)
 
-    def __call__(self, x: mx.array, step: Step) -> mx.array:
+    def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         segments = step.recurrent(self._layer)
         rows = [segment.rows for segment in segments]

@@ -44,12 +44,18 @@ def _gelu(x: mx.array) -> mx.array:
     return (wide * (mx.erf(wide * _GELU_SCALE) + _ONE) * _HALF).astype(x.dtype)
 
 
+def _squared_relu(x: mx.array) -> mx.array:
+    return mx.square(mx.maximum(x, 0.0))
+
+
 _CPU = mx.default_device() == mx.cpu
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": _silu if _CPU else nn.silu,
     "gelu_pytorch_tanh": _gelu_tanh if _CPU else nn.gelu_approx,
     "gelu": _gelu if _CPU else nn.gelu,
+    "gelu_new": _gelu_tanh if _CPU else nn.gelu_approx,
+    "relu2": _squared_relu,
 }
 """The values of `hidden_act` and `hidden_activation` that are known."""
 

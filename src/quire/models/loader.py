@@ -17,7 +17,7 @@ from quire.models import quantization
 from quire.models.base import LanguageModel, named_layers, named_parameters
 from quire.models.files import read_object
 from quire.models.hub import find_folder
-from quire.models.registry import family
+from quire.models.registry import build
 from quire.models.safetensors import find_shards, fingerprint, read_header
 from quire.models.tokens import end_token_ids
 
@@ -118,7 +118,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _build(config: dict[str, Any], folder: Path) -> LanguageModel:
     """The model without weights."""
     try:
-        return family(config["model_type"]).from_config(config)
+        return build(config)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Values that a family computes with fail where they are used first.
         path = folder / "config.json"

@@ -7,13 +7,14 @@ rows. Routers differ between families and live there.
 from __future__ import annotations
 
 import re
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from quire.models.base import Module
-from quire.models.layers import GATES
+from quire.models.layers import GATES, GatedMLP
 
 # From this many (row, expert) pairs on, sorting them by expert pays: rows of one expert are
 # multiplied together instead of one at a time.
@@ -137,34 +138,153 @@ class Experts(Module):
         return y
 
 
-class SparseMoE(Module):
-    """Experts behind a softmax router; with `normalise`, the chosen ones' weights sum to one."""
+class Router(Protocol):
+    """Which experts a row goes to: a frozen dataclass."""
 
-    def __init__(
-        self,
-        hidden: int,
-        intermediate: int,
-        experts: int,
-        k: int,
-        activation: str,
-        *,
-        normalise: bool,
-    ) -> None:
+    @property
+    def corrected(self) -> bool:
+        """Whether a learned bias takes part in the choice."""
+        ...
+
+    def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
+        """Logits `[T, experts]` in float32 -> (indices `[T, k]`, weights `[T, k]`)."""
+        ...
+
+
+@dataclass(frozen=True)
+class SoftmaxRouter:
+    """The k most probable experts, weighted by their probabilities.
+
+    Attributes:
+        normalise: the weights of the chosen sum to one.
+        corrected: a bias is added to the probabilities for the choice, not for the weights.
+    """
+
+    k: int
+    normalise: bool
+    corrected: bool = False
+
+    def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
+        ranked = logits if correction is None else mx.softmax(logits, axis=-1) + correction
+        chosen, _ = choose(ranked, self.k)
+        own = mx.take_along_axis(logits, chosen, axis=-1)
+        if self.normalise:
+            # A softmax over all, cut to the chosen and scaled to one, is one over the chosen.
+            return chosen, mx.softmax(own, axis=-1)
+        return chosen, mx.exp(own - mx.logsumexp(logits, axis=-1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class SigmoidRouter:
+    """DeepSeek V3's (arXiv:2412.19437, section 2.1.2): the k best of the best groups of experts.
+
+    Attributes:
+        normalise: the weights of the chosen sum to one, before they are scaled.
+        scale: multiplies the weights.
+        groups, best_groups: experts stand in so many groups, of which so many are open to a row;
+            a group counts as much as its two best experts.
+    """
+
+    k: int
+    normalise: bool
+    scale: float = 1.0
+    groups: int = 1
+    best_groups: int = 1
+    corrected: bool = True
+
+    def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
+        scores = mx.sigmoid(logits)
+        ranked = scores if correction is None else scores + correction
+        if self.best_groups < self.groups:
+            ranked = self._within_best_groups(ranked)
+        chosen, _ = choose(ranked, self.k)
+        weights = mx.take_along_axis(scores, chosen, axis=-1)
+        if self.normalise:
+            weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+        return chosen, weights * self.scale
+
+    def _within_best_groups(self, ranked: mx.array) -> mx.array:
+        """The same with zeros for experts of other groups, `[T, experts]`."""
+        grouped = ranked.reshape(ranked.shape[0], self.groups, -1)
+        worth = mx.topk(grouped, 2, axis=-1).sum(axis=-1)  # [T, groups]
+        least = mx.topk(worth, self.best_groups, axis=-1).min(axis=-1, keepdims=True)
+        return mx.where((worth >= least)[..., None], grouped, 0.0).reshape(ranked.shape)
+
+
+@dataclass(frozen=True)
+class SparseMixer:
+    """Two experts, one after the other, each weighted among its near rivals (arXiv:2409.12136).
+
+    Attributes:
+        jitter: rivals are those whose logits are within twice this share of the best.
+    """
+
+    jitter: float
+    corrected: bool = False
+
+    def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
+        first, first_weight = self._best(logits, logits)
+        index = mx.arange(logits.shape[-1])
+        second, second_weight = self._best(mx.where(index == first, -mx.inf, logits), logits)
+        chosen = mx.concatenate([first, second], axis=-1)
+        return chosen, mx.concatenate([first_weight, second_weight], axis=-1)
+
+    def _best(self, open_logits: mx.array, logits: mx.array) -> tuple[mx.array, mx.array]:
+        """The best of the open experts and its weight, `[T, 1]` each."""
+        chosen = mx.argmax(open_logits, axis=-1, keepdims=True)
+        best = mx.take_along_axis(open_logits, chosen, axis=-1)
+        distance = (best - logits) / mx.maximum(mx.abs(logits), best)
+        rivals = mx.where(distance > 2 * self.jitter, -mx.inf, open_logits)
+        return chosen, mx.exp(best - mx.logsumexp(rivals, axis=-1, keepdims=True))
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of experts, perhaps with one that every row passes through.
+
+    Attributes:
+        width: values between the layers of an expert.
+        shared_width: the same of the shared expert; 0 is none.
+        shared_gate: a gate weighs the shared expert's output.
+    """
+
+    experts: int
+    width: int
+    activation: str
+    router: Router
+    shared_width: int = 0
+    shared_gate: bool = False
+
+    def module(self, hidden_size: int) -> Module:
+        return SparseMoE(self, hidden_size)
+
+
+class SparseMoE(Module):
+    """Computes a `Mixture`."""
+
+    def __init__(self, kind: Mixture, hidden_size: int) -> None:
         super().__init__()
-        self._k, self._normalise = k, normalise
-        self.gate = nn.Linear(hidden, experts, bias=False)
-        self.experts = Experts(experts, hidden, intermediate, activation)
+        self._kind = kind
+        self.gate = nn.Linear(hidden_size, kind.experts, bias=False)
+        if kind.router.corrected:
+            self.e_score_correction_bias = mx.zeros(kind.experts)
+        self.experts = Experts(kind.experts, hidden_size, kind.width, kind.activation)
+        if kind.shared_width:
+            self.shared_expert = GatedMLP(hidden_size, kind.shared_width, kind.activation)
+        if kind.shared_gate:
+            self.shared_expert_gate = nn.Linear(hidden_size, 1, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
-        scores = self.gate(x).astype(mx.float32)
-        chosen, own = choose(scores, self._k)
-        if self._normalise:
-            # A softmax over all, cut to the chosen and scaled to one, is one over the chosen.
-            weights = mx.softmax(own, axis=-1)
-        else:
-            weights = mx.exp(own - mx.logsumexp(scores, axis=-1, keepdims=True))
-        return self.experts(x, chosen, weights)
+        logits = self.gate(x).astype(mx.float32)
+        correction = self.get("e_score_correction_bias")
+        y = self.experts(x, *self._kind.router.route(logits, correction))
+        if not self._kind.shared_width:
+            return y
+        shared = self.shared_expert(x)
+        if self._kind.shared_gate:
+            shared = mx.sigmoid(self.shared_expert_gate(x)) * shared
+        return y + shared
 
 
 def choose(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:

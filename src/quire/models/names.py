@@ -1,6 +1,19 @@
-"""Tensor names that differ by who wrote the checkpoint, not by family."""
+"""From the names and layouts of checkpoints to those of this package's modules."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from quire.models.description import Description
+from quire.models.moe import stack_experts
+
+_SUFFIXES = ("weight", "bias", "scales", "biases")
+
+Weights = dict[str, mx.array]
 
 
 def without_wrapper(name: str) -> str:
@@ -12,3 +25,67 @@ def without_wrapper(name: str) -> str:
     """
     inner = name.removeprefix("model.").removeprefix("language_model.")
     return inner if inner.startswith("lm_head.") else "model." + inner.removeprefix("model.")
+
+
+@dataclass(frozen=True)
+class Names:
+    """How a family's checkpoints differ from this package's modules.
+
+    Attributes:
+        renamed: parts of names, such as `self_attn.dense`, and what they are here. All are looked
+            for at once: what one puts in is not renamed by another.
+        fused: last parts of modules whose rows are those of several here, in order, and how many
+            rows each has; the last takes what is left.
+        unused: beginnings of names, without `model.`, of what nothing here reads.
+        less_one: ends of names of what is stored less one.
+        prepare: changes what no other rule describes. It gets the checkpoint's own names.
+    """
+
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    fused: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+    less_one: tuple[str, ...] = ()
+    prepare: Callable[[Weights], Weights] | None = None
+
+
+def translate(weights: Weights, whole: Description, names: Names) -> Weights:
+    """The tensors of a checkpoint by the names, and in the layouts, of a `DecoderModel`."""
+    if names.prepare is not None:
+        weights = names.prepare(weights)
+    kept = {
+        without_wrapper(name): array
+        for name, array in weights.items()
+        # Rotations are constants that old files carry along.
+        if not name.endswith("rotary_emb.inv_freq")
+        and not name.removeprefix("model.").startswith(names.unused)
+    }
+    if whole.tied_head:
+        kept = {name: array for name, array in kept.items() if not name.startswith("lm_head.")}
+    renamed = {_renamed(name, names.renamed): array for name, array in kept.items()}
+    ready = stack_experts(_split(renamed, names.fused))
+    for name, array in ready.items():
+        if name.endswith(names.less_one):
+            ready[name] = array + 1.0
+    return ready
+
+
+def _renamed(name: str, parts: Mapping[str, str]) -> str:
+    if not parts:
+        return name
+    longest_first = sorted(parts, key=len, reverse=True)
+    found = "|".join(re.escape(part) for part in longest_first)
+    return re.sub(rf"(?<![^.])(?:{found})(?![^.])", lambda match: parts[match[0]], name)
+
+
+def _split(weights: Weights, fused: Mapping[str, tuple[tuple[str, int], ...]]) -> Weights:
+    split: Weights = {}
+    for name, array in weights.items():
+        *path, module, kind = name.split(".")
+        if module not in fused or kind not in _SUFFIXES:
+            split[name] = array
+            continue
+        start = 0
+        for part, rows in fused[module]:
+            split[".".join([*path, part, kind])] = array[start : start + rows or None]
+            start += rows
+    return split

@@ -1,4 +1,4 @@
-"""RMS normalisation (arXiv:1910.07467), in few operations on every device.
+"""Normalisation, in few operations on every device: RMS (arXiv:1910.07467) and LayerNorm.
 
 GPUs have a fused kernel. On a CPU MLX spells `mx.fast.rms_norm` out in ten operations; here they
 are seven: models with many small norms (Gemma) spend a good part of a step there.
@@ -34,6 +34,28 @@ def unweighted_norm(dim: int, eps: float) -> Norm:
         return lambda x: mx.fast.rms_norm(x, None, eps)
     share, epsilon = _constants(dim, eps)
     return lambda x: _normalised(x, share, epsilon)
+
+
+class LayerNorm(Module):
+    """Centred and scaled over the last axis (arXiv:1607.06450).
+
+    Parameters: weight of `shape`, and bias if it has one. A weight of two axes is one a head.
+    """
+
+    def __init__(self, shape: tuple[int, ...], eps: float, bias: bool) -> None:
+        super().__init__()
+        self.weight = mx.ones(shape)
+        self._eps = eps
+        if bias:
+            self.bias = mx.zeros(shape)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[..., *shape]` -> the same."""
+        bias = self.get("bias")
+        if self.weight.ndim == 1:
+            return mx.fast.layer_norm(x, self.weight, bias, self._eps)
+        y = mx.fast.layer_norm(x, None, None, self._eps) * self.weight
+        return y if bias is None else y + bias
 
 
 class RMSNorm(Module):

@@ -1,35 +1,77 @@
-"""Which class serves which `model_type`. A new family is one line."""
+"""Which function builds the models of a `model_type`. A new family is one line in its module."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from quire.errors import ModelError
 from quire.models.base import LanguageModel
-from quire.models.gemma4 import Gemma4
-from quire.models.llama import Llama
-from quire.models.qwen3 import Qwen3, Qwen3MoE
-from quire.models.qwen3_5 import Qwen35
+from quire.models.families import (
+    allenai,
+    arcee,
+    baidu,
+    bigcode,
+    bytedance,
+    cohere,
+    google,
+    huggingface,
+    ibm,
+    inclusion,
+    kyutai,
+    lg,
+    meta,
+    microsoft,
+    mistral,
+    nvidia,
+    openbmb,
+    qwen,
+    rednote,
+    stability,
+    tencent,
+    zhipu,
+)
+from quire.models.families.common import Family
+from quire.models.settings import Settings
 
-FAMILIES: dict[str, type[LanguageModel]] = {
-    "gemma4": Gemma4,
-    "gemma4_text": Gemma4,
-    "llama": Llama,
-    "mistral": Llama,
-    "qwen3": Qwen3,
-    "qwen3_5": Qwen35,
-    "qwen3_5_moe": Qwen35,
-    "qwen3_5_moe_text": Qwen35,
-    "qwen3_5_text": Qwen35,
-    "qwen3_moe": Qwen3MoE,
+_MODULES = (
+    allenai,
+    arcee,
+    baidu,
+    bigcode,
+    bytedance,
+    cohere,
+    google,
+    huggingface,
+    ibm,
+    inclusion,
+    kyutai,
+    lg,
+    meta,
+    microsoft,
+    mistral,
+    nvidia,
+    openbmb,
+    qwen,
+    rednote,
+    stability,
+    tencent,
+    zhipu,
+)
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family for module in _MODULES for family in module.FAMILIES
 }
 
 
-def family(model_type: str) -> type[LanguageModel]:
-    """The class for a `model_type` of `config.json`.
+def build(config: dict[str, Any]) -> LanguageModel:
+    """The model that a `config.json` describes, without its weights.
 
     Raises:
-        ModelError: no family of that name.
+        ModelError: no family of that `model_type`, a value is missing, or it is one that the
+            family does not know.
     """
+    model_type = config.get("model_type")
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise ModelError(f"model_type {model_type!r} is not supported (known: {known})")
-    return FAMILIES[model_type]
+    return FAMILIES[model_type].build(Settings(config))

@@ -18,7 +18,14 @@ from quire.errors import ModelError
 from quire.kernels.fusion import fused
 from quire.models.arguments import check_types, require
 
-KINDS = ("default", "linear", "llama3", "yarn", "proportional")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
+
+_NEEDED = {
+    "linear": ("factor",),
+    "llama3": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("factor", "short_factor", "long_factor", "original_max_position_embeddings"),
+}
 
 Rotate = Callable[[mx.array], mx.array]
 """`[T, heads, head_dim]` -> the same, rotated to the positions of a step."""
@@ -31,8 +38,15 @@ class RopeParameters:
     Attributes:
         rope_type: one of `KINDS`.
         partial_rotary_factor: the share of a head's dimensions that is rotated.
+        interleaved: neighbours are a pair, not an element of the first half and one of the second.
         factor: by how much the context was stretched.
-        attention_factor: yarn: multiplies the rotated vectors; None follows from `factor`.
+        attention_factor: yarn and longrope: multiplies the rotated vectors; None follows from
+            `factor`.
+        short_factor, long_factor: longrope: by how much each pair is stretched where the context
+            is as long as in training, and where it is longer.
+        short_mscale, long_mscale: longrope: `attention_factor` of the two.
+        longer: longrope: the context is longer than in training.
+        alpha: dynamic: stretches all pairs by a larger base, whatever the length.
         mrope_section: how many pairs turn with time, height and width, where a token has three
             positions; the pairs take turns (interleaved, as in Qwen3-VL).
     """
@@ -40,6 +54,7 @@ class RopeParameters:
     rope_theta: float = 10000.0
     rope_type: str = "default"
     partial_rotary_factor: float = 1.0
+    interleaved: bool = False
     factor: float = 1.0
     original_max_position_embeddings: int = 0
     low_freq_factor: float = 1.0
@@ -50,6 +65,12 @@ class RopeParameters:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+    short_mscale: float | None = None
+    long_mscale: float | None = None
+    longer: bool = False
+    alpha: float | None = None
     mrope_section: tuple[int, ...] = ()
 
     @classmethod
@@ -73,6 +94,7 @@ class RopeParameters:
             "factor": longest / original if longest and original else None,
             **{name: value for name, value in scaling.items() if value is not None},
             key: original or longest,
+            "longer": bool(longest and original and longest > original),
         }
         rope = cls.from_dict(values)
         if partial:
@@ -90,11 +112,13 @@ class RopeParameters:
         """
         kind = values.get("rope_type") or values.get("type") or "default"
         require("rope_type", kind, KINDS)
-        if kind in ("linear", "llama3", "yarn") and values.get("factor") is None:
-            raise ModelError(f"config.json: rope_type {kind!r} needs 'factor'")
+        for name in _NEEDED.get(kind, ()):
+            if values.get(name) is None:
+                raise ModelError(f"config.json: rope_type {kind!r} needs {name!r}")
         known = {name: values[name] for name in cls.__slots__ if values.get(name) is not None}
         check_types(cls, known)
-        known["mrope_section"] = tuple(known.get("mrope_section", ()))
+        for name in ("mrope_section", "short_factor", "long_factor"):
+            known[name] = tuple(known.get(name, ()))
         if known["mrope_section"]:
             require("mrope_interleaved", values.get("mrope_interleaved", True), (True,))
         return cls(**(known | {"rope_type": kind}))
@@ -112,6 +136,7 @@ class Rope:
         frequencies, self._gain = _frequencies(head_dim, parameters)
         self._dims = 2 * len(frequencies)
         self._head_dim = head_dim
+        self._interleaved = parameters.interleaved
         self._frequencies = mx.array(frequencies, dtype=mx.float32)
         # `mx.fast.rope` wants reciprocals; a pair that stays as it is has an infinite one.
         with np.errstate(divide="ignore"):
@@ -143,7 +168,7 @@ class Rope:
             y = mx.fast.rope(
                 mx.expand_dims(x, 2),
                 dims,
-                traditional=False,
+                traditional=self._interleaved,
                 base=None,
                 scale=1.0,
                 offset=positions,
@@ -161,17 +186,37 @@ class Rope:
         else:
             angles = positions[self._axes].T.astype(mx.float32) * self._frequencies
         cos, sin = mx.cos(angles) * self._gain, mx.sin(angles) * self._gain
-        cos = mx.concatenate([cos, cos], axis=-1)[:, None]  # [T, 1, dims]
-        sin = mx.concatenate([-sin, sin], axis=-1)[:, None]
-        half, dims, partial = self._dims // 2, self._dims, self._dims < self._head_dim
+        join, swap = (_join_pairs, _swap_pairs) if self._interleaved else (_join, _swap)
+        cos, sin = join(cos, cos)[:, None], join(-sin, sin)[:, None]  # [T, 1, dims]
+        dims, partial = self._dims, self._dims < self._head_dim
 
         def rotate(x: mx.array) -> mx.array:
             y = x[..., :dims] if partial else x
-            swapped = mx.concatenate([y[..., half:], y[..., :half]], axis=-1)
-            y = _turned(y, swapped, cos, sin)
+            y = _turned(y, swap(y), cos, sin)
             return mx.concatenate([y, x[..., dims:]], axis=-1) if partial else y
 
         return rotate
+
+
+def _join(first: mx.array, second: mx.array) -> mx.array:
+    """`[..., dims / 2]` each -> `[..., dims]`, as pairs lie in a head: one half, then the other."""
+    return mx.concatenate([first, second], axis=-1)
+
+
+def _swap(y: mx.array) -> mx.array:
+    """The two of each pair exchanged."""
+    half = y.shape[-1] // 2
+    return mx.concatenate([y[..., half:], y[..., :half]], axis=-1)
+
+
+def _join_pairs(first: mx.array, second: mx.array) -> mx.array:
+    """`_join` where the two of a pair are neighbours."""
+    return mx.stack([first, second], axis=-1).flatten(-2)
+
+
+def _swap_pairs(y: mx.array) -> mx.array:
+    """`_swap` where the two of a pair are neighbours."""
+    return y.reshape(*y.shape[:-1], -1, 2)[..., ::-1].flatten(-2)
 
 
 def _turn(y: mx.array, swapped: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
@@ -194,21 +239,47 @@ def _frequencies(head_dim: int, p: RopeParameters) -> tuple[np.ndarray, float]:
     """Angles a position for each rotated pair `[dims / 2]`, and what multiplies the result.
 
     Sources: RoFormer (arXiv:2104.09864), Llama 3.1's reference code, YaRN (arXiv:2309.00071),
-    Gemma 4 (proportional: pairs span the whole head, the last ones stand still).
+    LongRoPE (arXiv:2402.13753), Gemma 4 (proportional: pairs span the whole head, the last ones
+    stand still).
     """
     if p.rope_type == "proportional":
         rotated = int(p.partial_rotary_factor * head_dim // 2)
         moving = p.rope_theta ** -(2.0 * np.arange(rotated) / head_dim) / p.factor
         return np.concatenate([moving, np.zeros(head_dim // 2 - rotated)]), 1.0
     dims = int(head_dim * p.partial_rotary_factor)
-    plain = p.rope_theta ** -(np.arange(0, dims, 2) / dims)
+    theta = p.rope_theta * (1.0 if p.alpha is None else p.alpha ** (dims / (dims - 2)))
+    plain = theta ** -(np.arange(0, dims, 2) / dims)
     if p.rope_type == "linear":
         return plain / p.factor, 1.0
     if p.rope_type == "llama3":
         return _llama3(plain, p), 1.0
     if p.rope_type == "yarn":
         return _yarn(plain, dims, p), _yarn_gain(p)
+    if p.rope_type == "longrope":
+        return _longrope(plain, p)
+    # "dynamic" grows with a sequence past the context of training, which is the limit here.
     return plain, 1.0
+
+
+def _longrope(plain: np.ndarray, p: RopeParameters) -> tuple[np.ndarray, float]:
+    """Stretches each pair by its own factor.
+
+    The published code changes factors where a sequence grows past the context of training, and
+    computes all its keys anew. Here those of the longest context serve all, so that a token's key
+    does not depend on what follows.
+    """
+    factors = p.long_factor if p.longer else p.short_factor
+    if len(factors) != len(plain):
+        raise ModelError(
+            f"config.json: longrope has {len(factors)} factors for {len(plain)} pairs of a head"
+        )
+    gain = p.long_mscale if p.longer else p.short_mscale
+    if gain is None:
+        gain = p.attention_factor
+    if gain is None:
+        stretch = math.log(p.factor) / math.log(p.original_max_position_embeddings)
+        gain = math.sqrt(1 + stretch) if p.factor > 1 else 1.0
+    return plain / np.array(factors), gain
 
 
 def _llama3(plain: np.ndarray, p: RopeParameters) -> np.ndarray:

@@ -1,0 +1,135 @@
+"""Softmax attention as decoders have it, described and computed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import AttentionSpec, FullKV, WindowKV
+from quire.models.base import Module, Step
+from quire.models.description import Norm, Rotation
+from quire.models.rope import RopeParameters, Rotate
+
+
+class Over(Enum):
+    """What a norm of queries and keys spans, and how many weights it has."""
+
+    HEAD = "a head, with one weight for all heads"
+    EACH_HEAD = "a head, with a weight for each head"
+    ALL_HEADS = "all heads at once"
+
+
+@dataclass(frozen=True)
+class QKNorm:
+    """Queries and keys are normalised, before or after they are rotated."""
+
+    norm: Norm
+    over: Over = Over.HEAD
+    after_rotation: bool = False
+
+    def module(self, heads: int, head_dim: int) -> Module:
+        """For so many heads."""
+        shapes = {
+            Over.HEAD: (head_dim,),
+            Over.EACH_HEAD: (heads, head_dim),
+            Over.ALL_HEADS: (heads * head_dim,),
+        }
+        return self.norm.module(*shapes[self.over])
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention (arXiv:2305.13245).
+
+    Attributes:
+        scale: multiplies the logits.
+        rope: None leaves queries and keys as they are.
+        window: tokens that a query sees, itself included; None is all.
+        output_gate: the queries' projection carries, head by head, a gate for the output.
+        clip: bounds queries, keys and values to plus and minus this, after norms over all heads.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: RopeParameters | None
+    window: int | None = None
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: QKNorm | None = None
+    output_gate: bool = False
+    clip: float | None = None
+
+    @property
+    def attribute(self) -> str:
+        return "self_attn"
+
+    @property
+    def rotation(self) -> Rotation | None:
+        return None if self.rope is None else (self.head_dim, self.rope)
+
+    @property
+    def spec(self) -> AttentionSpec:
+        if self.window is None:
+            return FullKV(self.kv_heads, self.head_dim)
+        return WindowKV(self.kv_heads, self.head_dim, self.window)
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        return SelfAttention(self, hidden_size, layer)
+
+
+class SelfAttention(Module):
+    """Computes an `Attention`."""
+
+    def __init__(self, kind: Attention, hidden_size: int, layer: int) -> None:
+        super().__init__()
+        self._kind, self._layer = kind, layer
+        width, kv_width = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
+        gated = 2 if kind.output_gate else 1
+        self.q_proj = nn.Linear(hidden_size, gated * width, bias=kind.qkv_bias)
+        self.k_proj = nn.Linear(hidden_size, kv_width, bias=kind.qkv_bias)
+        self.v_proj = nn.Linear(hidden_size, kv_width, bias=kind.qkv_bias)
+        self.o_proj = nn.Linear(width, hidden_size, bias=kind.out_bias)
+        if kind.qk_norm is not None:
+            self.q_norm = kind.qk_norm.module(kind.heads, kind.head_dim)
+            self.k_norm = kind.qk_norm.module(kind.kv_heads, kind.head_dim)
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        kind, rows = self._kind, x.shape[0]
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        gate = None
+        if kind.output_gate:
+            q, gate = mx.split(q.reshape(rows, kind.heads, -1), 2, axis=-1)
+        q, k = self._prepared(q, k, rotate)
+        v = self._clipped(v).reshape(rows, kind.kv_heads, kind.head_dim)
+        out = step.attend(self._layer, q, k, v, scale=kind.scale)  # [T, heads, head_dim]
+        if gate is not None:
+            out = out * mx.sigmoid(gate)
+        y: mx.array = self.o_proj(out.reshape(rows, -1))
+        return y
+
+    def _prepared(
+        self, q: mx.array, k: mx.array, rotate: Rotate | None
+    ) -> tuple[mx.array, mx.array]:
+        """Queries and keys by head, normalised and rotated: `[T, heads, head_dim]`."""
+        kind, norm, rows = self._kind, self._kind.qk_norm, q.shape[0]
+        if norm is not None and norm.over is Over.ALL_HEADS:
+            q, k, norm = self.q_norm(q), self.k_norm(k), None
+        q = self._clipped(q).reshape(rows, kind.heads, kind.head_dim)
+        k = self._clipped(k).reshape(rows, kind.kv_heads, kind.head_dim)
+        if norm is not None and not norm.after_rotation:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if rotate is not None:
+            q, k = rotate(q), rotate(k)
+        if norm is not None and norm.after_rotation:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return q, k
+
+    def _clipped(self, x: mx.array) -> mx.array:
+        clip = self._kind.clip
+        return x if clip is None else mx.clip(x, -clip, clip)

@@ -1,0 +1,151 @@
+"""The decoder that a `Description` describes."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import LayerSpec
+from quire.models.base import LanguageModel, Module, Step
+from quire.models.description import Description, Placement
+from quire.models.layers import embed, project_logits
+from quire.models.names import Names, translate
+from quire.models.rope import Rope, Rotate
+
+
+class DecoderLayer(Module):
+    """A block that mixes tokens and one that does not, each added to what comes in."""
+
+    def __init__(self, whole: Description, index: int) -> None:
+        super().__init__()
+        layer = whole.layers[index]
+        self._mixer, self._multiplier = layer.mixer.attribute, whole.residual_multiplier
+        self[self._mixer] = layer.mixer.module(whole.hidden_size, index)
+        self.mlp = layer.feed_forward.module(whole.hidden_size)
+        for name in _NORMS[whole.placement]:
+            self[name] = whole.norm.module(whole.hidden_size)
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        x = self._add(x, self._mix(self.input_layernorm(x), step, rotate))
+        return self._add(x, self.mlp(self.post_attention_layernorm(x)))
+
+    def _mix(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+        y: mx.array = self[self._mixer](x, step, rotate)
+        return y
+
+    def _add(self, x: mx.array, block: mx.array) -> mx.array:
+        return x + (block if self._multiplier == 1 else block * self._multiplier)
+
+
+class PostNormLayer(DecoderLayer):
+    """Norms after the blocks."""
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+        x = self._add(x, self.post_attention_layernorm(self._mix(x, step, rotate)))
+        return self._add(x, self.post_feedforward_layernorm(self.mlp(x)))
+
+
+class SandwichLayer(DecoderLayer):
+    """Norms before and after the blocks."""
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+        y = self._mix(self.input_layernorm(x), step, rotate)
+        x = self._add(x, self.post_attention_layernorm(y))
+        y = self.mlp(self.pre_feedforward_layernorm(x))
+        return self._add(x, self.post_feedforward_layernorm(y))
+
+
+class ParallelLayer(DecoderLayer):
+    """Both blocks read the same normalised rows."""
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+        y = self.input_layernorm(x)
+        return self._add(x, self._mix(y, step, rotate) + self.mlp(y))
+
+
+_LAYERS: dict[Placement, type[DecoderLayer]] = {
+    Placement.PRE: DecoderLayer,
+    Placement.POST: PostNormLayer,
+    Placement.SANDWICH: SandwichLayer,
+    Placement.PARALLEL: ParallelLayer,
+}
+
+_NORMS = {
+    Placement.PRE: ("input_layernorm", "post_attention_layernorm"),
+    Placement.POST: ("post_attention_layernorm", "post_feedforward_layernorm"),
+    Placement.SANDWICH: (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+    Placement.PARALLEL: ("input_layernorm",),
+}
+
+
+class Decoder(Module):
+    """Everything but the head, named as most checkpoints name it: `model.`"""
+
+    def __init__(self, whole: Description) -> None:
+        super().__init__()
+        self._multiplier = whole.embedding_multiplier
+        self.embed_tokens = nn.Embedding(whole.vocab_size, whole.hidden_size)
+        make = _LAYERS[whole.placement]
+        self.layers = [make(whole, index) for index in range(len(whole.layers))]
+        self.norm = whole.norm.module(whole.hidden_size)
+        self._rotations = tuple(layer.mixer.rotation for layer in whole.layers)
+        kinds = dict.fromkeys(kind for kind in self._rotations if kind is not None)
+        self._ropes = tuple((kind, Rope(*kind)) for kind in kinds)
+
+    def __call__(self, step: Step) -> mx.array:
+        """Normalised hidden states `[T, hidden]`."""
+        x = embed(self.embed_tokens, step.tokens, self.norm.weight.dtype)
+        if self._multiplier != 1:
+            x = x * self._multiplier
+        if step.media is not None:
+            x = step.media.placed(x)
+        rotate = {kind: rope(step.positions) for kind, rope in self._ropes}
+        for layer, kind in zip(self.layers, self._rotations, strict=True):
+            x = layer(x, step, None if kind is None else rotate[kind])
+        y: mx.array = self.norm(x)
+        return y
+
+
+class DecoderModel(LanguageModel):
+    """A described decoder with its head.
+
+    Args:
+        names: how the family's checkpoints name and lay out the tensors.
+    """
+
+    def __init__(self, description: Description, names: Names) -> None:
+        super().__init__()
+        self.description = description
+        self._names = names
+        hidden, vocab = description.hidden_size, description.vocab_size
+        self.model = Decoder(description)
+        self.lm_head = (
+            None if description.tied_head else nn.Linear(hidden, vocab, bias=description.head_bias)
+        )
+        self._layout = tuple(layer.mixer.spec for layer in description.layers)
+
+    @property
+    def layout(self) -> tuple[LayerSpec, ...]:
+        return self._layout
+
+    @property
+    def vocab_size(self) -> int:
+        return self.description.vocab_size
+
+    def __call__(self, step: Step) -> mx.array:
+        return self.model(step)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        whole = self.description
+        if whole.head_multiplier != 1:
+            hidden = hidden * whole.head_multiplier
+        return project_logits(hidden, self.model.embed_tokens, self.lm_head, whole.logit_softcap)
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        return translate(weights, self.description, self._names)

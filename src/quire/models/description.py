@@ -1,0 +1,112 @@
+"""What a decoder computes, described: one value for a model, as a paper's table gives it.
+
+A family is a function from `config.json` to a `Description`. Each part knows the module that
+computes it, so that a layer may mix tokens, or feed forward, in any way that has such a part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from quire.cache.specs import LayerSpec
+from quire.models.base import Module
+from quire.models.norm import LayerNorm, RMSNorm
+from quire.models.rope import RopeParameters
+
+Rotation = tuple[int, RopeParameters]
+"""Size of a head, and how it is rotated."""
+
+
+class Placement(Enum):
+    """Where a layer normalises, for `x` and the two blocks `attention` and `mlp`."""
+
+    PRE = "before each block"
+    POST = "after each block, before it is added"
+    SANDWICH = "before and after each block"
+    PARALLEL = "once, before both blocks, which are added together"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Root mean square (arXiv:1910.07467), or LayerNorm (arXiv:1607.06450) if `centred`.
+
+    Attributes:
+        bias: LayerNorm adds one.
+    """
+
+    eps: float
+    centred: bool = False
+    bias: bool = False
+
+    def module(self, *shape: int) -> Module:
+        """Normalises the last axis; `shape` is that of its weight, of one axis without centring."""
+        if self.centred:
+            return LayerNorm(shape, self.eps, self.bias)
+        (dim,) = shape
+        return RMSNorm(dim, self.eps)
+
+
+class Mixer(Protocol):
+    """How a layer mixes tokens: a frozen dataclass."""
+
+    @property
+    def attribute(self) -> str:
+        """What checkpoints call the module within a layer."""
+        ...
+
+    @property
+    def rotation(self) -> Rotation | None:
+        """What rotates its queries and keys."""
+        ...
+
+    @property
+    def spec(self) -> LayerSpec:
+        """What it keeps."""
+        ...
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        """Called with `x`, the step, and the rotation of its positions, if it has one."""
+        ...
+
+
+class FeedForward(Protocol):
+    """What a layer does to each token for itself: a frozen dataclass."""
+
+    def module(self, hidden_size: int) -> Module:
+        """Called with `[T, hidden]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: `mixer` is its attention."""
+
+    mixer: Mixer
+    feed_forward: FeedForward
+
+
+@dataclass(frozen=True)
+class Description:
+    """A decoder.
+
+    Attributes:
+        embedding_multiplier: multiplies what the embedding table says of a token.
+        residual_multiplier: multiplies what a block adds.
+        head_multiplier: multiplies what the head reads.
+        logit_softcap: bounds the logits by a hyperbolic tangent.
+        tied_head: the head is the embedding table.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[Layer, ...]
+    norm: Norm
+    placement: Placement = Placement.PRE
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    head_multiplier: float = 1.0
+    logit_softcap: float | None = None
+    tied_head: bool = False
+    head_bias: bool = False

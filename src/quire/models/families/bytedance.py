@@ -1,0 +1,19 @@
+"""Seed-OSS."""
+
+from __future__ import annotations
+
+from quire.models.base import LanguageModel
+from quire.models.families.common import Family, alike, attention, decoder, mlp
+from quire.models.settings import Settings
+
+
+def seed_oss(s: Settings) -> LanguageModel:
+    usual = attention(
+        s.filled(head_dim=128),
+        qkv_bias=s.flag("attention_bias", default=True),
+        out_bias=s.flag("attention_out_bias", default=False),
+    )
+    return decoder(s, alike(s, usual, mlp(s)))
+
+
+FAMILIES = (Family("seed_oss", "Seed-OSS", seed_oss),)

@@ -1,0 +1,167 @@
+"""What families have in common: the usual keys of `config.json`, read into descriptions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from quire.models.arguments import require
+from quire.models.attention import Attention
+from quire.models.base import LanguageModel
+from quire.models.decoder import DecoderModel
+from quire.models.description import Description, FeedForward, Layer, Mixer, Norm
+from quire.models.feed_forward import MLP
+from quire.models.layers import ACTIVATIONS
+from quire.models.moe import Mixture, SigmoidRouter, SoftmaxRouter
+from quire.models.names import Names
+from quire.models.settings import FULL, SLIDING, Settings
+
+
+@dataclass(frozen=True)
+class Family:
+    """One `model_type` that is served.
+
+    Attributes:
+        title: what people call it.
+        build: the model, without weights, from its configuration.
+    """
+
+    model_type: str
+    title: str
+    build: Callable[[Settings], LanguageModel]
+
+
+CORRECTION = {"gate.e_score_correction_bias": "e_score_correction_bias"}
+"""Where DeepSeek and its heirs keep the bias of a router's choice."""
+
+
+def activation(s: Settings, default: str = "silu") -> str:
+    """The name of a known activation."""
+    name = s.word("hidden_act", "hidden_activation", default=default)
+    require("hidden_act", name, ACTIVATIONS)
+    return name
+
+
+def rms(s: Settings, default: float = 1e-6, **changes: Any) -> Norm:
+    """The root mean square norm of most families."""
+    return replace(Norm(s.number("rms_norm_eps", default=default)), **changes)
+
+
+def attention(s: Settings, **changes: Any) -> Attention:
+    """Full attention, biased everywhere or nowhere."""
+    heads = s.integer("num_attention_heads")
+    head_dim = s.integer("head_dim", default=s.integer("hidden_size") // heads)
+    bias = s.flag("attention_bias", default=False)
+    usual = Attention(
+        heads=heads,
+        kv_heads=s.integer("num_key_value_heads", default=heads),
+        head_dim=head_dim,
+        scale=head_dim**-0.5,
+        rope=changes.get("rope") or s.rope(),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    return replace(usual, **changes)
+
+
+def mlp(s: Settings, **changes: Any) -> MLP:
+    """A gated block."""
+    bias = s.flag("mlp_bias", default=False)
+    usual = MLP(s.integer("intermediate_size"), activation(s), bias=bias)
+    return replace(usual, **changes)
+
+
+def gate_up(s: Settings) -> tuple[tuple[str, int], ...]:
+    """The rows of a projection that holds a gated block's first two; see `Names.fused`."""
+    width = s.integer("intermediate_size")
+    return (("gate_proj", width), ("up_proj", width))
+
+
+def query_key_value(kind: Attention) -> tuple[tuple[str, int], ...]:
+    """The rows of a projection that holds attention's first three; see `Names.fused`."""
+    width, kv_width = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
+    return (("q_proj", width), ("k_proj", kv_width), ("v_proj", kv_width))
+
+
+def softmax_mixture(s: Settings, **changes: Any) -> Mixture:
+    """Experts behind a softmax router."""
+    usual = Mixture(
+        experts=s.integer("num_experts", "num_local_experts"),
+        width=changes.get("width") or s.integer("moe_intermediate_size"),
+        activation=activation(s),
+        router=SoftmaxRouter(
+            s.integer("num_experts_per_tok"), s.flag("norm_topk_prob", default=False)
+        ),
+    )
+    return replace(usual, **changes)
+
+
+def sigmoid_mixture(s: Settings) -> Mixture:
+    """Experts as in DeepSeek V3, with their shared ones in one block."""
+    width = s.integer("moe_intermediate_size")
+    s.only("scoring_func", "sigmoid")
+    s.only("topk_method", "noaux_tc")
+    return Mixture(
+        experts=s.integer("n_routed_experts"),
+        width=width,
+        activation=activation(s),
+        router=SigmoidRouter(
+            k=s.integer("num_experts_per_tok"),
+            normalise=s.flag("norm_topk_prob", default=True),
+            scale=s.number("routed_scaling_factor", default=1.0),
+            groups=s.integer("n_group", default=1),
+            best_groups=s.integer("topk_group", default=1),
+        ),
+        shared_width=width * s.integer("n_shared_experts", default=0),
+    )
+
+
+def alike(s: Settings, mixer: Mixer, feed_forward: FeedForward) -> tuple[Layer, ...]:
+    """Layers that are all the same."""
+    return (Layer(mixer, feed_forward),) * s.integer("num_hidden_layers")
+
+
+def by_type(
+    types: tuple[str, ...], mixers: Mapping[str, Mixer], feed_forward: FeedForward
+) -> tuple[Layer, ...]:
+    """Layers whose attention follows from their types."""
+    return tuple(Layer(mixers[kind], feed_forward) for kind in types)
+
+
+def windows(s: Settings, usual: Attention, default: int | None = None) -> dict[str, Mixer]:
+    """`usual` for layers of each type."""
+    return {FULL: usual, SLIDING: replace(usual, window=s.window(default))}
+
+
+def with_dense(
+    layers: tuple[Layer, ...], dense: FeedForward, which: Callable[[int], bool]
+) -> tuple[Layer, ...]:
+    """The same with dense blocks instead of experts in some layers."""
+    return tuple(
+        replace(layer, feed_forward=dense) if which(index) else layer
+        for index, layer in enumerate(layers)
+    )
+
+
+def decoder(
+    s: Settings,
+    layers: tuple[Layer, ...],
+    names: Names | None = None,
+    *,
+    tied: bool = False,
+    **changes: Any,
+) -> DecoderModel:
+    """The model of these layers, its other parts as usual.
+
+    Args:
+        tied: whether the head is the embedding table where the configuration does not say.
+    """
+    usual = Description(
+        vocab_size=s.integer("vocab_size"),
+        hidden_size=s.integer("hidden_size"),
+        layers=layers,
+        norm=changes.pop("norm", None) or rms(s),
+        tied_head=s.flag("tie_word_embeddings", default=tied),
+    )
+    return DecoderModel(replace(usual, **changes), names or Names())

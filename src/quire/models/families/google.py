@@ -1,0 +1,109 @@
+"""Gemma (arXiv:2403.08295), Gemma 2 (arXiv:2408.00118) and Gemma 3 text (arXiv:2503.19786).
+
+Gemma 4 is in `gemma4`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quire.models.attention import Attention, QKNorm
+from quire.models.base import LanguageModel
+from quire.models.description import Layer, Mixer, Placement
+from quire.models.families.common import (
+    Family,
+    activation,
+    alike,
+    attention,
+    by_type,
+    decoder,
+    mlp,
+    rms,
+    windows,
+)
+from quire.models.feed_forward import MLP
+from quire.models.gemma4 import Gemma4
+from quire.models.names import Names
+from quire.models.settings import FULL, SLIDING, Settings
+
+_NAMES = Names(less_one=("norm.weight",), unused=("vision_tower.", "multi_modal_projector."))
+
+
+def gemma(s: Settings) -> LanguageModel:
+    s.only("use_bidirectional_attention", False)
+    s.only("hidden_act", "gelu", "gelu_pytorch_tanh")
+    # The first configurations say "gelu" and mean its approximation.
+    s = s.changed(hidden_act="gelu_pytorch_tanh")
+    return _decoder(s, alike(s, attention(s), mlp(s, bias=False)))
+
+
+def gemma2(s: Settings) -> LanguageModel:
+    s.only("use_bidirectional_attention", False)
+    s.only("attn_logit_softcapping")
+    usual = attention(s, scale=_scale(s))
+    types = s.layer_types(_sliding_but_every(s, 2))
+    layers = by_type(types, windows(s, usual, 4096), _block(s))
+    return _decoder(s, layers, placement=Placement.SANDWICH, logit_softcap=_softcap(s, 30.0))
+
+
+def gemma3(s: Settings) -> LanguageModel:
+    """Also the text of the multimodal models, whose encoder is left out."""
+    # Their configurations leave out what the library has as defaults.
+    s = s.within("text_config").filled(
+        vocab_size=262_208,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        tie_word_embeddings=True,
+    )
+    s.only("use_bidirectional_attention", False)
+    s.only("attn_logit_softcapping")
+    usual = attention(s, scale=_scale(s), qk_norm=QKNorm(rms(s)), rope=None)
+    types = s.layer_types(_sliding_but_every(s, s.integer("sliding_window_pattern", default=6)))
+    layers = by_type(types, _mixers(s, usual), _block(s))
+    return _decoder(s, layers, placement=Placement.SANDWICH, logit_softcap=_softcap(s, None))
+
+
+def _decoder(s: Settings, layers: tuple[Layer, ...], **changes: Any) -> LanguageModel:
+    root = s.integer("hidden_size") ** 0.5
+    return decoder(s, layers, _NAMES, tied=True, embedding_multiplier=root, **changes)
+
+
+def _block(s: Settings) -> MLP:
+    return mlp(s, activation=activation(s, "gelu_pytorch_tanh"), bias=False)
+
+
+def _scale(s: Settings) -> float:
+    return float(s.integer("query_pre_attn_scalar", default=256) ** -0.5)
+
+
+def _softcap(s: Settings, default: float | None) -> float | None:
+    name = "final_logit_softcapping"
+    if name not in s.values:
+        return default
+    return s.number(name) if s.has(name) else None
+
+
+def _sliding_but_every(s: Settings, number: int) -> list[str]:
+    count = s.integer("num_hidden_layers")
+    return [SLIDING if (index + 1) % number else FULL for index in range(count)]
+
+
+def _mixers(s: Settings, usual: Attention) -> dict[str, Mixer]:
+    """Full layers rotate slower than sliding ones; only they are stretched."""
+    full, sliding = s.rope_by_type(1e6, s.number("rope_local_base_freq", default=1e4))
+    return {
+        FULL: replace(usual, rope=full),
+        SLIDING: replace(usual, rope=sliding, window=s.window(4096)),
+    }
+
+
+FAMILIES = (
+    Family("gemma", "Gemma", gemma),
+    Family("gemma2", "Gemma 2", gemma2),
+    Family("gemma3", "Gemma 3, text", gemma3),
+    Family("gemma3_text", "Gemma 3, text", gemma3),
+    Family("gemma4", "Gemma 4, text and images", lambda s: Gemma4.from_config(s.values)),
+    Family("gemma4_text", "Gemma 4, text", lambda s: Gemma4.from_config(s.values)),
+)

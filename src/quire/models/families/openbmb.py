@@ -1,0 +1,24 @@
+"""MiniCPM 1 and 2 (arXiv:2404.06395)."""
+
+from __future__ import annotations
+
+from quire.models.base import LanguageModel
+from quire.models.families.common import Family, alike, attention, decoder, mlp
+from quire.models.settings import Settings
+
+
+def minicpm(s: Settings) -> LanguageModel:
+    """Llama with multipliers that keep learning rates across sizes."""
+    s.only("num_experts", 0)
+    depth = s.number("scale_depth", default=1.0)
+    return decoder(
+        s,
+        alike(s, attention(s), mlp(s)),
+        tied=True,
+        embedding_multiplier=s.number("scale_emb", default=1.0),
+        residual_multiplier=depth / s.integer("num_hidden_layers") ** 0.5,
+        head_multiplier=s.number("dim_model_base", default=1.0) / s.integer("hidden_size"),
+    )
+
+
+FAMILIES = (Family("minicpm", "MiniCPM 1 and 2", minicpm),)

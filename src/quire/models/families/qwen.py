@@ -1,0 +1,171 @@
+"""Qwen2 (arXiv:2407.10671), Qwen3 (arXiv:2505.09388) and Qwen3.5, dense and of experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quire.errors import ModelError
+from quire.models.arguments import require
+from quire.models.attention import Attention, QKNorm
+from quire.models.base import LanguageModel
+from quire.models.description import FeedForward, Layer, Mixer
+from quire.models.families.common import (
+    Family,
+    activation,
+    alike,
+    attention,
+    by_type,
+    decoder,
+    mlp,
+    rms,
+    softmax_mixture,
+    with_dense,
+)
+from quire.models.gated_delta import GatedDelta
+from quire.models.moe import SoftmaxRouter
+from quire.models.names import Names, Weights
+from quire.models.rope import RopeParameters
+from quire.models.settings import FULL, SLIDING, Settings
+
+LINEAR = "linear_attention"
+
+
+def qwen2(s: Settings) -> LanguageModel:
+    usual = attention(s, qkv_bias=True, out_bias=False)
+    return decoder(s, _windowed(s, usual, mlp(s, bias=False)))
+
+
+def qwen2_moe(s: Settings) -> LanguageModel:
+    usual = attention(s, qkv_bias=s.flag("qkv_bias", default=True), out_bias=False)
+    experts = softmax_mixture(
+        s, shared_width=s.integer("shared_expert_intermediate_size"), shared_gate=True
+    )
+    return decoder(s, _with_dense(s, _windowed(s, usual, experts)))
+
+
+def qwen3(s: Settings) -> LanguageModel:
+    return decoder(s, _windowed(s, attention(s, qk_norm=QKNorm(rms(s))), mlp(s, bias=False)))
+
+
+def qwen3_moe(s: Settings) -> LanguageModel:
+    # All layers have the window, if there is one: `max_window_layers` counts for nothing.
+    usual = attention(s, qk_norm=QKNorm(rms(s)), window=_window(s))
+    return decoder(s, _with_dense(s, alike(s, usual, softmax_mixture(s))))
+
+
+def _window(s: Settings) -> int | None:
+    return s.window(4096) if s.flag("use_sliding_window", default=False) else None
+
+
+def _windowed(s: Settings, usual: Attention, block: FeedForward) -> tuple[Layer, ...]:
+    """Layers of which those from `max_window_layers` on have the window, unless listed."""
+    count, window = s.integer("num_hidden_layers"), _window(s)
+    first = count if window is None else s.integer("max_window_layers", default=28)
+    types = s.layer_types([FULL if index < first else SLIDING for index in range(count)])
+    mixers: dict[str, Mixer] = {FULL: usual, SLIDING: replace(usual, window=window)}
+    return by_type(types, mixers, block)
+
+
+def _with_dense(s: Settings, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """The layers with dense blocks where the configuration says so."""
+    every, listed = s.integer("decoder_sparse_step", default=1), s.integers("mlp_only_layers")
+    dense = mlp(s, bias=False)
+    return with_dense(layers, dense, lambda i: i in listed or (i + 1) % every != 0)
+
+
+def qwen3_5(s: Settings) -> LanguageModel:
+    """Three layers of a gated delta net, one of gated attention; the vision encoder is left out."""
+    # A multimodal file says at its top whether the head is tied.
+    text = s.within("text_config")
+    if not text.has("tie_word_embeddings"):
+        text = text.changed(tie_word_embeddings=s.flag("tie_word_embeddings", default=False))
+    norm = rms(text)
+    full = attention(text, rope=_three_axes(text), qk_norm=QKNorm(norm), output_gate=True)
+    mixers: dict[str, Mixer] = {FULL: full, LINEAR: _delta(text)}
+    layers = by_type(_hybrid_types(text), mixers, _qwen3_5_block(text))
+    names = Names(unused=("visual.", "vision_tower.", "mtp."), prepare=_as_converted)
+    return decoder(text, layers, names)
+
+
+def _three_axes(s: Settings) -> RopeParameters:
+    given: dict[str, Any] = s.values.get("rope_parameters") or s.values.get("rope_scaling") or {}
+    usual = {"mrope_section": (11, 11, 10)}
+    return s.changed(rope_parameters=usual | given, rope_scaling=None).rope(partial=0.25)
+
+
+def _delta(s: Settings) -> GatedDelta:
+    return GatedDelta(
+        key_heads=s.integer("linear_num_key_heads", default=16),
+        value_heads=s.integer("linear_num_value_heads", default=32),
+        key_dim=s.integer("linear_key_head_dim", default=128),
+        value_dim=s.integer("linear_value_head_dim", default=128),
+        kernel=s.integer("linear_conv_kernel_dim", default=4),
+        activation=activation(s),
+        eps=rms(s).eps,
+    )
+
+
+def _hybrid_types(s: Settings) -> tuple[str, ...]:
+    count = s.integer("num_hidden_layers")
+    every = s.integer("full_attention_interval", default=4)
+    usual = [LINEAR if (index + 1) % every else FULL for index in range(count)]
+    types = tuple(s.values.get("layer_types") or usual)
+    for kind in types:
+        require("layer_types", kind, (FULL, LINEAR))
+    if len(types) != count:
+        raise ModelError(f"config.json: {len(types)} layer_types for {count} layers")
+    return types
+
+
+def _qwen3_5_block(s: Settings) -> FeedForward:
+    if not s.integer("num_experts", default=0):
+        return mlp(s, bias=False)
+    return softmax_mixture(
+        s,
+        router=SoftmaxRouter(s.integer("num_experts_per_tok", default=8), normalise=True),
+        shared_width=s.integer("shared_expert_intermediate_size", default=512),
+        shared_gate=True,
+    )
+
+
+# Norms that are stored less one; that of the delta net's output is not.
+_LESS_ONE = (
+    "input_layernorm.weight",
+    "post_attention_layernorm.weight",
+    "q_norm.weight",
+    "k_norm.weight",
+    "model.norm.weight",
+)
+
+
+def _as_converted(weights: Weights) -> Weights:
+    """What conversions to MLX do, unless it was done: one added to norms, channels last."""
+    if _converted(weights):
+        return weights
+    ready = {}
+    for name, array in weights.items():
+        if name.endswith(".conv1d.weight"):
+            ready[name] = array.swapaxes(-1, -2)
+        else:
+            ready[name] = array + 1.0 if name.endswith(_LESS_ONE) else array
+    return ready
+
+
+def _converted(weights: Weights) -> bool:
+    for name, array in weights.items():
+        if name.endswith(".conv1d.weight"):
+            return bool(array.shape[-1] == 1)
+    return any(name.startswith("language_model.model.") for name in weights)  # MLX's prefix
+
+
+FAMILIES = (
+    Family("qwen2", "Qwen2, Qwen2.5, QwQ", qwen2),
+    Family("qwen2_moe", "Qwen1.5-MoE, Qwen2-MoE", qwen2_moe),
+    Family("qwen3", "Qwen3", qwen3),
+    Family("qwen3_moe", "Qwen3-MoE, Qwen3-Coder", qwen3_moe),
+    Family("qwen3_5", "Qwen3.5, text", qwen3_5),
+    Family("qwen3_5_text", "Qwen3.5, text", qwen3_5),
+    Family("qwen3_5_moe", "Qwen3.5-MoE, text", qwen3_5),
+    Family("qwen3_5_moe_text", "Qwen3.5-MoE, text", qwen3_5),
+)

@@ -1,0 +1,54 @@
+"""StableLM 2 and StableLM 3B (arXiv:2402.17834)."""
+
+from __future__ import annotations
+
+import re
+
+import mlx.core as mx
+
+from quire.models.attention import Over, QKNorm
+from quire.models.base import LanguageModel
+from quire.models.description import Norm, Placement
+from quire.models.families.common import Family, alike, attention, decoder, mlp
+from quire.models.names import Names, Weights
+from quire.models.settings import Settings
+
+_HEAD = re.compile(r"(.*\.)([qk])_layernorm\.norms\.(\d+)\.weight")
+
+
+def stablelm(s: Settings) -> LanguageModel:
+    norm = Norm(s.number("layer_norm_eps", default=1e-5), centred=True, bias=True)
+    heads = QKNorm(Norm(norm.eps, centred=True), Over.EACH_HEAD)
+    usual = attention(
+        s,
+        rope=s.rope(partial=0.25),
+        qkv_bias=s.flag("use_qkv_bias", default=False),
+        out_bias=False,
+        qk_norm=heads if s.flag("qk_layernorm", default=False) else None,
+    )
+    parallel = s.flag("use_parallel_residual", default=False)
+    return decoder(
+        s,
+        alike(s, usual, mlp(s, bias=False)),
+        Names(prepare=_stacked_norms),
+        norm=norm,
+        placement=Placement.PARALLEL if parallel else Placement.PRE,
+    )
+
+
+def _stacked_norms(weights: Weights) -> Weights:
+    """Norms of heads, of which the checkpoint has a tensor each, as one matrix."""
+    ready: Weights = {}
+    heads: dict[str, dict[int, mx.array]] = {}
+    for name, array in weights.items():
+        if match := _HEAD.fullmatch(name):
+            path, which, head = match.groups()
+            heads.setdefault(f"{path}{which}_norm.weight", {})[int(head)] = array
+        else:
+            ready[name] = array
+    for name, parts in heads.items():
+        ready[name] = mx.stack([parts[head] for head in sorted(parts)])
+    return ready
+
+
+FAMILIES = (Family("stablelm", "StableLM 3B, StableLM 2", stablelm),)

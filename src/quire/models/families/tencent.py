@@ -1,0 +1,65 @@
+"""Hunyuan, dense and of experts."""
+
+from __future__ import annotations
+
+from quire.models.attention import Attention, QKNorm
+from quire.models.base import LanguageModel
+from quire.models.families.common import (
+    Family,
+    alike,
+    attention,
+    decoder,
+    mlp,
+    rms,
+    softmax_mixture,
+)
+from quire.models.moe import SoftmaxRouter
+from quire.models.names import Names
+from quire.models.settings import Settings
+
+_PARTS = {
+    "query_layernorm": "q_norm",
+    "key_layernorm": "k_norm",
+    "gate.wg": "gate",
+    "shared_mlp": "shared_expert",
+}
+
+
+def hunyuan_dense(s: Settings) -> LanguageModel:
+    layers = alike(s, _attention(s), mlp(s, bias=False))
+    return decoder(s, layers, Names(renamed=_PARTS), norm=rms(s, 1e-5))
+
+
+def _attention(s: Settings) -> Attention:
+    s.only("use_cla", False)  # keys and values shared between layers
+    return attention(s, qk_norm=QKNorm(rms(s, 1e-5), after_rotation=True))
+
+
+def hunyuan_moe(s: Settings) -> LanguageModel:
+    """Each layer has its own number of chosen experts in the file, all alike in those published."""
+    k, experts, shared = (
+        _same(s, name) for name in ("moe_topk", "num_experts", "num_shared_expert")
+    )
+    width = _same(s, "moe_intermediate_size") or s.integer("intermediate_size")
+    mixture = softmax_mixture(
+        s.changed(num_experts=experts, num_experts_per_tok=k, moe_intermediate_size=width),
+        router=SoftmaxRouter(k, normalise=True),
+        shared_width=s.integer("intermediate_size") * (shared or 1),
+    )
+    layers = alike(s, _attention(s), mixture)
+    return decoder(s, layers, Names(renamed=_PARTS), norm=rms(s, 1e-5))
+
+
+def _same(s: Settings, name: str) -> int:
+    """A number that the file may repeat for each layer; 0 if absent."""
+    listed = s.values.get(name)
+    if not isinstance(listed, list):
+        return s.integer(name, default=0)
+    s.only(name, [listed[0]] * len(listed))
+    return s.changed(**{name: listed[0]}).integer(name)
+
+
+FAMILIES = (
+    Family("hunyuan_v1_dense", "Hunyuan 0.5B to 7B", hunyuan_dense),
+    Family("hunyuan_v1_moe", "Hunyuan A13B", hunyuan_moe),
+)

@@ -1,0 +1,81 @@
+"""GLM-4 and GLM-4.5 to 4.7 (arXiv:2406.12793, arXiv:2508.06471)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.models.attention import Attention, QKNorm
+from quire.models.base import LanguageModel
+from quire.models.description import Placement
+from quire.models.families.common import (
+    CORRECTION,
+    Family,
+    alike,
+    attention,
+    decoder,
+    gate_up,
+    mlp,
+    rms,
+    sigmoid_mixture,
+    with_dense,
+)
+from quire.models.names import Names
+from quire.models.settings import Settings
+
+
+def glm(s: Settings) -> LanguageModel:
+    names = Names(fused={"gate_up_proj": gate_up(s)})
+    layers = alike(s, _attention(s), mlp(s, bias=False))
+    return decoder(s, layers, names, norm=rms(s, 1.5625e-07))
+
+
+def glm4(s: Settings) -> LanguageModel:
+    parts = {
+        "post_self_attn_layernorm": "post_attention_layernorm",
+        "post_attention_layernorm": "pre_feedforward_layernorm",
+        "post_mlp_layernorm": "post_feedforward_layernorm",
+    }
+    return decoder(
+        s,
+        alike(s, _attention(s), mlp(s, bias=False)),
+        Names(renamed=parts, fused={"gate_up_proj": gate_up(s)}),
+        norm=rms(s, 1.5625e-07),
+        placement=Placement.SANDWICH,
+    )
+
+
+def _attention(s: Settings) -> Attention:
+    rope = replace(s.rope(partial=0.5), interleaved=True)
+    bias = s.flag("attention_bias", default=True)
+    return attention(s.filled(head_dim=128), rope=rope, qkv_bias=bias, out_bias=False)
+
+
+def glm4_moe(s: Settings) -> LanguageModel:
+    norm, count = rms(s, 1e-5), s.integer("num_hidden_layers")
+    usual = attention(
+        s,
+        rope=s.rope(partial=0.5),
+        out_bias=False,
+        qk_norm=QKNorm(norm) if s.flag("use_qk_norm", default=False) else None,
+    )
+    first = s.integer("first_k_dense_replace", default=1)
+    experts = alike(s, usual, sigmoid_mixture(s))
+    names = Names(
+        renamed=CORRECTION | {"shared_experts": "shared_expert"},
+        # The layers that guess several tokens ahead.
+        unused=tuple(f"layers.{count + i}." for i in range(_guessing(s))),
+    )
+    return decoder(
+        s, with_dense(experts, mlp(s, bias=False), lambda i: i < first), names, norm=norm
+    )
+
+
+def _guessing(s: Settings) -> int:
+    return s.integer("num_nextn_predict_layers", "num_mtp_layers", default=1)
+
+
+FAMILIES = (
+    Family("glm", "GLM-4 (9B)", glm),
+    Family("glm4", "GLM-4 0414, GLM-Z1", glm4),
+    Family("glm4_moe", "GLM-4.5, 4.6, 4.7", glm4_moe),
+)

@@ -1,0 +1,197 @@
+"""A small configuration or more of each described family, as its `config.json` has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+}
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+LLAMA3 = {
+    "rope_parameters": {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+MIXED = [SLIDING, FULL, SLIDING]
+
+
+def _longrope(pairs: int, **more: Any) -> dict[str, Any]:
+    return {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + 0.1 * i for i in range(pairs)],
+            "long_factor": [1.5 + 0.5 * i for i in range(pairs)],
+            "original_max_position_embeddings": 32,
+            **more,
+        }
+    }
+
+
+def _config(model_type: str, **changes: Any) -> dict[str, Any]:
+    return {"model_type": model_type} | SHAPE | ROPE | changes
+
+
+def _grouped() -> dict[str, Any]:
+    return ROUTED | {"n_routed_experts": 16, "n_group": 4, "topk_group": 2}
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": _config("llama", **LLAMA3),
+    "llama-dynamic": _config(
+        "llama",
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0},
+    ),
+    "mistral": _config("mistral", sliding_window=32, head_dim=16),
+    "mixtral": _config("mixtral", num_local_experts=4, num_experts_per_tok=2, head_dim=16),
+    "mixtral-window": _config("mixtral", num_local_experts=4, sliding_window=24, head_dim=16),
+    "ministral": _config("ministral", sliding_window=24, layer_types=MIXED, head_dim=16),
+    "qwen2": _config("qwen2", tie_word_embeddings=True),
+    "qwen2-window": _config(
+        "qwen2", use_sliding_window=True, sliding_window=24, max_window_layers=1
+    ),
+    "qwen2_moe": _config(
+        "qwen2_moe", **EXPERTS, shared_expert_intermediate_size=48, mlp_only_layers=[1]
+    ),
+    "qwen2_moe-normalised": _config(
+        "qwen2_moe",
+        **EXPERTS,
+        shared_expert_intermediate_size=48,
+        norm_topk_prob=True,
+        decoder_sparse_step=2,
+        qkv_bias=False,
+    ),
+    "qwen3": _config("qwen3", head_dim=16),
+    "qwen3_moe": _config("qwen3_moe", **EXPERTS, head_dim=16, norm_topk_prob=True),
+    "gemma": _config("gemma", head_dim=16, hidden_act="gelu_pytorch_tanh"),
+    "gemma2": _config(
+        "gemma2",
+        head_dim=16,
+        sliding_window=24,
+        query_pre_attn_scalar=20,
+        attn_logit_softcapping=None,
+        final_logit_softcapping=20.0,
+    ),
+    "gemma3_text": _config(
+        "gemma3_text",
+        head_dim=16,
+        sliding_window=24,
+        query_pre_attn_scalar=20,
+        layer_types=MIXED,
+        rope_parameters={
+            FULL: {"rope_type": "linear", "factor": 2.0, "rope_theta": 50000.0},
+            SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    ),
+    "phi": _config("phi", rope_parameters=ROPE["rope_parameters"] | {"partial_rotary_factor": 0.5}),
+    "phi-qk-norm": _config("phi", qk_layernorm=True),
+    "phi3": _config("phi3"),
+    "phi3-window": _config("phi3", sliding_window=24),
+    "phi3-longrope": _config("phi3", original_max_position_embeddings=32, **_longrope(8)),
+    "phimoe": _config("phimoe", num_local_experts=4, attention_bias=True, lm_head_bias=True),
+    "olmo2": _config("olmo2"),
+    "olmo3": _config(
+        "olmo3",
+        sliding_window=24,
+        layer_types=MIXED,
+        rope_parameters={FULL: YARN, SLIDING: ROPE["rope_parameters"]},
+    ),
+    "olmoe": _config("olmoe", **EXPERTS, clip_qkv=1.5),
+    "glm": _config("glm", head_dim=16),
+    "glm4": _config("glm4", head_dim=16),
+    "glm4_moe": _config("glm4_moe", **ROUTED, use_qk_norm=True, head_dim=16),
+    "glm4_moe-groups": _config("glm4_moe", **_grouped(), attention_bias=True, head_dim=16),
+    "granite": _config(
+        "granite",
+        embedding_multiplier=6.0,
+        logits_scaling=4.0,
+        residual_multiplier=0.5,
+        attention_multiplier=0.3,
+    ),
+    "granitemoe": _config(
+        "granitemoe",
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        embedding_multiplier=6.0,
+        logits_scaling=4.0,
+        residual_multiplier=0.5,
+        attention_multiplier=0.3,
+    ),
+    "granitemoeshared": _config(
+        "granitemoeshared",
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        shared_intermediate_size=48,
+        attention_multiplier=0.25,
+    ),
+    "cohere": _config("cohere", logit_scale=0.5),
+    "cohere-qk-norm": _config("cohere", logit_scale=0.5, use_qk_norm=True),
+    "cohere2": _config("cohere2", logit_scale=0.5, sliding_window=24, layer_types=MIXED),
+    "smollm3": _config("smollm3", no_rope_layers=[1, 0, 1]),
+    "smollm3-window": _config(
+        "smollm3", no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=24
+    ),
+    "seed_oss": _config("seed_oss", head_dim=16, attention_out_bias=True),
+    "arcee": _config("arcee", mlp_bias=True),
+    "exaone4": _config("exaone4", sliding_window=24, layer_types=MIXED, head_dim=16),
+    "exaone4-full": _config("exaone4", sliding_window=None, layer_types=[FULL] * 3),
+    "ernie4_5": _config("ernie4_5", head_dim=16, use_bias=True),
+    "ernie4_5_moe": _config(
+        "ernie4_5_moe",
+        moe_num_experts=8,
+        moe_k=2,
+        moe_intermediate_size=32,
+        moe_num_shared_experts=2,
+        moe_layer_start_index=1,
+    ),
+    "hunyuan_v1_dense": _config(
+        "hunyuan_v1_dense",
+        head_dim=16,
+        rope_parameters={
+            "rope_type": "dynamic",
+            "rope_theta": 10000.0,
+            "alpha": 100.0,
+            "factor": 1.0,
+        },
+    ),
+    "hunyuan_v1_moe": _config("hunyuan_v1_moe", num_experts=8, moe_topk=2, head_dim=16),
+    "helium": _config("helium", head_dim=16),
+    "starcoder2": _config("starcoder2", sliding_window=24),
+    "stablelm": _config("stablelm", use_qkv_bias=True),
+    "stablelm-parallel": _config("stablelm", use_parallel_residual=True, qk_layernorm=True),
+    "nemotron": _config("nemotron", mlp_bias=True, attention_bias=True),
+    "dots1": _config("dots1", **ROUTED, head_dim=16, sliding_window=24, max_window_layers=2),
+}
