@@ -88,8 +88,8 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         "--blas",
         default=defaults.blas,
         choices=("auto", "mlx"),
-        help="multiplies on a Linux CPU: auto is OpenBLAS, mlx is MLX's own: slow, the same to the "
-        "bit in any company",
+        help="multiplies on a Linux CPU: auto is OpenBLAS, mlx is MLX's own: slow, a row's "
+        "products have the same bits in any company",
     )
     add(
         "--max-context",

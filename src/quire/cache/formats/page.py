@@ -18,6 +18,7 @@ from quire.cache.formats.paging import page_rows, resized
 from quire.cache.formats.softmax import Read, attend_chunk, weigh
 from quire.cache.view import Block, Chunk, DecodeBatch, Ints, Tile, View
 from quire.core.kv_format import KVFormat
+from quire.kernels.blas import times_transposed
 
 
 class PageKeys:
@@ -178,7 +179,7 @@ class PageStore(LayerStore):
             keys, values: of their own page and those after, as written, `[..., tokens, dim]`.
             sealed: `[..., P]` rows of the pages before, if there are any.
         """
-        scores = (q @ keys.swapaxes(-1, -2)).astype(mx.float32)
+        scores = times_transposed(q, keys).astype(mx.float32)
         if sealed is None:
             return scores, lambda weights: weights @ values
         before = self._key_codec.scores(q, [array[sealed] for array in self._keys])

@@ -1,0 +1,78 @@
+"""Random schedules under each KV format: every request gets what it gets alone.
+
+With MLX's own products, and with OpenBLAS's where its kernels are those for AVX-512. Its kernels
+for AVX2 and NEON round a row by the number of rows beside it, so codes turn now and then there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from quire.cache.formats.choose import parse_format
+from quire.config import EngineConfig
+from quire.kernels.blas import choose_blas
+from quire.models.loader import LoadedModel, open_model
+from tests.support.schedules import Deviation, Schedule, deviation
+from tests.support.tiny_models import tiny_model
+
+FORMATS = ("page-8", "turbo-4", "page-4/3", "uniform-8", "page-4", "turbo-3", "uniform-4", "plain")
+FAMILIES = ("llama", "gemma4_ple", "qwen3_5")
+EVERY_DAY = 4
+SLOW = 60
+
+
+def exact_products() -> list[str]:
+    """The values of `--blas` with which a row's bits do not depend on its company here."""
+    if sys.platform != "linux" or mx.default_device() != mx.cpu:
+        return ["mlx"]
+    wide = "avx512f" in Path("/proc/cpuinfo").read_text()
+    return ["mlx", "auto"] if wide else ["mlx"]
+
+
+@pytest.fixture(scope="module", params=exact_products())
+def products(request: pytest.FixtureRequest) -> Iterator[str]:
+    choose_blas(request.param)
+    yield request.param
+    choose_blas("mlx")
+
+
+@pytest.fixture(scope="module")
+def opened(products: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedModel]:
+    known: dict[str, LoadedModel] = {}
+
+    def find(family: str) -> LoadedModel:
+        if family not in known:
+            folder = tiny_model(Path(tmp_path_factory.mktemp(family)), family)
+            known[family] = open_model(str(folder), dtype="float32")
+        return known[family]
+
+    return find
+
+
+def drawn(seed: int, opened: Callable[[str], LoadedModel]) -> tuple[str, Deviation]:
+    """A schedule of its seed, with the family and the format of its turn."""
+    family, name = FAMILIES[seed % len(FAMILIES)], FORMATS[seed % len(FORMATS)]
+    loaded = opened(family)
+    config = EngineConfig(str(loaded.path), kv_memory=64 << 20, kv_format=parse_format(name))
+    return f"{seed} {family} {name}", deviation(Schedule.draw(seed), loaded, config)
+
+
+@pytest.mark.parametrize("seed", range(EVERY_DAY))
+def test_as_if_alone(opened: Callable[[str], LoadedModel], seed: int) -> None:
+    case, got = drawn(seed, opened)
+    assert got.within, f"{case}: {got}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_of_many_none_deviates(opened: Callable[[str], LoadedModel], products: str) -> None:
+    seeds = range(EVERY_DAY, EVERY_DAY + SLOW)
+    deviating = {
+        case: got for case, got in (drawn(seed, opened) for seed in seeds) if not got.within
+    }
+    assert not deviating, f"{len(deviating)} of {SLOW} schedules with {products}: {deviating}"

@@ -1,0 +1,111 @@
+"""Random schedules: who arrives when, how prompts are cut, who leaves, how much memory there is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from quire.config import EngineConfig
+from quire.models.loader import LoadedModel
+from quire.request import Request, SamplingParams
+from tests.support.parity import TOLERANCE, Answer, Company, alone
+
+_TOKENS = 10
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One drawn by a seed.
+
+    Attributes:
+        arrivals: by request, the step before which it is added.
+        cancelled: by request, the step before which it is aborted.
+    """
+
+    requests: tuple[Request, ...]
+    arrivals: tuple[int, ...]
+    cancelled: dict[str, int]
+    max_step_tokens: int
+    prefix_cache: bool
+
+    @classmethod
+    def draw(cls, seed: int) -> Schedule:
+        """Two to four requests, some of which begin alike."""
+        rng = random.Random(seed)
+        shared = tuple(rng.randrange(3, 250) for _ in range(128))
+        requests, arrivals = [], []
+        for number in range(rng.randint(2, 4)):
+            own = tuple(rng.randrange(3, 250) for _ in range(rng.choice((1, 7, 40, 65, 120))))
+            prompt = shared[: rng.choice((0, 0, 64, 100, 128))] + own
+            greedy = SamplingParams(temperature=0)
+            requests.append(Request(f"r{number}", prompt, greedy, max_tokens=_TOKENS))
+            arrivals.append(rng.randrange(12))
+        cancelled = {each.id: rng.randrange(20) for each in requests if rng.random() < 0.2}
+        return cls(
+            tuple(requests),
+            tuple(sorted(arrivals)),
+            cancelled,
+            rng.choice((9, 16, 33, 64, 2048)),
+            rng.random() < 0.5,
+        )
+
+    def run(self, loaded: LoadedModel, config: EngineConfig) -> dict[str, Answer]:
+        """What each request got."""
+        company = Company(
+            loaded,
+            replace(config, max_step_tokens=self.max_step_tokens, prefix_cache=self.prefix_cache),
+        )
+        step, waiting = 0, list(zip(self.arrivals, self.requests, strict=True))
+        while waiting or company.engine.has_work:
+            while waiting and waiting[0][0] <= step:
+                company.add(waiting.pop(0)[1])
+            for name, when in self.cancelled.items():
+                if when == step and name in company.answers:
+                    company.engine.abort(name)
+            company.step()
+            step += 1
+        return company.answers
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far a schedule's answers are from those that each request gets alone.
+
+    Attributes:
+        logits: the largest relative difference of two logits.
+        tokens: requests that got other tokens.
+    """
+
+    logits: float
+    tokens: int
+
+    @property
+    def within(self) -> bool:
+        """Whether the promise holds."""
+        return self.logits <= TOLERANCE and self.tokens == 0
+
+
+def deviation(schedule: Schedule, loaded: LoadedModel, config: EngineConfig) -> Deviation:
+    """Runs a schedule, and each of its requests alone."""
+    expected = alone(loaded, config, list(schedule.requests))
+    got = schedule.run(loaded, config)
+    worst, other = 0.0, 0
+    for name, answer in got.items():
+        theirs = expected[name]
+        length = len(answer.tokens)
+        agree = answer.tokens == theirs.tokens[:length]
+        other += not agree
+        worst = max([worst, *_differences(answer, theirs, agree)])
+    return Deviation(worst, other)
+
+
+def _differences(ours: Answer, theirs: Answer, agree: bool) -> Iterable[float]:
+    """Of rows that follow the same tokens."""
+    for position in sorted(ours.logits.keys() & theirs.logits.keys()):
+        a, b = np.array(ours.logits[position]), np.array(theirs.logits[position])
+        yield float(np.abs(a - b).max() / np.abs(b).max())
+        if not agree:
+            return  # later rows read other tokens
