@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire.api.chat import ChatChunks
+from quire.api.responses_tools import Toolbox
 from quire.api.sse import KEEPALIVE_S, EventStream
 from quire.config import ServerConfig
 from quire.demo import MODEL_DIR
@@ -38,7 +39,7 @@ async def sent(delay_s: float) -> list[tuple[float, bytes]]:
         if message["type"] == "http.response.body":
             writes.append((loop.time(), message["body"]))
 
-    stream = EventStream(run, ChatChunks({}, run, service.tokenizer, usage=False))
+    stream = EventStream(run, ChatChunks({}, run, service.tokenizer, Toolbox(), usage=False))
     await stream({"type": "http", "path": "/v1/chat/completions"}, receive, send)  # type: ignore[arg-type]
     return writes
 

@@ -85,15 +85,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"messages": user({"type": "tool_result", "tool_use_id": "t9"})},
         "messages[0].content[0].tool_use_id",
     ),
-    (
-        {
-            "messages": [
-                {"role": "assistant", "content": [USE]},
-                *user({"type": "tool_result", "tool_use_id": "t1", "content": [IMAGE]}),
-            ]
-        },
-        "messages[1].content[0].content[0].source",
-    ),
     ({"messages": [*ASK, {"role": "assistant", "content": [USE]}]}, "messages"),
     ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),

@@ -15,10 +15,12 @@ from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from quire.api.content import Message, Tool, to_template
+from quire.api.chat_tools import ChatChoice, ChatTool, call_begun, call_whole, toolbox
+from quire.api.content import Message, custom_input, to_template
 from quire.api.context import Context, common_fields
 from quire.api.errors import openai_body
 from quire.api.render import chat_logprobs, finish_reason, stop_reason, usage_body
+from quire.api.responses_tools import Toolbox
 from quire.api.schema import (
     GenerationFields,
     TokenCount,
@@ -33,7 +35,7 @@ from quire.api.thinking import ThinkingFields, offered, template_variables
 from quire.api.unseen import newest, without_unseen
 from quire.api.whole import collect
 from quire.engine.runs import ChoiceEvent, Run
-from quire.engine.service import Generation, ToolChoice
+from quire.engine.service import Generation
 from quire.errors import RequestError
 from quire.text.events import (
     Event,
@@ -85,23 +87,6 @@ ResponseFormat = Annotated[
 ]
 
 
-class NamedFunction(Wire):
-    """The function that must be called."""
-
-    name: str
-
-
-class NamedToolChoice(Wire):
-    """`tool_choice` that names a function."""
-
-    type: Literal["function"]
-    function: NamedFunction
-
-
-def _tag_choice(value: object) -> str:
-    return "@mode" if isinstance(value, str) else "@named"
-
-
 class ChatRequest(GenerationFields, ThinkingFields):
     """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
 
@@ -110,15 +95,8 @@ class ChatRequest(GenerationFields, ThinkingFields):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = Field(default=None, max_length=1024)
-    tool_choice: (
-        Annotated[
-            Annotated[Literal["none", "auto", "required"], Tag("@mode")]
-            | Annotated[NamedToolChoice, Tag("@named")],
-            Discriminator(_tag_choice),
-        ]
-        | None
-    ) = None
+    tools: list[ChatTool] | None = Field(default=None, max_length=1024)
+    tool_choice: ChatChoice | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
     verbosity: Verbosity | None = None
@@ -143,8 +121,11 @@ class ChatRequest(GenerationFields, ThinkingFields):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
 
-    def generation(self, context: Context, request: Request) -> Generation:
+    def generation(self, context: Context, request: Request, tools: Toolbox) -> Generation:
         """What is asked for, free of the protocol.
+
+        Args:
+            tools: the request's own.
 
         Raises:
             RequestError: fields that contradict each other or this server's limits.
@@ -162,11 +143,9 @@ class ChatRequest(GenerationFields, ThinkingFields):
         turns, last = to_template(self.messages), newest("messages", self.messages)
         return Generation(
             messages=without_unseen(service, scope, turns, last),
-            tools=tuple(tool.to_template() for tool in self.tools or ()),
-            strict_tools=frozenset(
-                tool.function.name for tool in self.tools or () if tool.function.strict
-            ),
-            tool_choice=self._tool_choice(),
+            tools=tools.templates,
+            strict_tools=tools.strict,
+            tool_choice=tools.choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             max_tokens=self.max_completion_tokens or self.max_tokens,
             schema=self._schema(),
@@ -175,15 +154,6 @@ class ChatRequest(GenerationFields, ThinkingFields):
             continue_final=self.continue_final_message is True,
             **common,
         )
-
-    def _tool_choice(self) -> ToolChoice:
-        match self.tool_choice:
-            case None:
-                return ToolChoice()
-            case NamedToolChoice(function=function):
-                return ToolChoice("named", function.name)
-            case mode:
-                return ToolChoice(mode)
 
     def _schema(self) -> str | None:
         match self.response_format:
@@ -213,7 +183,13 @@ class ChatChunks:
     """Renders a stream's chunks. What stays the same in all chunks of a choice is rendered once."""
 
     def __init__(
-        self, identity: Mapping[str, Any], run: Run, tokenizer: Tokenizer, *, usage: bool
+        self,
+        identity: Mapping[str, Any],
+        run: Run,
+        tokenizer: Tokenizer,
+        tools: Toolbox,
+        *,
+        usage: bool,
     ) -> None:
         constant = compact({**identity, "object": "chat.completion.chunk"})[:-1]
         self._constant = b"data: " + constant + b',"choices":['
@@ -225,6 +201,8 @@ class ChatChunks:
         self._begun = [False] * len(run.choices)
         self._run = run
         self._tokenizer = tokenizer
+        self._tools = tools
+        self._inputs: dict[tuple[int, int], list[str]] = {}  # of custom calls that are not whole
         self._usage = usage
 
     def render(self, batch: list[ChoiceEvent]) -> bytes:
@@ -250,12 +228,19 @@ class ChatChunks:
                 thought = quoted(text)
                 delta = b'{"reasoning_content":' + thought + b',"reasoning":' + thought + b"}"
             case ToolCallBegun(number, call_id, name):
-                function = {"name": name, "arguments": ""}
-                call = {"index": number, "id": call_id, "type": "function", "function": function}
-                delta = compact({"tool_calls": [call]})
+                call = call_begun(self._tools, call_id, name)
+                if call["type"] == "custom":
+                    self._inputs[index, number] = []
+                delta = compact({"tool_calls": [{"index": number, **call}]})
+            case ToolCallArguments(number, json) if (index, number) in self._inputs:
+                self._inputs[index, number].append(json)
+                return b""
             case ToolCallArguments(number, json):
                 arguments = b'"function":{"arguments":' + quoted(json) + b"}}"
                 delta = b'{"tool_calls":[{"index":%d,' % number + arguments + b"]}"
+            case ToolCallEnded(number) if (index, number) in self._inputs:
+                text = custom_input("".join(self._inputs.pop((index, number))))
+                delta = compact({"tool_calls": [{"index": number, "custom": {"input": text}}]})
             case ToolCallEnded():
                 return b""
             case Finished():
@@ -278,18 +263,11 @@ class ChatChunks:
 
 
 def _choice(
-    index: int, answer: Answer, tokenizer: Tokenizer, *, with_logprobs: bool
+    index: int, answer: Answer, tokenizer: Tokenizer, tools: Toolbox, *, with_logprobs: bool
 ) -> dict[str, Any]:
     """One choice of a whole answer."""
     assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
-    calls = [
-        {
-            "id": call.id,
-            "type": "function",
-            "function": {"name": call.name, "arguments": call.arguments},
-        }
-        for call in answer.tool_calls
-    ]
+    calls = [call_whole(tools, call.id, call.name, call.arguments) for call in answer.tool_calls]
     message: dict[str, Any] = {
         "role": "assistant",
         "content": answer.text or (None if calls else ""),
@@ -320,7 +298,8 @@ class Chat:
         context = self._context
         fields = await context.read(request, ChatRequest)
         context.check_messages(len(fields.messages))
-        run = await context.start(request, fields.generation(context, request))
+        tools = toolbox(fields.tools, fields.tool_choice)
+        run = await context.start(request, fields.generation(context, request, tools))
         identity = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -329,10 +308,10 @@ class Chat:
         tokenizer = context.service.tokenizer
         if fields.stream:
             usage = fields.include_usage()
-            return EventStream(run, ChatChunks(identity, run, tokenizer, usage=usage))
+            return EventStream(run, ChatChunks(identity, run, tokenizer, tools, usage=usage))
         answers = await collect(request, run)
         choices = [
-            _choice(index, each, tokenizer, with_logprobs=fields.logprobs is True)
+            _choice(index, each, tokenizer, tools, with_logprobs=fields.logprobs is True)
             for index, each in enumerate(answers)
         ]
         body = {

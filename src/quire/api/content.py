@@ -6,6 +6,7 @@ list of typed parts; a tool call's arguments are an object, not JSON text.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -13,6 +14,9 @@ from pydantic_core import from_json
 
 from quire.api.schema import History, tag_by_role, tag_by_type, tag_text_or_list
 from quire.media.source import Detail, ImageSource, not_taken
+
+INPUT = "input"
+"""The one argument of the function that stands for a custom tool."""
 
 MALFORMED = "arguments"
 """The argument that stands for arguments that are no JSON object."""
@@ -122,13 +126,53 @@ class CalledFunction(History):
     arguments: str | dict[str, Any]
 
 
-class ToolCall(History):
+class FunctionCall(History):
     """A call that the assistant made; `index` comes from clients that fold streams."""
 
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
     index: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.name
+
+    def to_template(self) -> dict[str, Any]:
+        """The shape that chat templates read."""
+        return function_call(self.id, self.name, read_arguments(self.function.arguments))
+
+
+class CalledCustom(History):
+    """The name of a custom tool, and the text that it was called with."""
+
+    name: str
+    input: str
+
+
+class CustomCall(History):
+    """A call of a custom tool that the assistant made."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CalledCustom
+    index: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.custom.name
+
+    def to_template(self) -> dict[str, Any]:
+        """The shape that chat templates read."""
+        return function_call(self.id, self.name, {INPUT: self.custom.input})
+
+
+ToolCall = Annotated[
+    Annotated[FunctionCall, Tag("@function")] | Annotated[CustomCall, Tag("@custom")],
+    Discriminator(lambda value: tag_by_type(value) or "@function"),
+]
 
 
 class AssistantMessage(History):
@@ -182,15 +226,10 @@ class Function(History):
 
 
 class Tool(History):
-    """A tool; only functions are offered."""
+    """A function that the client runs."""
 
     type: Literal["function"]
     function: Function
-
-    def to_template(self) -> dict[str, Any]:
-        """The shape that chat templates read."""
-        function = self.function
-        return function_tool(function.name, function.description, function.parameters)
 
 
 def function_tool(
@@ -213,7 +252,7 @@ def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
         RequestError: sound or a file, which no model here takes.
     """
     names = {
-        call.id: call.function.name
+        call.id: call.name
         for message in messages
         if isinstance(message, AssistantMessage)
         for call in message.tool_calls or ()
@@ -236,7 +275,7 @@ def _message(message: Message, param: str, names: dict[str, str]) -> dict[str, A
         if thought:
             shaped["reasoning_content"] = thought
         if message.tool_calls:
-            shaped["tool_calls"] = [_call(call) for call in message.tool_calls]
+            shaped["tool_calls"] = [call.to_template() for call in message.tool_calls]
     if isinstance(message, ToolMessage):
         shaped["tool_call_id"] = message.tool_call_id
         if message.name is None and message.tool_call_id in names:
@@ -266,10 +305,6 @@ def image_part(url: str, param: str, kind: str, detail: Detail | None = None) ->
     return {"type": "image", "source": ImageSource(url, param, kind, detail or "auto")}
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    return function_call(call.id, call.function.name, read_arguments(call.function.arguments))
-
-
 def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """A call that the assistant made, in the shape that chat templates read."""
     function = {"name": name, "arguments": arguments}
@@ -291,3 +326,9 @@ def read_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
     except ValueError:
         read = None
     return read if isinstance(read, dict) else {MALFORMED: arguments}
+
+
+def custom_input(arguments: str) -> str:
+    """The text in a call of a custom tool, for which the model wrote a function's arguments."""
+    text = json.loads(arguments).get(INPUT) if arguments else ""
+    return text if isinstance(text, str) else arguments

@@ -12,7 +12,8 @@ from starlette.responses import JSONResponse, Response
 
 import quire
 from quire.api.auth import EVERYONE, caller_of
-from quire.api.content import Message, Tool, to_template
+from quire.api.chat_tools import ChatTool, toolbox
+from quire.api.content import Message, to_template
 from quire.api.context import Context
 from quire.api.schema import TokenId, Wire
 from quire.api.unseen import newest, without_unseen
@@ -27,7 +28,7 @@ class TokenizeRequest(Wire):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = Field(default=None, min_length=1)
-    tools: list[Tool] | None = None
+    tools: list[ChatTool] | None = None
     enable_thinking: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -115,7 +116,7 @@ class Misc:
             turns, last = to_template(fields.messages), newest("messages", fields.messages)
             spec = Generation(
                 messages=without_unseen(context.service, request.scope, turns, last),
-                tools=tuple(tool.to_template() for tool in fields.tools or ()),
+                tools=toolbox(fields.tools).templates,
                 thinking=Thinking(fields.enable_thinking),
             )
             (ids,) = await context.service.tokens(spec)

@@ -10,8 +10,9 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from quire.api.content import custom_input
 from quire.api.render import chat_logprobs
-from quire.api.responses_tools import INPUT, Named
+from quire.api.responses_tools import Named
 from quire.api.seal import Seal
 from quire.request import TokenLogprobs
 from quire.text.tokenizer import Tokenizer
@@ -243,16 +244,11 @@ class CustomCallItem(CallItem):
 
     def close(self, status: str) -> Iterator[WireEvent]:
         """The text, and the call."""
-        text = self._text()
+        text = custom_input(self._joined())
         yield self._event("custom_tool_call_input.delta", delta=text)
         yield self._event("custom_tool_call_input.done", input=text)
         yield self._done(status)
 
     def body(self, status: str) -> WireEvent:
         """The call."""
-        return self._body(status, input=self._text())
-
-    def _text(self) -> str:
-        joined = self._joined()
-        text = json.loads(joined).get(INPUT) if joined else ""
-        return text if isinstance(text, str) else joined
+        return self._body(status, input=custom_input(self._joined()))

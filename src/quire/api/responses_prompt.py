@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from quire.api.content import function_call, image_part, read_arguments
+from quire.api.content import INPUT, function_call, image_part, read_arguments
 from quire.api.responses_schema import (
     AdditionalToolsItem,
     CallOutputItem,
@@ -26,7 +26,7 @@ from quire.api.responses_schema import (
     SearchOutputItem,
     Tool,
 )
-from quire.api.responses_tools import INPUT, SEARCH, model_name
+from quire.api.responses_tools import SEARCH, model_name
 from quire.api.seal import Seal
 from quire.api.turns import Turn, check_answered, merge
 from quire.errors import RequestError

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from quire.api.content import function_tool
+from quire.api.content import INPUT, function_tool
 from quire.api.responses_schema import (
     AdditionalToolsItem,
     AllowedChoice,
+    Choice,
     CustomTool,
     FunctionTool,
     HostedTool,
@@ -23,9 +24,6 @@ from quire.api.responses_schema import (
 )
 from quire.engine.service import ToolChoice
 from quire.errors import RequestError
-
-INPUT = "input"
-"""The one argument of the function that stands for a custom tool."""
 
 SEARCH = "tool_search"
 """The function that stands for a search for tools."""
@@ -83,7 +81,19 @@ def toolbox(fields: ResponsesRequest, items: Sequence[Item]) -> Toolbox:
         if isinstance(item, AdditionalToolsItem | SearchOutputItem):
             for tool in item.tools:
                 found.add(tool, item.type, loaded=isinstance(item, SearchOutputItem))
-    return found.chosen(fields)
+    return found.chosen(fields.tool_choice)
+
+
+def chat_toolbox(tools: Sequence[Tool], choice: Choice | None) -> Toolbox:
+    """The tools of a chat, and the choice among them. A later tool takes the place of its like.
+
+    Raises:
+        RequestError: a choice that names none of them.
+    """
+    found = _Found()
+    for tool in tools:
+        found.add(tool, "tools")
+    return found.chosen(choice)
 
 
 class _Found:
@@ -145,7 +155,7 @@ class _Found:
         if template is not None:
             self._templates[name] = template
 
-    def chosen(self, fields: ResponsesRequest) -> Toolbox:
+    def chosen(self, wanted: Choice | None) -> Toolbox:
         """All of them, and the request's choice among them."""
         if self._deferred and SEARCH not in self._named:
             raise RequestError(
@@ -154,7 +164,7 @@ class _Found:
                 code="invalid_value",
             )
         templates = self._templates
-        match fields.tool_choice:
+        match wanted:
             case AllowedChoice(mode=mode, tools=allowed):
                 names = {self._chosen_name(each) for each in allowed}
                 templates = {name: each for name, each in templates.items() if name in names}
