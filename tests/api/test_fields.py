@@ -19,6 +19,9 @@ from tests.support.server import JSON_TYPE
 ASK = [{"role": "user", "content": "Hi."}]
 
 
+JSON_BODY = {"content-type": "application/json"}
+
+
 def post(url: str, path: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
     if path.endswith("chat/completions"):
         body.setdefault("messages", ASK)
@@ -212,6 +215,16 @@ def test_fields_without_effect_are_accepted(serve: Serve) -> None:
 def test_a_body_that_is_no_json_object_is_refused(serve: Serve, body: bytes) -> None:
     answer = HTTP.post(f"{serve().url}/v1/chat/completions", content=body, headers=JSON_TYPE)
     assert error_of(answer)["code"] in ("invalid_json", "invalid_type")
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "responses", "messages"])
+@pytest.mark.parametrize("number", ["1e400", "-1E+999", "9" * 400 + ".0"])
+def test_a_number_that_no_float_holds_is_refused(serve: Serve, path: str, number: str) -> None:
+    tool = '{"type": "function", "function": {"name": "f", "parameters": {"default": %s}}}'
+    body = f'{{"model": "quire-demo", "tools": [{tool % number}]}}'.encode()
+    answer = HTTP.post(f"{serve().url}/v1/{path}", content=body, headers=JSON_BODY)
+    assert answer.status_code == 400
+    assert "out of range" in answer.text
 
 
 FORMATS = [

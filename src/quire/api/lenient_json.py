@@ -12,9 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pydantic_core import from_json
-
-from quire.api.schema import whole_characters
+from quire.api.schema import finite_json, whole_characters
 from quire.errors import RequestError
 
 # What needs no look: all between strings, and strings without escapes and control characters.
@@ -44,12 +42,12 @@ def parse_lenient(body: bytes) -> object:
         RequestError: it is broken in another way; with the position, code `invalid_json`.
     """
     try:
-        return from_json(body, allow_inf_nan=False)
+        return finite_json(body)
     except ValueError:
         body = whole_characters(body)
         repaired, edits = _repair(body)
     try:
-        return from_json(repaired, allow_inf_nan=False)
+        return finite_json(repaired)
     except ValueError as error:
         message = _POSITION.sub(lambda at: _position(at, repaired, body, edits), str(error))
         raise RequestError(f"The body is not valid JSON: {message}.", code="invalid_json") from None

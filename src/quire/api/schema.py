@@ -8,6 +8,7 @@ judge, but for names within the conversation, which pass: they came with answers
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -33,6 +34,10 @@ _ESCAPE = re.compile(
 )
 
 
+# What a number has that is too large for a float: a long exponent, or many digits.
+_LONG_NUMBER = re.compile(rb"\d[eE]\+?\d{3}|\d{309}")
+
+
 class Wire(BaseModel):
     """Base of every request model: strict types. Unknown fields are kept, for `parse` to judge.
 
@@ -55,6 +60,24 @@ class History(Wire):
     model_config = ConfigDict(extra="ignore", json_schema_extra={})
 
 
+def finite_json(body: bytes) -> object:
+    """The value of a JSON text. `1e400` is JSON too, but no number that an answer could repeat.
+
+    Raises:
+        ValueError: it is not JSON, or a number in it is beyond what a float holds.
+    """
+    value = from_json(body, allow_inf_nan=False)
+    if _LONG_NUMBER.search(body):
+        waiting = [value]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, float) and math.isinf(node):
+                raise ValueError("a number is out of range")
+            if isinstance(node, dict | list):
+                waiting += node.values() if isinstance(node, dict) else node
+    return value
+
+
 def parse_json(body: bytes) -> object:
     """Reads a request body as JSON; NaN and infinities are not JSON.
 
@@ -62,11 +85,11 @@ def parse_json(body: bytes) -> object:
         RequestError: with the position, code `invalid_json`.
     """
     try:
-        return from_json(body, allow_inf_nan=False)
+        return finite_json(body)
     except ValueError:
         body = whole_characters(body)
     try:
-        return from_json(body, allow_inf_nan=False)
+        return finite_json(body)
     except ValueError as error:
         raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from error
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,8 @@ class Binder:
             RequestError: a schema that cannot be compiled, or a call that cannot be forced.
         """
         wanted, unenforced = self._prepared(wanted)
-        grammar = self._grammar(wanted)
+        lost = dict.fromkeys(unenforced)
+        grammar = self._grammar(wanted, lambda each: lost.setdefault(each))
         if grammar is not None:
             field = "tools" if wanted.schema is None else wanted.schema_field
             if len(grammar.source) > MAX_SOURCE:
@@ -67,7 +68,7 @@ class Binder:
                     code="invalid_schema",
                 )
             self._rehearse(grammar, field)
-        return Bound(grammar, unenforced)
+        return Bound(grammar, tuple(lost))
 
     def _rehearse(self, grammar: GrammarSpec, field: str) -> None:
         """Compiles a grammar and takes its first tokens: some outgrow their limits only then."""
@@ -116,12 +117,12 @@ class Binder:
         check_grammar(GrammarSpec("json_schema", json.dumps(prepared.schema)), field)
         return prepared.schema, prepared.unenforced
 
-    def _grammar(self, wanted: Wanted) -> GrammarSpec | None:
+    def _grammar(self, wanted: Wanted, lose: Callable[[str], None]) -> GrammarSpec | None:
         opener = self._dialect.opener(self._vocabulary)
         if wanted.forced:
-            return GrammarSpec("lark", self._calls(wanted), opener=opener)
+            return GrammarSpec("lark", self._calls(wanted, lose), opener=opener)
         if wanted.schema is None:
-            return self._strict_calls(wanted, opener)
+            return self._strict_calls(wanted, opener, lose)
         frame = self._dialect.frame
         if not wanted.tools and frame is None:
             return GrammarSpec("json_schema", wanted.schema)
@@ -136,22 +137,24 @@ class Binder:
                 param=wanted.schema_field,
                 code="unsupported_parameter",
             )
-        calls = re.sub(r"^start:", "calls:", self._calls(wanted), count=1, flags=re.MULTILINE)
+        calls = re.sub(r"^start:", "calls:", self._calls(wanted, lose), count=1, flags=re.MULTILINE)
         return GrammarSpec("lark", f"start: answer | calls\n{rule}{calls}", opener=opener)
 
-    def _strict_calls(self, wanted: Wanted, opener: int | None) -> GrammarSpec | None:
+    def _strict_calls(
+        self, wanted: Wanted, opener: int | None, lose: Callable[[str], None]
+    ) -> GrammarSpec | None:
         """What binds the calls of strict tools, and leaves all else free."""
         source = None
         if any(tool.name in wanted.strict for tool in wanted.tools):
-            source = self._dialect.strict_grammar(wanted.tools, self._vocabulary)
+            source = self._dialect.strict_grammar(wanted.tools, self._vocabulary, lose)
         if source is None:
             return None
         return GrammarSpec("lark", source, opener=opener, lazy=opener is not None)
 
-    def _calls(self, wanted: Wanted) -> str:
+    def _calls(self, wanted: Wanted, lose: Callable[[str], None]) -> str:
         """Lark source of nothing but tool calls."""
         return self._dialect.tool_grammar(
-            wanted.tools, wanted.name or None, wanted.parallel, self._vocabulary
+            wanted.tools, wanted.name or None, wanted.parallel, self._vocabulary, lose
         )
 
 

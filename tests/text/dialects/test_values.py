@@ -9,7 +9,7 @@ import pytest
 
 from quire.text.dialects.base import Schema
 from quire.text.dialects.scanner import MarkerScanner
-from quire.text.dialects.values import property_schema, typed, write_json
+from quire.text.dialects.values import kinds, property_schema, typed, write_json
 
 NULLABLE = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
 
@@ -61,6 +61,13 @@ def test_references_are_followed_and_loops_end() -> None:
     assert property_schema(root, "loop", root) == {}
     assert property_schema(root, "bad", root) == {}
     assert property_schema(root, "other", root) == {"type": "string"}
+
+
+def test_each_alternative_is_looked_at_once() -> None:
+    """Two references to the next in each of 60: 2^60 ways to the last."""
+    links = {f"a{index}": {"anyOf": [{"$ref": f"#/$defs/a{index + 1}"}] * 2} for index in range(60)}
+    root: Schema = {"$defs": {**links, "a60": {"type": "integer"}}, "$ref": "#/$defs/a0"}
+    assert kinds(root, root) == {"integer"}
 
 
 def test_json_can_always_be_sent() -> None:

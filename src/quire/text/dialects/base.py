@@ -122,11 +122,16 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Forced:
-    """Which calls a grammar has to force: one of `tools`, or several if `parallel`."""
+    """Which calls a grammar has to force: one of `tools`, or several if `parallel`.
+
+    Attributes:
+        lose: told, as `tool: path: keyword`, of what the grammar does not hold a call to.
+    """
 
     tools: Sequence[Tool]
     parallel: bool
     vocabulary: Vocabulary
+    lose: Callable[[str], None] = lambda lost: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,25 +199,39 @@ class Dialect:
         found = (vocabulary.added.get(marker) for marker in self.openers)
         return next((token for token in found if token is not None), None)
 
-    def strict_grammar(self, tools: Sequence[Tool], vocabulary: Vocabulary) -> str | None:
+    def strict_grammar(
+        self,
+        tools: Sequence[Tool],
+        vocabulary: Vocabulary,
+        lose: Callable[[str], None] = lambda lost: None,
+    ) -> str | None:
         """Lark source that holds calls that the model makes of its own accord to their schemas.
 
         It binds what begins with `opener`, or if `openers` is empty the whole answer. None if
         nothing tells where a call begins.
+
+        Args:
+            lose: see `Forced`.
         """
         if self.openers and self.opener(vocabulary) is None:
             return None
         make = self.strict or (self.forced if self.openers else None)
-        return None if make is None else make(Forced(tools, True, vocabulary))
+        return None if make is None else make(Forced(tools, True, vocabulary, lose))
 
     def tool_grammar(
-        self, tools: Sequence[Tool], name: str | None, parallel: bool, vocabulary: Vocabulary
+        self,
+        tools: Sequence[Tool],
+        name: str | None,
+        parallel: bool,
+        vocabulary: Vocabulary,
+        lose: Callable[[str], None] = lambda lost: None,
     ) -> str:
         """Lark source for llguidance under which the answer is nothing but tool calls.
 
         Args:
             name: the one tool to call; None lets the model choose.
             parallel: whether several calls may follow each other.
+            lose: see `Forced`.
 
         Raises:
             RequestError: no such tool, or the dialect cannot force calls.
@@ -231,4 +250,4 @@ class Dialect:
                 param="tool_choice",
                 code="invalid_value",
             )
-        return self.forced(Forced(chosen, parallel, vocabulary))
+        return self.forced(Forced(chosen, parallel, vocabulary, lose))

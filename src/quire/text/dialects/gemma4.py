@@ -12,11 +12,12 @@ issue 17882, hybridgroup/yzma pull request 243).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from quire.request import FinishReason
 from quire.text.dialects.base import Call, Dialect, Schema, Start, Tool
-from quire.text.dialects.gemma4_grammar import forced_calls
+from quire.text.dialects.gemma4_grammar import QUOTE, forced_calls
 from quire.text.dialects.machine import (
     Body,
     Layout,
@@ -30,6 +31,7 @@ from quire.text.dialects.machine import (
 from quire.text.dialects.values import (
     Unterminated,
     kinds,
+    property_names,
     property_schema,
     read_json,
     resolve,
@@ -39,7 +41,6 @@ from quire.text.dialects.values import (
 )
 
 CHANNEL, CHANNEL_END = "<|channel>", "<channel|>"
-QUOTE = '<|"|>'
 _LABELS = ("thought", "response", "content", "final")
 _MAX_DEPTH = 64
 
@@ -50,10 +51,30 @@ _APOSTROPHES = re.compile(r"'([^']*)'(?=\s*[,})\]])")
 # A label may be followed by the text at once, but "thoughtful" is a word.
 _LABEL = re.compile(rf" *({'|'.join(_LABELS)})(?![a-z]) *")
 _SEPARATOR = re.compile(r"\s*,\s*")
-# A bare value runs on through commas, unless a next key follows the comma.
-_BARE_IN_OBJECT = re.compile(r"[^,{}\[\]]+(?:,(?!\s*(?:[\w.-]+|\"[^\"]*\")\s*:)[^,{}\[\]]*)*")
-_BARE_IN_PARENTHESES = re.compile(r"[^,()\[\]{}]+(?:,(?!\s*[\w.-]+\s*[:=])[^,()\[\]{}]*)*")
 _BARE_IN_ARRAY = re.compile(r"[^,{}\[\]]+")
+
+
+class _Keys:
+    """The keys of one object: those that its schema names are read whatever they are made of."""
+
+    def __init__(self, names: Iterable[str], *, braces: bool) -> None:
+        self._names = {form: name for name in names for form in (name.strip(), name)}
+        longest_first = sorted(self._names, key=len, reverse=True)
+        known = "|".join(map(re.escape, longest_first)) or "(?!)"
+        self._known = re.compile(rf"({known})\s*[:=]")
+        # A bare value runs on through commas, unless a next key follows the comma.
+        inner, sign = (r"{}\[\]", ":") if braces else (r"()\[\]{}", "[:=]")
+        key = rf'(?:{known}|[\w.$@/-]+|"[^"]*")\s*{sign}'
+        following = rf",(?!\s*(?:{key}|{re.escape(QUOTE)}))"
+        self.bare = re.compile(rf"[^,{inner}]+(?:{following}[^,{inner}]*)*")
+
+    def match(self, text: str, at: int) -> tuple[str, int] | None:
+        """The key at `at` and the offset after its colon."""
+        found = self._known.match(text, at) or self._known.match(text, skip_space(text, at))
+        if found is not None:
+            return self._names[found.group(1)], found.end()
+        found = _KEY.match(text, at)
+        return None if found is None else (found.group(1), found.end())
 
 
 class _Reader:
@@ -61,18 +82,27 @@ class _Reader:
 
     def __init__(self, body: Body, root: Schema) -> None:
         self.body, self.text, self.root = body, body.text, root
+        self._known_keys: dict[tuple[int, bool], _Keys] = {}
 
     def object(self, at: int, schema: Schema, depth: int) -> tuple[dict[str, Any], int]:
         found: dict[str, Any] = {}
         braces = self.text.startswith("{", at)
-        closer, bare = ("}", _BARE_IN_OBJECT) if braces else (")", _BARE_IN_PARENTHESES)
+        closer = "}" if braces else ")"
+        keys = self._keys(schema, braces)
         at = self._enter(at, depth)
         while not self.text.startswith(closer, at):
-            key, at = self._key(at)
+            key, at = self._key(at, keys)
             wanted = property_schema(schema, key, self.root)
-            found[key], at = self.value(skip_space(self.text, at), wanted, depth, bare)
-            at = self._separator(at, closer, _KEY)
+            found[key], at = self.value(skip_space(self.text, at), wanted, depth, keys.bare)
+            at = self._separator(at, closer, keys)
         return found, at + 1
+
+    def _keys(self, schema: Schema, braces: bool) -> _Keys:
+        found = self._known_keys.get((id(schema), braces))
+        if found is None:
+            names = property_names(schema, self.root)
+            found = self._known_keys[id(schema), braces] = _Keys(names, braces=braces)
+        return found
 
     def array(self, at: int, schema: Schema, depth: int) -> tuple[list[Any], int]:
         found: list[Any] = []
@@ -128,26 +158,26 @@ class _Reader:
             return apostrophes.group(1), apostrophes.end()
         end = self.body.find(QUOTE, at)
         found = bare.match(self.text, at, end) if end >= 0 else None
-        if found is None or found.end() != end:
+        if found is None or found.end() != end or found.group().rstrip().endswith(","):
             return None
         return self.text[at:end], end + len(QUOTE)
 
-    def _key(self, at: int) -> tuple[str, int]:
+    def _key(self, at: int, keys: _Keys) -> tuple[str, int]:
         quoted = self._quoted(at)
-        if quoted is None and self.text.startswith('"', at):
-            quoted = read_json(self.text, at)
         if quoted is None:
-            found = _KEY.match(self.text, at)
-            if found is None:
+            found = keys.match(self.text, at)
+            if found is not None:
+                return found
+            if not self.text.startswith('"', at):
                 raise ValueError("no key")
-            return found.group(1), found.end()
+            quoted = read_json(self.text, at)
         key, at = quoted
         at = skip_space(self.text, at)
         if not self.text.startswith(":", at):
             raise ValueError("no colon")
         return key, at + 1
 
-    def _separator(self, at: int, closer: str, following: re.Pattern[str] | None) -> int:
+    def _separator(self, at: int, closer: str, following: _Keys | None) -> int:
         at = skip_space(self.text, at)
         if self.text.startswith(closer, at):
             return at

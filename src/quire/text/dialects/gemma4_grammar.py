@@ -1,108 +1,154 @@
 """Forced calls in Gemma 4's notation: a JSON schema becomes lark rules for llguidance.
 
-Types, properties, enumerations, alternatives, references, bounds of numbers and lengths are
-enforced. `pattern`, `format`, `allOf` and bounds on free objects are not: the notation has no
-counterpart in llguidance's own JSON grammar.
+Types, properties, enumerations, alternatives, references, bounds, patterns and formats are
+enforced. What is not, such as bounds on the number of properties, is said (`Forced.lose`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from quire.text.dialects.base import Forced, Schema, Vocabulary
+from quire.text.dialects.base import Forced, Schema, Tool, Vocabulary
 from quire.text.dialects.grammar import alternatives, json_term, literal, marker
-from quire.text.dialects.values import resolve
+from quire.text.dialects.strings import ANY, text_of
+from quire.text.dialects.values import kinds, merged, resolve
+
+QUOTE = '<|"|>'
 
 _SHARED = r"""
 any: string | NUMBER | "true" | "false" | "null" | free_object | free_array
 free_object: "{" (free_pair ("," free_pair)*)? "}"
-free_pair: KEY ":" any
+free_pair: key ":" any
 free_array: "[" (any ("," any)*)? "]"
-KEY: /[A-Za-z_][A-Za-z0-9_.-]*/
+key: KEY | string
+KEY: /[A-Za-z_$@][A-Za-z0-9_.\/$@-]*/
 NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/
 """
+_IGNORED = frozenset({"patternProperties", "minProperties", "maxProperties"})
+"""Keywords that rules of this notation leave out, and JSON's grammar does not."""
+_QUOTED_KEY = re.compile(r"[\s'\")}]|.*\s$|$", re.DOTALL)
+"""Keys that would not be read as they are: empty ones, those with a blank at an end, and those that
+begin as if a string began or the object ended."""
 
 
 class _Rules:
     """Collects rules; one a schema, so that schemas that refer to themselves end."""
 
-    def __init__(self, root: Schema, prefix: str, quote: str, lines: list[str]) -> None:
-        self._root, self._prefix, self._quote, self._lines = root, prefix, quote, lines
-        self._names: list[tuple[Schema, str]] = []
+    def __init__(
+        self, tool: Tool, prefix: str, vocabulary: Vocabulary, lose: Callable[[str], None]
+    ) -> None:
+        self._root = tool.parameters
+        self._prefix = prefix
+        self._quote = marker(QUOTE, vocabulary)
+        self._within = "" if QUOTE in vocabulary.added else " & /[^<]*/"
+        self._tell = lose
+        self._tool = tool.name
+        self._names: dict[int, tuple[Any, str]] = {}
+        self.lines: list[str] = []
+
+    def _lose(self, word: str) -> None:
+        self._tell(f"{self._tool}: {word}")
 
     def of(self, schema: Any) -> str:
         """A lark term for a value of this schema."""
-        found = resolve(schema, self._root)
-        for known, name in self._names:
-            if known is found:
-                return name
+        schema = resolve(schema, self._root)
+        known = self._names.get(id(schema))
+        if known is not None:
+            return known[1]
+        found = merged(schema, self._root)
         if "const" in found:
             return self._constant(found["const"])
         if "enum" in found:
             return "(" + " | ".join(map(self._constant, found["enum"])) + ")"
+        if kinds(found, self._root) == {"string"}:
+            return self._string(found)
         kind = found.get("type")
         options = found.get("anyOf") or found.get("oneOf")
         if isinstance(kind, list):
             options = [{**found, "type": entry} for entry in kind]
         if options:
-            name = self._name(found)
-            self._lines.append(f"{name}: " + " | ".join(map(self.of, options)))
+            name = self._name(schema)
+            self.lines.append(f"{name}: " + " | ".join(map(self.of, options)))
             return name
         if kind in ("number", "integer", "boolean", "null"):
-            name = self._name(found)
-            self._lines.append(f"{name}: {json_term(found)}")
+            name = self._name(schema)
+            self.lines.append(f"{name}: {json_term(found)}")
             return name
-        if kind == "string":
-            return self._string(found)
         if kind == "array":
-            return self._array(found)
-        return self.object(found) if kind == "object" or "properties" in found else "any"
+            return self._array(schema, found)
+        return self.object(schema) if kind == "object" or "properties" in found else "any"
 
     def _string(self, schema: Schema) -> str:
-        shortest, longest = schema.get("minLength", 0), schema.get("maxLength", "")
-        if not shortest and longest == "":
+        text = text_of(schema, self._root, self._lose)
+        if text == ANY:
             return "string"
-        return f"{self._quote} /(?s:.){{{shortest},{longest}}}/ {self._quote}"
+        name = f"{self._prefix}_TEXT_{len(self.lines)}".upper()
+        self.lines.append(f"{name}: ({text}){self._within}")
+        return f"{self._quote} {name} {self._quote}"
 
-    def _array(self, schema: Schema) -> str:
+    def _array(self, schema: Schema, found: Schema) -> str:
         name = self._name(schema)
-        item = self.of(schema.get("items", {}))
-        fewest, most = schema.get("minItems", 0), schema.get("maxItems")
+        if "prefixItems" in found:
+            self._lose("prefixItems")
+        item = self.of(found.get("items", {}))
+        fewest, most = found.get("minItems", 0), found.get("maxItems")
         if most == 0:
-            self._lines.append(f'{name}: "[]"')
+            self.lines.append(f'{name}: "[]"')
             return name
         more = f'("," {item}){{{max(fewest - 1, 0)},{"" if most is None else most - 1}}}'
-        self._lines.append(f'{name}: "[" ({item} {more}){"" if fewest else "?"} "]"')
+        self.lines.append(f'{name}: "[" ({item} {more}){"" if fewest else "?"} "]"')
         return name
 
     def object(self, schema: Schema) -> str:
         """A lark term for an object: its properties in the order in which Gemma's template writes
         them, sorted by name; optional ones or not."""
-        properties = schema.get("properties")
+        found = merged(schema, self._root)
+        for word in _IGNORED & found.keys():
+            self._lose(word)
+        properties = found.get("properties")
         if not isinstance(properties, Mapping) or not properties:
-            return "free_object"
+            return self._map(schema, found)
         name = self._name(schema)
-        required = schema.get("required") or ()
+        required = found.get("required") or ()
         pairs = [
-            (f"{literal(key + ':')} {self.of(value)}", key in required)
+            (f'{self._key(key)} ":" {self.of(value)}', key in required)
             for key, value in sorted(properties.items(), key=lambda pair: pair[0].lower())
         ]
         # `first_i` has seen no pair yet and `more_i` has; each knows the pairs from i on.
-        self._lines.append(f'{name}: "{{" {name}_first_0 "}}"')
+        self.lines.append(f'{name}: "{{" {name}_first_0 "}}"')
         for index, (pair, needed) in enumerate(pairs):
             first, more = f"{name}_first_{index}", f"{name}_more_{index}"
             skip = "" if needed else f" | {name}_first_{index + 1}"
             optional = "" if needed else "?"
-            self._lines.append(f"{first}: {pair} {name}_more_{index + 1}{skip}")
-            self._lines.append(f'{more}: ("," {pair}){optional} {name}_more_{index + 1}')
-        self._lines += [f'{name}_first_{len(pairs)}: ""', f'{name}_more_{len(pairs)}: ""']
+            self.lines.append(f"{first}: {pair} {name}_more_{index + 1}{skip}")
+            self.lines.append(f'{more}: ("," {pair}){optional} {name}_more_{index + 1}')
+        self.lines += [f'{name}_first_{len(pairs)}: ""', f'{name}_more_{len(pairs)}: ""']
         return name
+
+    def _map(self, schema: Schema, found: Schema) -> str:
+        """An object whose keys the schema does not name."""
+        values = found.get("additionalProperties")
+        if values is False:
+            return '"{}"'
+        if not isinstance(values, Mapping) or not values:
+            return "free_object"
+        name = self._name(schema)
+        pair = f'key ":" {self.of(values)}'
+        self.lines.append(f'{name}: "{{" ({pair} ("," {pair})*)? "}}"')
+        return name
+
+    def _key(self, key: str) -> str:
+        """A key as the template writes it, or as a string where it would not be read as one."""
+        if _QUOTED_KEY.match(key):
+            return f"{self._quote} {literal(key)} {self._quote}" if key else f"{self._quote * 2}"
+        return literal(key)
 
     def _name(self, schema: Schema) -> str:
         name = f"{self._prefix}_{len(self._names)}"
-        self._names.append((schema, name))
+        self._names[id(schema)] = (schema, name)  # held, so that its id is not used again
         return name
 
     def _constant(self, value: Any) -> str:
@@ -111,9 +157,10 @@ class _Rules:
         return literal(json.dumps(value))
 
 
-def _string_rule(quote: str, vocabulary: Vocabulary) -> str:
-    if '<|"|>' in vocabulary.added:
-        return f"string: {quote} TEXT {quote}\nTEXT: /(?s:.)*/"
+def _string_rule(vocabulary: Vocabulary) -> str:
+    quote = marker(QUOTE, vocabulary)
+    if QUOTE in vocabulary.added:
+        return f"string: {quote} TEXT {quote}\nTEXT: {ANY}"
     return f"string: {quote} /[^<]*/ {quote}"
 
 
@@ -121,14 +168,13 @@ def forced_calls(forced: Forced) -> str:
     """A grammar of one call, or of several if they are parallel, and nothing else."""
     vocabulary = forced.vocabulary
     opening, closing = marker("<|tool_call>", vocabulary), marker("<tool_call|>", vocabulary)
-    quote = marker('<|"|>', vocabulary)
     lines = [
         f"start: item{'+' if forced.parallel else ''}",
         f'item: {opening} "call:" call {closing}',
         alternatives("call", len(forced.tools)),
     ]
     for index, tool in enumerate(forced.tools):
-        rules = _Rules(tool.parameters, f"tool_{index}", quote, lines)
+        rules = _Rules(tool, f"tool_{index}", vocabulary, forced.lose)
         body = rules.object(resolve(tool.parameters, tool.parameters))
-        lines.append(f"call_{index}: {literal(tool.name)} {body}")
-    return "\n".join(lines) + _SHARED + _string_rule(quote, vocabulary) + "\n"
+        lines += [*rules.lines, f"call_{index}: {literal(tool.name)} {body}"]
+    return "\n".join(lines) + _SHARED + _string_rule(vocabulary) + "\n"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from quire.request import JSON_BLANKS
 from quire.text.dialects.base import Forced, Schema, Tool, Vocabulary
+from quire.text.dialects.strings import ANY, text_of
 from quire.text.dialects.values import kinds, property_schema
 
 _OPTIONS = {"whitespace_pattern": JSON_BLANKS, "lenient": False}
@@ -71,8 +72,8 @@ def argument_rules(forced: Forced, opening: str, closing: str, notation: Argumen
     """Rules `call_0`... and `call` for calls that give each argument a tag of its own.
 
     Arguments come in the schema's order. Those that are not required may be left out; strings are
-    free text up to the closing tag, everything else is JSON. A schema without properties leaves
-    names and values free.
+    text up to the closing tag, everything else is JSON. A schema without properties leaves names
+    and values free.
     """
     rules = [alternatives("call", len(forced.tools))]
     for index, tool in enumerate(forced.tools):
@@ -80,39 +81,37 @@ def argument_rules(forced: Forced, opening: str, closing: str, notation: Argumen
         required = tool.parameters.get("required") or ()
         if "properties" not in tool.parameters:
             terms.append(f"call_{index}_any*")
-            rules += _text_argument(f"call_{index}_any", '/[^\\s<>"]+/', notation)
+            rules += _text_argument(f"call_{index}_any", '/[^\\s<>"]+/', ANY, notation)
         for number, key in enumerate(tool.parameters.get("properties") or {}):
             rule = f"call_{index}_{number}"
             terms.append(rule if key in required else f"{rule}?")
-            rules += _argument(rule, tool, key, notation)
+            rules += _argument(rule, forced, tool, key, notation)
         rules.append(f"call_{index}: {' '.join(terms)} {literal(closing)}")
     return rules
 
 
-def _argument(rule: str, tool: Tool, key: str, notation: Arguments) -> list[str]:
+def _argument(rule: str, forced: Forced, tool: Tool, key: str, notation: Arguments) -> list[str]:
     schema = property_schema(tool.parameters, key, tool.parameters)
+    if kinds(schema, tool.parameters) == {"string"}:
+        text = text_of(
+            schema, tool.parameters, lambda word: forced.lose(f"{tool.name}: {key}: {word}")
+        )
+        return _text_argument(rule, literal(key), text, notation)
     opening, closing = _around(literal(key), notation)
-    if kinds(schema, tool.parameters) != {"string"}:
-        shared = {
-            name: tool.parameters[name]
-            for name in ("$defs", "definitions")
-            if name in tool.parameters
-        }
-        value = json_term({**shared, **schema})
-        return [f"{rule}: {opening} {rule}_value {closing}", f"{rule}_value: {value}"]
-    if "enum" in schema:
-        choices = " | ".join(literal(str(choice)) for choice in schema["enum"])
-        return [f"{rule}: {opening} ({choices}) {closing}"]
-    return _text_argument(rule, literal(key), notation)
+    shared = {
+        name: tool.parameters[name] for name in ("$defs", "definitions") if name in tool.parameters
+    }
+    value = json_term({**shared, **schema})
+    return [f"{rule}: {opening} {rule}_value {closing}", f"{rule}_value: {value}"]
 
 
-def _text_argument(rule: str, key: str, notation: Arguments) -> list[str]:
-    """Rules for an argument whose value is text; `key` is a lark term."""
+def _text_argument(rule: str, key: str, text: str, notation: Arguments) -> list[str]:
+    """Rules for an argument whose value is text; `key` is a lark term, `text` a terminal's."""
     opening, closing = _around(key, notation)
     if notation.closing_term:
-        return [f"{rule}: {opening} /(?s:.)*/ {closing}"]
-    text = f"{rule}_text[suffix={closing}]: /(?s:.)*/"
-    return [f"{rule}: {opening} {rule}_text", text]
+        terminal = f"{rule}_TEXT".upper()
+        return [f"{rule}: {opening} {terminal} {closing}", f"{terminal}: {text}"]
+    return [f"{rule}: {opening} {rule}_text", f"{rule}_text[suffix={closing}]: {text}"]
 
 
 def _around(key: str, notation: Arguments) -> tuple[str, str]:

@@ -108,11 +108,35 @@ def call_from_object(value: Any) -> Call:
 
 def property_schema(schema: Schema, key: str, root: Schema) -> Schema:
     """The schema of property `key` of an object, `{}` if none says; references are followed."""
-    schema = resolve(schema, root)
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping) and key in properties:
-        return resolve(properties[key], root)
-    return resolve(schema.get("additionalProperties"), root)
+    objects = _alternatives(schema, root)
+    for each in objects:
+        properties = each.get("properties")
+        if isinstance(properties, Mapping) and key in properties:
+            return resolve(properties[key], root)
+    return resolve(objects[0].get("additionalProperties"), root)
+
+
+def property_names(schema: Schema, root: Schema) -> list[str]:
+    """The properties that an object's schema names, in one alternative or another."""
+    found = [each.get("properties") for each in _alternatives(schema, root)]
+    return [key for properties in found if isinstance(properties, Mapping) for key in properties]
+
+
+def _alternatives(schema: Schema, root: Schema) -> list[Schema]:
+    """A schema and what it is composed of, references followed; itself first."""
+    found: list[Schema] = []
+    waiting, seen = [resolve(schema, root)], set[int]()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        found.append(each)
+        for word in ("anyOf", "oneOf", "allOf"):
+            options = each.get(word)
+            if isinstance(options, list):
+                waiting += [resolve(option, root) for option in reversed(options)]
+    return found
 
 
 def resolve(schema: Any, root: Schema) -> Schema:
@@ -129,21 +153,35 @@ def resolve(schema: Any, root: Schema) -> Schema:
     return {}
 
 
+def merged(schema: Schema, root: Schema) -> Schema:
+    """`schema` with the parts of its `allOf` in it; of keywords that several have, properties and
+    required names are joined and of others the last is taken."""
+    parts = schema.get("allOf")
+    if not isinstance(parts, list):
+        return schema
+    whole: dict[str, Any] = {}
+    for part in (*parts, {key: value for key, value in schema.items() if key != "allOf"}):
+        part = resolve(part, root)
+        joined = {
+            "properties": {**whole.get("properties", {}), **part.get("properties", {})},
+            "required": [*whole.get("required", ()), *part.get("required", ())],
+        }
+        whole = {**whole, **part, **{key: value for key, value in joined.items() if value}}
+    return whole
+
+
 def kinds(schema: Schema, root: Schema) -> frozenset[str]:
     """The JSON types that a schema allows; empty if it doesn't say."""
-    schema = resolve(schema, root)
-    kind = schema.get("type")
-    if isinstance(kind, str):
-        return frozenset((kind,))
-    if isinstance(kind, list):
-        return frozenset(entry for entry in kind if isinstance(entry, str))
     found: set[str] = set()
-    for word in ("anyOf", "oneOf"):
-        for option in schema.get(word) or ():
-            found |= kinds(option, root) if option is not schema else set()
-    choices = schema.get("enum")
-    if isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices):
-        found.add("string")
+    for each in _alternatives(schema, root):
+        kind = each.get("type")
+        choices = each.get("enum")
+        if isinstance(kind, str):
+            found.add(kind)
+        elif isinstance(kind, list):
+            found.update(entry for entry in kind if isinstance(entry, str))
+        elif isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices):
+            found.add("string")
     return frozenset(found)
 
 
