@@ -33,8 +33,16 @@ _FLAGS = [
 bits must not depend on the compiler's choice in one of several loops."""
 
 _X86_FLAGS = {
-    "isa_avx512.cpp": ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma"],
-    "isa_avx2.cpp": ["-mavx2", "-mfma"],
+    "isa_avx512.cpp": [
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512vl",
+        "-mavx512dq",
+        "-mavx2",
+        "-mfma",
+        "-mf16c",
+    ],
+    "isa_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
 }
 
 

@@ -10,7 +10,7 @@
 namespace quire {
 
 // How a weight matrix `[columns, depth]` is stored. The packed ones are MLX's.
-enum class Storage : int { float32, bfloat16, affine, mxfp4, mxfp8, nvfp4 };
+enum class Storage : int { float32, bfloat16, float16, affine, mxfp4, mxfp8, nvfp4 };
 
 // A weight matrix, one row of memory for each column of the product.
 struct Weight {
@@ -33,20 +33,20 @@ struct Rows {
     int64_t stride;
 };
 
-// One part of a step's attention: query rows of one sequence against its blocks.
+// A step's rows of one sequence, and its blocks. Head sizes and blocks are multiples of 16.
 struct PagedRows {
-    const float* q;           // [rows, heads, key_dim], unscaled
-    float* out;               // [rows, heads, value_dim]
-    const int32_t* table;     // block ids of the sequence
-    const int32_t* first;     // [rows] first visible key
-    const int32_t* last;      // [rows] last visible key
-    int64_t rows;
-    int heads, kv_heads, key_dim, value_dim, block;  // `block` in tokens
-    const void* keys;         // [blocks * kv_heads, block, key_dim]
-    const void* values;       // [blocks * kv_heads, block, value_dim]
-    Storage storage;          // float32 or bfloat16
-    float scale, softcap;     // softcap 0: none
-    const float* sinks;       // [heads] or null
+    const float* q;        // [rows, heads, key_dim]
+    float* out;            // [rows, heads, value_dim]
+    const int32_t* table;  // block ids, by a block's number in the sequence
+    const int32_t* first;  // [rows] first visible key
+    const int32_t* last;   // [rows] last visible key
+    int heads, kv_heads, key_dim, value_dim;
+    int block;             // tokens
+    const void* keys;      // [blocks * kv_heads, block, key_dim]
+    const void* values;    // [blocks * kv_heads, block, value_dim]
+    Storage storage;       // of keys and values: a type of floats
+    float scale, softcap;  // softcap 0: none
+    const float* sinks;    // [heads], or null
 };
 
 struct Kernels {

@@ -301,6 +301,70 @@ array gate(const array& gates, const array& up, const std::string& activation) {
     });
 }
 
+Storage storage_of(const array& pool) {
+    using namespace mlx::core;
+    if (pool.dtype() == bfloat16) return Storage::bfloat16;
+    if (pool.dtype() == float16) return Storage::float16;
+    require(pool.dtype() == float32, "blocks must hold floats");
+    return Storage::float32;
+}
+
+// Attention of a step's rows over blocks; the arrays are those of `attention.metadata`.
+array attend(const array& q, const array& keys, const array& values, const array& table,
+             const array& table_starts, const array& first_blocks, const array& query_starts,
+             const array& first, const array& last, int kv_heads, float scale, float softcap,
+             const std::optional<array>& sinks) {
+    using namespace mlx::core;
+    require(q.dtype() == float32 && q.ndim() == 3, "q must be float32 [rows, heads, key_dim]");
+    require(keys.dtype() == values.dtype() && keys.shape(1) == values.shape(1), "keys and values differ");
+    require(keys.shape(2) == q.shape(2) && q.shape(1) % kv_heads == 0, "q does not fit the keys");
+    require(keys.shape(2) % 16 == 0 && values.shape(2) % 16 == 0 && keys.shape(1) % 16 == 0,
+            "head sizes and blocks must be multiples of 16");
+    PagedRows p{};
+    p.heads = q.shape(1);
+    p.kv_heads = kv_heads;
+    p.key_dim = q.shape(2);
+    p.value_dim = values.shape(2);
+    p.block = keys.shape(1);
+    p.storage = storage_of(keys);
+    p.scale = scale;
+    p.softcap = softcap;
+    std::vector<array> inputs = {q,            keys,         values, table, table_starts,
+                                 first_blocks, query_starts, first,  last};
+    for (size_t i = 3; i < inputs.size(); i++) require(inputs[i].dtype() == int32, "tables must be int32");
+    if (sinks) inputs.push_back(astype(*sinks, float32));
+    return operation("quire::attend", Shape{q.shape(0), p.heads, p.value_dim}, inputs,
+                     [p](const std::vector<array>& in, array& out) mutable {
+        p.q = in[0].data<float>();
+        p.keys = in[1].data<char>();
+        p.values = in[2].data<char>();
+        p.sinks = in.size() > 9 ? in[9].data<float>() : nullptr;
+        p.out = out.data<float>();
+        const auto ints = [&](int i) { return in[i].data<int32_t>(); };
+        return [p, table = ints(3), starts = ints(4), blocks = ints(5), rows = ints(6), first = ints(7),
+                last = ints(8), sequences = (int)in[6].size() - 1] {
+            struct Task {
+                int sequence, kv_head;
+                int64_t begin, end;
+            };
+            std::vector<Task> tasks;
+            for (int s = 0; s < sequences; s++)
+                for (int64_t row = rows[s]; row < rows[s + 1]; row += 16)
+                    for (int head = 0; head < p.kv_heads; head++)
+                        tasks.push_back({s, head, row, std::min<int64_t>(rows[s + 1], row + 16)});
+            parallel((int)tasks.size(), [&](int number) {
+                const Task& task = tasks[number];
+                PagedRows part = p;
+                part.table = table + starts[task.sequence] - blocks[task.sequence];
+                part.first = first;
+                part.last = last;
+                kernels().attend(part, task.kv_head, task.begin, task.end,
+                                 scratch(kernels().attend_scratch_floats(part)));
+            });
+        };
+    });
+}
+
 }  // namespace
 }  // namespace quire
 
@@ -322,5 +386,9 @@ NB_MODULE(_cpu, m) {
           nb::arg("offsets").none() = nb::none(), nb::arg("group_size") = 0, nb::arg("bits") = 0,
           nb::arg("mode") = "affine");
     m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight").none(), nb::arg("eps"));
+    m.def("attend", &attend, nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("block_table"),
+          nb::arg("table_starts"), nb::arg("first_blocks"), nb::arg("query_starts"),
+          nb::arg("first_visible"), nb::arg("last_visible"), nb::arg("kv_heads"), nb::arg("scale"),
+          nb::arg("softcap") = 0.0f, nb::arg("sinks").none() = nb::none());
     m.def("gate", &gate, nb::arg("gates"), nb::arg("up"), nb::arg("activation"));
 }

@@ -5,6 +5,7 @@
 // that a sum is rounded alike wherever it is computed: no contraction is left to the compiler.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -78,6 +79,9 @@ inline I widen_bytes(const uint8_t* p, int n) {
 inline F load_bf16(const uint16_t* p) {
     return as_float(shift_left<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p))));
 }
+inline F load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+}
 // Table entries 0 to 15 by the low four bits of each lane; higher bits are not looked at.
 struct Table16 {
     F low;
@@ -150,6 +154,7 @@ inline I widen_bytes(const uint8_t* p, int n) {
 inline F load_bf16(const uint16_t* p) {
     return as_float(shift_left<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p))));
 }
+inline F load_f16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 struct Table16 {
     F low, high;
     explicit Table16(const float* entries) : low(load(entries)), high(load(entries + 8)) {}
@@ -233,6 +238,17 @@ inline F load_bf16(const uint16_t* p) {
     I x;
     for (int i = 0; i < 4; i++) x[i] = (int32_t)p[i] << 16;
     return (F)x;
+}
+inline F load_f16(const uint16_t* p) {
+    F x;
+    for (int i = 0; i < 4; i++) {
+        // Exponent and fraction moved into a float's places, then rescaled: exact, subnormals too.
+        const uint32_t bits = (uint32_t)(p[i] & 0x7fff) << 13 | (uint32_t)(p[i] & 0x8000) << 16;
+        float value;
+        std::memcpy(&value, &bits, 4);
+        x[i] = value * 0x1p112f;
+    }
+    return x;
 }
 struct Table16 {
     float entries[16];
