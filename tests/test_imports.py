@@ -13,9 +13,12 @@ SOURCE = Path(__file__).parent.parent / "src" / "quire"
 
 LAYERS: dict[str, set[str]] = {
     # package: the packages that it may import, beside itself and the core types
-    "cli": {"api", "engine", "models", "kernels", "text", "cache", "demo", "sampling", "scheduler"},
+    "cli": {
+        *("api", "engine", "models", "kernels", "text", "cache", "demo", "sampling", "scheduler"),
+        "device",
+    },
     "api": {"engine", "text", "media", "cache", "sampling"},
-    "engine": {"scheduler", "models", "sampling", "media", "text", "cache", "kernels"},
+    "engine": {"scheduler", "models", "sampling", "media", "text", "cache", "kernels", "device"},
     "models": {"cache", "kernels"},
     "scheduler": {"cache", "sampling"},
     "sampling": {"cache"},

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from quire.errors import RequestError
-from quire.media.fetch import Fetched, FetchPolicy, IPAddress, fetch, is_public
+from quire.media.addresses import IPAddress, is_public
+from quire.media.fetch import Fetched, FetchPolicy, fetch
 
 BYTES = bytes(range(256)) * 4
 

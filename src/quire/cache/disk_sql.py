@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,11 +55,17 @@ def lock_folder(folder: Path) -> int:
     """The folder's lock, held as long as the descriptor is open: a killed process leaves none.
 
     Raises:
-        StoreError: somebody has it, or the folder cannot be written.
+        StoreError: somebody has it, the folder cannot be written, or others can write to it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the pages are what people wrote
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        found = folder.stat()
+        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise StoreError(
+                f"{folder} can be written by other users, who could exchange what is kept there; "
+                "name a folder in it that does not exist yet, or make it private (chmod 700)"
+            )
+        lock = _open_private(folder / _LOCK)
     except OSError as error:
         raise StoreError(f"{folder}: {error.strerror}") from error
     try:
@@ -75,11 +82,27 @@ def lock_folder(folder: Path) -> int:
     return lock
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def _open_private(path: Path) -> int:
+    """A file for its owner alone, made if missing; one that was open to others no longer is."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
+def connect(path: Path, *, own: bool = True) -> sqlite3.Connection:
     """A connection that waits a little for others, and starts no transactions by itself.
+
+    Args:
+        own: make the file if it is missing, for its owner alone; SQLite gives its journal the
+            same permissions.
 
     Raises:
         StoreError: the file cannot be opened.
     """
+    if own:
+        try:
+            os.close(_open_private(path))
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}") from error
     with translated():
         return sqlite3.connect(path, timeout=2.0, isolation_level=None)

@@ -458,7 +458,7 @@ def usage(folder: Path) -> list[ModelUse]:
     path = folder / _FILE
     if not path.is_file():
         raise StoreError(f"{folder} holds no KV pages")
-    db = connect(path)
+    db = connect(path, own=False)
     try:
         with translated():
             rows = db.execute(

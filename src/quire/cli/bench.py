@@ -18,6 +18,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from quire.cli.keys import add_client_key_arguments, client_key
 from quire.cli.load import Answer, LoadError, Target, closed_loop, send, served_model
 from quire.cli.values import at_least, duration, positive
 
@@ -286,7 +287,7 @@ def _report(args: argparse.Namespace, levels: list[Level], console: Console) -> 
 
 
 # Never written to a report: the key is a secret, the others are no settings of the load.
-_PRIVATE = frozenset({"api_key", "json", "command"})
+_PRIVATE = frozenset({"api_key", "api_key_file", "json", "command"})
 
 
 def _levels(text: str) -> list[int]:
@@ -305,7 +306,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add = parser.add_argument
     add("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
     add("--model", help="model name (default: the first that the server lists)")
-    add("--api-key", help="sent as a bearer token")
+    add_client_key_arguments(parser)
     add("--endpoint", choices=tuple(ROUTES), default="chat", help="default: %(default)s")
     add("--concurrency", type=_levels, default=[1, 2, 4, 8], metavar="N,N,...",
         help="streams at once, one level after the other (default: 1,2,4,8)")  # fmt: skip
@@ -330,7 +331,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the levels and prints the table. 1 if a request failed, 2 if none could be sent."""
     console = Console(stderr=True)
     try:
-        target = Target.parse(args.url, args.api_key)
+        target = Target.parse(args.url, client_key(args))
         args.model = args.model or served_model(target, args.timeout)
         levels = run_async(_measure(args, target, console))
     except (LoadError, ValueError, OSError) as error:

@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 from rich.console import Console
 
+from quire.cli.keys import KEY_VARIABLE, add_client_key_arguments, client_key
 from quire.cli.load import Target, error_message, served_model
-from quire.cli.serve import KEY_VARIABLE
 from quire.cli.values import positive
 from quire.errors import QuireError
 
@@ -300,7 +300,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="serve this folder or hub id for this chat; the embedded model if none is named",
     )
     add("--served-model", help="model name at --url (default: the first that it lists)")
-    add("--api-key", help="sent as a bearer token")
+    add_client_key_arguments(parser)
     add("--system", default="", help="system message")
     add("--tools", metavar="FILE", help="JSON list of OpenAI tools; you type their results")
     add("--temperature", type=float, help="default: the server's")
@@ -327,9 +327,10 @@ def run(args: argparse.Namespace) -> int:
             url = (
                 stack.enter_context(own_server(args.model)) if args.model is not None else args.url
             )
-            target = Target.parse(url, args.api_key)
+            key = client_key(args) if args.model is None else None
+            target = Target.parse(url, key)
             model = args.served_model or served_model(target, timeout_s=30)
-            headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+            headers = {"Authorization": f"Bearer {key}"} if key else {}
             client = stack.enter_context(httpx.Client(headers=headers, timeout=None))
             scheme = "https" if target.tls else "http"
             base = f"{scheme}://{target.host}:{target.port}{target.path}"

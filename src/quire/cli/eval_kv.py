@@ -12,6 +12,7 @@ from quire.cache.formats.choose import offered, parse_format
 from quire.cli.kv_scores import plot, table
 from quire.core.kv_format import KVFormat
 from quire.demo import MODEL_DIR
+from quire.device.private import use_private_cache
 from quire.errors import QuireError
 
 _FORMATS = "page-8,page-6,page-8/4,page-4,page-4/3,page-3,page-2,"
@@ -62,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """
     formats = _formats(args.formats)
     lengths = _lengths(args.needles)
+    use_private_cache()
     # Here, because every command loads this module and few need mlx.
     from quire.cli.kv_quality import Plan, evaluate
 

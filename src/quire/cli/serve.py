@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 from pathlib import Path
 
 from quire.cache.formats.choose import add_kv_arguments, format_of
+from quire.cli.keys import add_server_key_arguments, key_in, server_keys
 from quire.cli.values import at_least, byte_count, duration, number, port, positive
 from quire.config import DiskConfig, EngineConfig, ServerConfig
 from quire.demo import MODEL_DIR
@@ -15,8 +15,6 @@ from quire.engine.sampling_defaults import NAMES, overridden
 from quire.errors import QuireError, RequestError
 from quire.request import SamplingParams
 from quire.sampling.loops import MIN_REPEATS
-
-KEY_VARIABLE = "QUIRE_API_KEY"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -139,14 +137,7 @@ def _add_cache_arguments(group: argparse._ArgumentGroup) -> None:
 
 def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
     add, defaults = group.add_argument, ServerConfig()
-    add(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help=f"may be given again; also, with commas between, in {KEY_VARIABLE}",
-    )
-    add("--api-key-file", metavar="FILE", help="one key a line")
+    add_server_key_arguments(group)
     add(
         "--allow-anyone",
         action="store_true",
@@ -292,15 +283,11 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
-    """The HTTP side's settings, from the command line, the key file and `KEY_VARIABLE`.
+    """The HTTP side's settings, from the command line, files and the environment.
 
     Raises:
         QuireError: a file cannot be read, or a folder is none.
     """
-    keys = list(args.api_key)
-    if args.api_key_file:
-        keys += _read(args.api_key_file, "--api-key-file").split()
-    keys += os.environ.get(KEY_VARIABLE, "").split(",")
     model = args.model or "quire-demo"
     name = args.served_name or (Path(model).resolve().name if Path(model).is_dir() else model)
     return ServerConfig(
@@ -308,7 +295,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         port=args.port,
         served_name=name,
         also_named=tuple(args.also_named),
-        api_keys=tuple(key.strip() for key in keys if key.strip()),
+        api_keys=server_keys(args),
         strict_fields=not args.ignore_unknown_fields,
         max_concurrent=args.max_concurrent,
         max_body_bytes=args.max_body,
@@ -323,12 +310,12 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         cors_origins=tuple(args.cors_origin),
         allowed_hosts=tuple(args.allowed_host),
         share_prefixes=args.share_prefixes,
-        metrics_key=_key_in(args.metrics_key_file, "--metrics-key-file"),
+        metrics_key=key_in(args.metrics_key_file, "--metrics-key-file"),
         dialect=args.dialect,
         default_max_tokens=args.max_tokens,
         drop_volatile_headers=not args.keep_volatile,
         allow_special_tokens=args.allow_special_tokens,
-        signing_key=_key_in(args.signing_key_file, "--signing-key-file"),
+        signing_key=key_in(args.signing_key_file, "--signing-key-file"),
         stored_responses=args.stored_responses,
         sampling_defaults=args.sampling_defaults,
         sampling_overrides=_sampling_overrides(args),
@@ -351,20 +338,6 @@ def _sampling_overrides(args: argparse.Namespace) -> dict[str, float]:
     return given
 
 
-def _key_in(path: str | None, option: str) -> str | None:
-    """The key in a file; None where none is named.
-
-    Raises:
-        QuireError: the file holds none.
-    """
-    if not path:
-        return None
-    key = _read(path, option).strip()
-    if not key:
-        raise QuireError(f"{option}: the file is empty")
-    return key
-
-
 def _folder(path: str, option: str) -> str:
     """The folder's absolute path.
 
@@ -374,10 +347,3 @@ def _folder(path: str, option: str) -> str:
     if not Path(path).is_dir():
         raise QuireError(f"{option}: '{path}' is no folder")
     return str(Path(path).resolve())
-
-
-def _read(path: str, option: str) -> str:
-    try:
-        return Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise QuireError(f"{option}: {error}") from error

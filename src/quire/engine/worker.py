@@ -12,6 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from quire.device.private import use_private_cache
 from quire.engine.wire import (
     Abort,
     AskStats,
@@ -58,6 +59,7 @@ def main() -> int:
     # A model in float32 computes in float32. With TF32, MLX's default on CUDA, a row's logits move
     # by 5e-3 with its company (H100); without, by 1e-5. Other types are not touched.
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
+    use_private_cache()
     # Here, because loading MLX takes a while, in which Ctrl-C has to be ignored already.
     from quire.engine.opening import open_engine
 

@@ -21,26 +21,11 @@ from urllib.parse import SplitResult, unquote, unquote_to_bytes, urljoin, urlspl
 
 import httpcore
 
+from quire.media.addresses import IPAddress, is_public
 from quire.media.source import refusal
 
-IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
-
-_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _UNQUOTED_AT_ONCE = 1 << 16
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-
-
-def is_public(address: IPAddress) -> bool:
-    """Whether an address is on the internet; one that carries another is judged by that."""
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour
-        if address in _NAT64:
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(inner)
-        if address.teredo is not None:
-            return False
-    return address.is_global and not address.is_multicast and not address.is_reserved
 
 
 @dataclass(frozen=True, slots=True)

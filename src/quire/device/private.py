@@ -1,0 +1,59 @@
+"""A private place for what MLX compiles.
+
+MLX 0.32.4 keeps compiled kernels in a folder of a name that anyone can foretell, `mlx/VERSION`
+below the temporary directory (so `TMPDIR`; on CUDA also `MLX_PTX_CACHE_DIR`), and loads what it
+finds there. On a machine with other users that is their code in this process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+log = logging.getLogger("quire.device")
+
+
+def use_private_cache(folder: Path | None = None) -> Path:
+    """Has MLX compile into a folder that nobody else can write to. Call it before MLX compiles.
+
+    Args:
+        folder: made if missing; by default `quire/compiled` in the user's cache directory. One that
+            is not private, or cannot be made, gives way to a new one that lives as long as this
+            process.
+    """
+    if folder is None:
+        folder = _user_cache() / "quire" / "compiled"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        why = unsafe(folder)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
+        why = str(error)
+    if why:
+        log.warning("kernels are compiled anew: %s", why)
+        folder = Path(tempfile.mkdtemp(prefix="quire-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    os.environ["TMPDIR"] = str(folder)
+    os.environ.setdefault("MLX_PTX_CACHE_DIR", str(folder / "ptx"))
+    return folder
+
+
+def unsafe(folder: Path) -> str:
+    """Why others may have put something into a folder; empty if nobody can."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{folder} is not a directory"
+    if found.st_uid != os.geteuid():
+        return f"{folder} belongs to another user"
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        return f"{folder} is open to other users (chmod 700 makes it private)"
+    return ""
+
+
+def _user_cache() -> Path:
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
