@@ -195,7 +195,7 @@ def test_logprobs_of_every_token(serve: Serve, stream: bool) -> None:
     )
     pieces = [c.choices[0].logprobs for c in answer] if stream else [answer.choices[0].logprobs]
     entries = [entry for piece in pieces if piece for entry in piece.content]
-    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == TEXT
+    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == TEXT + "<eos>"
     assert all(entry.logprob == -0.5 for entry in entries)
     assert all([top.logprob for top in entry.top_logprobs] == [-0.5, -1.5] for entry in entries)
 

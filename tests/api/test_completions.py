@@ -51,7 +51,7 @@ def test_logprobs(serve: Serve, stream: bool) -> None:
     pieces = [c.choices[0].logprobs for c in answer] if stream else [answer.choices[0].logprobs]
     names = [name for piece in pieces if piece for name in piece.tokens]
     offsets = [offset for piece in pieces if piece for offset in piece.text_offset]
-    assert len(names) == len(served.ids("naïve fox"))
+    assert len(names) == len(served.ids("naïve fox<eos>"))
     assert names[1] == "bytes:\\xc3"
     assert offsets == [len("".join(names[:index])) for index in range(len(names))]
     tops = [top for piece in pieces if piece for top in piece.top_logprobs]

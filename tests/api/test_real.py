@@ -154,7 +154,8 @@ def test_logprobs_are_of_the_chosen_tokens(url: str) -> None:
         assert len(entry.top_logprobs) == 3
         assert entry.logprob == entry.top_logprobs[0].logprob  # greedy takes the likeliest
         assert entry.logprob <= 0
-    assert "".join(entry.token for entry in choice.logprobs.content) == choice.message.content
+    said = "".join(entry.token for entry in choice.logprobs.content)
+    assert said == choice.message.content + "<turn|>"
 
 
 @pytest.mark.parametrize("fields", [{"kv_bits": 8}, {"kv_bits": 4}, {"kv_scheme": "plain"}])

@@ -100,6 +100,16 @@ def test_logprobs_go_with_the_text_that_their_tokens_completed() -> None:
     assert [entry.token_id for entry in fold(found).logprobs] == ids[thought:]
 
 
+def test_calls_and_the_end_have_logprobs_too() -> None:
+    thought = encode("qwen3", ["<think>a</think>"])
+    ids = [*thought, *encode("qwen3", ["Hi", CALL, STOP_TOKEN])]
+    given = [Output("r", (t,), (TokenLogprobs(t, -1.0),)) for t in ids[:-1]]
+    given.append(Output("r", (ids[-1],), (TokenLogprobs(ids[-1], -1.0),), FinishReason.STOP))
+    found = fold(played(stream(), given))
+    assert len(found.tool_calls) == 1
+    assert [entry.token_id for entry in found.logprobs] == ids[len(thought) :]
+
+
 def test_failures_end_the_stream_once() -> None:
     failure = Failure("no room", status=503)
     feed = stream()

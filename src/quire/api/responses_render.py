@@ -106,6 +106,8 @@ class ResponseEvents:
 
     def _events(self, event: Event) -> Iterator[WireEvent]:
         match event:
+            case Text("") if not isinstance(self._item, MessageItem):
+                pass  # log-probabilities of calls and the end, which no item can carry
             case Text(text, logprobs):
                 if not isinstance(self._item, MessageItem):
                     yield from self._open(self._message)

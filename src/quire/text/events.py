@@ -16,7 +16,8 @@ class Reasoning:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text of the answer. `logprobs` belongs to the tokens that completed it, if asked for."""
+    """Text of the answer. `logprobs` belongs to the tokens that completed it, if asked for, and to
+    those of calls before it. What follows the last text comes with an empty one."""
 
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()

@@ -112,13 +112,15 @@ class OutputStream:
         if token_id in self._owned:
             piece = self._detokenizer.flush()
         elif stop_token:
+            if logprobs is not None:
+                self._logprobs.append(logprobs)
             return
         else:
             piece = self._detokenizer.add(token_id)
         deltas = parser.feed(token_id, piece)
         if thinking or parser.thinking:
             self._reasoning += 1
-        elif logprobs is not None and token_id not in self._owned:
+        elif logprobs is not None:
             self._logprobs.append(logprobs)
         if deltas:
             self._pass_on(deltas, events)
@@ -131,7 +133,6 @@ class OutputStream:
                     return
             else:
                 self._release(events)
-                self._logprobs.clear()
                 self._calls += type(delta) is ToolCallEnded
                 events.append(delta)
 
@@ -165,6 +166,8 @@ class OutputStream:
             self._pass_on(self._parser.finish(reason), events)
         if not self._ended:
             self._release(events)
+            if self._logprobs:
+                events.append(Text("", self._take_logprobs()))
             self._end(reason, events)
 
     def _end(self, reason: FinishReason, events: list[Event]) -> None:

@@ -1,9 +1,9 @@
-"""Llama 3 and 4: an answer that is a call from its first character, as JSON or as Python.
+"""Llama 3 and 4: an answer or a line that is a call from its first character, as JSON or Python.
 
 Source: Meta's prompt formats for Llama 3.1, 3.2 and 4. JSON calls are
-`{"name": ..., "parameters": {...}}`, several with `;` between, with or without `<|python_tag|>`;
-pythonic ones `[name(key=value, ...), ...]`. Nothing marks them, so only the name of a tool that
-exists makes an answer a call: other JSON is an answer in JSON.
+`{"name": ..., "parameters": {...}}`, several in a list or with `;` between, with or without
+`<|python_tag|>`; pythonic ones `[name(key=value, ...), ...]`. Nothing marks them, so they begin an
+answer or a line, and only the name of a tool that exists makes them calls: other JSON is an answer.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -25,7 +26,9 @@ _MAX_TRIES = 32
 
 _KEYS = ("name", "type", "function", "parameters", "arguments", "id")
 _FIRST_KEY = re.compile(r'\{\s*"([^"]*)("?)')
-_CALLED = re.compile(r'"name"\s*:\s*"((?:[^"\\]|\\.)*)"')
+_CALLED = re.compile(r'"(?:name|function)"\s*:\s*"((?:[^"\\]|\\.)*)"')
+
+_PYTHONIC = re.compile(r"\s*\[(?!\s*\{)")
 
 
 def _head(text: str, tools: Tools) -> bool | None:
@@ -47,6 +50,8 @@ def _head(text: str, tools: Tools) -> bool | None:
 
 def _pythonic_head(text: str, tools: Tools) -> bool | None:
     compact = text[1:].lstrip()
+    if compact.startswith("{"):
+        return _head(compact, tools)
     name, opened, _ = compact.partition("(")
     if opened:
         return name.strip() in tools
@@ -54,7 +59,7 @@ def _pythonic_head(text: str, tools: Tools) -> bool | None:
 
 
 def _read(body: Body, tools: Tools) -> Reading:
-    if body.text.lstrip().startswith("["):
+    if _PYTHONIC.match(body.text):
         return _read_python(body.text, tools)
     reading = read_json_calls(body, tools)
     known = all(call.name in tools for call in reading.calls)
@@ -119,9 +124,31 @@ def _strict(forced: Forced) -> str:
     return "\n".join(rules + json_rules(forced.tools, "parameters")) + "\n"
 
 
-_SECTION = Section(_read, _head)
+_LINES = ("\n{", "\n[")
+"""What a line begins with that may be a call."""
+
+
+def _on_a_line(opener: str) -> Section:
+    """A section that the first character of a call has opened."""
+    first = opener[-1]
+
+    def head(text: str, tools: Tools) -> bool | None:
+        return _head(first + text, tools)
+
+    def read(body: Body, tools: Tools) -> Reading:
+        reading = _read(Body(first + body.text, closed=body.closed), tools)
+        return replace(reading, end=max(0, reading.end - 1))
+
+    return Section(read, head, inner=frozenset(_LINES))
+
+
+_SECTION = Section(_read, _head, inner=frozenset(_LINES))
 _LAYOUT = Layout(
-    sections={NO_SECTION: _SECTION, "<|python_tag|>": _SECTION},
+    sections={
+        NO_SECTION: _SECTION,
+        "<|python_tag|>": _SECTION,
+        **{opener: _on_a_line(opener) for opener in _LINES},
+    },
     quiet=frozenset({"<|eom_id|>"}),
 )
 

@@ -44,10 +44,14 @@ def header_head(separator: str) -> Callable[[str, Tools], bool | None]:
 
 
 array_head = head_of("[", "{")
+_STRAY = re.compile(r"[\s}\]]*")
 
 
 def read_json_calls(body: Body, tools: Tools) -> Reading:
-    """Calls as JSON objects, one after the other or in an array, `;` or `,` between them."""
+    """Calls as JSON objects, one after the other or in an array, `;` or `,` between them.
+
+    Closing brackets too many at the end, which small models write, belong to the last.
+    """
     text = body.text
     calls: list[Call] = []
     end = 0
@@ -66,6 +70,8 @@ def read_json_calls(body: Body, tools: Tools) -> Reading:
         if text[at : at + 1] in (";", ","):
             at = skip_space(text, at + 1)
             end = at if at == len(text) else end
+    if calls and _STRAY.fullmatch(text, end):
+        end = len(text)
     return Reading(tuple(calls), end)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from quire.text.dialects.base import Call, Schema, Tool
 
 _MAX_REFERENCES = 8
+_MAX_PYTHON = 1 << 16
 _ESCAPE = len(r"\u0000")
 
 
@@ -88,19 +90,21 @@ def arguments_json(value: Any) -> str:
 
 
 def call_from_object(value: Any) -> Call:
-    """A call from `{"name": ..., "arguments": ...}`; "parameters" and a "function" around it pass.
+    """A call from `{"name": ..., "arguments": ...}`; "parameters", "function" for the name and a
+    "function" around it pass.
 
     Raises:
         ValueError: it is no such object.
     """
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
-    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+    name = value.get("name", value.get("function")) if isinstance(value, dict) else None
+    if not isinstance(name, str) or not name:
         raise ValueError("no call")
     arguments = value["arguments"] if "arguments" in value else value.get("parameters")
     call_id = value.get("id")
     return Call(
-        value["name"],
+        name,
         arguments_json(arguments),
         call_id if isinstance(call_id, str) and call_id else None,
     )
@@ -219,13 +223,42 @@ def typed(text: str, schema: Schema, root: Schema) -> Any:
         value = words[stripped]
     else:
         try:
-            value, end = read_json(stripped)
+            value = _json_or_python(stripped)
             write_json(value)
         except ValueError:
             return text
-        if end != len(stripped):
-            return text
     return value if fits(value, allowed) else text
+
+
+def _json_or_python(text: str) -> Any:
+    """The value of a whole text; lists and objects may be written as Python writes them.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        value, end = read_json(text)
+        if end == len(text):
+            return value
+    except ValueError:
+        pass
+    if not text.startswith(("[", "{")) or len(text) > _MAX_PYTHON:
+        raise ValueError("no JSON")
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, TypeError, RecursionError, MemoryError):
+        raise ValueError("no constant of Python either") from None
+    if not isinstance(value, list | dict) or not _is_json(value):
+        raise ValueError("a value that JSON does not have")
+    return value
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(isinstance(key, str) for key in value) and all(map(_is_json, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, str | int | float)
 
 
 def typed_argument(tool: Tool, key: str, text: str) -> Any:
