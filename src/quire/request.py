@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Self
+from typing import ClassVar, Literal, Self
 
 from quire.core.kv_format import KVFormat
 from quire.errors import RequestError
@@ -130,8 +130,55 @@ class PlacedImage:
 
 
 @dataclass(frozen=True, slots=True)
+class Generate:
+    """Task: tokens, each drawn from what the model says of those before it."""
+
+    samples: ClassVar[bool] = True
+    needs_every_row: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """Task: one vector, made of the final hidden states of the prompt.
+
+    Attributes:
+        pooling: "last" takes the last token's, "mean" the mean over all tokens.
+        normalized: whether the vector is scaled to length one.
+    """
+
+    pooling: Literal["last", "mean"] = "last"
+    normalized: bool = True
+
+    samples: ClassVar[bool] = False
+
+    @property
+    def needs_every_row(self) -> bool:
+        """Whether the hidden states of all tokens enter the result."""
+        return self.pooling == "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Task: natural-log probabilities of given tokens as the next one after the prompt.
+
+    A reranker is asked so whether a document answers a question: "yes" or "no" (Qwen3-Reranker).
+
+    Attributes:
+        labels: token ids, at least one.
+    """
+
+    labels: tuple[int, ...]
+
+    samples: ClassVar[bool] = False
+    needs_every_row: ClassVar[bool] = False
+
+
+Task = Generate | Embed | Score
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """One sequence to generate, as the engine sees it.
+    """One sequence, as the engine sees it.
 
     Attributes:
         prompt: token ids, at least one. Soft tokens of images have the id of the model's mark.
@@ -142,6 +189,7 @@ class Request:
         cache_salt: joins the identity of the cached pages; different salts never share.
         snapshots: prompt positions at which recurrent state is worth keeping (message ends).
         deadline_s: seconds after arrival at which the request ends with an error; None is never.
+        task: what the request gets: tokens, or a vector.
     """
 
     id: str
@@ -156,6 +204,7 @@ class Request:
     snapshots: tuple[int, ...] = ()
     deadline_s: float | None = None
     images: tuple[PlacedImage, ...] = ()
+    task: Task = field(default_factory=Generate)
 
 
 class FinishReason(StrEnum):
@@ -204,6 +253,7 @@ class Output:
         prompt_tokens, cached_tokens: set on every output; how many prompt tokens there were and how
             many of them were read from the prefix cache.
         reuse: why no more was reused, e.g. "new", "first difference at token 812", "evicted".
+        vector: the result of a task that is not to generate; the output has `finish` then.
     """
 
     request_id: str
@@ -214,3 +264,4 @@ class Output:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     reuse: str = ""
+    vector: tuple[float, ...] | None = None

@@ -1,41 +1,54 @@
-"""Planned work without a scheduler: sequences whose page tables a test writes down."""
+"""Scheduled sequences without a scheduler, whose block tables a test writes down."""
 
 from __future__ import annotations
 
-from quire.cache.block_manager import Block, PoolKey
+from array import array
+
 from quire.core.kv_format import KVFormat
-from quire.request import PlacedImage, Request
-from quire.scheduler.plan import Work
-from quire.scheduler.sequence import Sequence
+from quire.request import PlacedImage, SamplingParams
+from quire.sampling.rows import RowSampling
+from quire.scheduler.plan import BlockIds, Placement, Positions, ScheduledSequence
 
 SIZE = 4
 
 
-def planned(
+def scheduled(
     name: str,
     start: int,
     count: int,
     tables: list[list[int]],
     format: KVFormat,
     *,
-    known: int | None = None,
-    sample: bool = True,
+    unread: bool = False,
+    sampled: int = 1,
     images: tuple[PlacedImage, ...] = (),
-) -> Work:
+    positions: Positions | None = None,
+    snapshots: tuple[tuple[int, int], ...] = (),
+    drafted_states: tuple[tuple[int, int], ...] = (),
+) -> ScheduledSequence:
     """Tokens `[start, start + count)` of a sequence.
 
     Args:
-        tables: by group, page ids; the sequence's open pages are numbered 900 and on.
-        known: tokens that the host has; the rest is still on the device.
+        tables: by group, block ids; the sequence's tail blocks are numbered 900 and on.
+        unread: whether the last row's token is still on the device.
     """
     end = start + count
-    tokens = tuple(100 * (1 + ord(name) % 7) + i for i in range(end if known is None else known))
-    sequence = Sequence(Request(name, tokens, images=images), format, b"", 0)
-    sequence.pending = end - len(tokens)
-    sequence.computed = end
-    for group, ids in enumerate(tables):
-        key = PoolKey(group, format)
-        sequence.tables.append([Block(key, id) if id >= 0 else None for id in ids])
-        if format.has_tail:
-            sequence.opens[group] = Block(PoolKey(group, format, open=True), 900 + ids[0])
-    return Work(sequence, start, count, sample)
+    base = 100 * (1 + ord(name) % 7)
+    return ScheduledSequence(
+        id=name,
+        number=ord(name),
+        format=format,
+        start=start,
+        count=count,
+        tokens=array("i", range(base + start, base + end - unread)),
+        positions=range(start, end) if positions is None else positions,
+        placement=Placement(
+            tuple(BlockIds(array("i", ids), len(ids)) for ids in tables),
+            {group: 900 + ids[0] for group, ids in enumerate(tables)} if format.has_tail else {},
+        ),
+        sampled=sampled,
+        sampling=(RowSampling(SamplingParams(temperature=0), end),) * sampled,
+        media=tuple(placed for placed in images if placed.start < end and placed.end > start),
+        snapshots=snapshots,
+        drafted_states=drafted_states,
+    )

@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from quire.config import EngineConfig
-from quire.engine.runner import Launched
+from quire.engine.runner import Step
 from quire.errors import EngineFailure
 from quire.models.loader import LoadedModel, open_model
 from quire.request import FinishReason, GrammarSpec, Request, SamplingParams
@@ -30,15 +30,15 @@ def config(loaded: LoadedModel) -> EngineConfig:
 def break_steps(company: Company, count: int) -> None:
     """The next `count` launches raise, as MLX does when the device refuses a kernel."""
     runner = company.engine._runner
-    launch, left = runner.launch, [count]
+    begin, left = runner._begin, [count]
 
-    def refuse(step: Launched) -> None:
+    def refuse(step: Step) -> None:
         if left[0] > 0:
             left[0] -= 1
             raise RuntimeError("the device refuses")
-        launch(step)
+        begin(step)
 
-    runner.launch = refuse  # type: ignore[method-assign]
+    runner._begin = refuse  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,27 @@ def test_a_failed_step_ends_its_requests_and_no_others(
     assert sum(used for _, used in stats.kv_used) == 0
 
 
+def test_a_step_that_fails_between_two_steps_fails_alone(
+    loaded: LoadedModel, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU a part of a step is launched while the host waits for requests."""
+    wanted = prompts((40, 70))
+    expected = alone(loaded, config, wanted[1:])
+    company = Company(loaded, config)
+    company.add(wanted[0])
+    company.step()
+
+    def refuse() -> None:
+        raise RuntimeError("the device refuses")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(company.engine._runner, "flush", refuse)
+        company.engine.flush()
+    company.run(wanted[1:])
+    assert [end.finish for end in company.answers["r0"].ends] == [FinishReason.ERROR]
+    assert_same(company.answers, expected, ["r1"])
+
+
 def test_steps_that_fail_in_a_row_end_the_engine(loaded: LoadedModel, config: EngineConfig) -> None:
     company = Company(loaded, config)
     break_steps(company, 99)
@@ -121,7 +142,7 @@ def test_a_grammar_that_cannot_be_compiled_is_the_requests_fault(
 
 
 class Unable:
-    """A guide that cannot say what may come first."""
+    """A token constraint that cannot say what may come first."""
 
     def mask(self) -> None:
         raise ValueError("outgrew its limits")
@@ -130,7 +151,7 @@ class Unable:
         raise AssertionError("nothing was allowed")
 
 
-def test_a_guide_that_fails_before_the_first_token_ends_the_request_once(
+def test_a_constraint_that_fails_before_the_first_token_ends_the_request_once(
     loaded: LoadedModel, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     company = Company(loaded, config)

@@ -1,17 +1,17 @@
-"""From planned work to the rows of a step."""
+"""From a plan written by hand to the rows of a step."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.block_manager import Block, PoolKey
 from quire.cache.pools import Pools
 from quire.cache.specs import FullKV, LayerSpec, RecurrentState, SharedKV, group_layers
+from quire.cache.states import Segment
 from quire.core.kv_format import KVFormat
 from quire.engine.inputs import Layout, StepInputs
-from quire.scheduler.plan import StepPlan, Work
-from tests.engine.rows import SIZE, planned
+from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
+from tests.engine.rows import SIZE, scheduled
 
 PLAIN, SEALED = KVFormat(), KVFormat("page", 4, 4)
 SPECS: tuple[LayerSpec, ...] = (
@@ -22,43 +22,65 @@ SPECS: tuple[LayerSpec, ...] = (
 
 
 def inputs_of(
-    work: list[Work],
+    rows: list[ScheduledSequence],
     drawn: dict[str, int] | None = None,
     previous: mx.array | None = None,
-    saves: list[tuple[Block, Block]] | None = None,
 ) -> StepInputs:
     groups = group_layers(SPECS)
     pools = Pools(groups, SIZE, mx.float32)
-    plan = StepPlan(list(work), saves=saves or [])
-    return StepInputs(plan, Layout.of(SPECS, groups), pools, 0, drawn or {}, previous)
+    places = {ord(name): place for name, place in (drawn or {}).items()}
+    return StepInputs(StepPlan(tuple(rows)), Layout.of(SPECS, groups), pools, places, previous)
 
 
 def names(inputs: StepInputs) -> list[str]:
-    return [work.seq.id for work in inputs.work]
+    return [rows.id for rows in inputs.sequences]
 
 
-def single(name: str, position: int, format: KVFormat = PLAIN, known: int | None = None) -> Work:
-    return planned(name, position, 1, [[0], list(range(position // SIZE + 1))], format, known=known)
+def single(
+    name: str, position: int, format: KVFormat = PLAIN, *, unread: bool = False
+) -> ScheduledSequence:
+    tables = [[0], list(range(position // SIZE + 1))]
+    return scheduled(name, position, 1, tables, format, unread=unread)
 
 
-def chunk(name: str, start: int, count: int, *, slot: int = 0, sample: bool = True) -> Work:
-    pages = list(range((start + count - 1) // SIZE + 1))
-    return planned(name, start, count, [[slot], pages], PLAIN, sample=sample)
+def chunk(
+    name: str,
+    start: int,
+    count: int,
+    *,
+    slot: int = 0,
+    sampled: int = 1,
+    positions: Positions | None = None,
+    snapshots: tuple[tuple[int, int], ...] = (),
+    drafted_states: tuple[tuple[int, int], ...] = (),
+) -> ScheduledSequence:
+    tables = [[slot], list(range((start + count - 1) // SIZE + 1))]
+    return scheduled(
+        name,
+        start,
+        count,
+        tables,
+        PLAIN,
+        sampled=sampled,
+        positions=positions,
+        snapshots=snapshots,
+        drafted_states=drafted_states,
+    )
 
 
 def test_single_tokens_come_before_chunks_and_formats_stay_together() -> None:
-    work = [chunk("a", 0, 5), single("b", 3), single("c", 4, SEALED), single("d", 9)]
-    order = names(inputs_of(work))
+    rows = [chunk("a", 0, 5), single("b", 3), single("c", 4, SEALED), single("d", 9)]
+    order = names(inputs_of(rows))
     assert order in (["b", "d", "a", "c"], ["c", "b", "d", "a"])
 
 
 def test_positions_and_the_rows_whose_logits_are_wanted() -> None:
-    inputs = inputs_of([chunk("a", 2, 3, sample=False), chunk("b", 0, 4), single("c", 7)])
+    inputs = inputs_of([chunk("a", 2, 3, sampled=0), chunk("b", 0, 4), single("c", 7)])
     assert names(inputs) == ["c", "a", "b"]
     assert inputs.positions.tolist() == [7, 2, 3, 4, 0, 1, 2, 3]
     assert inputs.wanted is not None
     assert inputs.wanted.tolist() == [0, 7]
-    assert [work.seq.id for work in inputs.sampled] == ["c", "b"]
+    assert [rows.id for rows in inputs.ending] == ["c", "b"]
 
 
 def test_where_every_row_is_sampled_no_rows_are_picked() -> None:
@@ -70,18 +92,18 @@ def test_where_every_row_is_sampled_no_rows_are_picked() -> None:
 def test_tokens_that_the_host_has_not_read_come_from_the_step_before() -> None:
     previous = mx.array([70, 71, 72], dtype=mx.int32)
     drawn = {"a": 0, "b": 1, "c": 2}
-    unread = [single("a", 3, known=3), single("c", 5, known=5)]
+    unread = [single("a", 3, unread=True), single("c", 5, unread=True)]
     assert inputs_of(unread, drawn, previous).tokens.tolist() == [70, 72]
     mixed = [unread[0], single("d", 2), unread[1], chunk("e", 0, 2)]
     inputs = inputs_of(mixed, drawn, previous)
-    own = {work.seq.id: work.seq.tokens for work in mixed}
-    assert inputs.tokens.tolist() == [70, own["d"][2], 72, *own["e"]]
+    own = {rows.id: rows.tokens for rows in mixed}
+    assert inputs.tokens.tolist() == [70, *own["d"], 72, *own["e"]]
 
 
 def test_the_same_rows_again_take_the_tokens_as_they_are() -> None:
     previous = mx.array([70, 71], dtype=mx.int32)
-    work = [single("a", 3, known=3), single("b", 5, known=5)]
-    assert inputs_of(work, {"a": 0, "b": 1}, previous).tokens is previous
+    rows = [single("a", 3, unread=True), single("b", 5, unread=True)]
+    assert inputs_of(rows, {"a": 0, "b": 1}, previous).tokens is previous
 
 
 def test_layers_that_share_read_from_their_owner() -> None:
@@ -91,20 +113,43 @@ def test_layers_that_share_read_from_their_owner() -> None:
 
 
 def test_recurrent_rows_are_in_one_segment_each() -> None:
-    saved = chunk("c", 4, 3, slot=2)
-    state = saved.seq.tables[0][0]
-    assert state is not None
-    target = Block(PoolKey(0, PLAIN), 9)
-    work = [single("a", 3), chunk("b", 0, 2, slot=1), saved, single("d", 6, SEALED)]
-    inputs = inputs_of(work, saves=[(state, target)])
+    saved = chunk("c", 4, 3, slot=2, snapshots=((0, 9),))
+    inputs = inputs_of([single("a", 3), chunk("b", 0, 2, slot=1), saved, single("d", 6, SEALED)])
     segments = inputs.recurrent(0)
     rows = np.sort(np.concatenate([np.array(segment.rows) for segment in segments]))
     assert rows.tolist() == list(range(7))
     assert sorted((s.n, s.t) for s in segments) == [(1, 1), (1, 1), (1, 2), (1, 3)]
     begins = {s.t: s.fresh.tolist() for s in inputs._segments[0] if s.t > 1}
     assert begins == {2: [True], 3: [False]}
-    (kept,) = [s.saves for s in inputs._segments[0] if s.saves is not None]
-    assert (kept[0].tolist(), kept[1].tolist()) == ([0], [9])
+    (kept,) = [s.targets for s in inputs._segments[0] if s.targets is not None]
+    assert (kept[0].tolist(), kept[1].tolist()) == ([0, 0], [2, 9])
+
+
+def test_rows_with_drafts_leave_the_sequence_s_own_state_alone() -> None:
+    rows = chunk("a", 4, 3, slot=2, sampled=3, drafted_states=((0, 7),))
+    (segment,) = inputs_of([rows]).recurrent(0)
+    assert isinstance(segment, Segment)
+    assert segment.slots.tolist() == [2]
+    assert segment.targets is not None
+    assert [each.tolist() for each in segment.targets] == [[0], [7]]
+
+
+def test_every_row_behind_a_draft_is_wanted() -> None:
+    inputs = inputs_of([chunk("a", 8, 4, sampled=3), single("b", 5), chunk("c", 0, 2, sampled=0)])
+    assert names(inputs) == ["b", "a", "c"]
+    assert inputs.wanted is not None
+    assert inputs.wanted.tolist() == [0, 2, 3, 4]
+
+
+def test_rows_take_their_positions_from_the_sequence() -> None:
+    three = np.array([[5, 5, 5], [5, 6, 6], [5, 6, 7]], dtype=np.int32)
+    inputs = inputs_of([chunk("a", 2, 3, positions=three), single("b", 9)])
+    assert inputs.positions.tolist() == [[9, 5, 5, 5], [9, 5, 6, 6], [9, 5, 6, 7]]
+    narrowed = inputs.only_wanted()
+    assert narrowed is not None
+    step, rows = narrowed
+    assert rows.tolist() == [0, 3]
+    assert step.positions.tolist() == [[9, 5], [9, 6], [9, 7]]
 
 
 def test_single_tokens_of_one_format_advance_together() -> None:

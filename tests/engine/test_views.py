@@ -13,8 +13,8 @@ from quire.cache.view import View
 from quire.core.kv_format import KVFormat
 from quire.engine.views import build_view
 from quire.request import Image, PlacedImage
-from quire.scheduler.plan import Work
-from tests.engine.rows import SIZE, planned
+from quire.scheduler.plan import ScheduledSequence
+from tests.engine.rows import SIZE, scheduled
 
 PLAIN, SEALED = KVFormat(), KVFormat("page", 4, 4)
 SPECS = {
@@ -41,22 +41,22 @@ def seen(view: View) -> list[list[Key]]:
     return rows
 
 
-def expected(work: list[Work], spec: AttentionSpec) -> list[list[Key]]:
+def expected(work: list[ScheduledSequence], spec: AttentionSpec) -> list[list[Key]]:
     rows: list[list[Key]] = []
     for item in work:
-        table = item.seq.tables[0]
+        table = item.block_ids(0)
         for position in range(item.start, item.end):
             keys = range(spec.first_visible(position), last_visible(spec, item, position) + 1)
             pages = [(table[k // SIZE], k % SIZE) for k in keys]
-            rows.append([(page.id, offset) for page, offset in pages if page is not None])
-            assert len(rows[-1]) == len(keys), "the test let go of a visible page"
+            rows.append([(page, offset) for page, offset in pages if page >= 0])
+            assert len(rows[-1]) == len(keys), "the test let go of a visible block"
     return rows
 
 
-def last_visible(spec: AttentionSpec, item: Work, position: int) -> int:
+def last_visible(spec: AttentionSpec, item: ScheduledSequence, position: int) -> int:
     """The row's own key, or the last of its image."""
     if spec.sees_whole_images:
-        for placed in item.seq.request.images:
+        for placed in item.media:
             if placed.start <= position < placed.end:
                 return placed.end - 1
     return position
@@ -95,7 +95,7 @@ def test_rows_see_their_own_past(
     rng = random.Random(seed)
     spans = sorted(spans, key=lambda span: span[1] > 1)  # single tokens come first
     work = [
-        planned(
+        scheduled(
             "a",
             start,
             count,
@@ -105,30 +105,22 @@ def test_rows_see_their_own_past(
         )
         for start, count in spans
     ]
-    view = build_view(0, spec, work, 0, SIZE)
+    view = build_view(0, spec, work, SIZE)
     assert seen(view) == expected(work, spec)
     written = list(zip(view.pages.tolist(), view.offsets.tolist(), strict=True))
-    places = [(w.seq.tables[0][p // SIZE], p) for w in work for p in range(w.start, w.end)]
-    assert written == [(page.id, p % SIZE) for page, p in places if page is not None]
+    places = [(w.block_ids(0)[p // SIZE], p) for w in work for p in range(w.start, w.end)]
+    assert written == [(page, p % SIZE) for page, p in places if page >= 0]
     assert view.decode_rows == sum(item.count == 1 for item in work)
     if format.has_tail:
         singles = [int(id) for b in view.batches if b.opens is not None for id in b.opens]
-        assert singles + [c.open for c in view.chunks] == [w.seq.opens[0].id for w in work]
+        assert singles + [c.open for c in view.chunks] == [w.tail_block(0) for w in work]
 
 
 def test_long_page_tables_do_not_share_a_batch_with_short_ones() -> None:
     lengths = (3, 5, 200, 210)
-    work = [planned("a", length, 1, [list(range(length // SIZE + 1))], PLAIN) for length in lengths]
-    view = build_view(0, FullKV(1, 1), work, 0, SIZE)
+    work = [
+        scheduled("a", length, 1, [list(range(length // SIZE + 1))], PLAIN) for length in lengths
+    ]
+    view = build_view(0, FullKV(1, 1), work, SIZE)
     assert [batch.rows for batch in view.batches] == [slice(0, 2), slice(2, 4)]
     assert view.batches[0].pages.shape == (2, 2)
-
-
-def test_ids_that_changed_are_read_anew() -> None:
-    work = planned("a", 5, 1, [[7, 8]], PLAIN)
-    spec = FullKV(1, 1)
-    assert build_view(0, spec, [work], 0, SIZE).pages.tolist() == [8]
-    page = work.seq.tables[0][1]
-    assert page is not None
-    page.id = 3
-    assert build_view(0, spec, [work], 1, SIZE).pages.tolist() == [3]

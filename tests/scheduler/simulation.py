@@ -15,9 +15,9 @@ from quire.cache.disk_prefetch import DiskPrefetch
 from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_layers
 from quire.core.kv_format import KVFormat
 from quire.request import Output, Request
-from quire.scheduler.plan import StepPlan, Work
+from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
 from quire.scheduler.prefill_budget import PrefillBudget
-from quire.scheduler.scheduler import Drawn, Scheduler, SchedulerConfig
+from quire.scheduler.scheduler import Scheduler, SchedulerConfig
 from quire.scheduler.sequence import Sequence
 from tests.support.scripted_disk import ScriptedDisk, as_host_page, from_host_page
 
@@ -33,11 +33,13 @@ PLAIN = KVFormat()
 SEALED = KVFormat("page", 4, 4)
 
 Place = tuple[PoolKey, int]
+Tables = dict[tuple[int, int], list[Block | None]]
+"""By sequence and group."""
 
 
 def page_bytes(key: PoolKey) -> int:
     """Pages of different groups and formats differ in size."""
-    return 3 + 2 * key.group + 2 * key.open + key.format.has_tail
+    return 3 + 2 * key.group + 2 * key.tail + key.format.has_tail
 
 
 @dataclass
@@ -79,7 +81,7 @@ class Simulation:
                 lambda tokens: float(tokens),
                 clock=lambda: self.time,
             )
-        self._before: tuple[StepPlan, dict[str, Drawn]] | None = None
+        self._before: tuple[StepPlan, StepResult] | None = None
         self._drawn: dict[tuple[str, int], int] = {}
         self._steps = 0
 
@@ -98,11 +100,18 @@ class Simulation:
         self.time += 0.01
         if self.disk is not None:
             self.disk.tick()
+        before = {
+            (sequence.number, group): list(table.blocks)
+            for sequence in self.scheduler.running
+            for group, table in enumerate(sequence.blocks.tables)
+        }
+        preemptions = self.scheduler.counters.preemptions
         plan = self.scheduler.schedule()
+        if self.scheduler.counters.preemptions != preemptions:
+            before = {}  # some have tables of their own again
         following = None
         if plan is not None:
-            following = plan, self._execute(plan)
-            self.scheduler.launched(plan)
+            following = plan, self._execute(plan, before)
         if self._before is None:
             outputs = self.scheduler.take_outputs()
         else:
@@ -131,21 +140,39 @@ class Simulation:
 
     # -- the device ----------------------------------------------------------------------------
 
-    def _execute(self, plan: StepPlan) -> dict[str, Drawn]:
+    def _execute(self, plan: StepPlan, before: Tables) -> StepResult:
         self._execute_changes(plan.changes)
-        contents = [dict(self.pages.get(_place(source), {})) for source, _ in plan.copies]
-        for (_, target), content in zip(plan.copies, contents, strict=True):
-            self.pages[_place(target)] = content
+        contents = [dict(self.pages.get((c.pool, c.source), {})) for c in plan.copies]
+        for copy, content in zip(plan.copies, contents, strict=True):
+            self.pages[copy.pool, copy.target] = content
         written: dict[Place, str] = {}
-        self._copied = [source for source, _ in plan.copies]
-        self._blocks: dict[tuple[str, int], dict[int, int]] = {}
-        for work in plan.work:
-            self._write(work, written)
-        for work in plan.work:
-            self._check_sight(work)
-        for source, target in plan.saves:
-            self.pages[_place(target)] = dict(self.pages[_place(source)])
-        return {w.seq.id: Drawn(self.token(w.seq.id, w.end)) for w in plan.work if w.sample}
+        self._written: dict[tuple[str, int], dict[int, int]] = {}
+        self._contents = {
+            rows.number: self.scheduler._by_number[rows.number].progress.content
+            for rows in plan.sequences
+        }
+        for rows in plan.sequences:
+            self._write(rows, written)
+        for rows in plan.sequences:
+            self._check_sight(rows)
+        self._check_nobody_else_reads(plan, before)
+        sampled = {
+            rows.number: SampledTokens(self._sample(rows))
+            for rows in plan.sequences
+            if rows.sampled
+        }
+        return StepResult(sampled)
+
+    def _sample(self, rows: ScheduledSequence) -> tuple[int, ...]:
+        """One token for each sampled row; behind a wrong draft, one that must not be taken."""
+        tokens = []
+        right = True
+        for position in range(rows.end - rows.sampled + 1, rows.end + 1):
+            tokens.append(self.token(rows.id, position) if right else -1)
+            following = position - rows.start
+            if following < len(rows.tokens):
+                right = right and rows.tokens[following] == tokens[-1]
+        return tuple(tokens)
 
     def _execute_changes(self, changes: Iterable[Change]) -> None:
         for change in changes:
@@ -173,86 +200,100 @@ class Simulation:
         """What the 'model' draws for a position: fixed, so that resuming must repeat it."""
         return self._drawn.setdefault((name, position), (hash((name, position)) % 50) + 100)
 
-    def _truth(self, work: Work, position: int) -> int:
-        if position < len(work.seq.content):
-            return work.seq.content[position]
-        return self._drawn[work.seq.id, position]
+    def _truth(self, rows: ScheduledSequence, position: int) -> int:
+        """A sequence's own token, as it was known when the step was planned, or a draft."""
+        if rows.sampled > 1 and position > rows.end - rows.sampled:
+            return rows.tokens[position - rows.start]
+        content = self._contents[rows.number]
+        if position < len(content):
+            return content[position]
+        return self._drawn[rows.id, position]
 
-    def _write(self, work: Work, written: dict[Place, str]) -> None:
+    def _write(self, rows: ScheduledSequence, written: dict[Place, str]) -> None:
         for group in self.groups:
-            table = work.seq.tables[group.index]
-            if isinstance(group.spec, RecurrentState):
-                self._advance_state(work, table[0])
+            key = PoolKey(group.index, rows.format)
+            table = rows.block_ids(group.index)
+            if group.spec.recurrent is not None:
+                self._advance_state(rows, key, table[0])
                 continue
-            if work.seq.format.has_tail:
-                self._write_sealing(work, group.index)
+            if rows.format.has_tail:
+                self._write_tail(rows, key)
                 continue
-            for position in range(work.start, work.end):
-                page = table[position // PAGE]
-                assert page is not None, "a row's own page left the window"
-                # Whoever copies from the page in this step has done so before it is written.
-                others = page.refs - 1 - self._copied.count(page)
-                assert others == 0, "a page that others read is written"
-                place = _place(page)
-                assert written.setdefault(place, work.seq.id) == work.seq.id, "two write one page"
+            for position in range(rows.start, rows.end):
+                place = key, table[position // PAGE]
+                assert written.setdefault(place, rows.id) == rows.id, "two write one block"
                 content = self.pages.setdefault(place, {})
                 if position % PAGE == 0:
                     content.clear()
-                content[position % PAGE] = self._truth(work, position)
+                content[position % PAGE] = self._truth(rows, position)
 
-    def _write_sealing(self, work: Work, group: int) -> None:
-        """Rows see their own pages as written (`_blocks`); full ones go to the table as codes."""
-        open_page = work.seq.opens[group]
-        assert open_page.refs == 1
-        first = work.start // PAGE * PAGE
+    def _write_tail(self, rows: ScheduledSequence, key: PoolKey) -> None:
+        """Rows see their own blocks as written (`_written`); full ones go to the table as codes."""
+        tail = rows.tail_block(key.group)
+        assert tail is not None
+        place = PoolKey(key.group, rows.format, tail=True), tail
+        first = rows.start // PAGE * PAGE
         block = {}
-        if work.start % PAGE:
-            block = {first + i: t for i, t in self.pages[_place(open_page)].items()}
-        block |= {p: self._truth(work, p) for p in range(work.start, work.end)}
-        self._blocks[work.seq.id, group] = block
-        for start in range(first, work.end, PAGE):
+        if rows.start % PAGE:
+            kept = {first + i: t for i, t in self.pages[place].items()}
+            block = {p: t for p, t in kept.items() if p < rows.start}
+        block |= {p: self._truth(rows, p) for p in range(rows.start, rows.end)}
+        self._written[rows.id, key.group] = block
+        for start in range(first, rows.end, PAGE):
             content = {p - start: t for p, t in block.items() if start <= p < start + PAGE}
-            page = work.seq.tables[group][start // PAGE]
-            assert page is not None
-            target = page if start + PAGE <= work.end else open_page
-            self.pages[_place(target)] = content
+            self.pages[place] = content
+            if start + PAGE <= rows.end:
+                self.pages[key, rows.block_ids(key.group)[start // PAGE]] = content
 
-    def _advance_state(self, work: Work, slot: Block | None) -> None:
-        assert slot is not None
-        state = {} if work.start == 0 else self.pages[_place(slot)]
-        past = {p: self._truth(work, p) for p in range(work.start)}
-        assert state == past, f"{work.seq.id}: the state is not that of {work.start} tokens"
-        for position in range(work.start, work.end):
-            state[position] = self._truth(work, position)
-        self.pages[_place(slot)] = state
+    def _advance_state(self, rows: ScheduledSequence, key: PoolKey, slot: int) -> None:
+        state = {} if rows.start == 0 else dict(self.pages[key, slot])
+        past = {p: self._truth(rows, p) for p in range(rows.start)}
+        assert state == past, f"{rows.id}: the state is not that of {rows.start} tokens"
+        for position in range(rows.start, rows.end):
+            state[position] = self._truth(rows, position)
+        slots = [s for group, s in rows.drafted_states if group == key.group] or [slot]
+        slots += [s for group, s in rows.snapshots if group == key.group]
+        for target in slots:
+            self.pages[key, target] = dict(state)
 
-    def _check_sight(self, work: Work) -> None:
+    def _check_nobody_else_reads(self, plan: StepPlan, before: Tables) -> None:
+        """Blocks that were written belong to one sequence, and rows look at none that is gone."""
+        for rows in plan.sequences:
+            sequence = self.scheduler._by_number[rows.number]
+            for group in self.groups:
+                spec = group.spec.attention
+                if spec is None:
+                    continue
+                table = sequence.blocks.table(group.index)
+                for number in range(rows.start // PAGE, (rows.end - 1) // PAGE + 1):
+                    block = table[number]
+                    assert block is None or block.refs == 1, "a block that others read is written"
+                first = spec.first_visible(rows.start) // PAGE
+                held = before.get((rows.number, group.index), [])[first:]
+                assert None not in held, "a visible key's block left the window"
+
+    def _check_sight(self, rows: ScheduledSequence) -> None:
         """Each key that a row may see is there and is the sequence's own token."""
         for group in self.groups:
             spec = group.spec.attention
             if spec is None:
                 continue
-            for row in range(work.start, work.end):
-                for key in range(spec.first_visible(row), last_visible(group, work, row) + 1):
-                    assert self._seen(work, group, key) == self._truth(work, key)
+            for row in range(rows.start, rows.end):
+                for key in range(spec.first_visible(row), last_visible(group, rows, row) + 1):
+                    assert self._seen(rows, group, key) == self._truth(rows, key)
 
-    def _seen(self, work: Work, group: KVGroup, key: int) -> int:
-        if work.seq.format.has_tail and key >= work.start // PAGE * PAGE:
-            return self._blocks[work.seq.id, group.index][key]
-        page = work.seq.tables[group.index][key // PAGE]
-        assert page is not None, "a visible key's page left the window"
-        return self.pages[_place(page)][key % PAGE]
+    def _seen(self, rows: ScheduledSequence, group: KVGroup, key: int) -> int:
+        if rows.format.has_tail and key >= rows.start // PAGE * PAGE:
+            return self._written[rows.id, group.index][key]
+        block = rows.block_ids(group.index)[key // PAGE]
+        return self.pages[PoolKey(group.index, rows.format), block][key % PAGE]
 
 
-def last_visible(group: KVGroup, work: Work, row: int) -> int:
+def last_visible(group: KVGroup, rows: ScheduledSequence, row: int) -> int:
     """The row's own key, or the last of its image where its rows see each other."""
     if group.spec.sees_whole_images:
-        for placed in work.seq.request.images:
-            if placed.start <= row < placed.end:
-                assert placed.end <= work.end, "a chunk ends within an image"
-                return placed.end - 1
+        for begin, end in rows.bidirectional:
+            if begin <= row < end:
+                assert end <= rows.end, "a chunk ends within an image"
+                return end - 1
     return row
-
-
-def _place(page: Block) -> Place:
-    return page.pool, page.id

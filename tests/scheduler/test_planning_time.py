@@ -10,8 +10,9 @@ from quire.cache.block_manager import BlockManager
 from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_layers
 from quire.core.kv_format import KVFormat
 from quire.request import Request
+from quire.scheduler.plan import SampledTokens, StepResult
 from quire.scheduler.prefill_budget import PrefillBudget
-from quire.scheduler.scheduler import Drawn, Scheduler, SchedulerConfig
+from quire.scheduler.scheduler import Scheduler, SchedulerConfig
 
 LENGTH = 60_000
 PLAIN = KVFormat()
@@ -38,8 +39,8 @@ def plan(scheduler: Scheduler) -> float:
     step = scheduler.schedule()
     taken = time.perf_counter() - start
     assert step is not None
-    scheduler.launched(step)
-    scheduler.update(step, {work.seq.id: Drawn(7) for work in step.work if work.sample})
+    sampled = {rows.number: SampledTokens((7,)) for rows in step.sequences if rows.sampled}
+    scheduler.update(step, StepResult(sampled))
     return taken * 1e3
 
 
@@ -69,7 +70,7 @@ def test_waiting_for_room_costs_running_streams_nothing(kind: str) -> None:
     scheduler = make(KINDS[kind], 1200)
     prompt = tuple(number * 7919 % 30_000 for number in range(LENGTH))
     scheduler.add(Request("runs", prompt, max_tokens=500), PLAIN)
-    while not scheduler.running or scheduler.running[0].generated == 0:
+    while not scheduler.running or scheduler.running[0].progress.generated == 0:
         plan(scheduler)
     scheduler.add(Request("waits", prompt[::-1], max_tokens=2), PLAIN)
     times = sorted(plan(scheduler) for _ in range(100))

@@ -62,7 +62,7 @@ arrivals = st.builds(
 
 
 class Obedient:
-    """A guide that allows everything, but wants to see each token first."""
+    """A token constraint that allows everything, but wants to see each token first."""
 
     def mask(self) -> None:
         return None
@@ -134,7 +134,7 @@ def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival
         prompts.append(prompt)
         simulation.add(request, arrival.format)
         if arrival.guided:
-            simulation.sequence(name).guide = Obedient()
+            simulation.sequence(name).constraint = Obedient()
         accepted[name] = arrival
         if arrival.cancel is not None:
             cancels.setdefault(now + arrival.cancel, []).append(name)

@@ -11,9 +11,9 @@ import numpy as np
 
 from quire.config import EngineConfig
 from quire.engine.engine import Engine
+from quire.engine.runner import SampledRow
 from quire.models.loader import LoadedModel
 from quire.request import FinishReason, Output, Request, SamplingParams
-from quire.scheduler.plan import Work
 
 TOLERANCE = 1e-4
 """The most that two logits of one row may differ, relative to the largest of the row."""
@@ -40,9 +40,9 @@ class Company:
         self.engine = Engine(loaded, untimed, self._observe)
         self.answers: dict[str, Answer] = {}
 
-    def _observe(self, work: list[Work], logits: mx.array) -> None:
-        for row, item in enumerate(work):
-            self.answers[item.seq.id].logits[item.end] = logits[row]
+    def _observe(self, rows: list[SampledRow], logits: mx.array) -> None:
+        for number, row in enumerate(rows):
+            self.answers[row.id].logits[row.position] = logits[number]
 
     def add(self, request: Request) -> None:
         self.answers[request.id] = Answer()

@@ -28,19 +28,22 @@ class PoolKey:
     """Names a pool: one group of layers in one format.
 
     Attributes:
-        open: the pool of a packed format's blocks that still fill, stored plain.
+        tail: the pool of the sequences' last, still filling blocks, as written.
     """
 
     group: int
     format: KVFormat
-    open: bool = False
+    tail: bool = False
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.group, self.format, self.open)))
+        object.__setattr__(self, "_hash", hash((self.group, self.format, self.tail)))
 
     def __hash__(self) -> int:  # asked for whenever a block changes hands
         return self._hash
+
+    def __reduce__(self) -> tuple[type[PoolKey], tuple[int, KVFormat, bool]]:
+        return PoolKey, (self.group, self.format, self.tail)  # hashes differ between processes
 
 
 class Holder(Protocol):
@@ -48,6 +51,10 @@ class Holder(Protocol):
 
     def name(self, block: Block) -> bytes | None:
         """A name that says what is in the block and outlives the process; None: not complete."""
+        ...
+
+    def tokens_in(self, block: Block) -> int:
+        """How many tokens of the block are relied on."""
         ...
 
     def lost_with(self, block: Block) -> Iterable[Block]:
@@ -285,7 +292,7 @@ class BlockManager:
         """Brings a pool's free blocks to `wanted`, or changes nothing and says no."""
         if not self.can_allocate({pool.key: wanted}):
             return False
-        first = 1 if pool.key.open else _FIRST_BLOCKS  # a sequence has one open block, many others
+        first = 1 if pool.key.tail else _FIRST_BLOCKS  # a sequence has one tail, many others
         self._grow(pool, max(wanted - len(pool.free), pool.capacity, first))
         while len(pool.free) < wanted and pool.kept:
             self._evict(next(iter(pool.kept)))

@@ -109,6 +109,12 @@ class Node:
         whole = self.blocks.get(group) is block or at_end is block
         return lasting_name(self.key, group) if whole else None
 
+    def tokens_in(self, block: Block) -> int:
+        group = block.pool.group
+        if self.blocks.get(group) is block:
+            return len(self.tokens)
+        return self.index.page_tokens  # a state: no part of it may change
+
     def lost_with(self, block: Block) -> Iterator[Block]:
         group = block.pool.group
         if group not in self.index.anchors or self.blocks.get(group) is not block:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.block_manager import Block, PoolKey, Resize
+from quire.cache.block_manager import PoolKey, Resize
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.registry import store_type
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
@@ -74,7 +74,7 @@ class Pools:
         total = 0
         for layer in group.layers:
             store = store_type(key.format, layer)
-            size = store.open_page_bytes if key.open else store.page_bytes
+            size = store.open_page_bytes if key.tail else store.page_bytes
             total += size(shape, key.format)
         return total
 
@@ -107,13 +107,13 @@ class Pools:
             self.states(key.group, key.format).resize(change.capacity, change.moves)
         else:
             pool = self.kv(key.group, key.format)
-            pool.resize(change.capacity, change.moves, open=key.open)
+            pool.resize(change.capacity, change.moves, open=key.tail)
 
-    def copy(self, pairs: list[tuple[Block, Block]]) -> None:
-        """Mutates: each second page becomes a copy of the first."""
+    def copy(self, pairs: Iterable[tuple[PoolKey, int, int]]) -> None:
+        """Mutates: of each (pool, from, to), block `to` becomes a copy of block `from`."""
         by_pool: dict[PoolKey, list[tuple[int, int]]] = {}
-        for source, target in pairs:
-            by_pool.setdefault(source.pool, []).append((source.id, target.id))
+        for pool, source, target in pairs:
+            by_pool.setdefault(pool, []).append((source, target))
         contents = {}
         for key, ids in by_pool.items():
             contents[key] = self.export(key, [i for i, _ in ids])

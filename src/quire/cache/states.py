@@ -75,7 +75,8 @@ class Segment:
     Attributes:
         slots: `[n]` where the states are.
         fresh: `[n]` true for sequences that begin.
-        saves: (indices into the segment, slots) of states that are also kept as snapshots.
+        targets: (indices into the segment, slots) of the states that are written; None writes each
+            to the slot that it was read from.
     """
 
     n: int
@@ -85,7 +86,7 @@ class Segment:
     layer: int
     slots: mx.array
     fresh: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    saves: tuple[mx.array, mx.array] | None = None
+    targets: tuple[mx.array, mx.array] | None = None
 
     def read(self, name: str) -> mx.array:
         """The states before this step, `[n, *shape]`; zeros for a sequence that begins."""
@@ -98,8 +99,7 @@ class Segment:
     def write(self, name: str, value: mx.array) -> None:
         """Stores the states after this step, `[n, *shape]`."""
         slots = self.slots
-        if self.saves is not None:
-            kept, targets = self.saves
-            value = mx.concatenate([value, value[kept]])
-            slots = mx.concatenate([slots, targets])
+        if self.targets is not None:
+            indices, slots = self.targets
+            value = value[indices]
         self.pool.write(self.layer, name, slots, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from quire.cache.block_manager import Block, PoolKey
+from quire.cache.block_manager import PoolKey, Resize
 from quire.cache.dtypes import DTYPES
 from quire.cache.formats.choose import skipped_layers, with_skips
 from quire.cache.formats.table import layer_costs
@@ -23,9 +24,7 @@ from quire.core.kv_format import KVFormat
 from quire.engine.inputs import Layout, StepInputs
 from quire.kernels.blas import choose_blas
 from quire.models.loader import LoadedModel, open_model
-from quire.request import Request
-from quire.scheduler.plan import StepPlan, Work
-from quire.scheduler.sequence import Sequence
+from quire.scheduler.plan import BlockIds, Placement, ScheduledSequence, StepPlan
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -93,27 +92,33 @@ class Reader:
         groups = group_layers(loaded.model.layout)
         self._layout = Layout.of(loaded.model.layout, groups)
         self._pools = Pools(groups, PAGE_TOKENS, DTYPES[loaded.dtype])
-        self._sequence = Sequence(Request("text", tuple(tokens)), format, b"", 0)
-        pages = -(-len(tokens) // PAGE_TOKENS)
+        self._tokens = array("i", tokens)
+        self._format = format
+        blocks = -(-len(tokens) // PAGE_TOKENS)
+        tables, tails = [], {}
         for group in groups:
-            key = PoolKey(group.index, format)
-            if group.spec.recurrent is not None:
-                self._pools.states(group.index, format).resize(1, ())
-                self._sequence.tables.append([Block(key, 0)])
-                continue
-            pool = self._pools.kv(group.index, format)
-            pool.resize(pages, (), open=False)
-            self._sequence.tables.append([Block(key, id) for id in range(pages)])
-            if format.has_tail:
-                pool.resize(1, (), open=True)
-                open_key = PoolKey(group.index, format, open=True)
-                self._sequence.opens[group.index] = Block(open_key, 0)
+            slots = 1 if group.spec.attention is None else blocks
+            self._pools.resize(Resize(PoolKey(group.index, format), slots))
+            tables.append(BlockIds(array("i", range(slots)), slots))
+            if format.has_tail and group.spec.attention is not None:
+                self._pools.resize(Resize(PoolKey(group.index, format, tail=True), 1))
+                tails[group.index] = 0
+        self._placement = Placement(tuple(tables), tails)
 
     def logits(self, start: int, count: int) -> mx.array:
         """`[count, vocab]` after tokens `start` and on; must be called for one after the other."""
-        plan = StepPlan([Work(self._sequence, start, count, sample=False)])
-        inputs = StepInputs(plan, self._layout, self._pools, 0, {}, None)
-        # Nobody samples, so the model goes with all rows to its end.
+        rows = ScheduledSequence(
+            id="text",
+            number=0,
+            format=self._format,
+            start=start,
+            count=count,
+            tokens=self._tokens[start : start + count],
+            positions=range(start, start + count),
+            placement=self._placement,
+        )
+        inputs = StepInputs(StepPlan((rows,)), self._layout, self._pools, {}, None)
+        # Nothing is sampled, so the model goes with all rows to its end.
         logits = self._model.logits(self._model(inputs))
         mx.eval(logits, self._pools.arrays(range(len(self._model.layout))))
         return logits

@@ -13,7 +13,7 @@ from quire.errors import RequestError
 from quire.media.kept import Kept
 from quire.models.base import MediaRows, VisionEncoder
 from quire.request import Image, PlacedImage, Request
-from quire.scheduler.plan import Work
+from quire.scheduler.plan import ScheduledSequence
 
 _KEPT_BYTES = 64 << 20
 """Soft tokens that are kept for requests to come: some 45 images of Gemma 4 26B."""
@@ -66,24 +66,23 @@ class ImageEncoder:
         )
         return replace(request, images=tuple(images))
 
-    def rows(self, work: Sequence[Work]) -> MediaRows | None:
+    def rows(self, sequences: Sequence[ScheduledSequence]) -> MediaRows | None:
         """The rows of a step that stand for images; None if there are none.
 
         Args:
-            work: of the whole step, in the order of its rows.
+            sequences: of the whole step, in the order of its rows.
         """
         if self._vision is None:
             return None
         rows: list[np.ndarray] = []
         values: list[mx.array] = []
         first = 0
-        for item in work:
-            for placed in item.seq.request.images if item.start < item.seq.prompt_length else ():
+        for item in sequences:
+            for placed in item.media:
                 begin, end = max(placed.start, item.start), min(placed.end, item.end)
-                if begin < end:
-                    rows.append(np.arange(begin, end, dtype=np.int32) + (first - item.start))
-                    soft = self._soft_tokens(placed.image)
-                    values.append(soft[begin - placed.start : end - placed.start])
+                rows.append(np.arange(begin, end, dtype=np.int32) + (first - item.start))
+                soft = self._soft_tokens(placed.image)
+                values.append(soft[begin - placed.start : end - placed.start])
             first += item.count
         if not rows:
             return None

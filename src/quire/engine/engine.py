@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from hashlib import blake2b
@@ -25,16 +24,24 @@ from quire.engine.guides import GuideFactory
 from quire.engine.interface import EngineStats, ModelInfo
 from quire.engine.memory import check_context, kv_budget
 from quire.engine.preparing import Made, Preparing
-from quire.engine.runner import Launched, Runner
+from quire.engine.runner import Runner, SampledRow, Step
 from quire.errors import EngineFailure, ModelError, RequestError
 from quire.models.loader import LoadedModel
-from quire.request import Failure, FinishReason, Output, Request
+from quire.request import Failure, FinishReason, Output, Request, Score
 from quire.sampling.loops import LoopDetector
-from quire.scheduler.plan import Work
+from quire.sampling.params import check_sampling
+from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler, SchedulerConfig
+from quire.scheduler.sequence import Proposer
 
 log = logging.getLogger("quire.engine")
+
+
+def no_proposer(request: Request) -> Proposer | None:
+    """Nothing is guessed."""
+    return None
+
 
 _FAULTS_IN_A_ROW = 3
 _DISK_OPEN_S = 1.0
@@ -50,13 +57,15 @@ class Engine:
         loaded: the model.
         config: limits and defaults.
         observe: see `Runner`.
+        proposers: makes what guesses the tokens of a request, if anything does.
     """
 
     def __init__(
         self,
         loaded: LoadedModel,
         config: EngineConfig,
-        observe: Callable[[list[Work], mx.array], None] | None = None,
+        observe: Callable[[list[SampledRow], mx.array], None] | None = None,
+        proposers: Callable[[Request], Proposer | None] = no_proposer,
     ) -> None:
         self.config = config
         self._loaded = loaded
@@ -82,11 +91,9 @@ class Engine:
         limits.max_context = check_context(limits.context(self._format(None)), context)
         self._guides = GuideFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
         self._preparing = Preparing(self._guides.make)
-        self._launched_at = 0.0
-        self._built: Launched | None = None
-        """The step that is planned, and has begun."""
-        self._launched = False
-        """Whether all of it has been launched."""
+        self._proposers = proposers
+        self._running: Step | None = None
+        """The step that has begun; its tokens are not read yet."""
         self._faults = 0
         self._refused: list[Output] = []
 
@@ -103,13 +110,18 @@ class Engine:
         try:
             self._runner.images.check(request)
             request = self._runner.images.shared(request)
-            guide = made()
-            mask = guide.mask() if guide is not None else None
+            self._check_task(request)
+            constraint = made()
+            mask = constraint.mask() if constraint is not None else None
+            proposer = self._proposers(request)
+            positions = self._positions(request)
             repeats = self.config.stop_on_loop
             loops = LoopDetector(repeats) if repeats else None
             # Last, since a request that was taken ends through the scheduler and in no other way.
-            sequence = self._scheduler.add(request, self._format(request.kv_format))
-            sequence.guide, sequence.mask, sequence.loops = guide, mask, loops
+            format = self._format(request.kv_format)
+            sequence = self._scheduler.add(request, format, positions)
+            sequence.constraint, sequence.row.mask = constraint, mask
+            sequence.loops, sequence.proposer = loops, proposer
         except RequestError as error:
             self._refuse(request, Failure.of(error))
         except Exception as error:  # whatever a grammar's compiler raises, only this request ends
@@ -121,6 +133,27 @@ class Engine:
         self._refused.append(
             Output(request.id, finish=FinishReason.ERROR, error=failure, prompt_tokens=tokens)
         )
+
+    def _check_task(self, request: Request) -> None:
+        """Whether the request's task has what it needs.
+
+        Raises:
+            RequestError: it has not; names the field.
+        """
+        vocabulary = self._loaded.model.vocab_size
+        if isinstance(request.task, Score):
+            outside = [label for label in request.task.labels if not 0 <= label < vocabulary]
+            if outside or not request.task.labels:
+                raise RequestError(
+                    f"labels: at least one token id from 0 to {vocabulary - 1}, not "
+                    f"{outside or 'none'}",
+                    param="labels",
+                )
+        check_sampling(request.sampling, vocabulary)
+
+    def _positions(self, request: Request) -> TokenPositions:
+        """By the model's own rule where it has one."""
+        return TokenPositions(self._loaded.model.positions(request.prompt, request.images))
 
     def abort(self, request_id: str) -> None:
         """Ends a request before the next step."""
@@ -135,21 +168,21 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._scheduler.has_work or self._built or self._refused or self._preparing)
+        return bool(self._scheduler.has_work or self._running or self._refused or self._preparing)
 
     @property
     def expected_step_s(self) -> float:
         """How long the step that has begun is likely to take; infinity for none, or with images."""
-        if self._built is None or self._built.reads_images:
+        if self._running is None or self._running.reads_images:
             return math.inf
-        plan = self._built.plan
+        plan = self._running.plan
         return self._scheduler.prefill_budget.step_seconds(
-            plan.decode_rows, len(plan.work) - plan.decode_rows, plan.prompt_rows
+            plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
         )
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def launch(self) -> None:
+    def flush(self) -> None:
         """Starts what is left of the step that has begun; `step` does so too, if nobody has.
 
         On a CPU that takes nearly as long as the step. Requests that come meanwhile, and are added
@@ -158,11 +191,8 @@ class Engine:
         Raises:
             EngineFailure: as `step`.
         """
-        if self._built is None or self._launched:
-            return
-        self._launched = True
         try:
-            self._runner.launch(self._built)
+            self._runner.flush()
         except Exception as error:  # as in `step`
             self._refused += self._fail_step(error)
 
@@ -180,48 +210,46 @@ class Engine:
         return refused + outputs
 
     def _step(self) -> list[Output]:
-        self.launch()
+        self._runner.flush()
         for request, made in self._preparing.take():
             self._admit(request, made)
-        running, self._built, self._launched = self._built, None, False
         plan = self._scheduler.schedule()
-        if plan is not None:
-            self._built = self._runner.build(plan, self._scheduler.manager.epoch, running)
-            self._scheduler.launched(plan)
-        if running is not None:
-            self._runner.wait()
-            self._observe_duration(running)
-        if self._built is not None:
-            self._launched_at = time.perf_counter()
-            self._runner.begin(self._built)
-        elif running is None and self._preparing:
-            self._preparing.wait(_IDLE_S)
-        elif running is None and self._disk is not None and self._scheduler.waits_for_disk:
-            self._disk.wait(_IDLE_S)
-        if running is None:
+        before, self._running = self._running, self._runner.launch(plan)
+        if before is None:
+            self._wait_for_others()
             return self._scheduler.take_outputs()
-        outputs = self._scheduler.update(running.plan, running.read())
+        result = self._runner.collect(before)
+        self._observe_duration(before)
+        outputs = self._scheduler.update(before.plan, result)
         self._faults = 0
         return outputs
 
-    def _observe_duration(self, step: Launched) -> None:
-        seconds = time.perf_counter() - self._launched_at
+    def _wait_for_others(self) -> None:
+        """Sleeps a little where only the compiler of grammars, or the disk, has anything to do."""
+        if self._running is not None:
+            return
+        if self._preparing:
+            self._preparing.wait(_IDLE_S)
+        elif self._disk is not None and self._scheduler.waits_for_disk:
+            self._disk.wait(_IDLE_S)
+
+    def _observe_duration(self, step: Step) -> None:
         plan = step.plan
-        if not plan.work or step.reads_images:
+        if not plan.sequences or step.reads_images:
             return  # an image's cost says nothing of a token's
-        chunks = len(plan.work) - plan.decode_rows
-        self._scheduler.prefill_budget.observe(plan.decode_rows, chunks, plan.prompt_rows, seconds)
+        self._scheduler.prefill_budget.observe(
+            plan.decode_rows, plan.prompt_chunks, plan.prompt_rows, step.seconds
+        )
 
     def _fail_step(self, error: Exception) -> list[Output]:
         """A step failed as a whole: its rows end with an error, and what is cached is dropped."""
         self._faults += 1
-        self._built = None
+        self._running = None
         if self._faults >= _FAULTS_IN_A_ROW:
             raise EngineFailure(f"{self._faults} steps failed in a row: {error}") from error
         log.exception("a step failed; its requests end with an error")
         self._scheduler.start_over(Failure(f"the engine failed on this step: {error}"))
-        self._runner.pools.clear()
-        self._runner.images.clear()
+        self._runner.clear()
         return self._scheduler.take_outputs()
 
     # -- the disk tier -------------------------------------------------------------------------
@@ -291,7 +319,7 @@ class Engine:
         scheduler = self._scheduler
         counters = scheduler.counters
         usage = scheduler.manager.usage()
-        names = {key: f"{key.group}/{key.format.name}{'/open' * key.open}" for key in usage}
+        names = {key: f"{key.group}/{key.format.name}{'/open' * key.tail}" for key in usage}
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),

@@ -9,11 +9,11 @@ from quire.request import Request
 from quire.sampling.grammar import GrammarCompiler, GrammarState
 from quire.sampling.masks import TokenMask, mask_of
 from quire.sampling.thinking import ThinkingState
-from quire.scheduler.sequence import Guide
+from quire.scheduler.sequence import TokenConstraint
 
 
 class AnswerGuide:
-    """Follows one answer; implements `scheduler.sequence.Guide`. A forced token goes first.
+    """Follows one answer; a `scheduler.sequence.TokenConstraint`. A forced token goes first.
 
     Args:
         going_on: allows all tokens but those that end an answer. It holds while a grammar leaves a
@@ -69,7 +69,7 @@ class GuideFactory:
     def _going_on(self) -> TokenMask:
         return ~mask_of(self._eos_ids, self._vocab_size)
 
-    def make(self, request: Request) -> Guide | None:
+    def make(self, request: Request) -> TokenConstraint | None:
         """The guide that a request asks for, or None.
 
         Raises:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
-from quire.cache.block_manager import Block
 from quire.cache.pools import KVPool, Pools
 from quire.cache.specs import KVGroup, LayerSpec
 from quire.cache.states import Segment
@@ -17,7 +17,7 @@ from quire.cache.view import View
 from quire.core.kv_format import KVFormat
 from quire.engine.views import build_view, length_class
 from quire.models.base import MediaRows, RecurrentSegment, Step
-from quire.scheduler.plan import StepPlan, Work
+from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
 
 
 @dataclass
@@ -54,7 +54,7 @@ class _Rows:
     """Rows as a model sees them; implements `models.base.Step`.
 
     Attributes:
-        work: in the order of the rows.
+        sequences: in the order of the rows.
         tokens, positions, media: see `Step`; whoever makes this sets the first two.
     """
 
@@ -62,15 +62,11 @@ class _Rows:
     positions: mx.array
     media: MediaRows | None = None
 
-    def __init__(
-        self, work: list[Work], layout: Layout, pools: Pools, epoch: int, saves: dict[Block, Block]
-    ) -> None:
-        self.work = work
+    def __init__(self, sequences: list[ScheduledSequence], layout: Layout, pools: Pools) -> None:
+        self.sequences = sequences
         self._layout = layout
         self._pools = pools
-        self._epoch = epoch
-        self._saves = saves
-        self._starts = [0, *accumulate(each.count for each in work)]
+        self._starts = [0, *accumulate(each.count for each in sequences)]
         self._total = self._starts.pop()
         self._parts: dict[int, list[_Part]] = {}
         self._segments: dict[int, list[Segment]] = {}
@@ -109,7 +105,7 @@ class _Rows:
         if group not in self._segments:
             self._segments[group] = self._build_segments(group)
         return [
-            Segment(s.n, s.t, s.rows, s.pool, layer, s.slots, s.fresh, s.saves)
+            Segment(s.n, s.t, s.rows, s.pool, layer, s.slots, s.fresh, s.targets)
             for s in self._segments[group]
         ]
 
@@ -125,14 +121,14 @@ class _Rows:
         assert spec is not None, "a recurrent group does not attend"
         parts = []
         at = 0
-        while at < len(self.work):
-            format = self.work[at].seq.format
+        while at < len(self.sequences):
+            format = self.sequences[at].format
             end = at
-            while end < len(self.work) and self.work[end].seq.format == format:
+            while end < len(self.sequences) and self.sequences[end].format == format:
                 end += 1
             first = self._starts[at]
-            last = self._starts[end - 1] + self.work[end - 1].count
-            view = build_view(group, spec, self.work[at:end], self._epoch, self._pools.page_tokens)
+            last = self._starts[end - 1] + self.sequences[end - 1].count
+            view = build_view(group, spec, self.sequences[at:end], self._pools.page_tokens)
             parts.append(_Part(slice(first, last), self._pools.kv(group, format), view))
             at = end
         return parts
@@ -141,44 +137,42 @@ class _Rows:
 
     def _build_segments(self, group: int) -> list[Segment]:
         """Single tokens of all sequences together, every chunk by itself; by format."""
-        segments = []
         runs: dict[tuple[KVFormat, int], list[int]] = {}
-        for number, work in enumerate(self.work):
-            alone = 0 if work.count == 1 else number + 1
-            runs.setdefault((work.seq.format, alone), []).append(number)
-        for (format, _), numbers in runs.items():
-            works = [self.work[n] for n in numbers]
-            rows = np.concatenate(
-                [np.arange(self.work[n].count, dtype=np.int32) + self._starts[n] for n in numbers]
-            )
-            states = [w.seq.tables[group][0] for w in works]
-            saves = [
-                (i, self._saves[state].id)
-                for i, state in enumerate(states)
-                if state is not None and state in self._saves
-            ]
-            segments.append(
-                Segment(
-                    n=len(works),
-                    t=works[0].count,
-                    rows=mx.array(rows.astype(np.int32)),
-                    pool=self._pools.states(group, format),
-                    layer=-1,
-                    slots=_ints([state.id for state in states if state is not None]),
-                    fresh=np.array([w.start == 0 for w in works]),
-                    saves=_save_arrays(saves),
-                )
-            )
-        return segments
+        for number, each in enumerate(self.sequences):
+            alone = 0 if each.count == 1 else number + 1
+            runs.setdefault((each.format, alone), []).append(number)
+        return [self._segment(group, format, run) for (format, _), run in runs.items()]
+
+    def _segment(self, group: int, format: KVFormat, numbers: list[int]) -> Segment:
+        """The rows of sequences of one format, which are all equally many."""
+        sequences = [self.sequences[n] for n in numbers]
+        count = sequences[0].count
+        firsts = np.array([self._starts[n] for n in numbers], dtype=np.int32)
+        rows = (firsts[:, None] + np.arange(count, dtype=np.int32)).reshape(-1)
+        slots = [each.block_ids(group)[0] for each in sequences]
+        return Segment(
+            n=len(sequences),
+            t=count,
+            rows=mx.array(rows),
+            pool=self._pools.states(group, format),
+            layer=-1,
+            slots=_ints(slots),
+            fresh=np.array([each.start == 0 for each in sequences]),
+            targets=_targets(group, sequences, slots),
+        )
 
 
 class StepInputs(_Rows):
     """All rows of one step.
 
     Attributes:
-        wanted: `[R]` rows whose logits are wanted; None when it is all of them.
-        sampled: the work that each wanted row belongs to.
+        wanted: `[R]` rows whose final hidden states are wanted; None when it is all of them.
+        ending: the sequences that these rows belong to, in order; `ScheduledSequence.wanted` each.
         narrowed: whether the model went on with those rows alone.
+
+    Args:
+        drawn: where among `previous` the token is that the host does not know, by sequence number.
+        previous: `[R]` tokens that the step before samples.
     """
 
     def __init__(
@@ -186,55 +180,54 @@ class StepInputs(_Rows):
         plan: StepPlan,
         layout: Layout,
         pools: Pools,
-        epoch: int,
-        drawn: Mapping[str, int],
+        drawn: Mapping[int, int],
         previous: mx.array | None,
     ) -> None:
-        work = _in_row_order(plan.work, pools.page_tokens)
-        super().__init__(work, layout, pools, epoch, dict(plan.saves))
-        self.sampled = [work for work in self.work if work.sample]
+        super().__init__(_in_row_order(plan.sequences, pools.page_tokens), layout, pools)
+        self.ending = [each for each in self.sequences if each.wanted]
         self.wanted: mx.array | None = None
         self.narrowed = False
-        if len(self.sampled) == self._total:
-            positions = np.array([work.start for work in self.work], dtype=np.int32)
-        else:
-            rows = zip(self._starts, self.work, strict=True)
-            self.wanted = _ints([start + w.count - 1 for start, w in rows if w.sample])
-            spans = [np.arange(w.start, w.end, dtype=np.int32) for w in self.work]
-            positions = np.concatenate(spans)
-        self.positions = mx.array(positions)
-        self.tokens = self._gather_tokens(self._total, drawn, previous)
+        if sum(each.wanted for each in self.ending) < self._total:
+            ends = [
+                range(first + each.count - each.wanted, first + each.count)
+                for first, each in zip(self._starts, self.sequences, strict=True)
+            ]
+            self.wanted = _ints([row for rows in ends for row in rows])
+        self.positions = mx.array(_joined([each.positions for each in self.sequences]))
+        self.tokens = self._gather_tokens(drawn, previous)
 
     def only_wanted(self) -> tuple[Step, mx.array] | None:
         """See `models.base.Step.only_wanted`."""
-        if self.wanted is None or not self.sampled:
+        if self.wanted is None or any(each.pooled > 1 for each in self.ending):
+            return None
+        if not self.ending:
             return None
         self.narrowed = True
-        ends = [Work(work.seq, work.end - 1, 1, sample=True) for work in self.sampled]
-        rows = _Rows(ends, self._layout, self._pools, self._epoch, {})
+        ends = [
+            replace(each, start=row, count=1)
+            for each in self.ending
+            for row in range(each.end - each.wanted, each.end)
+        ]
+        rows = _Rows(ends, self._layout, self._pools)
         rows.tokens = self.tokens[self.wanted]
-        rows.positions = self.positions[self.wanted]
+        rows.positions = self.positions[..., self.wanted]
         return rows, self.wanted
 
-    def _gather_tokens(
-        self, total: int, drawn: Mapping[str, int], previous: mx.array | None
-    ) -> mx.array:
+    def _gather_tokens(self, drawn: Mapping[int, int], previous: mx.array | None) -> mx.array:
         """Tokens from the host, and those that are still on the device from the step before."""
         host: list[int] = []
         rows: list[int] = []
         sources: list[int] = []
-        for work in self.work:
-            tokens = work.seq.tokens
-            if work.start < len(tokens):
-                host += tokens[work.start : work.end]
-            else:
+        for each in self.sequences:
+            host += each.tokens
+            if len(each.tokens) < each.count:
                 rows.append(len(host))
-                sources.append(drawn[work.seq.id])
+                sources.append(drawn[each.number])
                 host.append(0)
         if not rows:
             return _ints(host)
-        assert previous is not None, "a token is said to be on the device, but no step drew it"
-        if len(rows) == total:
+        assert previous is not None, "a token is said to be on the device, but no step samples it"
+        if len(rows) == self._total:
             same = sources == list(range(previous.shape[0]))
             return previous if same else previous[_ints(sources)]
         mixed = _ints(host)
@@ -242,23 +235,47 @@ class StepInputs(_Rows):
         return mixed
 
 
-def _in_row_order(work: list[Work], size: int) -> list[Work]:
+def _in_row_order(sequences: Iterable[ScheduledSequence], size: int) -> list[ScheduledSequence]:
     """Formats apart; single tokens before chunks; tables of like length together."""
     # Equal formats are one object, so its address stands for it.
     return sorted(
-        work,
-        key=lambda w: (
-            id(w.seq.format),
-            w.count > 1,
-            length_class(w.end // size + 1) if w.count == 1 else 0,
+        sequences,
+        key=lambda each: (
+            id(each.format),
+            each.count > 1,
+            length_class(each.end // size + 1) if each.count == 1 else 0,
         ),
     )
 
 
-def _save_arrays(saves: list[tuple[int, int]]) -> tuple[mx.array, mx.array] | None:
-    if not saves:
+def _joined(positions: list[Positions]) -> npt.NDArray[np.int32]:
+    """Positions of sequences as those of all rows, `[T]`, or `[3, T]` if any has three each."""
+    if all(isinstance(each, range) for each in positions):
+        return np.fromiter(chain.from_iterable(positions), dtype=np.int32)
+    parts = [
+        np.broadcast_to(np.array(each, dtype=np.int32), (3, _length(each))) for each in positions
+    ]
+    return np.concatenate(parts, axis=1)
+
+
+def _length(positions: Positions) -> int:
+    return len(positions) if isinstance(positions, range) else positions.shape[-1]
+
+
+def _targets(
+    group: int, sequences: list[ScheduledSequence], slots: list[int]
+) -> tuple[mx.array, mx.array] | None:
+    """See `Segment.targets`."""
+    if not any(each.snapshots or each.drafted_states for each in sequences):
         return None
-    return _ints([kept for kept, _ in saves]), _ints([slot for _, slot in saves])
+    indices: list[int] = []
+    targets: list[int] = []
+    for number, each in enumerate(sequences):
+        own = [slot for owner, slot in each.drafted_states if owner == group] or [slots[number]]
+        own += [slot for owner, slot in each.snapshots if owner == group]
+        indices += [number] * len(own)
+        targets += own
+    return _ints(indices), _ints(targets)
 
 
 def _ints(values: list[int]) -> mx.array:

@@ -8,26 +8,26 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from quire.request import Request
-from quire.scheduler.sequence import Guide
+from quire.scheduler.sequence import TokenConstraint
 
 STACK_BYTES = 16 << 20
 """Four times what the process that checks grammars has, so that what passed there passes here."""
 
-Made = Callable[[], Guide | None]
+Made = Callable[[], TokenConstraint | None]
 
 
 class Preparing:
-    """Makes guides in the order in which they were asked for. The compiler lets go of the
-    interpreter's lock, so steps go on meanwhile.
+    """Makes token constraints in the order in which they were asked for. The compiler lets go of
+    the interpreter's lock, so steps go on meanwhile.
 
     Args:
-        make: makes the guide of a request; may raise.
+        make: makes the constraint of a request; may raise.
     """
 
-    def __init__(self, make: Callable[[Request], Guide | None]) -> None:
+    def __init__(self, make: Callable[[Request], TokenConstraint | None]) -> None:
         self._make = make
         self._thread: ThreadPoolExecutor | None = None
-        self._queue: deque[tuple[Request, Future[Guide | None]]] = deque()
+        self._queue: deque[tuple[Request, Future[TokenConstraint | None]]] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._queue)
@@ -51,7 +51,7 @@ class Preparing:
         return None
 
     def take(self) -> list[tuple[Request, Made]]:
-        """Requests that are ready, in order, and what gives their guide or raises its error."""
+        """Requests that are ready, in order, and what gives their constraint or raises."""
         ready: list[tuple[Request, Made]] = []
         while self._queue and self._queue[0][1].done():
             request, future = self._queue.popleft()

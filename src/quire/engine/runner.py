@@ -1,10 +1,11 @@
-"""Carries out plans: embeddings, layers, logits rows, tokens. Owns the model and the pools."""
+"""Carries out plans: embeddings, layers, and the last stage. Owns the model and the pools."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -15,55 +16,64 @@ from quire.cache.pools import Pools
 from quire.cache.specs import group_layers
 from quire.engine.encoder import ImageEncoder
 from quire.engine.inputs import Layout, StepInputs
+from quire.engine.stages import VectorStage
 from quire.models.base import LanguageModel
 from quire.request import TokenLogprobs
-from quire.sampling.rows import History, RowSampling, Sampled
-from quire.sampling.sampler import is_greedy, sample
-from quire.scheduler.plan import StepPlan, Work
-from quire.scheduler.scheduler import Drawn
+from quire.sampling.rows import RowSampling, Sampled
+from quire.sampling.sampler import sample
+from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
 
 _FIRST_LAYER = (0,)
 _LONG_S = 1e-3
 """The most that tokens which are there already may wait for a step to be launched."""
 
 
+class SampledRow(NamedTuple):
+    """A row of logits: whose it is, and the position of the token that is drawn from it."""
+
+    id: str
+    position: int
+
+
 @dataclass
-class Launched:
+class Step:
     """A step whose graph is built, and perhaps running.
 
     Attributes:
-        drawn: by request id, the row of `sampled` that belongs to it.
+        sampling: the sequences that the rows of `sampled` belong to, in order.
+        places: by sequence number, the first of its rows of `sampled`.
+        vectors: by sequence number.
         reads_images: whether an encoder is part of it.
         first: what the first layer stores.
         roots: everything that the step must have computed when it is done.
+        seconds: how long it ran, once it is done.
     """
 
     plan: StepPlan
-    work: list[Work]
-    drawn: dict[str, int]
-    sampled: Sampled | None
-    reads_images: bool
-    first: list[mx.array]
-    roots: list[mx.array]
-
-    def read(self) -> dict[str, Drawn]:
-        """The tokens, on the host, by request id."""
-        if self.sampled is None:
-            return {}
-        tokens: list[int] = np.array(self.sampled.tokens).tolist()
-        logprobs = _read_logprobs(self.sampled, self.work, tokens)
-        return {
-            work.seq.id: Drawn(tokens[row], logprobs[row]) for row, work in enumerate(self.work)
-        }
+    sampling: list[ScheduledSequence] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)
+    sampled: Sampled | None = None
+    vectors: dict[int, mx.array] = field(default_factory=dict)
+    reads_images: bool = False
+    first: list[mx.array] = field(default_factory=list)
+    roots: list[mx.array] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 class Runner:
-    """Runs steps of one model.
+    """Runs steps of one model, one at a time. The next one is built while a step runs.
+
+    MLX writes into an array in place only when no pending computation still reads it. So a step is
+    begun when the one before is done, else the pools would be copied.
+
+    On a CPU MLX lets a hundred operations wait, and whoever launches more waits with them. When
+    that takes long, a step is begun with its first layer only, so that the tokens of the step
+    before can go out while it runs; `flush` launches the rest.
 
     Args:
         model: weights; evaluated.
         dtype: the model's.
-        observe: called with each step's logits `[R, vocab]` and the work of its rows; for tests.
+        observe: called with each step's logits `[R, vocab]` and whose they are; for tests.
     """
 
     def __init__(
@@ -71,135 +81,176 @@ class Runner:
         model: LanguageModel,
         page_tokens: int,
         dtype: mx.Dtype,
-        observe: Callable[[list[Work], mx.array], None] | None = None,
+        observe: Callable[[list[SampledRow], mx.array], None] | None = None,
     ) -> None:
         self.model = model
         specs = model.layout
         self._layers = range(len(specs))
-        self._launch_s = 0.0
-        """How long launching the last step took."""
         self.groups = group_layers(specs)
         self.pools = Pools(self.groups, page_tokens, dtype)
         self.images = ImageEncoder(model.vision)
-        self._layout = Layout.of(specs, self.groups)
-        self._observe = observe
         self.spill: SpillTo | None = None
-        """Takes pages that leave memory, if there is a disk tier."""
+        """Takes blocks that leave memory, if there is a disk tier."""
+        self._layout = Layout.of(specs, self.groups)
+        self._vectors = VectorStage(model)
+        self._observe = observe
+        self._running: Step | None = None
+        self._flushed = True
+        self._begun_at = 0.0
+        self._launch_s = 0.0
+        """How long launching the last step took."""
 
-    def build(self, plan: StepPlan, epoch: int, before: Launched | None) -> Launched:
-        """Builds a step's graph; nothing is computed yet, except what pools need to be moved.
+    # -- one step after the other --------------------------------------------------------------
 
-        Args:
-            epoch: the block manager's count of changes of page ids.
-            before: the step that still runs, whose tokens may be this one's input.
-        """
-        self.carry_out(plan.changes)
-        if plan.copies:
-            self.pools.copy(plan.copies)
-        if not plan.work:
-            return self._launched(plan)
-        drawn: Mapping[str, int] = before.drawn if before is not None else {}
-        previous = before.sampled.tokens if before is not None and before.sampled else None
-        inputs = StepInputs(plan, self._layout, self.pools, epoch, drawn, previous)
-        inputs.media = self.images.rows(inputs.work)
-        hidden = self.model(inputs)
-        if not inputs.sampled:
-            return self._launched(plan, inputs)
-        if inputs.wanted is not None and not inputs.narrowed:
-            hidden = hidden[inputs.wanted]
-        logits = self.model.logits(hidden)
-        if self._observe is not None:
-            self._observe(inputs.sampled, logits)
-        rows = [_row_sampling(work, drawn, previous) for work in inputs.sampled]
-        return self._launched(plan, inputs, sample(logits, rows))
+    def launch(self, plan: StepPlan | None) -> Step | None:
+        """Builds the plan's step while the one before runs, waits for that one, begins this one."""
+        before, self._running = self._running, None
+        step = self._build(plan, before) if plan is not None else None
+        if before is not None:
+            mx.synchronize()
+            before.seconds = time.perf_counter() - self._begun_at
+        if step is not None:
+            self._begin(step)
+            self._running = step
+        return step
 
-    def _launched(
-        self, plan: StepPlan, inputs: StepInputs | None = None, sampled: Sampled | None = None
-    ) -> Launched:
-        """A step of which all is built: what it draws, and what it stores."""
-        work = inputs.sampled if inputs is not None else []
-        reads_images = inputs is not None and inputs.media is not None
-        roots = self.pools.arrays(self._layers)
-        if sampled is not None:
-            drawn = (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
-            roots = [part for part in drawn if part is not None] + roots
-        rows = {each.seq.id: row for row, each in enumerate(work)}
-        first = self.pools.arrays(_FIRST_LAYER)
-        return Launched(plan, work, rows, sampled, reads_images, first, roots)
-
-    def carry_out(self, changes: Iterable[Change]) -> None:
-        """Mutates the pools: what must happen to them before a step, pages to and from the disk."""
-        carry_out(changes, self.pools, self.spill)
-
-    def begin(self, step: Launched) -> None:
-        """Starts computing a step. The one before must be done, else pools would be copied:
-
-        MLX writes into an array in place only when no pending computation still reads it.
-
-        On a CPU MLX lets a hundred operations wait, and whoever launches more waits with them. When
-        that takes long only the first layer is launched here, so that the tokens of the step before
-        can go out while it runs.
-        """
-        waits = mx.default_device() == mx.cpu and self._launch_s > _LONG_S
+    def flush(self) -> None:
+        """Starts computing what is left of the step that has begun."""
+        if self._flushed or self._running is None:
+            return
+        self._flushed = True
         begun = time.perf_counter()
-        mx.async_eval(step.first if waits else step.roots)
-        self._launch_s = time.perf_counter() - begun
-
-    def launch(self, step: Launched) -> None:
-        """Starts computing what is left of a step that has begun."""
-        begun = time.perf_counter()
-        mx.async_eval(step.roots)
+        mx.async_eval(self._running.roots)
         self._launch_s += time.perf_counter() - begun
+
+    def collect(self, step: Step) -> StepResult:
+        """What a step that is done computed, on the host."""
+        vectors = {
+            number: tuple(np.array(vector, dtype=np.float32).tolist())
+            for number, vector in step.vectors.items()
+        }
+        return StepResult({} if step.sampled is None else _tokens(step, step.sampled), vectors)
 
     def wait(self) -> None:
         """Returns when all that was launched is computed."""
         mx.synchronize()
 
+    def clear(self) -> None:
+        """A step failed: forgets what it should have computed, and all that was kept."""
+        self._running = None
+        self.pools.clear()
+        self.images.clear()
+        self._vectors.clear()
 
-def _row_sampling(work: Work, drawn: Mapping[str, int], previous: mx.array | None) -> RowSampling:
-    sequence = work.seq
-    params = sequence.request.sampling
-    mask = sequence.mask
-    if not params.needs_history:
-        # A greedy row's choice depends on nothing but its logits, so one object serves all steps.
-        if isinstance(sequence.sampling_row, RowSampling) and mask is None:
-            return sequence.sampling_row
-        row = RowSampling(params, work.end, mask=mask)
-        if mask is None and is_greedy(params):
-            sequence.sampling_row = row
-        return row
-    # The prompt never changes, and may be long.
-    prompt = sequence.sampling_row
-    if not isinstance(prompt, np.ndarray):
-        prompt = sequence.sampling_row = np.unique(
-            np.array(sequence.tokens[: sequence.prompt_length])
-        )
-    answer = np.array(sequence.tokens[sequence.prompt_length :])
-    history = History(prompt, answer)
-    pending = None
-    if work.end > len(sequence.tokens) and previous is not None:
-        place = drawn[sequence.id]
-        pending = previous[place : place + 1]
-    return RowSampling(params, work.end, history, pending, mask)
+    def carry_out(self, changes: Iterable[Change]) -> None:
+        """Mutates the pools: what must be done before a step, to and from the disk as well."""
+        carry_out(changes, self.pools, self.spill)
+
+    def _begin(self, step: Step) -> None:
+        waits = mx.default_device() == mx.cpu and self._launch_s > _LONG_S
+        self._flushed = not waits
+        self._begun_at = time.perf_counter()
+        mx.async_eval(step.first if waits else step.roots)
+        self._launch_s = time.perf_counter() - self._begun_at
+
+    # -- the graph of a step -------------------------------------------------------------------
+
+    def _build(self, plan: StepPlan, before: Step | None) -> Step:
+        """Builds a step's graph; nothing is computed yet, except what pools need to be moved.
+
+        Args:
+            before: the step that still runs, whose tokens may be this one's input.
+        """
+        self.carry_out(plan.changes)
+        self._vectors.forget(plan.ended)
+        if plan.copies:
+            self.pools.copy((copy.pool, copy.source, copy.target) for copy in plan.copies)
+        step = Step(plan)
+        if plan.sequences:
+            places: Mapping[int, int] = before.places if before is not None else {}
+            previous = before.sampled.tokens if before is not None and before.sampled else None
+            inputs = StepInputs(plan, self._layout, self.pools, places, previous)
+            inputs.media = self.images.rows(inputs.sequences)
+            step.reads_images = inputs.media is not None
+            hidden = self.model(inputs)
+            if inputs.ending:
+                if inputs.wanted is not None and not inputs.narrowed:
+                    hidden = hidden[inputs.wanted]
+                self._finish(step, inputs.ending, hidden, places, previous)
+        step.first = self.pools.arrays(_FIRST_LAYER)
+        step.roots += self.pools.arrays(self._layers)
+        return step
+
+    def _finish(
+        self,
+        step: Step,
+        ending: list[ScheduledSequence],
+        hidden: mx.array,
+        places: Mapping[int, int],
+        previous: mx.array | None,
+    ) -> None:
+        """The last stage, by each sequence's task. `hidden`: their wanted rows, in order."""
+        rows: list[int] = []
+        first = 0
+        for each in ending:
+            wanted = range(first, first + each.wanted)
+            first = wanted.stop
+            if each.sampled:
+                step.places[each.number] = len(rows)
+                step.sampling.append(each)
+                rows += wanted
+            else:
+                vector = self._vectors.vector(each, hidden[wanted.start : wanted.stop])
+                if vector is not None:
+                    step.vectors[each.number] = vector
+        step.roots += [*step.vectors.values(), *self._vectors.sums]
+        if rows:
+            logits = self.model.logits(hidden if len(rows) == first else hidden[mx.array(rows)])
+            self._sample(step, logits, places, previous)
+
+    def _sample(
+        self, step: Step, logits: mx.array, places: Mapping[int, int], previous: mx.array | None
+    ) -> None:
+        if self._observe is not None:
+            self._observe([row for each in step.sampling for row in _rows_of(each)], logits)
+        rows: list[RowSampling] = []
+        for each in step.sampling:
+            rows += each.sampling
+            unread = len(each.tokens) < each.count
+            if unread and previous is not None and each.sampling[-1].history is not None:
+                place = places[each.number]
+                rows[-1] = replace(rows[-1], pending=previous[place : place + 1])
+        step.sampled = sampled = sample(logits, rows)
+        parts = (sampled.tokens, sampled.logprobs, sampled.top_ids, sampled.top_logprobs)
+        step.roots = [part for part in parts if part is not None] + step.roots
 
 
-def _read_logprobs(
-    sampled: Sampled, work: list[Work], tokens: list[int]
-) -> list[TokenLogprobs | None]:
-    if sampled.logprobs is None:
-        return [None] * len(work)
-    chosen = np.array(sampled.logprobs)
+def _rows_of(each: ScheduledSequence) -> list[SampledRow]:
+    """The sampled rows of a sequence."""
+    return [
+        SampledRow(each.id, position)
+        for position in range(each.end - each.sampled + 1, each.end + 1)
+    ]
+
+
+def _tokens(step: Step, sampled: Sampled) -> dict[int, SampledTokens]:
+    """What was sampled, by sequence number."""
+    tokens: list[int] = np.array(sampled.tokens).tolist()
+    chosen = None if sampled.logprobs is None else np.array(sampled.logprobs)
     ids = None if sampled.top_ids is None else np.array(sampled.top_ids)
     values = None if sampled.top_logprobs is None else np.array(sampled.top_logprobs)
-    result: list[TokenLogprobs | None] = []
-    for row, item in enumerate(work):
-        count = item.seq.request.sampling.logprobs
-        if count is None:
-            result.append(None)
-            continue
-        top: tuple[tuple[int, float], ...] = ()
-        if ids is not None and values is not None:
-            pairs = zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True)
-            top = tuple(pairs)
-        result.append(TokenLogprobs(tokens[row], float(chosen[row]), top))
+    result = {}
+    for each in step.sampling:
+        first = step.places[each.number]
+        rows = range(first, first + each.sampled)
+        logprobs: list[TokenLogprobs] = []
+        count = each.sampling[0].params.logprobs
+        for row in rows if count is not None else ():
+            assert chosen is not None, "a row wants logprobs, and none were computed"
+            top: tuple[tuple[int, float], ...] = ()
+            if ids is not None and values is not None:
+                pairs = zip(ids[row, :count].tolist(), values[row, :count].tolist(), strict=True)
+                top = tuple(pairs)
+            logprobs.append(TokenLogprobs(tokens[row], float(chosen[row]), top))
+        result[each.number] = SampledTokens(tuple(tokens[first : rows.stop]), tuple(logprobs))
     return result

@@ -11,24 +11,20 @@ import numpy as np
 
 from quire.cache.specs import AttentionSpec
 from quire.cache.view import Chunk, DecodeBatch, Ints, View
-from quire.scheduler.plan import Work
-from quire.scheduler.sequence import PageIds
+from quire.scheduler.plan import ScheduledSequence
 
 _SHORT_PAGES = 15
 """Page tables up to this long share one batch; longer ones share with those of like length."""
 
 
-def build_view(group: int, spec: AttentionSpec, work: list[Work], epoch: int, size: int) -> View:
+def build_view(group: int, spec: AttentionSpec, work: list[ScheduledSequence], size: int) -> View:
     """The view of one group's rows of one format.
 
     Args:
         work: single tokens first.
-        epoch: the block manager's count of changes of page ids.
         size: tokens a page.
     """
-    tables = [
-        w.seq.page_ids.setdefault(group, PageIds()).read(w.seq.tables[group], epoch) for w in work
-    ]
+    tables = [w.block_ids(group) for w in work]
     single = sum(1 for w in work if w.count == 1)
     starts = np.array([w.start for w in work[:single]], dtype=np.int32)
     pages = [np.array([t[w.start // size] for t, w in zip(tables, work[:single], strict=False)])]
@@ -60,7 +56,7 @@ def length_class(pages: int) -> int:
 def _batches(
     group: int,
     spec: AttentionSpec,
-    work: list[Work],
+    work: list[ScheduledSequence],
     tables: list[array[int]],
     starts: Ints,
     size: int,
@@ -83,8 +79,8 @@ def _batches(
             flat.extend([0] * (width - highs[i] + lows[i]))
         pages = np.array(flat, dtype=np.int32).reshape(end - at, width)
         opens = None
-        if work[at].seq.format.has_tail:
-            opens = np.array([w.seq.opens[group].id for w in work[at:end]], dtype=np.int32)
+        if work[at].format.has_tail:
+            opens = np.array([w.tail_block(group) for w in work[at:end]], dtype=np.int32)
         base = first[at:end] // size * size
         batches.append(
             DecodeBatch(
@@ -104,7 +100,7 @@ def _batches(
 def _chunk(
     group: int,
     spec: AttentionSpec,
-    work: Work,
+    work: ScheduledSequence,
     ids: Ints,
     positions: Ints,
     at: int,
@@ -113,7 +109,7 @@ def _chunk(
     low = spec.first_visible(work.start) // size
     high = (work.end - 1) // size + 1
     last = _to_image_ends(work, positions) if spec.sees_whole_images else positions
-    opens = work.seq.opens[group].id if work.seq.format.has_tail else None
+    opens = work.tail_block(group)
     rows = slice(at, at + work.count)
     # Rows that see everything see from the first page on, which is then also the first listed.
     base = low * size
@@ -129,12 +125,10 @@ def _chunk(
     )
 
 
-def _to_image_ends(work: Work, positions: Ints) -> Ints:
+def _to_image_ends(work: ScheduledSequence, positions: Ints) -> Ints:
     """The last key that each row sees: its own, or the last of the image that it belongs to."""
     last = positions.copy()
-    for placed in work.seq.request.images:
-        begin, end = max(placed.start, work.start), min(placed.end, work.end)
-        if begin < end:
-            assert placed.end <= work.end, "a chunk ends within an image"
-            last[begin - work.start : end - work.start] = placed.end - 1
+    for begin, end in work.bidirectional:
+        assert end <= work.end, "a chunk ends within an image"
+        last[max(begin - work.start, 0) : end - work.start] = end - 1
     return last

@@ -101,7 +101,7 @@ class _Worker:
                 message = self._pack(self._engine.step())
                 if message.outputs or message.tokens:
                     self._send(message)
-                self._engine.launch()
+                self._engine.flush()
             except EngineFailure as error:
                 log.error("the engine cannot go on: %s", error)
                 self._send(Broken(str(error)))

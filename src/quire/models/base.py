@@ -8,14 +8,18 @@ with its own position, and `Step.attend` lets each row see exactly the keys that
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from quire.cache.specs import LayerSpec
+from quire.request import PlacedImage
 
 
 class RecurrentSegment(Protocol):
@@ -143,6 +147,15 @@ class LanguageModel(Module):
     @property
     def vision(self) -> VisionEncoder | None:
         """What reads images; None in a model that takes text only."""
+        return None
+
+    def positions(
+        self, tokens: Sequence[int], images: Sequence[PlacedImage]
+    ) -> npt.NDArray[np.int32] | None:
+        """The positions of a prompt's tokens, int32 `[3, T]`: time, height and width.
+
+        None where a token's position is its index. Families with multimodal RoPE override it.
+        """
         return None
 
     @property

@@ -18,6 +18,15 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
 )
 
 
+GREEDY_BELOW = 1e-5
+"""Temperatures under this are greedy: dividing by them says nothing that argmax does not."""
+
+
+def is_greedy(params: SamplingParams) -> bool:
+    """Whether a row takes its likeliest token, so that randomness and filters don't matter."""
+    return params.temperature < GREEDY_BELOW or params.top_k == 1
+
+
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Refuses parameters that the sampler does not define.
 

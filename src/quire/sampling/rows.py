@@ -1,15 +1,18 @@
-"""What the sampler is told of a row, and what it answers."""
+"""What the sampler is told of a row, and what it answers. Made without MLX."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
 from quire.request import SamplingParams
 from quire.sampling.masks import TokenMask
+
+if TYPE_CHECKING:
+    import mlx.core as mx
 
 
 @dataclass(frozen=True, slots=True)

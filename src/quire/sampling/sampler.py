@@ -18,14 +18,11 @@ import mlx.core as mx
 
 from quire.request import SamplingParams
 from quire.sampling.adjust import adjust, column
-from quire.sampling.params import MAX_LOGPROBS
+from quire.sampling.params import MAX_LOGPROBS, is_greedy
 from quire.sampling.rows import History, RowSampling, Sampled
 from quire.sampling.top import BLOCK, blocks_of, top
 
 __all__ = ["History", "RowSampling", "Sampled", "is_greedy", "sample", "uniforms"]
-
-GREEDY_BELOW = 1e-5
-"""Temperatures under this are greedy: dividing by them says nothing that argmax does not."""
 
 TOP_SIZES = (64, 256)
 """Candidates taken for a row whose top_k is no more than that; other rows with a top_k or a top_p
@@ -33,11 +30,6 @@ are sorted whole. Fixed, so that a row's sums don't depend on the top_k of its n
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _U64 = (1 << 64) - 1
-
-
-def is_greedy(params: SamplingParams) -> bool:
-    """Whether a row takes its likeliest token, so that randomness and filters don't matter."""
-    return params.temperature < GREEDY_BELOW or params.top_k == 1
 
 
 def uniforms(seed: int, position: int) -> tuple[float, float]:

@@ -73,7 +73,7 @@ class Limits:
             block_bytes = self._manager.block_bytes(PoolKey(group.index, format))
             total += group.spec.most_blocks(tokens, self._size, image) * block_bytes
             if format.has_tail and group.spec.attention is not None:
-                total += self._manager.block_bytes(PoolKey(group.index, format, open=True))
+                total += self._manager.block_bytes(PoolKey(group.index, format, tail=True))
         return total
 
 

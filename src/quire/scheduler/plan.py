@@ -1,53 +1,181 @@
-"""What one step does, decided. Fields explain themselves; the runner only carries them out."""
+"""What one step does, decided: a frozen snapshot, in which nothing lives on.
+
+A plan can be pickled: a second process with another shard of the model can be sent the same one,
+and a test can write one by hand.
+"""
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from quire.cache.block_manager import Block, Change
-from quire.scheduler.sequence import Sequence
+import numpy as np
+import numpy.typing as npt
+
+from quire.cache.block_manager import Change, PoolKey
+from quire.core.kv_format import KVFormat
+from quire.request import Generate, PlacedImage, Task, TokenLogprobs
+from quire.sampling.rows import RowSampling
+
+Positions = range | npt.NDArray[np.int32]
+"""Of the rows of a sequence: int32 `[3, count]` for multimodal RoPE; a range where all three
+coordinates are the same, or the family has but one."""
 
 
-@dataclass(slots=True)
-class Work:
-    """Tokens `[start, start + count)` of one sequence.
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockIds:
+    """The block table of one sequence in one group, as it was when the step was planned.
 
     Attributes:
-        sample: whether the last of them yields a new token.
+        ids: shared with the sequence, which may append to it later; whatever else changes makes a
+            new array. 0 stands for a block that the sequence no longer holds.
+        length: how many of `ids` belong to the snapshot.
     """
 
-    seq: Sequence
+    ids: array[int]
+    length: int
+
+    def __reduce__(self) -> tuple[type[BlockIds], tuple[array[int], int]]:
+        return BlockIds, (self.ids[: self.length], self.length)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """Where a sequence's keys, values and states are. One object serves until a table changes.
+
+    Attributes:
+        tables: by group; of a recurrent group, the one slot that holds the state.
+        tails: by group, the tail block in formats that have one.
+    """
+
+    tables: tuple[BlockIds, ...]
+    tails: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduledSequence:
+    """Tokens `[start, start + count)` of one sequence: the rows that a step computes for it.
+
+    Implements `attention.metadata.AttentionRows`.
+
+    Attributes:
+        id: the request's.
+        number: the sequence's own, of which the engine makes each but once.
+        tokens: of the rows that the host knows. Where there are fewer than `count`, the last row's
+            token is on the device: the step before samples it.
+        sampled: how many of the last rows are sampled. Where there are more than one, the tokens of
+            all of these rows but the first are drafts.
+        pooled: how many of the last rows give their hidden states to the task's result.
+        completes: whether the last row is the last one that the task needs.
+        sampling: what the sampler is told of each sampled row.
+        media: the items that stand in some of the rows.
+        snapshots: (group, slot) that also gets the recurrent state after the last row.
+        drafted_states: (group, slot) that gets it instead of the sequence's own slot, which keeps
+            the state before the rows: some of them are drafts.
+    """
+
+    id: str
+    number: int
+    format: KVFormat
     start: int
     count: int
-    sample: bool
+    tokens: array[int]
+    positions: Positions
+    placement: Placement
+    sampled: int = 0
+    pooled: int = 0
+    completes: bool = False
+    sampling: tuple[RowSampling, ...] = ()
+    task: Task = field(default_factory=Generate)
+    media: tuple[PlacedImage, ...] = ()
+    snapshots: tuple[tuple[int, int], ...] = ()
+    drafted_states: tuple[tuple[int, int], ...] = ()
 
     @property
     def end(self) -> int:
+        """One past the last row's token."""
         return self.start + self.count
 
+    @property
+    def wanted(self) -> int:
+        """How many of the last rows' hidden states the step's last stage takes."""
+        return self.sampled or self.pooled
 
-@dataclass(slots=True)
+    def block_ids(self, group: int) -> array[int]:
+        """Ids of the sequence's block table; there may be more than the rows need."""
+        return self.placement.tables[group].ids
+
+    def tail_block(self, group: int) -> int | None:
+        """The block that holds the last, still filling block's tokens as written."""
+        return self.placement.tails.get(group)
+
+    @property
+    def bidirectional(self) -> tuple[tuple[int, int], ...]:
+        """Token ranges `[begin, end)` whose rows may see each other."""
+        return tuple((placed.start, placed.end) for placed in self.media)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """Block `target` of a pool becomes a copy of block `source`."""
+
+    pool: PoolKey
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step, in the order in which it is carried out.
 
     Attributes:
         changes: of the pools' arrays, and blocks to or from the disk tier, in order.
-        copies: (from, to) blocks, before anything is written.
-        work: rows to compute; those that generate come first.
-        saves: (from, to) state slots, after everything is written.
+        copies: made before anything is written.
+        sequences: the rows to compute; sequences that generate come first.
+        ended: numbers of sequences that ended since the plan before.
     """
 
-    work: list[Work] = field(default_factory=list)
+    sequences: tuple[ScheduledSequence, ...] = ()
     changes: tuple[Change, ...] = ()
-    copies: list[tuple[Block, Block]] = field(default_factory=list)
-    saves: list[tuple[Block, Block]] = field(default_factory=list)
+    copies: tuple[BlockCopy, ...] = ()
+    ended: tuple[int, ...] = ()
 
     @property
     def decode_rows(self) -> int:
-        """Sequences that take one token to draw the next."""
-        return sum(1 for work in self.work if work.sample and work.count == 1)
+        """Rows of sequences that generate."""
+        return sum(each.count for each in self.sequences if each.count == each.sampled)
+
+    @property
+    def prompt_chunks(self) -> int:
+        """Sequences that read a part of their prompt."""
+        return sum(each.count != each.sampled for each in self.sequences)
 
     @property
     def prompt_rows(self) -> int:
         """Rows that read a prompt."""
-        return sum(w.count for w in self.work) - self.decode_rows
+        return sum(each.count for each in self.sequences if each.count != each.sampled)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What the host read for the sampled rows of one sequence, in their order.
+
+    Attributes:
+        logprobs: one a token where the request asked for them.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step computed, on the host, by the sequences' numbers.
+
+    Attributes:
+        vectors: of the sequences whose task is not to generate.
+    """
+
+    tokens: Mapping[int, SampledTokens] = field(default_factory=dict)
+    vectors: Mapping[int, tuple[float, ...]] = field(default_factory=dict)

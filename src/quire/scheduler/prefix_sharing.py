@@ -47,22 +47,23 @@ class PrefixSharing:
 
     def must_wait(self, sequence: Sequence) -> bool:
         """Whether what a sequence waits for has still not come; costs next to nothing."""
-        return sequence.waits_on in self._computing or self._reads_disk(sequence)
+        return sequence.prefix.waits_on in self._computing or self._reads_disk(sequence)
 
     def match(self, sequence: Sequence) -> Match | None:
         """What the index has for a sequence that need not wait; None if it had better wait:
 
         for a neighbour that is computing what it needs, or for the disk.
         """
-        if not self._enabled or sequence.afresh:
-            return Match(reason="evicted" if self._enabled else "off")
-        sequence.waits_on = None
+        progress, cursor = sequence.progress, sequence.prefix
+        if not self._enabled or cursor.ignored:
+            return Match(reason=cursor.ignored if self._enabled else "off")
+        cursor.waits_on = None
         size = self._size
-        limit = len(sequence.tokens) - 1
-        keys = sequence.keys(limit // size, size)
+        limit = len(progress.tokens) - 1
+        keys = cursor.keys(progress.content, limit // size, size)
         match = self.index.match(
-            sequence.identity,
-            sequence.content,
+            cursor.identity,
+            progress.content,
             keys,
             limit=limit,
             partial=not sequence.format.has_tail,
@@ -70,78 +71,97 @@ class PrefixSharing:
         following = match.reached // size
         coming = list(takewhile(self._computing.__contains__, keys[following:]))
         if coming:
-            sequence.waits_on = coming[-1]
+            cursor.waits_on = coming[-1]
             return None
         if self._recurrent and self._state_is_coming(sequence, match, keys[:following]):
             return None
         if self.prefetch is not None:
-            prompt = Prompt(sequence.identity, sequence.format, sequence.content, keys)
-            reading = self.prefetch.begin(prompt, match.length, sequence.reading)
-            sequence.reading = reading or sequence.reading
-            if sequence.reading and match.reason and match.length == sequence.reading.end * size:
+            prompt = Prompt(cursor.identity, sequence.format, progress.content, keys)
+            reading = self.prefetch.begin(prompt, match.length, cursor.reading)
+            cursor.reading = reading or cursor.reading
+            end = cursor.reading.end * size if cursor.reading else -1
+            if match.reason and match.length == end:
                 match.reason = "evicted"  # the disk keeps whole blocks only
-        return None if sequence.waits_for_disk else match
+        return None if cursor.waits_for_disk else match
 
     def _state_is_coming(self, sequence: Sequence, match: Match, keys: list[bytes]) -> bool:
         """Whether a neighbour will keep its recurrent state where the prompts still agree."""
+        progress = sequence.progress
         neighbour = self._computing.get(keys[-1]) if keys else None
         if neighbour is None:
             return False
-        agree = min(len(sequence.tokens) - 1, common_length(sequence.content, neighbour.content))
-        ahead = max(match.length, neighbour.computed - 1)
+        common = common_length(progress.content, neighbour.progress.content)
+        agree = min(len(progress.tokens) - 1, common)
+        ahead = max(match.length, neighbour.progress.computed - 1)
         return any(ahead < p <= agree for p in self._snapshot_positions(neighbour))
 
     def _reads_disk(self, sequence: Sequence) -> bool:
         """Whether a part of its beginning is still being read; what has come is in the index."""
-        if self.prefetch is None or sequence.reading is None:
+        if self.prefetch is None or sequence.prefix.reading is None:
             return False
-        return not self.prefetch.settle(sequence.reading)
+        return not self.prefetch.settle(sequence.prefix.reading)
 
-    def begin(self, sequence: Sequence, match: Match) -> None:
-        """A sequence runs: it goes on from what it matched, and promises the rest of its prompt."""
+    def ignore(self, sequence: Sequence, reason: str) -> None:
+        """From now on the sequence reuses nothing, and says why."""
+        sequence.prefix.ignored = reason
+
+    def begin(self, sequence: Sequence, match: Match) -> bool:
+        """A sequence runs: it goes on from what it matched, and will compute the rest.
+
+        Returns:
+            Whether it runs for the first time.
+        """
+        progress, cursor = sequence.progress, sequence.prefix
         size = self._size
-        sequence.computed = match.length
-        sequence.registered = match.length // size
-        sequence.trail = self.index.root(sequence.identity)
-        for key in sequence.keys(sequence.registered, size):
-            child = self.index.child(sequence.trail, key)
+        cursor.registered = match.length // size
+        cursor.node = self.index.root(cursor.identity)
+        for key in cursor.keys(progress.content, cursor.registered, size):
+            child = self.index.child(cursor.node, key)
             assert child is not None, "a matched block has no node"
-            sequence.trail = child
-        sequence.promised = sequence.keys(len(sequence.tokens) // size, size)[sequence.registered :]
-        for key in sequence.promised:
+            cursor.node = child
+        keys = cursor.keys(progress.content, len(progress.tokens) // size, size)
+        cursor.computing = keys[cursor.registered :]
+        for key in cursor.computing:
             self._computing.setdefault(key, sequence)
+        cursor.reading = None
+        first = cursor.reason is None
+        if first:
+            cursor.cached, cursor.reason = match.length, match.reason
+        return first
 
     # -- while it runs -------------------------------------------------------------------------
 
     def register(self, sequence: Sequence) -> None:
         """Tells the index of blocks that are full and whose tokens the host has read."""
+        progress, cursor = sequence.progress, sequence.prefix
         size = self._size
-        full = sequence.confirmed // size
-        if full == sequence.registered:
+        full = progress.confirmed // size
+        if full == cursor.registered:
             return
-        keys = sequence.keys(full, size)
-        while sequence.registered < full:
-            number = sequence.registered
+        keys = cursor.keys(progress.content, full, size)
+        while cursor.registered < full:
+            number = cursor.registered
             key = keys[number]
             if not self._recurrent and self._computing.get(key) is sequence:
                 del self._computing[key]
-            if self._enabled and sequence.trail is not None:
-                tokens = tuple(sequence.content[number * size : (number + 1) * size])
+            if self._enabled and cursor.node is not None:
+                tokens = tuple(progress.content[number * size : (number + 1) * size])
                 blocks = self._blocks_at(sequence, number)
-                sequence.trail = self.index.insert(sequence.trail, key, tokens, blocks)
-            sequence.registered += 1
+                cursor.node = self.index.insert(cursor.node, key, tokens, blocks)
+            cursor.registered += 1
 
     def prompt_done(self, sequence: Sequence) -> None:
         """Nobody need wait for this sequence's prompt any more."""
-        for key in sequence.promised:
+        cursor = sequence.prefix
+        for key in cursor.computing:
             if self._computing.get(key) is sequence:
                 del self._computing[key]
-        sequence.promised = []
+        cursor.computing = []
 
     def _blocks_at(self, sequence: Sequence, number: int) -> dict[int, Block]:
         blocks = {}
         for group in self._attention:
-            table = sequence.tables[group]
+            table = sequence.blocks.table(group)
             block = table[number] if number < len(table) else None
             if block is not None:
                 blocks[group] = block
@@ -151,10 +171,11 @@ class PrefixSharing:
 
     def until_snapshot(self, sequence: Sequence) -> int:
         """Tokens up to the next position whose recurrent state is to be kept, or to the end."""
-        rest = len(sequence.tokens) - sequence.computed
+        progress = sequence.progress
+        rest = len(progress.tokens) - progress.computed
         if not self._recurrent or not self._enabled:
             return rest
-        ahead = [p - sequence.computed for p in self._snapshot_positions(sequence)]
+        ahead = [p - progress.computed for p in self._snapshot_positions(sequence)]
         return min([rest, *(a for a in ahead if a > 0)])
 
     def _snapshot_positions(self, sequence: Sequence) -> set[int]:
@@ -163,7 +184,7 @@ class PrefixSharing:
         Formats that seal are shared by whole blocks, so there the positions are block boundaries.
         """
         size, every = self._size, self._every
-        length = sequence.prompt_length
+        length = sequence.progress.prompt_length
         wanted = {*sequence.request.snapshots, *range(every, length, every), length - 1}
         if self.prefetch is not None:
             wanted.add((length - 1) // size * size)  # the disk holds states at block ends only
@@ -171,53 +192,65 @@ class PrefixSharing:
             wanted = {position // size * size for position in wanted}
         return {position for position in wanted if 0 < position < length}
 
-    def save_states(self, sequence: Sequence) -> list[tuple[Block, Block]]:
-        """(state, slot to copy it to) where another prompt is likely to part from this one.
+    def save_states(self, sequence: Sequence) -> list[Block]:
+        """Slots that are to get the state, where another prompt is likely to part from this one.
 
-        The slots are the index's from now on; the caller releases them once the step is launched.
+        They are the index's from now on; the caller releases them once the plan is made.
         """
-        saves: list[tuple[Block, Block]] = []
-        if not self._recurrent or not self._enabled or sequence.pending:
+        progress = sequence.progress
+        saves: list[Block] = []
+        if not self._recurrent or not self._enabled or progress.pending:
             return saves
-        if sequence.computed not in self._snapshot_positions(sequence):
+        if progress.computed not in self._snapshot_positions(sequence):
             return saves
         node = self._tail_node(sequence)
-        offset = (sequence.computed - 1) % self._size + 1
+        if node is None:
+            return saves
+        offset = (progress.computed - 1) % self._size + 1
         for group in self._recurrent:
-            state = sequence.tables[group][0]
-            if node is None or state is None:
-                continue
             slots = self._manager.allocate(PoolKey(group, sequence.format), 1)
             if slots is None:
                 break
             if self.index.insert_snapshot(node, offset, slots[0]):
-                saves.append((state, slots[0]))
+                saves.append(slots[0])
             else:
                 self._manager.release(slots[0])
         return saves
 
     def _tail_node(self, sequence: Sequence) -> Node | None:
         """The index node that ends where the sequence's computed tokens end."""
+        progress, cursor = sequence.progress, sequence.prefix
         size = self._size
-        number, rest = divmod(sequence.confirmed, size)
-        if sequence.trail is None or sequence.registered != number or rest == 0:
-            return sequence.trail if sequence.registered == number else None
-        tokens = tuple(sequence.content[number * size : sequence.confirmed])
+        number, rest = divmod(progress.confirmed, size)
+        if cursor.node is None or cursor.registered != number or rest == 0:
+            return cursor.node if cursor.registered == number else None
+        tokens = tuple(progress.content[number * size : progress.confirmed])
         blocks = self._blocks_at(sequence, number)
-        return self.index.insert(sequence.trail, chain(sequence.trail.key, tokens), tokens, blocks)
+        key = chain(cursor.node.key, tokens)
+        return self.index.insert(cursor.node, key, tokens, blocks)
+
+    def cut(self, sequence: Sequence, computed: int) -> None:
+        """A sequence was cut back to so many computed tokens; those before are as they were."""
+        sequence.prefix.cut(computed // self._size)
+
+    def end(self, sequence: Sequence) -> None:
+        """A sequence gives its blocks back: what it computed stays for others to find."""
+        self.prompt_done(sequence)
+        self._register_tail(sequence)
+        sequence.prefix.node = None
+        sequence.prefix.registered = 0
 
     # -- when it goes --------------------------------------------------------------------------
 
-    def register_tail(self, sequence: Sequence) -> None:
+    def _register_tail(self, sequence: Sequence) -> None:
         """Registers what lies beyond the last full block, and the recurrent state itself."""
-        partial = sequence.confirmed % self._size
+        progress = sequence.progress
+        partial = progress.confirmed % self._size
         if not self._enabled or (partial and sequence.format.has_tail):
             return
         node = self._tail_node(sequence)
-        if node is None or node.parent is None or sequence.computed > len(sequence.tokens):
+        if node is None or node.parent is None or progress.computed > len(progress.tokens):
             return
-        offset = (sequence.computed - 1) % self._size + 1
+        offset = (progress.computed - 1) % self._size + 1
         for group in self._recurrent:
-            state = sequence.tables[group][0]
-            assert state is not None, "a state slot is never given back early"
-            self.index.insert_snapshot(node, offset, state)
+            self.index.insert_snapshot(node, offset, sequence.blocks.state(group))

@@ -1,29 +1,33 @@
-"""The scheduler: which tokens of which sequences, in which blocks. Pure Python.
+"""The scheduler: which tokens of which sequences a step computes, in which blocks. Pure Python.
 
-There is no prefill phase and no decode phase. Each step takes one token from every sequence that
-generates, then fills a budget of prompt tokens (`prefill_budget`), split so that a long prompt
-neither starves the others nor is starved by them (`prefill_split`).
+There is no prefill phase and no decode phase. Each step takes the next rows of every sequence that
+generates (one, or as many more as there are drafts), then fills a budget of prompt tokens
+(`prefill_budget`), split so that a long prompt neither starves the others nor is starved by them
+(`prefill_split`).
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from quire.cache.block_manager import Block, BlockManager, PoolKey
-from quire.cache.index import Match
-from quire.cache.specs import KVGroup, attention_groups
+from quire.cache.block_manager import Block, BlockManager
+from quire.cache.specs import KVGroup
 from quire.core.kv_format import KVFormat
 from quire.errors import RequestError
-from quire.request import Failure, FinishReason, Output, Request, TokenLogprobs
+from quire.request import Failure, FinishReason, Output, Request
+from quire.sampling.acceptance import count_accepted
+from quire.scheduler.block_tables import BlockTables
 from quire.scheduler.limits import Limits, largest_image
-from quire.scheduler.plan import StepPlan, Work
+from quire.scheduler.plan import SampledTokens, StepPlan, StepResult
+from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefill_split import PrefillSplit
 from quire.scheduler.prefix_sharing import PrefixSharing
-from quire.scheduler.sequence import Sequence
+from quire.scheduler.rows import PlannedRows, block_copies
+from quire.scheduler.sequence import Sequence, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +47,6 @@ class SchedulerConfig:
 
 
 @dataclass(slots=True)
-class Drawn:
-    """What the host read for one sampled row."""
-
-    token: int
-    logprobs: TokenLogprobs | None = None
-
-
-@dataclass(slots=True)
 class Counters:
     """Totals since start."""
 
@@ -65,6 +61,10 @@ class Counters:
 
 _LOOKED_AT = 1 << 17
 """Prompt tokens looked up in the prefix index for one step, about 5 ms; other prompts wait."""
+
+_CATCH_UP = 16
+"""Rows that a sequence with a proposer computes as it generates: after wrong drafts a recurrent
+state is a few tokens behind."""
 
 
 class Scheduler:
@@ -93,70 +93,111 @@ class Scheduler:
             groups, manager, config.page_tokens, config.snapshot_every, config.prefix_cache
         )
         self.counters = Counters()
-        self._attention = attention_groups(groups)
+        self._tables = BlockTables(groups, manager, config.page_tokens)
         self._whole_images = any(group.spec.sees_whole_images for group in groups)
         self._formats: dict[KVFormat, KVFormat] = {}
         """Equal formats of different requests, as one object."""
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
-        self._sequences: dict[str, Sequence] = {}
+        self._by_id: dict[str, Sequence] = {}
+        self._by_number: dict[int, Sequence] = {}
         self._identity = identity
         self._clock = clock
-        self._order = 0
+        self._arrived = 0
         self._prefill_split = PrefillSplit()
+        self._admitted: list[Sequence] = []
+        """Those that began to run in the plan that is being made."""
+        self._ended: list[int] = []
+        """Numbers of those that no plan said of yet that they ended."""
         self._outbox: list[Output] = []
         self._no_room: tuple[int, int] | None = None
-        """Who (`order`) found no room last, and when: not asked again before a block came back."""
+        """Who (`number`) found no room last, and when: not asked again before a block came back."""
 
     # -- requests come and go ------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
         """Whether any request is unfinished, or its end not yet taken."""
-        return bool(self._sequences or self._outbox)
+        return bool(self._by_id or self._outbox)
 
     @property
     def waits_for_disk(self) -> bool:
         """Whether any request waits for blocks that are being read."""
-        return any(sequence.waits_for_disk for sequence in self.waiting)
+        return any(sequence.prefix.waits_for_disk for sequence in self.waiting)
 
-    def add(self, request: Request, format: KVFormat) -> Sequence:
+    def add(
+        self, request: Request, format: KVFormat, positions: TokenPositions | None = None
+    ) -> Sequence:
         """Queues a request.
+
+        Args:
+            positions: of its tokens, where they are not the tokens' indices.
 
         Raises:
             RequestError: the request could never be served; nothing was queued.
         """
         self.limits.check(request, format)
-        if request.id in self._sequences:
+        if request.id in self._by_id:
             raise RequestError(f"id: {request.id!r} is already being served", param="id")
         format = self._formats.setdefault(format, format)
-        sequence = Sequence(
-            request, format, self._identity(format, request.cache_salt), self._order
-        )
-        self._order += 1
+        identity = self._identity(format, request.cache_salt)
+        sequence = Sequence(request, format, identity, self._arrived, positions)
+        self._arrived += 1
         sequence.max_context = self.limits.context(format, largest_image(request))
         if request.deadline_s is not None:
             sequence.deadline = self._clock() + request.deadline_s
-        self._sequences[request.id] = sequence
+        if request.task.needs_every_row:
+            self.sharing.ignore(sequence, "every token is computed")
+        self._by_id[request.id] = self._by_number[sequence.number] = sequence
         self.waiting.append(sequence)
         return sequence
 
     def abort(self, request_id: str) -> None:
         """Ends a request before the next step. Unknown ids are ignored: the race is harmless."""
-        sequence = self._sequences.get(request_id)
+        sequence = self._by_id.get(request_id)
         if sequence is not None:
             self._finish(sequence, FinishReason.ABORT)
+
+    def truncate(self, request_id: str, length: int) -> None:
+        """Cuts a request back to its first `length` tokens, from which it goes on.
+
+        What is in flight beyond them is dropped. Loop detection still counts what was cut.
+
+        Raises:
+            ValueError: the prompt would be cut, there are fewer tokens, or a constraint has
+                followed those that would go.
+        """
+        sequence = self._by_id[request_id]
+        progress = sequence.progress
+        if not progress.prompt_length <= length <= len(progress.tokens):
+            raise ValueError(f"a sequence of {len(progress.tokens)} tokens cut back to {length}")
+        if sequence.constraint is not None:
+            raise ValueError("what a token constraint has followed cannot be cut")
+        keep = None
+        if sequence.status is Status.RUNNING:
+            keep = self._tables.cut(sequence, min(progress.certain, length - 1))
+        progress.cut(length)
+        if keep is not None:
+            progress.computed = keep
+            self.sharing.cut(sequence, keep)
+            return
+        if sequence.status is Status.RUNNING:  # too little is left: it finds in the index what is
+            self._vacate(sequence)
+            progress.computed = 0
+            self.waiting.appendleft(sequence)
+        self.sharing.cut(sequence, length)
 
     def start_over(self, failure: Failure) -> None:
         """A step failed: ends every request that has blocks, and forgets all blocks there are.
 
-        What waits stays. A token that was drawn but never read is drawn again: its randomness
+        What waits stays. A token that was sampled but never read is sampled again: its randomness
         comes from seed and position.
         """
         for sequence in list(self.running):
             self._finish(sequence, FinishReason.ERROR, failure=failure)
         for sequence in self.waiting:
-            sequence.pending = 0
+            progress = sequence.progress
+            progress.pending, progress.drafts, progress.unwanted = 0, (), 0
         self._no_room = None
         self.sharing.index.clear()
         self.manager.reset()
@@ -166,27 +207,39 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """The next step, or None when no sequence can move before the host reads tokens."""
         self._expire()
-        plan = StepPlan()
+        self._admitted = []
+        plan: list[PlannedRows] = []
         self._plan_generation(plan)
         self._plan_prompts(plan)
-        if not (plan.work or plan.copies):
+        copies = [pair for sequence in self._admitted for pair in sequence.blocks.copies]
+        if not plan and not copies:
             return None
-        for work in plan.work:
-            self._advance(work, plan)
-        plan.changes = self.manager.take_changes()
         self.counters.steps += 1
-        return plan
+        return self._freeze(plan, copies)
 
-    def launched(self, plan: StepPlan) -> None:
-        """The plan's block ids have been read: blocks that no later step needs may go."""
-        for work in plan.work:
-            self._release_passed(work.seq)
-        self.manager.release_all(source for source, _ in plan.copies)
-        self.manager.release_all(slot for _, slot in plan.saves)
+    def _freeze(self, plan: list[PlannedRows], copies: list[tuple[Block, Block]]) -> StepPlan:
+        """The plan as a snapshot. Block ids are read last: making room may have changed them."""
+        for rows in plan:
+            self._advance(rows)
+        changes = self.manager.take_changes()
+        frozen = StepPlan(
+            tuple(rows.scheduled(self._tables.place(rows.sequence)) for rows in plan),
+            changes,
+            block_copies(copies),
+            tuple(self._ended),
+        )
+        self._ended.clear()
+        # A block that goes now is not written before the next plan hands it out again.
+        for rows in plan:
+            self._tables.release_passed(rows.sequence)
+            self.manager.release_all(rows.snapshots)
+        for sequence in self._admitted:
+            self._tables.drop_copies(sequence)
+        return frozen
 
     def _expire(self) -> None:
         now = self._clock()
-        for sequence in list(self._sequences.values()):
+        for sequence in list(self._by_id.values()):
             if sequence.deadline is not None and now >= sequence.deadline:
                 limit = sequence.request.deadline_s
                 failure = Failure(
@@ -194,62 +247,92 @@ class Scheduler:
                 )
                 self._finish(sequence, FinishReason.ERROR, failure=failure)
 
-    def _plan_generation(self, plan: StepPlan) -> None:
+    def _plan_generation(self, plan: list[PlannedRows]) -> None:
         for sequence in list(self.running):
-            if not self._may_draw(sequence) or sequence.computed != sequence.known - 1:
+            if not self._may_sample(sequence) or not _generates(sequence):
                 continue
-            if sequence.guide is not None and sequence.pending:
-                continue  # the host must read the last token before it can say what may follow
-            work = Work(sequence, sequence.computed, 1, sample=True)
-            if self._make_room(work, plan):
-                plan.work.append(work)
+            start = sequence.progress.computed
+            count = sequence.progress.known - start
+            drafts: tuple[int, ...] = ()
+            if sequence.proposer is not None:
+                drafts = self._propose(sequence, sum(rows.count for rows in plan))
+            rows = PlannedRows(sequence, start, count + len(drafts), True, drafts)
+            if self._make_room(rows, plan):
+                plan.append(rows)
 
-    def _may_draw(self, sequence: Sequence) -> bool:
+    def _may_sample(self, sequence: Sequence) -> bool:
+        progress, request = sequence.progress, sequence.request
+        if progress.pending and (sequence.constraint or sequence.proposer):
+            return False  # the host must read the last token before it can say what may follow
         return (
-            sequence.running
-            and sequence.generated < sequence.request.max_tokens
-            and sequence.known < sequence.max_context
+            sequence.status is Status.RUNNING
+            and request.task.samples
+            and progress.generated < request.max_tokens
+            and progress.known < sequence.max_context
         )
 
-    def _plan_prompts(self, plan: StepPlan) -> None:
+    def _propose(self, sequence: Sequence, planned: int) -> tuple[int, ...]:
+        """Drafts for the next rows, as many as there is room for without taking any from others.
+
+        Args:
+            planned: rows of the step so far.
+        """
+        progress = sequence.progress
+        most = min(
+            sequence.request.max_tokens - progress.generated,
+            sequence.max_context - progress.known,
+            self._tables.most_drafts(sequence) + 1,
+            self.prefill_budget.room(planned),
+        )
+        if sequence.proposer is None or sequence.constraint is not None or most <= 1:
+            return ()
+        drafts = tuple(sequence.proposer.propose(progress.tokens, most - 1))[: most - 1]
+        end = progress.known + len(drafts)
+        if self._tables.reserve_spares(sequence) and self._tables.extend(sequence, end):
+            return drafts
+        self._tables.drop_spares(sequence)
+        return ()
+
+    def _plan_prompts(self, plan: list[PlannedRows]) -> None:
         # A sequence that resumes after pre-emption reads its own answer like a prompt. One with
         # a single token to go was planned as a generating row.
-        prompts = [s for s in self.running if s.computed < s.known - 1]
-        generating = len(plan.work)
+        prompts = [sequence for sequence in self.running if _reads(sequence)]
+        generating = sum(rows.count for rows in plan)
         budget = self.prefill_budget.prompt_budget(generating, len(prompts) + len(self.waiting))
         self._admit(prompts, plan, budget)
-        wants = [len(s.tokens) - s.computed for s in prompts]
+        wants = [len(s.progress.tokens) - s.progress.computed for s in prompts]
         shares = self._prefill_split.split(budget, wants, self.prefill_budget.room(generating))
         for sequence, share in zip(prompts, shares, strict=True):
-            if share == 0 or not sequence.running:
+            if share == 0 or sequence.status is not Status.RUNNING:
                 continue
             images = 1 if generating else None
-            work = self._chunk(sequence, min(share, self.sharing.until_snapshot(sequence)), images)
-            fits = self._allocate(work)
-            while not fits and work.count > self.config.page_tokens:
-                smaller = self._chunk(sequence, work.count // 2, images)
-                if smaller.count == work.count:
+            share = min(share, self.sharing.until_snapshot(sequence))
+            rows = self._chunk(sequence, share, images)
+            fits = self._tables.extend(sequence, rows.end)
+            while not fits and rows.count > self.config.page_tokens:
+                smaller = self._chunk(sequence, rows.count // 2, images)
+                if smaller.count == rows.count:
                     break  # a single image
-                work, fits = smaller, self._allocate(smaller)
-            if fits or self._make_room(work, plan):
-                plan.work.append(work)
+                rows, fits = smaller, self._tables.extend(sequence, smaller.end)
+            if fits or self._make_room(rows, plan):
+                plan.append(rows)
 
-    def _chunk(self, sequence: Sequence, count: int, images: int | None) -> Work:
+    def _chunk(self, sequence: Sequence, count: int, images: int | None) -> PlannedRows:
         """The next `count` tokens of a prompt, or somewhat more or fewer where there are images.
 
         Args:
             images: how many may be read, for their encoder takes time; None is no limit.
         """
-        start = sequence.computed
+        start = sequence.progress.computed
         end = start + count
         read = [p for p in sequence.request.images if p.start < end and p.end > start]
         if images is not None and len(read) > images:
             end = read[images].start
         if self._whole_images and read and read[-1].start < end < read[-1].end:
             end = read[-1].start if read[-1].start > start else read[-1].end
-        return Work(sequence, start, end - start, sample=end == len(sequence.tokens))
+        return PlannedRows(sequence, start, end - start, end == len(sequence.progress.tokens))
 
-    def _admit(self, prompts: list[Sequence], plan: StepPlan, budget: int) -> None:
+    def _admit(self, prompts: list[Sequence], plan: list[PlannedRows], budget: int) -> None:
         """Moves waiting sequences to `prompts`, first come first served, while memory allows."""
         deferred: list[Sequence] = []
         looked_at = 0
@@ -257,166 +340,104 @@ class Scheduler:
             if len(prompts) >= max(1, budget):
                 break
             sequence = self.waiting[0]
-            if sequence.pending or self.sharing.must_wait(sequence):
+            progress = sequence.progress
+            if progress.pending or self.sharing.must_wait(sequence):
                 deferred.append(self.waiting.popleft())
                 continue
-            if looked_at > _LOOKED_AT or (sequence.order, self.manager.returned) == self._no_room:
+            if looked_at > _LOOKED_AT or (sequence.number, self.manager.returned) == self._no_room:
                 break
-            looked_at += len(sequence.tokens)
+            looked_at += len(progress.tokens)
             match = self.sharing.match(sequence)
             if match is None:
                 deferred.append(self.waiting.popleft())
                 continue
-            if not self._start(sequence, match, plan):
-                if self.running or sequence.afresh:
-                    self._no_room = sequence.order, self.manager.returned
+            if not self._tables.admit(sequence, match):
+                if self.running or sequence.prefix.ignored:
+                    self._no_room = sequence.number, self.manager.returned
                     break
-                sequence.afresh = True  # nobody will make room, and what it would reuse takes some
+                # Nobody will make room, and what it would reuse takes some.
+                self.sharing.ignore(sequence, "evicted")
                 continue
             self.waiting.popleft()
+            progress.computed = match.length
+            if self.sharing.begin(sequence, match):
+                self._count_start(sequence)
+            sequence.status = Status.RUNNING
+            self._admitted.append(sequence)
+            self.running.append(sequence)
+            self.running.sort(key=lambda s: s.number)
             prompts.append(sequence)
         self.waiting.extendleft(reversed(deferred))
-        prompts.sort(key=lambda s: s.order)
+        prompts.sort(key=lambda s: s.number)
 
-    def _start(self, sequence: Sequence, match: Match, plan: StepPlan) -> bool:
-        """Gives an admitted sequence its blocks: shared ones, and room for its whole prompt."""
-        size = self.config.page_tokens
-        shared = [p for table in match.blocks.values() for p in table if p is not None]
-        sources = [*match.partial.values(), *match.snapshots.values()]
-        for block in (*shared, *sources):
-            self.manager.retain(block)
-        wanted: dict[PoolKey, int] = {}
-        total = -(-len(sequence.tokens) // size)
-        for group in self.groups:
-            missing = total - match.length // size
-            wanted[PoolKey(group.index, sequence.format)] = group.spec.blocks_at_start(missing)
-            if sequence.format.has_tail and group.index in self._attention:
-                wanted[PoolKey(group.index, sequence.format, open=True)] = 1
-        fits = self.manager.can_allocate(wanted)
-        fresh = {key: self.manager.allocate(key, n) if fits else None for key, n in wanted.items()}
-        if any(blocks is None for blocks in fresh.values()):
-            for blocks in fresh.values():
-                self.manager.release_all(blocks or [])
-            self.manager.release_all([*shared, *sources])
-            return False
-        sequence.tables = []
-        for group in self.groups:
-            blocks = fresh[PoolKey(group.index, sequence.format)] or []
-            source = match.partial.get(group.index) or match.snapshots.get(group.index)
-            if source is not None:
-                plan.copies.append((source, blocks[0]))
-            table: list[Block | None] = list(match.blocks.get(group.index, []))
-            sequence.tables.append(table + list(blocks))
-        sequence.reading = None
-        sequence.opens = {
-            key.group: blocks[0] for key, blocks in fresh.items() if key.open and blocks
-        }
-        self.sharing.begin(sequence, match)
-        if not sequence.started:
-            self._count_start(sequence, match)
-        sequence.running = True
-        self.running.append(sequence)
-        self.running.sort(key=lambda s: s.order)
-        return True
-
-    def _count_start(self, sequence: Sequence, match: Match) -> None:
-        sequence.started = True
-        sequence.cached = match.length
-        sequence.reuse = match.reason
-        self.counters.prompt_tokens += sequence.prompt_length
-        self.counters.cached_tokens += match.length
-        if match.reason:
-            self.counters.reuse_misses[match.reason.split(" at ")[0]] += 1
+    def _count_start(self, sequence: Sequence) -> None:
+        self.counters.prompt_tokens += sequence.progress.prompt_length
+        self.counters.cached_tokens += sequence.prefix.cached
+        if sequence.prefix.reason:
+            self.counters.reuse_misses[sequence.prefix.reason.split(" at ")[0]] += 1
 
     # -- room ----------------------------------------------------------------------------------
 
-    def _make_room(self, work: Work, plan: StepPlan) -> bool:
-        """Pages for a piece of work, taken from the youngest sequences if need be.
+    def _make_room(self, rows: PlannedRows, plan: list[PlannedRows]) -> bool:
+        """Blocks for rows, taken from the youngest sequences if need be.
 
         False when the sequence itself was the youngest and had to give way.
         """
-        while not self._allocate(work):
+        sequence = rows.sequence
+        while not self._tables.extend(sequence, rows.end):
+            if self._tables.drop_spares(sequence):
+                continue  # rows with drafts have their blocks already
             youngest = self.running[-1]
-            if youngest is work.seq and len(self.running) == 1:
-                if youngest.afresh:
+            if youngest is sequence and len(self.running) == 1:
+                if youngest.prefix.ignored:
                     failure = Failure("the KV memory budget cannot hold this request", 500)
                     self._finish(youngest, FinishReason.ERROR, failure=failure)
                     return False
-                youngest.afresh = True  # what it copies from in this plan is in its way
+                # What it copies from in this plan is in its way.
+                self.sharing.ignore(youngest, "evicted")
             self._preempt(youngest, plan)
-            if youngest is work.seq:
+            if youngest is sequence:
                 return False
         return True
 
-    def _allocate(self, work: Work) -> bool:
-        """The blocks that hold the work's tokens; all of them or none."""
-        sequence, size = work.seq, self.config.page_tokens
-        count = (work.end - 1) // size + 1
-        got: dict[int, list[Block]] = {}
-        for index in self._attention:
-            missing = count - len(sequence.tables[index])
-            if missing <= 0:
-                continue
-            blocks = self.manager.allocate(PoolKey(index, sequence.format), missing)
-            if blocks is None:
-                for taken in got.values():
-                    self.manager.release_all(taken)
-                return False
-            got[index] = blocks
-        for index, blocks in got.items():
-            sequence.tables[index].extend(blocks)
-        return True
-
-    def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
+    def _preempt(self, sequence: Sequence, plan: list[PlannedRows]) -> None:
         """Takes a sequence's blocks; it waits, first in line, and computes again what is lost."""
         self.counters.preemptions += 1
-        self._withdraw(sequence, plan)
+        plan[:] = [rows for rows in plan if rows.sequence is not sequence]
+        if self._tables.drop_copies(sequence):
+            # It began in this plan, and what it was to copy never came.
+            sequence.progress.computed = 0
         self._vacate(sequence)
-        sequence.computed = 0
+        sequence.progress.computed = 0
         self.waiting.appendleft(sequence)
-
-    def _withdraw(self, sequence: Sequence, plan: StepPlan) -> None:
-        """Takes a sequence out of a plan that is being made."""
-        plan.work = [work for work in plan.work if work.seq is not sequence]
-        own = {block for table in sequence.tables for block in table}
-        dropped = [copy for copy in plan.copies if copy[1] in own]
-        if dropped:  # it began in this plan, and what it was to copy never came
-            plan.copies = [copy for copy in plan.copies if copy[1] not in own]
-            self.manager.release_all(source for source, _ in dropped)
-            sequence.computed = 0
 
     # -- after a plan --------------------------------------------------------------------------
 
-    def _advance(self, work: Work, plan: StepPlan) -> None:
-        """Marks the work as computed; what follows in a later step may rely on it."""
-        sequence = work.seq
-        sequence.computed = work.end
-        if work.sample:
-            sequence.pending += 1
+    def _advance(self, rows: PlannedRows) -> None:
+        """Marks the rows as computed; what follows in a later step may rely on it."""
+        sequence, progress = rows.sequence, rows.sequence.progress
+        progress.computed = rows.end
+        if rows.samples:
+            progress.pending += 1
+            progress.drafts = rows.drafts
+        self._tables.advance(sequence)
         self.sharing.register(sequence)
-        plan.saves.extend(self.sharing.save_states(sequence))
-        if work.sample:
+        rows.snapshots = self.sharing.save_states(sequence)
+        if rows.last:
             self.sharing.prompt_done(sequence)
-
-    def _release_passed(self, sequence: Sequence) -> None:
-        """Lets go of window blocks that no later token sees."""
-        size = self.config.page_tokens
-        for group, spec in self._attention.items():
-            table = sequence.tables[group]
-            number = min(spec.first_needed(sequence.computed) // size, len(table)) - 1
-            while number >= 0 and (block := table[number]) is not None:
-                self.manager.release(block)
-                table[number] = None
-                number -= 1
 
     # -- tokens come back ----------------------------------------------------------------------
 
-    def update(self, plan: StepPlan, drawn: Mapping[str, Drawn]) -> list[Output]:
-        """Takes in what a step drew, by request id, and says what each request got."""
-        for work in plan.work:
-            if not work.sample or work.seq.finished:
-                continue
-            self._accept(work.seq, drawn[work.seq.id])
+    def update(self, plan: StepPlan, result: StepResult) -> list[Output]:
+        """Takes in what a step computed, and says what each request got."""
+        for rows in plan.sequences:
+            sequence = self._by_number.get(rows.number)
+            if sequence is None:
+                continue  # it ended meanwhile
+            if rows.sampled:
+                self._accept(sequence, result.tokens[rows.number])
+            elif rows.number in result.vectors:
+                self._finish(sequence, FinishReason.STOP, vector=result.vectors[rows.number])
         return self.take_outputs()
 
     def take_outputs(self) -> list[Output]:
@@ -424,38 +445,58 @@ class Scheduler:
         outputs, self._outbox = self._outbox, []
         return outputs
 
-    def _accept(self, sequence: Sequence, drawn: Drawn) -> None:
-        sequence.pending -= 1
-        sequence.append(drawn.token)
-        self.counters.generated_tokens += 1
-        if sequence.running:
-            self.sharing.register(sequence)
-        try:
-            reason = self._reason_to_end(sequence, drawn.token)
-        except RequestError as error:
-            failure = Failure(error.message, error.status, error.type, error.param, error.code)
-            self._finish(sequence, FinishReason.ERROR, failure=failure)
+    def _accept(self, sequence: Sequence, sampled: SampledTokens) -> None:
+        progress = sequence.progress
+        if progress.unwanted:
+            progress.unwanted -= 1
             return
-        except Exception as error:  # a guide's fault ends its own request, whatever it is
+        progress.pending -= 1
+        tokens = sampled.tokens
+        if progress.drafts:
+            tokens = tokens[: count_accepted(progress.drafts, tokens)]
+            self._settle(sequence, progress.certain + len(tokens) - 1)
+        taken = 0
+        reason = None
+        try:
+            while taken < len(tokens) and reason is None:
+                progress.append(tokens[taken])
+                self.counters.generated_tokens += 1
+                taken += 1
+                reason = self._reason_to_end(sequence, tokens[taken - 1])
+        except RequestError as error:
+            self._finish(sequence, FinishReason.ERROR, failure=Failure.of(error))
+            return
+        except Exception as error:  # a constraint's fault ends its own request, whatever it is
             failure = Failure(f"the constraint on this answer failed: {error}")
             self._finish(sequence, FinishReason.ERROR, failure=failure)
             return
+        if sequence.status is Status.RUNNING:
+            self.sharing.register(sequence)
+        got = SampledTokens(tokens[:taken], sampled.logprobs[:taken])
         if reason is not None:
-            self._finish(sequence, reason, drawn=drawn)
+            self._finish(sequence, reason, sampled=got)
             return
-        self._outbox.append(_output(sequence, drawn))
+        self._outbox.append(_output(sequence, got))
+
+    def _settle(self, sequence: Sequence, computed: int) -> None:
+        """Of the rows in flight that were drafts, those up to `computed` tokens were right."""
+        progress = sequence.progress
+        if sequence.status is Status.RUNNING:
+            progress.computed = self._tables.settle(sequence, computed)
+        progress.drafts = ()
 
     def _reason_to_end(self, sequence: Sequence, token: int) -> FinishReason | None:
+        progress = sequence.progress
         if token in sequence.request.stop_token_ids:
             return FinishReason.STOP
-        if sequence.guide is not None:
-            sequence.guide.accept(token)
-            sequence.mask = sequence.guide.mask()
+        if sequence.constraint is not None:
+            sequence.constraint.accept(token)
+            sequence.row.mask = sequence.constraint.mask()
         if sequence.loops is not None and sequence.loops.push(token):
             return FinishReason.LOOP
-        if sequence.generated - sequence.pending >= sequence.request.max_tokens:
+        if len(progress.tokens) - progress.prompt_length >= sequence.request.max_tokens:
             return FinishReason.LENGTH
-        if len(sequence.tokens) >= sequence.max_context:
+        if len(progress.tokens) >= sequence.max_context:
             return FinishReason.LENGTH
         return None
 
@@ -466,47 +507,60 @@ class Scheduler:
         sequence: Sequence,
         reason: FinishReason,
         *,
-        drawn: Drawn | None = None,
+        sampled: SampledTokens | None = None,
         failure: Failure | None = None,
+        vector: tuple[float, ...] | None = None,
     ) -> None:
-        sequence.finished = True
-        del self._sequences[sequence.id]
-        if sequence.running:
+        del self._by_id[sequence.id], self._by_number[sequence.number]
+        if sequence.status is Status.RUNNING:
             self._vacate(sequence)
         else:
             self.waiting.remove(sequence)
+        sequence.status = Status.FINISHED
+        self._ended.append(sequence.number)
         self.counters.finished[reason.value] += 1
-        self._outbox.append(_output(sequence, drawn, reason, failure))
+        self._outbox.append(_output(sequence, sampled, reason, failure, vector))
 
     def _vacate(self, sequence: Sequence) -> None:
         """A running sequence gives back its blocks; what it computed stays for others to reuse."""
-        sequence.running = False
+        sequence.status = Status.WAITING
         self.running.remove(sequence)
-        self.sharing.prompt_done(sequence)
-        self.sharing.register_tail(sequence)
-        for table in sequence.tables:
-            self.manager.release_all(table)
-        self.manager.release_all(sequence.opens.values())
-        sequence.tables = []
-        sequence.page_ids.clear()
-        sequence.opens = {}
-        sequence.trail = None
-        sequence.registered = 0
+        self.sharing.end(sequence)
+        self._tables.release(sequence)
+
+
+def _generates(sequence: Sequence) -> bool:
+    """Whether the next rows are the last known token's, and perhaps a few before it."""
+    progress = sequence.progress
+    behind = progress.known - progress.computed
+    if behind == 1 or sequence.proposer is None:
+        return behind == 1
+    return progress.generated > 0 and 0 < behind <= _CATCH_UP
+
+
+def _reads(sequence: Sequence) -> bool:
+    """Whether a part of the prompt, or of an answer to resume, is to be computed."""
+    progress = sequence.progress
+    if not sequence.request.task.samples:
+        return progress.computed < progress.known
+    return progress.computed < progress.known - 1 and not _generates(sequence)
 
 
 def _output(
     sequence: Sequence,
-    drawn: Drawn | None,
+    sampled: SampledTokens | None,
     finish: FinishReason | None = None,
     error: Failure | None = None,
+    vector: tuple[float, ...] | None = None,
 ) -> Output:
     return Output(
         request_id=sequence.id,
-        token_ids=() if drawn is None else (drawn.token,),
-        logprobs=() if drawn is None or drawn.logprobs is None else (drawn.logprobs,),
+        token_ids=() if sampled is None else sampled.tokens,
+        logprobs=() if sampled is None else sampled.logprobs,
         finish=finish,
         error=error,
-        prompt_tokens=sequence.prompt_length,
-        cached_tokens=sequence.cached,
-        reuse=sequence.reuse,
+        prompt_tokens=sequence.progress.prompt_length,
+        cached_tokens=sequence.prefix.cached,
+        reuse=sequence.prefix.reason or "",
+        vector=vector,
     )

@@ -1,19 +1,23 @@
-"""One request's tokens and how far they are computed. All of a request's state lives here."""
+"""One request while it is served, in parts that each have one writer."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence as Seq
+from enum import Enum
 from typing import Protocol
 
-from quire.cache.block_manager import Block
 from quire.cache.disk_prefetch import Reading
 from quire.cache.index import Node, chains, media_tokens
 from quire.core.kv_format import KVFormat
 from quire.request import Request
+from quire.sampling.history import RowState
 from quire.sampling.masks import TokenMask
+from quire.scheduler.block_tables import SequenceBlocks
+from quire.scheduler.positions import TokenPositions
 
 
-class Guide(Protocol):
+class TokenConstraint(Protocol):
     """Says on the host which tokens may come next: a grammar, a thinking budget."""
 
     def mask(self) -> TokenMask | None:
@@ -21,7 +25,7 @@ class Guide(Protocol):
         ...
 
     def accept(self, token: int) -> None:
-        """The row drew this token."""
+        """The row's next token is this one."""
         ...
 
 
@@ -33,45 +37,50 @@ class LoopDetector(Protocol):
         ...
 
 
-class PageIds:
-    """The ids of a block table as an array, kept up as the table grows."""
+class Proposer(Protocol):
+    """Guesses the next tokens of one sequence, which a step then checks all at once."""
 
-    def __init__(self) -> None:
-        self._ids = array("i")
-        self._epoch = -1
-
-    def read(self, table: list[Block | None], epoch: int) -> array[int]:
-        """The ids; 0 where a block has left the window. Built anew when ids changed (`epoch`)."""
-        if epoch != self._epoch:
-            self._ids = array("i")
-            self._epoch = epoch
-        for block in table[len(self._ids) :]:
-            self._ids.append(0 if block is None else block.id)
-        return self._ids
+    def propose(self, tokens: Seq[int], most: int) -> Seq[int]:
+        """Drafts of the tokens that follow `tokens`, `most` of them or fewer."""
+        ...
 
 
-class Sequence:
-    """A request while it is served.
+class Status(Enum):
+    """Where a request stands."""
 
-    A sequence's *computed* tokens catch up with its *known* ones: those that the host has read
-    (`tokens`) and those that were drawn but not yet read (`pending`, at most one when a step is
-    planned).
+    WAITING = "waiting"  # holds no blocks: new, or pre-empted
+    RUNNING = "running"  # holds blocks
+    FINISHED = "finished"
+
+
+class Progress:
+    """A sequence's tokens, and how far they are computed. Written by the scheduler.
+
+    *Computed* tokens catch up with the *known* ones: those that the host has read (`tokens`) and
+    those that a step in flight samples (`pending`).
 
     Attributes:
-        computed: tokens whose keys and values are written, or will be by a step already planned.
+        tokens: that the host knows: the prompt, and what was accepted of the answer.
         content: the tokens as the prefix index knows them, in which images differ.
-        tables: by group, blocks by block number; None where a block left the window.
-        opens: by group, in formats that seal, the plain block for tokens of the block that fills.
-        cached: prompt tokens that were reused when the sequence first ran.
-        trail: the index node of the last registered block; None once the trail is lost.
-        registered: blocks (not tokens) that the index knows.
+        pending: tokens that steps in flight are certain to yield, at most one when a step is
+            planned.
+        drafts: tokens guessed beyond those, rows of the step in flight.
+        computed: tokens whose keys and values are written, or will be by a planned step; drafts
+            included.
+        unwanted: steps in flight whose tokens are dropped, since the sequence was cut back.
     """
 
-    def __init__(self, request: Request, format: KVFormat, identity: bytes, order: int) -> None:
-        self.request = request
-        self.format = format
-        self.identity = identity
-        self.order = order
+    __slots__ = (
+        "computed",
+        "content",
+        "drafts",
+        "pending",
+        "prompt_length",
+        "tokens",
+        "unwanted",
+    )
+
+    def __init__(self, request: Request) -> None:
         self.prompt_length = len(request.prompt)
         # Not a list: the garbage collector would walk all tokens of all requests, again and again.
         self.tokens = array("i", request.prompt)
@@ -82,45 +91,9 @@ class Sequence:
                 named = media_tokens(placed.image.digest, placed.image.tokens)
                 self.content[placed.start : placed.end] = named
         self.pending = 0
+        self.drafts: tuple[int, ...] = ()
         self.computed = 0
-        self.max_context = 0
-        """Tokens that it may have, by the model and by what the budget holds in its format."""
-        self.tables: list[list[Block | None]] = []
-        self.opens: dict[int, Block] = {}
-        self.guide: Guide | None = None
-        self.mask: TokenMask | None = None
-        """What the guide allows next; None allows all."""
-        self.loops: LoopDetector | None = None
-        self.deadline: float | None = None
-        self.cached = 0
-        self.reuse = ""
-        self.started = False
-        self.afresh = False
-        """Whether it reuses nothing, since it had no room beside what it would have reused."""
-        self.running = False
-        self.finished = False
-        self.trail: Node | None = None
-        self.registered = 0
-        self.waits_on: bytes | None = None
-        """The key of the last block of this prompt that another running sequence will compute."""
-        self.promised: list[bytes] = []
-        """Keys of the prompt's blocks that this sequence is about to compute."""
-        self.reading: Reading | None = None
-        """The part of its beginning that is, or was last, read from disk."""
-        self.page_ids: dict[int, PageIds] = {}
-        """By group, the ids of `tables`; the runner's."""
-        self.sampling_row: object = None
-        """What the sampler is told in each step and never changes; the runner's."""
-        self._keys: list[bytes] = []
-
-    @property
-    def id(self) -> str:
-        return self.request.id
-
-    @property
-    def waits_for_disk(self) -> bool:
-        """Whether a part of its beginning is on its way from disk."""
-        return self.reading is not None and not self.reading.settled
+        self.unwanted = 0
 
     @property
     def known(self) -> int:
@@ -129,8 +102,13 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Tokens drawn so far."""
+        """Tokens of the answer so far."""
         return self.known - self.prompt_length
+
+    @property
+    def certain(self) -> int:
+        """Computed tokens that are no drafts."""
+        return self.computed - len(self.drafts)
 
     @property
     def confirmed(self) -> int:
@@ -143,11 +121,117 @@ class Sequence:
         if self.content is not self.tokens:
             self.content.append(token)
 
-    def keys(self, blocks: int, page_tokens: int) -> list[bytes]:
+    def cut(self, length: int) -> None:
+        """Drops the tokens after the first `length`, and those in flight."""
+        if self.content is not self.tokens:
+            del self.content[length:]
+        del self.tokens[length:]
+        self.unwanted += self.pending
+        self.pending = 0
+        self.drafts = ()
+
+
+class PrefixCursor:
+    """Where a sequence stands in the prefix index. Written by `PrefixSharing`.
+
+    Attributes:
+        identity: root of the keys of its blocks.
+        node: of the last registered block; its parent is None once it was evicted.
+        registered: blocks that the index knows.
+        computing: keys of the prompt's blocks that this sequence is about to compute.
+        waits_on: the key of the last block of its prompt that another sequence will compute.
+        reading: the part of its beginning that is, or was last, read from disk.
+        ignored: why it reuses nothing, for instance since it had no room beside what it would have
+            reused; empty if it does.
+        cached: prompt tokens that were reused when the sequence first ran.
+        reason: why not more of them; None before it first ran.
+    """
+
+    __slots__ = (
+        "_keys",
+        "cached",
+        "computing",
+        "identity",
+        "ignored",
+        "node",
+        "reading",
+        "reason",
+        "registered",
+        "waits_on",
+    )
+
+    def __init__(self, identity: bytes) -> None:
+        self.identity = identity
+        self.node: Node | None = None
+        self.registered = 0
+        self.computing: list[bytes] = []
+        self.waits_on: bytes | None = None
+        self.reading: Reading | None = None
+        self.ignored = ""
+        self.cached = 0
+        self.reason: str | None = None
+        self._keys: list[bytes] = []
+
+    @property
+    def waits_for_disk(self) -> bool:
+        """Whether a part of its beginning is on its way from disk."""
+        return self.reading is not None and not self.reading.settled
+
+    def keys(self, content: array[int], blocks: int, block_tokens: int) -> list[bytes]:
         """Chained hashes of the first `blocks` full blocks."""
         have = len(self._keys)
         if have < blocks:
             parent = self._keys[-1] if have else self.identity
-            tokens = self.content[have * page_tokens : blocks * page_tokens]
-            self._keys.extend(chains(parent, tokens, page_tokens))
+            tokens = content[have * block_tokens : blocks * block_tokens]
+            self._keys.extend(chains(parent, tokens, block_tokens))
         return self._keys[:blocks]
+
+    def cut(self, blocks: int) -> None:
+        """Forgets what lies after the first `blocks`."""
+        del self._keys[blocks:]
+        while self.registered > blocks:
+            self.registered -= 1
+            self.node = self.node.parent if self.node is not None else None
+
+
+class Sequence:
+    """A request while it is served.
+
+    Attributes:
+        number: in the order of arrival; no other sequence of the engine ever has it.
+        max_context: tokens that it may have, by the model and by what the budget holds in its
+            format.
+        deadline: when the request ends with an error, by the scheduler's clock.
+        status: written by the scheduler.
+        blocks: written by `BlockTables`.
+        prefix: written by `PrefixSharing`.
+        row: what the sampler is told; the scheduler tells it of tokens.
+        constraint, loops, proposer: of this request alone; set when it is queued.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        format: KVFormat,
+        identity: bytes,
+        number: int,
+        positions: TokenPositions | None = None,
+    ) -> None:
+        self.request = request
+        self.format = format
+        self.number = number
+        self.positions = positions or TokenPositions()
+        self.max_context = 0
+        self.deadline: float | None = None
+        self.status = Status.WAITING
+        self.progress = Progress(request)
+        self.blocks = SequenceBlocks()
+        self.prefix = PrefixCursor(identity)
+        self.row = RowState(request.sampling, request.prompt)
+        self.constraint: TokenConstraint | None = None
+        self.loops: LoopDetector | None = None
+        self.proposer: Proposer | None = None
+
+    @property
+    def id(self) -> str:
+        return self.request.id

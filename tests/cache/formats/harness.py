@@ -11,9 +11,9 @@ import numpy as np
 from quire.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.engine.engine import Engine
+from quire.engine.runner import SampledRow
 from quire.models.loader import LoadedModel
 from quire.request import FinishReason, Request, SamplingParams
-from quire.scheduler.plan import Work
 
 TOLERANCE = 1e-4
 
@@ -41,8 +41,8 @@ class Bench:
     def engine(self, seen: list[tuple[list[tuple[str, int]], mx.array]]) -> Engine:
         """An engine whose logits are collected in `seen`."""
 
-        def observe(work: list[Work], logits: mx.array) -> None:
-            seen.append(([(w.seq.id, w.end) for w in work], logits))
+        def observe(rows: list[SampledRow], logits: mx.array) -> None:
+            seen.append(([(row.id, row.position) for row in rows], logits))
 
         config = EngineConfig(
             model=str(self.loaded.path),

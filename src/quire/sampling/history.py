@@ -1,0 +1,59 @@
+"""What the sampler is told of one sequence, from step to step. Pure Python."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+
+from quire.request import SamplingParams
+from quire.sampling.masks import TokenMask
+from quire.sampling.params import is_greedy
+from quire.sampling.rows import History, RowSampling
+
+
+class RowState:
+    """Makes the `RowSampling` of a sequence's rows.
+
+    Attributes:
+        mask: the tokens that may come next; None allows all.
+    """
+
+    __slots__ = ("_fixed", "_params", "_prompt", "_seen", "mask")
+
+    def __init__(self, params: SamplingParams, prompt: Sequence[int]) -> None:
+        self.mask: TokenMask | None = None
+        self._params = params
+        self._prompt = prompt
+        # A greedy row's choice depends on nothing but its logits: one object serves all steps.
+        fixed = is_greedy(params) and not params.needs_history
+        self._fixed = (RowSampling(params, 0),) if fixed else None
+        self._seen: np.ndarray[tuple[int], np.dtype[np.int32]] | None = None
+
+    def rows(
+        self, tokens: array[int], position: int, drafts: tuple[int, ...] = ()
+    ) -> tuple[RowSampling, ...]:
+        """The rows that yield the token at `position` and the tokens after each of `drafts`.
+
+        Args:
+            tokens: that the host knows; the one before `position` may still be on the device.
+        """
+        if self._fixed is not None and self.mask is None:
+            return self._fixed * (len(drafts) + 1)
+        count = range(len(drafts) + 1)
+        if not self._params.needs_history:
+            return tuple(RowSampling(self._params, position + n, mask=self.mask) for n in count)
+        if self._seen is None:  # the prompt never changes, and may be long
+            self._seen = np.unique(np.array(self._prompt, dtype=np.int32))
+        answer = np.array([*tokens[len(self._prompt) :], *drafts], dtype=np.int32)
+        known = len(answer) - len(drafts)
+        return tuple(
+            RowSampling(
+                self._params,
+                position + n,
+                History(self._seen, answer[: known + n]),
+                mask=self.mask,
+            )
+            for n in count
+        )

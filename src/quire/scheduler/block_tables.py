@@ -1,0 +1,305 @@
+"""Gives sequences their blocks, takes them back, and says where everything is. Pure Python."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from quire.cache.block_manager import Block, BlockManager, PoolKey
+from quire.cache.index import Match
+from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
+from quire.scheduler.plan import BlockIds, Placement
+
+if TYPE_CHECKING:
+    from quire.scheduler.sequence import Sequence
+
+
+class BlockTable:
+    """The blocks of one sequence in one group, by block number; None where it let go of one."""
+
+    __slots__ = ("_ids", "blocks")
+
+    def __init__(self, blocks: list[Block | None]) -> None:
+        self.blocks = blocks
+        self._ids = array("i")
+
+    def ids(self) -> BlockIds:
+        """The ids as of now. Appends to the array that earlier snapshots share."""
+        more = self.blocks[len(self._ids) :]
+        self._ids.extend([0 if block is None else block.id for block in more])
+        return BlockIds(self._ids, len(self.blocks))
+
+    def renew(self) -> None:
+        """Ids that were read may have changed: the next snapshot gets an array of its own."""
+        self._ids = array("i")
+
+
+class SequenceBlocks:
+    """What a sequence holds of the pools. Written by `BlockTables`.
+
+    Attributes:
+        tables: by group; of a recurrent group, the slot of the state. Empty while it waits.
+        tails: by group, the tail block in formats that have one.
+        copies: (from, to) blocks to copy before the sequence's next rows are computed.
+        spares: by group, the slot that gets the state after rows of which some are drafts.
+        state_at: how many tokens the state in the sequence's own slots has taken in.
+    """
+
+    __slots__ = ("copies", "epoch", "placement", "spares", "state_at", "tables", "tails")
+
+    def __init__(self) -> None:
+        self.tables: list[BlockTable] = []
+        self.tails: dict[int, Block] = {}
+        self.copies: list[tuple[Block, Block]] = []
+        self.spares: dict[int, Block] = {}
+        self.state_at = 0
+        self.placement: Placement | None = None
+        self.epoch = -1
+
+    def table(self, group: int) -> list[Block | None]:
+        """The blocks of a group, by block number."""
+        return self.tables[group].blocks
+
+    def state(self, group: int) -> Block:
+        """The slot of a recurrent group's state."""
+        block = self.tables[group].blocks[0]
+        assert block is not None, "a state slot is never given back early"
+        return block
+
+
+class BlockTables:
+    """The one writer of sequences' block tables.
+
+    Args:
+        block_tokens: tokens a block.
+    """
+
+    def __init__(
+        self, groups: tuple[KVGroup, ...], manager: BlockManager, block_tokens: int
+    ) -> None:
+        self._groups = groups
+        self._attention = attention_groups(groups)
+        self._recurrent = tuple(recurrent_groups(groups))
+        self._manager = manager
+        self._size = block_tokens
+
+    # -- blocks come ---------------------------------------------------------------------------
+
+    def admit(self, sequence: Sequence, match: Match) -> bool:
+        """Shares what matched and makes room for the whole prompt; False changes nothing."""
+        format, held = sequence.format, sequence.blocks
+        shared = [b for table in match.blocks.values() for b in table if b is not None]
+        sources = [*match.partial.values(), *match.snapshots.values()]
+        for block in (*shared, *sources):
+            self._manager.retain(block)
+        total = -(-len(sequence.progress.tokens) // self._size)
+        wanted: dict[PoolKey, int] = {}
+        for group in self._groups:
+            missing = total - match.length // self._size
+            wanted[PoolKey(group.index, format)] = group.spec.blocks_at_start(missing)
+            if format.has_tail and group.index in self._attention:
+                wanted[PoolKey(group.index, format, tail=True)] = 1
+        fresh = self._allocate_all(wanted)
+        if fresh is None:
+            self._manager.release_all([*shared, *sources])
+            return False
+        for group in self._groups:
+            blocks = fresh[PoolKey(group.index, format)]
+            source = match.partial.get(group.index) or match.snapshots.get(group.index)
+            if source is not None:
+                held.copies.append((source, blocks[0]))
+            held.tables.append(BlockTable([*match.blocks.get(group.index, []), *blocks]))
+        held.tails = {key.group: blocks[0] for key, blocks in fresh.items() if key.tail}
+        held.state_at = match.length
+        held.placement = None
+        return True
+
+    def extend(self, sequence: Sequence, end: int) -> bool:
+        """Blocks for the sequence's tokens up to `end`; False changes nothing."""
+        count = (end - 1) // self._size + 1
+        tables = sequence.blocks.tables
+        wanted = {
+            PoolKey(group, sequence.format): missing
+            for group in self._attention
+            if (missing := count - len(tables[group].blocks)) > 0
+        }
+        if not wanted:
+            return True
+        fresh = self._allocate_all(wanted)
+        if fresh is None:
+            return False
+        for key, blocks in fresh.items():
+            tables[key.group].blocks.extend(blocks)
+        sequence.blocks.placement = None
+        return True
+
+    def reserve_spares(self, sequence: Sequence) -> bool:
+        """Second slots for recurrent states, so that drafts may be among the next rows."""
+        held = sequence.blocks
+        if not self._recurrent or held.spares:
+            return True
+        wanted = {PoolKey(group, sequence.format): 1 for group in self._recurrent}
+        fresh = self._allocate_all(wanted)
+        if fresh is None:
+            return False
+        held.spares = {key.group: blocks[0] for key, blocks in fresh.items()}
+        return True
+
+    def _allocate_all(self, wanted: dict[PoolKey, int]) -> dict[PoolKey, list[Block]] | None:
+        if len(wanted) > 1 and not self._manager.can_allocate(wanted):
+            return None
+        fresh: dict[PoolKey, list[Block]] = {}
+        for key, count in wanted.items():
+            blocks = self._manager.allocate(key, count)
+            if blocks is None:
+                for taken in fresh.values():
+                    self._manager.release_all(taken)
+                return None
+            fresh[key] = blocks
+        return fresh
+
+    # -- blocks go -----------------------------------------------------------------------------
+
+    def release(self, sequence: Sequence) -> None:
+        """Takes everything back."""
+        held = sequence.blocks
+        for table in held.tables:
+            self._manager.release_all(table.blocks)
+        self._manager.release_all(held.tails.values())
+        self.drop_spares(sequence)
+        self.drop_copies(sequence)
+        held.tables, held.tails, held.placement = [], {}, None
+
+    def drop_copies(self, sequence: Sequence) -> bool:
+        """Lets go of what was to be copied; whether there was anything."""
+        copies, sequence.blocks.copies = sequence.blocks.copies, []
+        self._manager.release_all(source for source, _ in copies)
+        return bool(copies)
+
+    def release_passed(self, sequence: Sequence) -> None:
+        """Lets go of blocks that left the window of all tokens that may still be computed."""
+        length = sequence.progress.certain
+        if self._recurrent:
+            length = min(length, sequence.blocks.state_at)
+        for group, spec in self._attention.items():
+            table = sequence.blocks.tables[group].blocks
+            first = spec.first_needed(length) // self._size
+            number = min(first, len(table)) - 1
+            while number >= 0 and (block := table[number]) is not None:
+                self._manager.release(block)
+                table[number] = None
+                number -= 1
+
+    def most_drafts(self, sequence: Sequence) -> int:
+        """How many drafts the next rows may have, so that `settle` can undo them.
+
+        What a wrong draft wrote is written anew, but for two things: the tail is quantised when it
+        is full, and a recurrent state goes back to before all the rows.
+        """
+        if not (self._recurrent or sequence.format.has_tail):
+            return sequence.max_context
+        progress = sequence.progress
+        end = (progress.computed // self._size + 1) * self._size
+        if progress.known > end:
+            return 0
+        return end - progress.known if sequence.format.has_tail else sequence.max_context
+
+    def drop_spares(self, sequence: Sequence) -> bool:
+        """Lets go of second slots; whether there were any."""
+        spares, sequence.blocks.spares = sequence.blocks.spares, {}
+        self._manager.release_all(spares.values())
+        return bool(spares)
+
+    def advance(self, sequence: Sequence) -> None:
+        """The next rows are planned: the state in the sequence's own slots takes them in."""
+        if self._recurrent and not sequence.progress.drafts:
+            sequence.blocks.state_at = sequence.progress.computed
+
+    # -- cutting back --------------------------------------------------------------------------
+
+    def settle(self, sequence: Sequence, accepted: int) -> int:
+        """The drafts among the last rows were checked: `accepted` computed tokens are right.
+
+        Returns:
+            How many of them the sequence can go on from: all, but for a recurrent state that took
+            in a wrong draft; it is then the one before the rows.
+        """
+        held = sequence.blocks
+        if self._recurrent and accepted == sequence.progress.computed:
+            for group, spare in held.spares.items():
+                held.spares[group], held.tables[group] = held.state(group), BlockTable([spare])
+            held.state_at, held.placement = accepted, None
+        keep = self.cut(sequence, accepted)
+        assert keep is not None, "rows that may be drafts keep what they continue"
+        return keep
+
+    def cut(self, sequence: Sequence, length: int) -> int | None:
+        """Takes back the blocks of computed tokens from `length` on.
+
+        Returns:
+            How many computed tokens are left: `length`, or fewer where the block within which it
+            lies belongs to others too, or is kept as codes alone. None if too little is left to
+            go on from: the sequence has to begin again, and nothing was changed.
+        """
+        if self._recurrent and sequence.blocks.state_at > length:
+            return None
+        if self._recurrent:
+            length = sequence.blocks.state_at
+        number, within = divmod(length, self._size)
+        if within and not self._may_write(sequence, number, within):
+            length -= within
+        if self._recurrent and length != sequence.blocks.state_at:
+            return None
+        if not self._holds_window(sequence, length):
+            return None
+        keeps_tail = length % self._size and sequence.format.has_tail
+        for group in self._attention:
+            table = sequence.blocks.tables[group]
+            first = -(-length // self._size)
+            if keeps_tail and self._is_shared(table.blocks[first - 1], length % self._size):
+                first -= 1  # the tail has its tokens as written; their codes go to another block
+            if len(table.blocks) > first:
+                self._manager.release_all(table.blocks[first:])
+                del table.blocks[first:]
+                table.renew()
+                sequence.blocks.placement = None
+        return length
+
+    def _may_write(self, sequence: Sequence, number: int, within: int) -> bool:
+        """Whether tokens from `within` block `number` on may be written anew."""
+        if sequence.format.has_tail:
+            return number == (sequence.progress.computed - 1) // self._size
+        tables = (sequence.blocks.table(group) for group in self._attention)
+        return not any(self._is_shared(table[number], within) for table in tables)
+
+    def _is_shared(self, block: Block | None, within: int) -> bool:
+        """Whether anybody else relies on a block's tokens from `within` on."""
+        if block is None:
+            return False
+        return block.refs > 1 or (
+            block.holder is not None and block.holder.tokens_in(block) > within
+        )
+
+    def _holds_window(self, sequence: Sequence, length: int) -> bool:
+        """Whether every block is there that the token after `length` tokens sees."""
+        for group, spec in self._attention.items():
+            first, end = spec.first_needed(length) // self._size, -(-length // self._size)
+            if any(block is None for block in sequence.blocks.table(group)[first:end]):
+                return False
+        return True
+
+    # -- snapshots -----------------------------------------------------------------------------
+
+    def place(self, sequence: Sequence) -> Placement:
+        """Where everything is. Holds for one step: blocks move when pools shrink."""
+        held = sequence.blocks
+        if held.epoch != self._manager.epoch:
+            for table in held.tables:
+                table.renew()
+            held.epoch, held.placement = self._manager.epoch, None
+        if held.placement is None:
+            held.placement = Placement(
+                tuple(table.ids() for table in held.tables),
+                {group: block.id for group, block in held.tails.items()},
+            )
+        return held.placement

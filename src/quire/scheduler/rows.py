@@ -1,0 +1,82 @@
+"""Rows of a plan that is being made, and how they become part of the snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from quire.cache.block_manager import Block
+from quire.request import PlacedImage
+from quire.sampling.rows import RowSampling
+from quire.scheduler.plan import BlockCopy, Placement, ScheduledSequence
+from quire.scheduler.sequence import Sequence
+
+
+@dataclass(slots=True)
+class PlannedRows:
+    """Tokens `[start, start + count)` of one sequence.
+
+    Attributes:
+        last: whether they end with the last token that is known, or with a draft.
+        drafts: tokens of the last rows that are guesses.
+        snapshots: slots that also get the recurrent state after the last row.
+    """
+
+    sequence: Sequence
+    start: int
+    count: int
+    last: bool
+    drafts: tuple[int, ...] = ()
+    snapshots: list[Block] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """One past the last row's token."""
+        return self.start + self.count
+
+    @property
+    def samples(self) -> bool:
+        """Whether the rows yield a token."""
+        return self.last and self.sequence.request.task.samples
+
+    def scheduled(self, placement: Placement) -> ScheduledSequence:
+        """The snapshot."""
+        sequence, request = self.sequence, self.sequence.request
+        start, end, drafts = self.start, self.end, self.drafts
+        tokens = sequence.progress.tokens[start:end]
+        sampled, pooled = 0, 0
+        sampling: tuple[RowSampling, ...] = ()
+        if self.samples:
+            sampled = 1 + len(drafts)
+            sampling = sequence.row.rows(sequence.progress.tokens, end - len(drafts), drafts)
+            if drafts:
+                tokens.extend(drafts)
+        elif not request.task.samples:
+            pooled = self.count if request.task.needs_every_row else int(self.last)
+        media: tuple[PlacedImage, ...] = ()
+        if request.images and start < len(request.prompt):
+            media = tuple(p for p in request.images if p.start < end and p.end > start)
+        spares = sequence.blocks.spares if drafts else {}
+        return ScheduledSequence(
+            request.id,
+            sequence.number,
+            sequence.format,
+            start,
+            self.count,
+            tokens,
+            sequence.positions.of(start, end),
+            placement,
+            sampled,
+            pooled,
+            self.last,
+            sampling,
+            request.task,
+            media,
+            tuple((slot.pool.group, slot.id) for slot in self.snapshots),
+            tuple((group, slot.id) for group, slot in spares.items()),
+        )
+
+
+def block_copies(pairs: Iterable[tuple[Block, Block]]) -> tuple[BlockCopy, ...]:
+    """(from, to) blocks as a snapshot."""
+    return tuple(BlockCopy(source.pool, source.id, target.id) for source, target in pairs)
