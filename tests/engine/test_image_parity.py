@@ -279,6 +279,6 @@ def test_while_others_generate_a_step_reads_one_image_of_a_prompt(
         company.step()
     while not company.answers["r0"].tokens:
         sequence = next(s for s in company.engine._scheduler.running if s.id == "r0")
-        read.append(sum(placed.end <= sequence.computed for placed in many.images))
+        read.append(sum(placed.end <= sequence.progress.computed for placed in many.images))
         company.step()
     assert max(b - a for a, b in pairwise(read)) <= 1

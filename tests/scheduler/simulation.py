@@ -16,8 +16,9 @@ from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_l
 from quire.core.kv_format import KVFormat
 from quire.request import Output, Request
 from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
+from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.prefill_budget import PrefillBudget
-from quire.scheduler.scheduler import Scheduler, SchedulerConfig
+from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence
 from tests.support.scripted_disk import ScriptedDisk, as_host_page, from_host_page
 

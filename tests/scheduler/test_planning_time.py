@@ -11,8 +11,9 @@ from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_l
 from quire.core.kv_format import KVFormat
 from quire.request import Request
 from quire.scheduler.plan import SampledTokens, StepResult
+from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.prefill_budget import PrefillBudget
-from quire.scheduler.scheduler import Scheduler, SchedulerConfig
+from quire.scheduler.scheduler import Scheduler
 
 LENGTH = 60_000
 PLAIN = KVFormat()

@@ -30,9 +30,10 @@ from quire.models.loader import LoadedModel
 from quire.request import Failure, FinishReason, Output, Request, Score
 from quire.sampling.loops import LoopDetector
 from quire.sampling.params import check_sampling
+from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import PrefillBudget
-from quire.scheduler.scheduler import Scheduler, SchedulerConfig
+from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Proposer
 
 log = logging.getLogger("quire.engine")

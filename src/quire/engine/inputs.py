@@ -184,15 +184,14 @@ class StepInputs(_Rows):
         previous: mx.array | None,
     ) -> None:
         super().__init__(_in_row_order(plan.sequences, pools.page_tokens), layout, pools)
-        self.ending = [each for each in self.sequences if each.wanted]
+        wanted = [each.wanted for each in self.sequences]
+        self.ending = [each for each, rows in zip(self.sequences, wanted, strict=True) if rows]
         self.wanted: mx.array | None = None
         self.narrowed = False
-        if sum(each.wanted for each in self.ending) < self._total:
-            ends = [
-                range(first + each.count - each.wanted, first + each.count)
-                for first, each in zip(self._starts, self.sequences, strict=True)
-            ]
-            self.wanted = _ints([row for rows in ends for row in rows])
+        if sum(wanted) < self._total:
+            firsts = [*self._starts[1:], self._total]
+            ends = zip(firsts, wanted, strict=True)
+            self.wanted = _ints([row for end, rows in ends for row in range(end - rows, end)])
         self.positions = mx.array(_joined([each.positions for each in self.sequences]))
         self.tokens = self._gather_tokens(drawn, previous)
 

@@ -79,6 +79,7 @@ class BlockTables:
     ) -> None:
         self._groups = groups
         self._attention = attention_groups(groups)
+        self._windows = {g: spec for g, spec in self._attention.items() if not spec.sees_all}
         self._recurrent = tuple(recurrent_groups(groups))
         self._manager = manager
         self._size = block_tokens
@@ -118,11 +119,11 @@ class BlockTables:
         """Blocks for the sequence's tokens up to `end`; False changes nothing."""
         count = (end - 1) // self._size + 1
         tables = sequence.blocks.tables
-        wanted = {
-            PoolKey(group, sequence.format): missing
-            for group in self._attention
-            if (missing := count - len(tables[group].blocks)) > 0
-        }
+        wanted: dict[PoolKey, int] = {}
+        for group in self._attention:
+            missing = count - len(tables[group].blocks)
+            if missing > 0:
+                wanted[PoolKey(group, sequence.format)] = missing
         if not wanted:
             return True
         fresh = self._allocate_all(wanted)
@@ -178,10 +179,12 @@ class BlockTables:
 
     def release_passed(self, sequence: Sequence) -> None:
         """Lets go of blocks that left the window of all tokens that may still be computed."""
+        if not self._windows:
+            return
         length = sequence.progress.certain
         if self._recurrent:
             length = min(length, sequence.blocks.state_at)
-        for group, spec in self._attention.items():
+        for group, spec in self._windows.items():
             table = sequence.blocks.tables[group].blocks
             first = spec.first_needed(length) // self._size
             number = min(first, len(table)) - 1
@@ -282,7 +285,7 @@ class BlockTables:
 
     def _holds_window(self, sequence: Sequence, length: int) -> bool:
         """Whether every block is there that the token after `length` tokens sees."""
-        for group, spec in self._attention.items():
+        for group, spec in self._windows.items():
             first, end = spec.first_needed(length) // self._size, -(-length // self._size)
             if any(block is None for block in sequence.blocks.table(group)[first:end]):
                 return False

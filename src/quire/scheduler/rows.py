@@ -42,21 +42,27 @@ class PlannedRows:
     def scheduled(self, placement: Placement) -> ScheduledSequence:
         """The snapshot."""
         sequence, request = self.sequence, self.sequence.request
-        start, end, drafts = self.start, self.end, self.drafts
+        start, end, drafts = self.start, self.start + self.count, self.drafts
         tokens = sequence.progress.tokens[start:end]
         sampled, pooled = 0, 0
         sampling: tuple[RowSampling, ...] = ()
-        if self.samples:
+        samples = request.task.samples
+        if samples and self.last:
             sampled = 1 + len(drafts)
             sampling = sequence.row.rows(sequence.progress.tokens, end - len(drafts), drafts)
             if drafts:
                 tokens.extend(drafts)
-        elif not request.task.samples:
+        elif not samples:
             pooled = self.count if request.task.needs_every_row else int(self.last)
         media: tuple[PlacedImage, ...] = ()
         if request.images and start < len(request.prompt):
             media = tuple(p for p in request.images if p.start < end and p.end > start)
-        spares = sequence.blocks.spares if drafts else {}
+        snapshots: tuple[tuple[int, int], ...] = ()
+        if self.snapshots:
+            snapshots = tuple((slot.pool.group, slot.id) for slot in self.snapshots)
+        spares: tuple[tuple[int, int], ...] = ()
+        if drafts:
+            spares = tuple((group, slot.id) for group, slot in sequence.blocks.spares.items())
         return ScheduledSequence(
             request.id,
             sequence.number,
@@ -72,8 +78,8 @@ class PlannedRows:
             sampling,
             request.task,
             media,
-            tuple((slot.pool.group, slot.id) for slot in self.snapshots),
-            tuple((group, slot.id) for group, slot in spares.items()),
+            snapshots,
+            spares,
         )
 
 

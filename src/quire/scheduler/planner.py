@@ -1,0 +1,345 @@
+"""Chooses the rows of a step: who generates, who reads its prompt, who has to wait or give way."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quire.cache.block_manager import Block, BlockManager
+from quire.cache.specs import KVGroup
+from quire.request import Failure
+from quire.scheduler.block_tables import BlockTables
+from quire.scheduler.plan import StepPlan
+from quire.scheduler.prefill_budget import PrefillBudget
+from quire.scheduler.prefill_split import PrefillSplit
+from quire.scheduler.prefix_sharing import PrefixSharing
+from quire.scheduler.rows import PlannedRows, block_copies
+from quire.scheduler.sequence import Sequence, Status
+
+_LOOKED_AT = 1 << 17
+"""Prompt tokens looked up in the prefix index for one step, about 5 ms; other prompts wait."""
+
+_CATCH_UP = 16
+"""Rows that a sequence with a proposer computes as it generates: after wrong drafts a recurrent
+state is a few tokens behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Limits that the scheduler keeps.
+
+    Attributes:
+        max_context: tokens a sequence may have, prompt and answer together.
+        snapshot_every: tokens between two recurrent snapshots of a prompt.
+    """
+
+    page_tokens: int
+    max_sequences: int
+    max_context: int
+    prefix_cache: bool = True
+    snapshot_every: int = 2048
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since start."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    finished: Counter[str] = field(default_factory=Counter)
+    reuse_misses: Counter[str] = field(default_factory=Counter)
+
+
+class Planner:
+    """Owns the queues: who runs and holds blocks, and who waits.
+
+    Args:
+        fail: ends a request for which there is no room, however long it waits.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        groups: tuple[KVGroup, ...],
+        manager: BlockManager,
+        prefill_budget: PrefillBudget,
+        fail: Callable[[Sequence, Failure], None],
+    ) -> None:
+        self.running: list[Sequence] = []
+        self.waiting: deque[Sequence] = deque()
+        self.counters = Counters()
+        self.sharing = PrefixSharing(
+            groups, manager, config.page_tokens, config.snapshot_every, config.prefix_cache
+        )
+        self.tables = BlockTables(groups, manager, config.page_tokens)
+        self._config = config
+        self._manager = manager
+        self._prefill_budget = prefill_budget
+        self._prefill_split = PrefillSplit()
+        self._fail = fail
+        self._whole_images = any(group.spec.sees_whole_images for group in groups)
+        self._admitted: list[Sequence] = []
+        """Those that began to run in the plan that is being made."""
+        self._no_room: tuple[int, int] | None = None
+        """Who (`number`) found no room last, and when: not asked again before a block came back."""
+
+    def plan(self, ended: tuple[int, ...]) -> StepPlan | None:
+        """The next step, or None when no sequence can move before the host reads tokens.
+
+        Args:
+            ended: numbers of sequences that ended since the plan before.
+        """
+        self._admitted = []
+        plan: list[PlannedRows] = []
+        self._plan_generation(plan)
+        self._plan_prompts(plan)
+        copies = [pair for sequence in self._admitted for pair in sequence.blocks.copies]
+        if not plan and not copies:
+            return None
+        self.counters.steps += 1
+        return self._freeze(plan, copies, ended)
+
+    def forget(self) -> None:
+        """No block is left: whoever found no room may ask again."""
+        self._no_room = None
+
+    def vacate(self, sequence: Sequence) -> None:
+        """A running sequence gives back its blocks; what it computed stays for others to reuse."""
+        sequence.status = Status.WAITING
+        self.running.remove(sequence)
+        self.sharing.end(sequence)
+        self.tables.release(sequence)
+
+    def requeue(self, sequence: Sequence) -> None:
+        """A running sequence waits again, first in line, and computes again what is lost."""
+        self.vacate(sequence)
+        sequence.progress.computed = 0
+        self.waiting.appendleft(sequence)
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _plan_generation(self, plan: list[PlannedRows]) -> None:
+        for sequence in list(self.running):
+            progress = sequence.progress
+            start, count = progress.computed, progress.known - progress.computed
+            if count > 1 and sequence.proposer is None:
+                continue  # it reads its prompt
+            if not self._may_sample(sequence) or not _generates(sequence, count):
+                continue
+            drafts: tuple[int, ...] = ()
+            if sequence.proposer is not None:
+                drafts = self._propose(sequence, sum(rows.count for rows in plan))
+            rows = PlannedRows(sequence, start, count + len(drafts), True, drafts)
+            if self._make_room(rows, plan):
+                plan.append(rows)
+
+    def _may_sample(self, sequence: Sequence) -> bool:
+        progress, request = sequence.progress, sequence.request
+        if sequence.status is not Status.RUNNING or not request.task.samples:
+            return False
+        if progress.pending and (sequence.constraint or sequence.proposer):
+            return False  # the host must read the last token before it can say what may follow
+        limit = min(progress.prompt_length + request.max_tokens, sequence.max_context)
+        return progress.known < limit
+
+    def _propose(self, sequence: Sequence, planned: int) -> tuple[int, ...]:
+        """Drafts for the next rows, as many as there is room for without taking any from others.
+
+        Args:
+            planned: rows of the step so far.
+        """
+        progress = sequence.progress
+        most = min(
+            sequence.request.max_tokens - progress.generated,
+            sequence.max_context - progress.known,
+            self.tables.most_drafts(sequence) + 1,
+            self._prefill_budget.room(planned),
+        )
+        if sequence.proposer is None or sequence.constraint is not None or most <= 1:
+            return ()
+        drafts = tuple(sequence.proposer.propose(progress.tokens, most - 1))[: most - 1]
+        end = progress.known + len(drafts)
+        if self.tables.reserve_spares(sequence) and self.tables.extend(sequence, end):
+            return drafts
+        self.tables.drop_spares(sequence)
+        return ()
+
+    def _plan_prompts(self, plan: list[PlannedRows]) -> None:
+        # A sequence that resumes after pre-emption reads its own answer like a prompt. One with
+        # a single token to go was planned as a generating row.
+        prompts = [sequence for sequence in self.running if _reads(sequence)]
+        generating = sum(rows.count for rows in plan)
+        budget = self._prefill_budget.prompt_budget(generating, len(prompts) + len(self.waiting))
+        self._admit(prompts, plan, budget)
+        wants = [len(s.progress.tokens) - s.progress.computed for s in prompts]
+        shares = self._prefill_split.split(budget, wants, self._prefill_budget.room(generating))
+        for sequence, share in zip(prompts, shares, strict=True):
+            if share == 0 or sequence.status is not Status.RUNNING:
+                continue
+            images = 1 if generating else None
+            share = min(share, self.sharing.until_snapshot(sequence))
+            rows = self._chunk(sequence, share, images)
+            fits = self.tables.extend(sequence, rows.end)
+            while not fits and rows.count > self._config.page_tokens:
+                smaller = self._chunk(sequence, rows.count // 2, images)
+                if smaller.count == rows.count:
+                    break  # a single image
+                rows, fits = smaller, self.tables.extend(sequence, smaller.end)
+            if fits or self._make_room(rows, plan):
+                plan.append(rows)
+
+    def _chunk(self, sequence: Sequence, count: int, images: int | None) -> PlannedRows:
+        """The next `count` tokens of a prompt, or somewhat more or fewer where there are images.
+
+        Args:
+            images: how many may be read, for their encoder takes time; None is no limit.
+        """
+        start = sequence.progress.computed
+        end = start + count
+        read = [p for p in sequence.request.images if p.start < end and p.end > start]
+        if images is not None and len(read) > images:
+            end = read[images].start
+        if self._whole_images and read and read[-1].start < end < read[-1].end:
+            end = read[-1].start if read[-1].start > start else read[-1].end
+        return PlannedRows(sequence, start, end - start, end == len(sequence.progress.tokens))
+
+    def _admit(self, prompts: list[Sequence], plan: list[PlannedRows], budget: int) -> None:
+        """Moves waiting sequences to `prompts`, first come first served, while memory allows."""
+        deferred: list[Sequence] = []
+        looked_at = 0
+        while self.waiting and len(self.running) < self._config.max_sequences:
+            if len(prompts) >= max(1, budget):
+                break
+            sequence = self.waiting[0]
+            progress = sequence.progress
+            if progress.pending or self.sharing.must_wait(sequence):
+                deferred.append(self.waiting.popleft())
+                continue
+            if looked_at > _LOOKED_AT or (sequence.number, self._manager.returned) == self._no_room:
+                break
+            looked_at += len(progress.tokens)
+            match = self.sharing.match(sequence)
+            if match is None:
+                deferred.append(self.waiting.popleft())
+                continue
+            if not self.tables.admit(sequence, match):
+                if self.running or sequence.prefix.ignored:
+                    self._no_room = sequence.number, self._manager.returned
+                    break
+                # Nobody will make room, and what it would reuse takes some.
+                self.sharing.ignore(sequence, "evicted")
+                continue
+            self.waiting.popleft()
+            progress.computed = match.length
+            if self.sharing.begin(sequence, match):
+                self._count_start(sequence)
+            sequence.status = Status.RUNNING
+            self._admitted.append(sequence)
+            self.running.append(sequence)
+            self.running.sort(key=lambda s: s.number)
+            prompts.append(sequence)
+        self.waiting.extendleft(reversed(deferred))
+        prompts.sort(key=lambda s: s.number)
+
+    def _count_start(self, sequence: Sequence) -> None:
+        self.counters.prompt_tokens += sequence.progress.prompt_length
+        self.counters.cached_tokens += sequence.prefix.cached
+        if sequence.prefix.reason:
+            self.counters.reuse_misses[sequence.prefix.reason.split(" at ")[0]] += 1
+
+    # -- room ----------------------------------------------------------------------------------
+
+    def _make_room(self, rows: PlannedRows, plan: list[PlannedRows]) -> bool:
+        """Blocks for rows, taken from the youngest sequences if need be.
+
+        False when the sequence itself was the youngest and had to give way.
+        """
+        sequence = rows.sequence
+        while not self.tables.extend(sequence, rows.end):
+            if self.tables.drop_spares(sequence):
+                continue  # rows with drafts have their blocks already
+            youngest = self.running[-1]
+            if youngest is sequence and len(self.running) == 1:
+                if youngest.prefix.ignored:
+                    failure = Failure("the KV memory budget cannot hold this request", 500)
+                    self._fail(youngest, failure)
+                    return False
+                # What it copies from in this plan is in its way.
+                self.sharing.ignore(youngest, "evicted")
+            self._preempt(youngest, plan)
+            if youngest is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence, plan: list[PlannedRows]) -> None:
+        """Takes a sequence's blocks; it waits, first in line, and computes again what is lost."""
+        self.counters.preemptions += 1
+        plan[:] = [rows for rows in plan if rows.sequence is not sequence]
+        if self.tables.drop_copies(sequence):
+            # It began in this plan, and what it was to copy never came.
+            sequence.progress.computed = 0
+        self.requeue(sequence)
+
+    # -- after a plan --------------------------------------------------------------------------
+
+    def _advance(self, rows: PlannedRows) -> None:
+        """Marks the rows as computed; what follows in a later step may rely on it."""
+        sequence, progress = rows.sequence, rows.sequence.progress
+        progress.computed = rows.end
+        if rows.samples:
+            progress.pending += 1
+            progress.drafts = rows.drafts
+        self.tables.advance(sequence)
+        self.sharing.register(sequence)
+        rows.snapshots = self.sharing.save_states(sequence)
+        if rows.last:
+            self.sharing.prompt_done(sequence)
+
+    def _freeze(
+        self,
+        plan: list[PlannedRows],
+        copies: list[tuple[Block, Block]],
+        ended: tuple[int, ...],
+    ) -> StepPlan:
+        """The plan as a snapshot. Block ids are read last: making room may have changed them."""
+        for rows in plan:
+            self._advance(rows)
+        changes = self._manager.take_changes()
+        frozen = StepPlan(
+            tuple(rows.scheduled(self.tables.place(rows.sequence)) for rows in plan),
+            changes,
+            block_copies(copies),
+            ended,
+        )
+        # A block that goes now is not written before the next plan hands it out again.
+        for rows in plan:
+            self.tables.release_passed(rows.sequence)
+            if rows.snapshots:
+                self._manager.release_all(rows.snapshots)
+        for sequence in self._admitted:
+            self.tables.drop_copies(sequence)
+        return frozen
+
+
+def _generates(sequence: Sequence, behind: int) -> bool:
+    """Whether the next rows are the last known token's, and perhaps a few before it.
+
+    Args:
+        behind: known tokens that are not computed.
+    """
+    if behind == 1 or sequence.proposer is None:
+        return behind == 1
+    return sequence.progress.generated > 0 and 0 < behind <= _CATCH_UP
+
+
+def _reads(sequence: Sequence) -> bool:
+    """Whether a part of the prompt, or of an answer to resume, is to be computed."""
+    progress = sequence.progress
+    behind = progress.known - progress.computed
+    if behind <= 1:
+        return behind == 1 and not sequence.request.task.samples
+    return not _generates(sequence, behind)
