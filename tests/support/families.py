@@ -9,7 +9,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 SHAPE: dict[str, Any] = {
     "vocab_size": 256,
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -86,6 +86,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen2_moe": _config(
         "qwen2_moe", **EXPERTS, shared_expert_intermediate_size=48, mlp_only_layers=[1]
     ),
+    "qwen2_moe-sparse": _config("qwen2_moe", **EXPERTS, shared_expert_intermediate_size=64),
     "qwen2_moe-normalised": _config(
         "qwen2_moe",
         **EXPERTS,
@@ -166,8 +167,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     ),
     "seed_oss": _config("seed_oss", head_dim=16, attention_out_bias=True),
     "arcee": _config("arcee", mlp_bias=True),
-    "exaone4": _config("exaone4", sliding_window=24, layer_types=MIXED, head_dim=16),
-    "exaone4-full": _config("exaone4", sliding_window=None, layer_types=[FULL] * 3),
+    "exaone4": _config(
+        "exaone4",
+        sliding_window=24,
+        sliding_window_pattern="LG",
+        layer_types=MIXED,
+        head_dim=16,
+    ),
+    "exaone4-full": _config("exaone4", sliding_window=None, layer_types=[FULL] * 3, head_dim=16),
     "ernie4_5": _config("ernie4_5", head_dim=16, use_bias=True),
     "ernie4_5_moe": _config(
         "ernie4_5_moe",

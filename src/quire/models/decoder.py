@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+
 import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import LayerSpec
-from quire.models.base import LanguageModel, Module, Step
+from quire.models.base import LanguageModel, Module, Step, named_parameters
 from quire.models.description import Description, Placement
 from quire.models.layers import embed, project_logits
 from quire.models.names import Names, translate
 from quire.models.rope import Rope, Rotate
+
+log = logging.getLogger("quire.models")
 
 
 class DecoderLayer(Module):
@@ -148,4 +152,9 @@ class DecoderModel(LanguageModel):
         return project_logits(hidden, self.model.embed_tokens, self.lm_head, whole.logit_softcap)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        return translate(weights, self.description, self._names)
+        ready = translate(weights, self.description, self._names)
+        for name, place in named_parameters(self).items():
+            if name not in ready and name.endswith(self._names.zero_if_absent):
+                log.warning("The checkpoint has no %s: taken as zero, as its converter did", name)
+                ready[name] = mx.zeros_like(place)
+        return ready

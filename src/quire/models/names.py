@@ -38,6 +38,7 @@ class Names:
             rows each has; the last takes what is left.
         unused: beginnings of names, without `model.`, of what nothing here reads.
         less_one: ends of names of what is stored less one.
+        zero_if_absent: ends of names of what conversions leave out where it may be zero.
         prepare: changes what no other rule describes. It gets the checkpoint's own names.
     """
 
@@ -45,6 +46,7 @@ class Names:
     fused: Mapping[str, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     less_one: tuple[str, ...] = ()
+    zero_if_absent: tuple[str, ...] = ()
     prepare: Callable[[Weights], Weights] | None = None
 
 

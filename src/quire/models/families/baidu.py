@@ -59,6 +59,7 @@ def ernie4_5_moe(s: Settings) -> LanguageModel:
             "moe_statics.e_score_correction_bias": "e_score_correction_bias",
         },
         unused=("mtp",),
+        zero_if_absent=("e_score_correction_bias",),  # mlx-lm's conversions
         prepare=_flat,
     )
     return decoder(s, layers, names, tied=True, norm=rms(s, 1e-5))

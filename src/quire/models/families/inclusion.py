@@ -19,8 +19,10 @@ from quire.models.settings import Settings
 
 
 def bailing_moe(s: Settings) -> LanguageModel:
-    for name in ("use_qk_norm", "norm_head", "norm_softmax", "rope_interleaved"):
+    for name in ("use_qk_norm", "norm_head", "norm_softmax", "moe_router_enable_expert_bias"):
         s.only(name, False)
+    s.only("score_function", "softmax")
+    s.only("routed_scaling_factor", 1.0)
     usual = attention(
         s,
         qkv_bias=s.flag("use_qkv_bias", default=False),
@@ -37,6 +39,7 @@ def bailing_moe(s: Settings) -> LanguageModel:
             "attention": "self_attn",
             "attention.dense": "self_attn.o_proj",
             "shared_experts": "shared_expert",
+            "gate.gate_proj": "gate",  # mlx-lm's
         },
         fused={"query_key_value": query_key_value(usual)},
     )

@@ -63,6 +63,7 @@ def phi3(s: Settings) -> LanguageModel:
 
 
 def phimoe(s: Settings) -> LanguageModel:
+    s = s.filled(num_experts_per_tok=2)
     s.only("num_experts_per_tok", 2)
     usual = attention(s, rope=s.rope(theta=1e6), window=s.window())
     router = SparseMixer(s.number("router_jitter_noise", default=0.01))

@@ -29,6 +29,7 @@ def mistral(s: Settings) -> LanguageModel:
 
 
 def mixtral(s: Settings) -> LanguageModel:
+    s = s.filled(num_experts_per_tok=2)
     router = SoftmaxRouter(s.integer("num_experts_per_tok"), normalise=True)
     usual = attention(s, window=s.window(), rope=s.rope(theta=1e6))
     layers = alike(

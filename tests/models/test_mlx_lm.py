@@ -1,0 +1,123 @@
+"""Conversions to MLX, plain and packed, by the library that makes them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+
+from quire.models.loader import open_model
+from tests.models.solo import solo_logits
+from tests.support.families import CONFIGS, ROUTED, SHAPE
+
+pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+for library in ("torch", "transformers", "mlx_lm"):
+    pytest.importorskip(library, reason=f"the oracle needs {library}")
+
+from mlx_lm.utils import _get_classes, dequantize_model, load_model, quantize_model  # noqa: E402
+from transformers import AutoConfig  # noqa: E402
+
+from tests.models import oracle  # noqa: E402
+
+PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(45)]
+NEEDED = {"rope_theta": 10000.0, "rope_scaling": None, "partial_rotary_factor": 0.5}
+"""Keys that mlx-lm's argument classes ask for and new configurations do not have."""
+
+NOT_THERE = {
+    "phi-qk-norm": "mlx-lm has no such norm",
+    "cohere-qk-norm": "mlx-lm has no such norm",
+    "gemma3_text": "mlx-lm wants all six layers of a pattern",
+    "qwen2_moe": "mlx-lm has no dense layers",
+    "qwen2_moe-normalised": "mlx-lm has no dense layers",
+}
+CHANGED = {"ernie4_5_moe"}  # mlx-lm leaves out what corrects the router's choice
+
+
+def _known(name: str) -> bool:
+    model_type = CONFIGS[name]["model_type"]
+    return importlib.util.find_spec(f"mlx_lm.models.{model_type}") is not None
+
+
+def _save(model: nn.Module, folder: Path, config: dict[str, Any], **more: Any) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config | more))
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if _known(name)])
+def test_conversions_compute_the_same(name: str, tmp_path: Path) -> None:
+    if name in NOT_THERE:
+        pytest.skip(NOT_THERE[name])
+    original = tmp_path / "original"
+    reference = oracle.save_random(AutoConfig.for_model(**deepcopy(CONFIGS[name])), original)
+    config = json.loads((original / "config.json").read_text())
+    model, _ = load_model(original, model_config=NEEDED | deepcopy(CONFIGS[name]))
+
+    plain = open_model(_save(model, tmp_path / "plain", config)).model
+    packed_model, packing = quantize_model(model, dict(config), group_size=32, bits=8)
+    packed = open_model(_save(packed_model, tmp_path / "packed", packing)).model
+    unpacked_model = dequantize_model(packed_model)
+    unpacked = open_model(_save(unpacked_model, tmp_path / "unpacked", config)).model
+
+    if name not in CHANGED:
+        theirs = oracle.reference_logits(reference, PROMPT)
+        assert mx.max(mx.abs(solo_logits(plain, PROMPT) - theirs)).item() < 1e-4
+    difference = solo_logits(packed, PROMPT) - solo_logits(unpacked, PROMPT)
+    assert mx.max(mx.abs(difference)).item() < 1e-3
+    assert any("scales" in path for path, _ in tree_flatten(packed.parameters()))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SHAPE
+        | {
+            "model_type": "minicpm",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "dim_model_base": 16,
+            "scale_depth": 1.4,
+            "scale_emb": 12.0,
+            "tie_word_embeddings": False,
+        },
+        SHAPE
+        | ROUTED
+        | {
+            "model_type": "bailing_moe",
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "num_experts": 8,
+            "num_shared_experts": 2,
+            "routed_scaling_factor": 1.0,
+            "use_qkv_bias": True,
+        },
+    ],
+    ids=lambda config: config["model_type"],
+)
+def test_what_transformers_lacks_computes_as_in_mlx_lm(
+    config: dict[str, Any], tmp_path: Path
+) -> None:
+    model_class, arguments = _get_classes(config)
+    model = model_class(arguments.from_dict(config))
+    key = mx.random.key(0)
+    drawn = []
+    for path, place in tree_flatten(model.parameters()):
+        key, draw = mx.random.split(key)
+        noise = mx.random.normal(place.shape, key=draw)
+        spread = 0.04 if "embed" in path else 1.5 * place.shape[-1] ** -0.5
+        drawn.append((path, 1.0 + 0.1 * noise if place.ndim == 1 else spread * noise))
+    model.load_weights(drawn)
+
+    ours = solo_logits(open_model(_save(model, tmp_path / "model", config)).model, PROMPT)
+    theirs = model(mx.array([PROMPT]))[0]
+
+    assert mx.max(mx.abs(ours - theirs)).item() < 1e-4 * mx.max(mx.abs(theirs)).item()
