@@ -80,6 +80,7 @@ class ServerConfig:
         allow_media_hosts: whether http(s) URLs are fetched, from public addresses.
         media_folders: where `file://` URLs may read; empty is nowhere.
         media_timeout_s: for fetching one item, redirects included.
+        stop_grace_s: for answers in flight when the server is told to end.
         cors_origins: of web pages that may ask; empty is none, "*" is all.
         allowed_hosts: names that the Host header may hold beside this machine's own; "*" is all.
         share_prefixes: whether API keys read what others have computed.
@@ -111,6 +112,7 @@ class ServerConfig:
     media_folders: tuple[str, ...] = ()
     media_timeout_s: float = 20.0
     request_deadline_s: float | None = None
+    stop_grace_s: float = 30.0
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
     share_prefixes: bool = False

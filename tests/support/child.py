@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +74,10 @@ def running(folder: Path, module: str, *arguments: str) -> Iterator[Child]:
         url = _wait_ready(process, log)
         yield Child(url, process, time.monotonic() - started, log)
     finally:
-        process.terminate()
+        for _ in range(2):  # the second ends what is still in flight
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)
         process.wait(20)
 
 

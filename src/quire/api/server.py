@@ -12,14 +12,13 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.api.app import build_app
+from quire.api.stopping import StoppingServer
 from quire.config import EngineConfig, ServerConfig
 from quire.engine.assembly import assemble
 from quire.engine.process import WORKER, ProcessEngine
 from quire.errors import QuireError
 
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
-_LAST_ANSWERS_S = 4  # for answers in flight when the server is told to end
-_LAST_WRITES_S = 2  # for their errors to be written, to readers that read
 _MAX_HEAD = 128 << 10  # bytes
 
 
@@ -80,23 +79,6 @@ def _bind(config: ServerConfig) -> socket.socket:
     return listener
 
 
-class _Server(uvicorn.Server):
-    """Lets what is in flight end by itself for a while, then by an error, but never without."""
-
-    def __init__(self, config: uvicorn.Config, client: ProcessEngine) -> None:
-        super().__init__(config)
-        self._client = client
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        ending = asyncio.create_task(self._end_answers())
-        await super().shutdown(sockets)
-        ending.cancel()
-
-    async def _end_answers(self) -> None:
-        await asyncio.sleep(_LAST_ANSWERS_S)
-        await self._client.close()
-
-
 async def _serve(
     engine: EngineConfig, config: ServerConfig, listener: socket.socket, worker: str
 ) -> int:
@@ -108,16 +90,16 @@ async def _serve(
         raise
     gc.collect()
     gc.freeze()  # as in `engine.worker`
-    server = _Server(
+    server = StoppingServer(
         uvicorn.Config(
             build_app(service, config),
             http=BoundedHead,
             log_level="warning",
             access_log=False,
-            timeout_graceful_shutdown=_LAST_ANSWERS_S + _LAST_WRITES_S,
             lifespan="on",
         ),
         client,
+        config.stop_grace_s,
     )
     watch = asyncio.create_task(_stop_when_broken(client, server))
     listener.listen()  # whoever reads the next line may connect at once

@@ -183,6 +183,13 @@ def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
         help="requests in flight before others get a 429; default: %(default)s",
     )
     add("--request-timeout", type=duration, metavar="SECONDS", help="for one answer; default: none")
+    add(
+        "--stop-grace",
+        type=duration,
+        default=defaults.stop_grace_s,
+        metavar="SECONDS",
+        help="for answers in flight when the server is told to end; default: %(default)g",
+    )
     add("--max-body", type=byte_count, default="32MiB", metavar="BYTES", help="default: 32MiB")
     add(
         "--max-messages",
@@ -259,8 +266,11 @@ def run(args: argparse.Namespace) -> int:
     # Here, because every command loads this module and no other needs a web server.
     from quire.api.auth import check_exposure
     from quire.api.server import serve
+    from quire.text.dialects import named
 
     check_exposure(server, said_twice=args.allow_anyone)
+    if server.dialect is not None:
+        named(server.dialect)  # a wrong name is known before the weights are loaded
     return serve(engine, server)
 
 
@@ -307,6 +317,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         media_folders=tuple(_folder(each, "--media-folder") for each in args.media_folder),
         media_timeout_s=args.media_timeout,
         request_deadline_s=args.request_timeout,
+        stop_grace_s=args.stop_grace,
         cors_origins=tuple(args.cors_origin),
         allowed_hosts=tuple(args.allowed_host),
         share_prefixes=args.share_prefixes,

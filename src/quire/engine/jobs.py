@@ -198,6 +198,7 @@ class _Parent:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | _ENVIRONMENT,
+                process_group=0,  # out of reach of a terminal's Ctrl-C
             )
         ours.setblocking(False)
         parent = cls(process, ours)

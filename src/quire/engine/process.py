@@ -143,7 +143,10 @@ class ProcessEngine:
         """
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", worker, str(theirs.fileno())]
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        # In a group of its own, which a terminal's Ctrl-C does not reach: this process decides.
+        process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
+        )
         theirs.close()
         ours.setblocking(False)
         engine = cls(process, ours)
@@ -198,13 +201,18 @@ class ProcessEngine:
         return stats
 
     async def close(self) -> None:
-        """Ends the process; what is in flight fails. May be called again."""
+        """Ends the process; what is in flight fails. May be called again.
+
+        One that still opens its model has nothing to lose and is not waited for.
+        """
         if not self._closing:
             self._closing = True
             self._loop.remove_reader(self._pipe)
             self._loop.remove_writer(self._pipe)
             self._pipe.close()
             self._break("the server is shutting down")
+        if self._opened.exception() is not None:
+            self._process.kill()
         try:
             await asyncio.to_thread(self._process.wait, _GRACE_S)
         except subprocess.TimeoutExpired:
@@ -246,6 +254,7 @@ class ProcessEngine:
             elif isinstance(message, Ready):
                 self._opened.set_result(message.info)
             elif isinstance(message, Refused):
+                self._failure = message.message  # so that its end is no news
                 self._opened.set_exception(ModelError(message.message))
             elif isinstance(message, Broken):
                 self._break(message.message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -66,12 +67,14 @@ def main() -> int:
     try:
         engine = open_engine(opening[0].config)
     except QuireError as error:
-        pipe.sendall(encode(Refused(str(error))))
+        with contextlib.suppress(ConnectionError):  # nobody waits for it any more
+            pipe.sendall(encode(Refused(str(error))))
         return 1
     # What is here now stays. The collector need not look at it again, while streams wait for it.
     gc.collect()
     gc.freeze()
-    pipe.sendall(encode(Ready(engine.info)))
+    with contextlib.suppress(ConnectionError):
+        pipe.sendall(encode(Ready(engine.info)))
     return _Worker(pipe, frames, engine).run()
 
 

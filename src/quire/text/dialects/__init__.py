@@ -16,7 +16,7 @@ from quire.text.dialects.mistral import MISTRAL
 from quire.text.dialects.none import NONE
 from quire.text.dialects.qwen import QWEN3, QWEN3_CODER
 
-__all__ = ["DIALECTS", "NONE", "Call", "Dialect", "Parser", "Tool", "Vocabulary", "choose"]
+__all__ = ["DIALECTS", "NONE", "Call", "Dialect", "Parser", "Tool", "Vocabulary", "choose", "named"]
 
 # In the order in which they are asked whether they know a template: the more special first.
 DIALECTS: dict[str, Dialect] = {
@@ -38,6 +38,17 @@ DIALECTS: dict[str, Dialect] = {
 }
 
 
+def named(name: str) -> Dialect:
+    """The dialect of a name.
+
+    Raises:
+        ModelError: there is none.
+    """
+    if name not in DIALECTS:
+        raise ModelError(f"no dialect {name!r}; there are {', '.join(DIALECTS)}")
+    return DIALECTS[name]
+
+
 def choose(template: str, model_type: str, override: str | None = None) -> Dialect:
     """The dialect of a model.
 
@@ -50,7 +61,5 @@ def choose(template: str, model_type: str, override: str | None = None) -> Diale
         ModelError: no dialect has the name `override`.
     """
     if override is not None:
-        if override not in DIALECTS:
-            raise ModelError(f"no dialect {override!r}; there are {', '.join(DIALECTS)}")
-        return DIALECTS[override]
+        return named(override)
     return next(d for d in DIALECTS.values() if d.recognises(template, model_type))

@@ -1,0 +1,77 @@
+"""How the server ends: answers in flight get a while to end, then they end with an error."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+import uvicorn
+
+from quire.engine.process import ProcessEngine
+
+_LAST_WRITES_S = 2.0
+"""For the errors of answers that were ended to be written, to readers that read."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class StoppingServer(uvicorn.Server):
+    """Ends at the first SIGINT or SIGTERM when all is answered, at the second one at once.
+
+    Args:
+        client: the engine; what is in flight ends with an error when it is closed.
+        grace_s: how long answers may go on after the first signal.
+    """
+
+    def __init__(self, config: uvicorn.Config, client: ProcessEngine, grace_s: float) -> None:
+        super().__init__(config)
+        self._client = client
+        self._grace_s = grace_s
+        self._now = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Takes the signals by the event loop: no handler of Python's runs between two lines."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._told)
+        try:
+            yield
+        finally:
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)  # there is nothing left to be stopped
+
+    def _told(self) -> None:
+        if self.should_exit:
+            self._now.set()
+            return
+        self.should_exit = True
+        if count := len(self.server_state.tasks):
+            answers = "1 answer has" if count == 1 else f"{count} answers have"
+            _say(f"stopping: {answers} {self._grace_s:g} s to end; Ctrl-C again ends them now")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Takes no more connections; returns when those that are open have ended."""
+        ending = asyncio.create_task(self._end_answers())
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end_answers(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._now.wait(), self._grace_s)
+        if count := len(self.server_state.tasks):
+            _say(f"ending {count} with an error")
+        closing = asyncio.create_task(self._client.close())
+        await asyncio.sleep(_LAST_WRITES_S)
+        for connection in list(self.server_state.connections):
+            if (transport := getattr(connection, "transport", None)) is not None:
+                transport.abort()  # its reader does not read
+        await closing
+
+
+def _say(text: str) -> None:
+    print(f"quire: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,124 @@
+"""Ctrl-C and SIGTERM: what is in flight is told about, may end, and nothing prints a trace."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.client import Client, Streamed
+from tests.support.child import Child, quire_serve
+
+_PROMPT = "Once upon a time there was a"
+_TOKENS = 300
+
+
+@dataclass
+class InFlight:
+    """An answer that was being streamed when the block began."""
+
+    answer: Streamed
+
+
+@contextmanager
+def streaming(child: Child) -> Iterator[InFlight]:
+    """A stream that has begun; it has ended when the block is left."""
+    begun, flight = threading.Event(), InFlight(Streamed())
+
+    def stream() -> None:
+        with Client(child.url) as client:
+            fields = {"max_tokens": _TOKENS, "ignore_eos": True}
+            flight.answer = client.stream(_PROMPT, lambda _: begun.set(), **fields)
+
+    thread = threading.Thread(target=stream)
+    thread.start()
+    assert begun.wait(60)
+    yield flight
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_answer_in_flight_ends_by_itself(tmp_path: Path, number: signal.Signals) -> None:
+    with quire_serve(tmp_path, "--stop-grace", "200") as child:
+        with streaming(child) as flight:
+            child.process.send_signal(number)
+            assert child.process.wait(200) == 0
+        assert flight.answer.finish == "length"
+        assert flight.answer.error is None
+        said = child.log.read_text()
+    assert "quire: stopping: 1 answer has 200 s to end; Ctrl-C again ends them now" in said
+    assert "Traceback" not in said
+
+
+def test_a_second_signal_ends_answers_with_an_error(tmp_path: Path) -> None:
+    with quire_serve(tmp_path) as child:
+        with streaming(child) as flight:
+            child.process.send_signal(signal.SIGINT)
+            _wait_for(child.log, "stopping: 1 answer")
+            child.process.send_signal(signal.SIGINT)
+            assert child.process.wait(60) == 0
+        assert flight.answer.error is not None
+        assert "shutting down" in flight.answer.error["message"]
+        lines = child.log.read_text().splitlines()
+    assert len(lines) < 8, lines
+    assert not any("Traceback" in line for line in lines)
+
+
+def test_a_grace_that_is_over_ends_answers_too(tmp_path: Path) -> None:
+    with quire_serve(tmp_path, "--stop-grace", "0.05") as child:
+        with streaming(child) as flight:
+            child.process.send_signal(signal.SIGTERM)
+            assert child.process.wait(60) == 0
+        assert flight.answer.error is not None
+        assert "1 answer has 0.05 s to end" in child.log.read_text()
+
+
+def test_an_idle_server_ends_without_a_word(tmp_path: Path) -> None:
+    with quire_serve(tmp_path) as child:
+        before = child.log.read_text()
+        child.process.send_signal(signal.SIGINT)
+        assert child.process.wait(60) == 0
+        assert child.log.read_text() == before
+
+
+def test_ctrl_c_while_loading(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--log-level", "warning"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, process_group=0)
+    server = psutil.Process(process.pid)
+    while not server.children():  # the engine's, which opens the model
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.01)
+    engine = server.children()[0]
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert log.read_text() == ""
+    assert not engine.is_running()
+
+
+def test_a_bad_model_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba9"}')
+    command = [sys.executable, "-m", "quire", "serve", str(tmp_path), "--port", "0"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1
+    said = [line for line in result.stderr.splitlines() if " INFO " not in line]
+    assert len(said) == 1, said
+    assert "mamba9" in said[0]
+
+
+def _wait_for(log: Path, text: str) -> None:
+    deadline = time.monotonic() + 60
+    while text not in log.read_text():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.01)
