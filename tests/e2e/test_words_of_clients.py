@@ -1,4 +1,4 @@
-"""What clients act on, by the official SDKs, of a served model: overflow, defaults, passed fields."""
+"""What clients act on, by the official SDKs: overflow, defaults of sampling, passed fields."""
 
 from __future__ import annotations
 
