@@ -7,6 +7,8 @@ means that the engine itself cannot go on.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class QuireError(Exception):
     """Root of every error that Quire raises on purpose."""
@@ -33,6 +35,14 @@ class RequestError(QuireError):
         self.message = message
         self.param = param
         self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled without a call of `__init__`, whose arguments differ from class to class."""
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[RequestError], args: tuple[object, ...]) -> RequestError:
+    return kind.__new__(kind, *args)
 
 
 class ContextOverflow(RequestError):

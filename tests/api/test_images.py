@@ -56,18 +56,18 @@ def _without_images(spec: Generation) -> Generation:
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
     """What the service was asked for; it answers as if the images were words."""
     heard: list[Generation] = []
-    start, tokens = Service.start, Service.tokens
+    prepare, tokens = Service.prepare, Service.tokens
 
-    async def spy_start(self: Service, spec: Generation) -> Any:
+    async def spy_prepare(self: Service, spec: Generation, *, light: bool) -> Any:
         heard.append(spec)
-        return await start(self, _without_images(spec))
+        return await prepare(self, _without_images(spec), light=light)
 
-    async def spy_tokens(self: Service, spec: Generation) -> Any:
+    async def spy_tokens(self: Service, spec: Generation, *, light: bool) -> Any:
         if _without_images(spec) != spec:
             heard.append(spec)
-        return await tokens(self, _without_images(spec))
+        return await tokens(self, _without_images(spec), light=light)
 
-    monkeypatch.setattr(Service, "start", spy_start)
+    monkeypatch.setattr(Service, "prepare", spy_prepare)
     monkeypatch.setattr(Service, "tokens", spy_tokens)
     monkeypatch.setattr(Service, "modalities", ("text", "image"))
     return heard

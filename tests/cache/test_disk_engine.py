@@ -259,7 +259,7 @@ async def test_a_process_that_ends_leaves_its_pages(tmp_path: Path) -> None:
     cached = []
     for number in range(2):
         engine = await ProcessEngine.start(settings, "warning")
-        ticket = engine.submit(replace(LONG, id=f"r{number}"))
+        (ticket,) = engine.submit([replace(LONG, id=f"r{number}")])
         outputs = [output async for output in ticket]
         cached.append(outputs[-1].cached_tokens)
         await engine.close()

@@ -78,7 +78,10 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.tickets: list[ScriptedTicket] = []
 
-    def submit(self, request: Request) -> ScriptedTicket:
+    def submit(self, requests: Sequence[Request]) -> list[ScriptedTicket]:
+        return [self._submit(request) for request in requests]
+
+    def _submit(self, request: Request) -> ScriptedTicket:
         ticket = ScriptedTicket()
         self.requests.append(request)
         self.tickets.append(ticket)

@@ -23,7 +23,7 @@ from quire.text.events import (
     Usage,
 )
 from quire.text.output import OutputStream, fold
-from quire.text.stops import StopMatcher
+from quire.text.stops import StopMatcher, StopStrings
 from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, answer, encode, tokenizer, vocabulary
 
 CALL = '<tool_call>{"name": "now", "arguments": {"stop": "END"}}</tool_call>'
@@ -31,7 +31,7 @@ CALL = '<tool_call>{"name": "now", "arguments": {"stop": "END"}}</tool_call>'
 
 def stream(stops: Sequence[str] = (), dialect: str = "qwen3") -> OutputStream:
     parser = DIALECTS[dialect].parser([], TOOLS, vocabulary(dialect))
-    return OutputStream(Detokenizer(tokenizer(dialect)), parser, StopMatcher(stops))
+    return OutputStream(Detokenizer(tokenizer(dialect)), parser, StopMatcher(StopStrings(stops)))
 
 
 def outputs(text: str, **last: object) -> list[Output]:

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import RequestError
-from quire.text.stops import StopMatcher
+from quire.text.stops import StopMatcher, StopStrings
 
 
 def run(stops: list[str], pieces: list[str]) -> tuple[list[str], str | None]:
     """What is sent for each piece, the flush last, and the stop string that matched."""
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(StopStrings(stops))
     sent = []
     for piece in pieces:
         safe, stop = matcher.feed(piece)
@@ -51,7 +51,7 @@ def test_as_found_in_the_whole_however_it_is_cut(
 @given(stops=STOPS, text=LETTERS)
 @settings(max_examples=300, deadline=None)
 def test_holds_back_no_more_than_may_be_a_stop_string(stops: list[str], text: str) -> None:
-    matcher = StopMatcher(stops)
+    matcher = StopMatcher(StopStrings(stops))
     sent = ""
     for position, character in enumerate(text, start=1):
         safe, stop = matcher.feed(character)
@@ -80,7 +80,7 @@ def test_no_stop_strings_hold_nothing() -> None:
 
 
 def test_nothing_comes_after_a_match() -> None:
-    matcher = StopMatcher(["x"])
+    matcher = StopMatcher(StopStrings(["x"]))
     assert matcher.feed("axb") == ("a", "x")
     assert matcher.feed("more") == ("", "x")
     assert matcher.flush() == ""
@@ -92,7 +92,7 @@ def test_of_those_that_end_together_the_longest_wins() -> None:
 
 def test_an_empty_stop_string_is_refused_by_name() -> None:
     with pytest.raises(RequestError) as refused:
-        StopMatcher(["a", ""])
+        StopStrings(["a", ""])
     assert refused.value.param == "stop"
 
 
@@ -100,7 +100,7 @@ def test_linear_in_the_text_where_searching_again_would_not_be() -> None:
     stops = ["a" * 400 + "b"]
     took = []
     for length in (20_000, 80_000):
-        matcher = StopMatcher(stops)
+        matcher = StopMatcher(StopStrings(stops))
         start = time.process_time()
         for _ in range(length // 10):
             matcher.feed("a" * 10)

@@ -26,6 +26,12 @@ IGNORED_HEADER = b"x-quire-ignored-fields"
 """Tells a client which fields of its request had no effect."""
 
 
+def notes(scope: Scope) -> dict[str, Any]:
+    """What was noted of the request that `scope` belongs to."""
+    details: dict[str, Any] = scope.setdefault(_KEY, {})
+    return details
+
+
 def note(scope: Scope, details: dict[str, Any]) -> None:
     """Adds fields to the log line of the request that `scope` belongs to."""
     scope.setdefault(_KEY, {}).update(details)

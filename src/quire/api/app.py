@@ -25,35 +25,48 @@ from quire.api.misc import Misc
 from quire.api.openapi import OpenApi
 from quire.api.pages import PageGuard, host_names
 from quire.api.responses import Responses
+from quire.api.responses_store import CallerStores
 from quire.api.seal import Seal
 from quire.config import ServerConfig
+from quire.engine.jobs import Jobs
 from quire.engine.service import Service
 from quire.errors import QuireError
 
 
-def build_app(service: Service, config: ServerConfig) -> Starlette:
-    """The application that serves one model; it owns the service from now on, and closes it."""
-    metrics = CallerMetrics(callers(config.api_keys))
-    context = Context(service, config, Slots(config.max_concurrent), metrics)
+def build_app(service: Service, config: ServerConfig, jobs: Jobs | None = None) -> Starlette:
+    """The application that serves one model; it owns the service from now on, and closes it.
+
+    Args:
+        jobs: opened with `ReadingContext`; its requests are read there that are large.
+    """
+    known = callers(config.api_keys)
+    slots = Slots(config.max_concurrent, config.max_body_bytes)
+    stores = CallerStores(known, config.stored_responses, config.stored_response_bytes)
+    metrics, seal = CallerMetrics(known), Seal(config.signing_key)
+    context = Context(service, config, slots, metrics, seal, stores.of, jobs)
     service.observe(context.metrics.observer)
     slotted = [Middleware(Slotted, slots=context.slots)]
     chat, completions, misc = Chat(context), Completions(context), Misc(context)
-    seal = Seal(config.signing_key)
-    messages, responses = Messages(context, seal), Responses(context, seal)
+    messages, responses = Messages(context), Responses(context, stores)
     routes = [
         Route("/", misc.root),
         Route("/v1/chat/completions", chat.create, methods=["POST"], middleware=slotted),
         Route("/v1/completions", completions.create, methods=["POST"], middleware=slotted),
         Route("/v1/messages", messages.create, methods=["POST"], middleware=slotted),
-        Route("/v1/messages/count_tokens", messages.count_tokens, methods=["POST"]),
+        Route(
+            "/v1/messages/count_tokens",
+            messages.count_tokens,
+            methods=["POST"],
+            middleware=slotted,
+        ),
         Route("/v1/responses", responses.create, methods=["POST"], middleware=slotted),
         Route("/v1/responses/{id}", responses.retrieve),
         Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
         Route("/v1/models", misc.models),
         Route("/v1/models/{name:path}", misc.model),
         Route("/v1/embeddings", misc.embeddings, methods=["POST"]),
-        Route("/tokenize", misc.tokenize, methods=["POST"]),
-        Route("/detokenize", misc.detokenize, methods=["POST"]),
+        Route("/tokenize", misc.tokenize, methods=["POST"], middleware=slotted),
+        Route("/detokenize", misc.detokenize, methods=["POST"], middleware=slotted),
         Route("/health", misc.health),
         Route("/metrics", misc.metrics),
         Route("/openapi.json", OpenApi((service.name, *config.also_named)).get),
@@ -63,6 +76,8 @@ def build_app(service: Service, config: ServerConfig) -> Starlette:
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await service.close()
+        if jobs is not None:
+            await jobs.close()
 
     return Starlette(
         routes=routes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -35,7 +36,7 @@ from quire.api.thinking import ThinkingFields, offered, template_variables
 from quire.api.unseen import newest, without_unseen
 from quire.api.whole import collect
 from quire.engine.runs import ChoiceEvent, Run
-from quire.engine.service import Generation
+from quire.engine.service import Generation, Prepared
 from quire.errors import RequestError
 from quire.text.events import (
     Event,
@@ -287,6 +288,30 @@ def _choice(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What shapes the answer to a request that has been read."""
+
+    prepared: Prepared
+    tools: Toolbox
+    stream: bool
+    usage: bool
+    logprobs: bool
+
+
+async def _read(context: Context, request: Request, body: bytes) -> _Asked:
+    fields = context.parse(request, body, ChatRequest)
+    context.check_messages(len(fields.messages))
+    tools = toolbox(fields.tools, fields.tool_choice)
+    return _Asked(
+        await context.prepare(fields.generation(context, request, tools)),
+        replace(tools, templates=()),
+        stream=fields.stream is True,
+        usage=fields.include_usage(),
+        logprobs=fields.logprobs is True,
+    )
+
+
 class Chat:
     """The endpoint."""
 
@@ -296,22 +321,20 @@ class Chat:
     async def create(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
         context = self._context
-        fields = await context.read(request, ChatRequest)
-        context.check_messages(len(fields.messages))
-        tools = toolbox(fields.tools, fields.tool_choice)
-        run = await context.start(request, fields.generation(context, request, tools))
+        asked = await context.read(request, _read)
+        run = await context.begin(request, asked.prepared)
         identity = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
             "model": context.service.name,
         }
         tokenizer = context.service.tokenizer
-        if fields.stream:
-            usage = fields.include_usage()
-            return EventStream(run, ChatChunks(identity, run, tokenizer, tools, usage=usage))
+        if asked.stream:
+            usage = asked.usage
+            return EventStream(run, ChatChunks(identity, run, tokenizer, asked.tools, usage=usage))
         answers = await collect(request, run)
         choices = [
-            _choice(index, each, tokenizer, tools, with_logprobs=fields.logprobs is True)
+            _choice(index, each, tokenizer, asked.tools, with_logprobs=asked.logprobs)
             for index, each in enumerate(answers)
         ]
         body = {

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
@@ -22,7 +23,7 @@ from quire.api.schema import GenerationFields, TokenId
 from quire.api.sse import EventStream, compact, quoted, run_headers
 from quire.api.whole import collect
 from quire.engine.runs import ChoiceEvent, Run
-from quire.engine.service import Generation, Service
+from quire.engine.service import Generation, Prepared, Service
 from quire.errors import RequestError
 from quire.request import TokenLogprobs
 from quire.text.events import Event, Failed, Finished, Text
@@ -201,6 +202,33 @@ def _choice(index: int, answer: Answer, echo: str, writer: LogprobsWriter | None
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What shapes the answer to a request that has been read.
+
+    Attributes:
+        echoes: the text of each choice's prompt, if it goes before the answer.
+    """
+
+    prepared: Prepared
+    echoes: list[str] | None
+    stream: bool
+    usage: bool
+    logprobs: bool
+
+
+async def _read(context: Context, request: Request, body: bytes) -> _Asked:
+    fields = context.parse(request, body, CompletionRequest)
+    prepared = await context.prepare(fields.generation(context, request.headers))
+    return _Asked(
+        prepared,
+        echoes=_echoes(context.service, fields) if fields.echo else None,
+        stream=fields.stream is True,
+        usage=fields.include_usage(),
+        logprobs=fields.logprobs is not None,
+    )
+
+
 class Completions:
     """The endpoint."""
 
@@ -210,19 +238,18 @@ class Completions:
     async def create(self, request: Request) -> Response:
         """`POST /v1/completions`."""
         service = self._context.service
-        fields = await self._context.read(request, CompletionRequest)
-        echoes = _echoes(service, fields) if fields.echo else None
-        spec = fields.generation(self._context, request.headers)
-        run = await self._context.start(request, spec)
+        asked = await self._context.read(request, _read)
+        echoes = asked.echoes
+        run = await self._context.begin(request, asked.prepared)
         identity = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",
             "created": int(time.time()),
             "model": service.name,
         }
-        if fields.stream:
+        if asked.stream:
             chunks = CompletionChunks(
-                identity, run, service.tokenizer, echoes=echoes, usage=fields.include_usage()
+                identity, run, service.tokenizer, echoes=echoes, usage=asked.usage
             )
             return EventStream(run, chunks)
         answers = await collect(request, run)
@@ -231,7 +258,7 @@ class Completions:
                 index,
                 each,
                 echoes[index] if echoes is not None else "",
-                None if fields.logprobs is None else LogprobsWriter(service.tokenizer),
+                LogprobsWriter(service.tokenizer) if asked.logprobs else None,
             )
             for index, each in enumerate(answers)
         ]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope
 
-from quire.api.access import note_ignored
+from quire.api.access import note, note_ignored, notes
 from quire.api.auth import caller_of
 from quire.api.limits import Slots, check_count, check_headers, read_body
 from quire.api.metrics import CallerMetrics
+from quire.api.responses_store import Kept
 from quire.api.schema import (
     DecodingFields,
     GenerationFields,
@@ -23,64 +26,123 @@ from quire.api.schema import (
     parse,
     parse_json,
 )
+from quire.api.seal import Seal
 from quire.cache.formats.choose import choose_format
 from quire.config import ServerConfig
 from quire.core.kv_format import KVFormat
+from quire.engine.jobs import Jobs
 from quire.engine.runs import Run
-from quire.engine.service import Generation, Service
+from quire.engine.service import Elsewhere, Generation, Prepared, Service
 from quire.errors import NotFound, RequestError
-from quire.request import SamplingParams
+from quire.request import Image, SamplingParams
 
 BITS_HEADER = "x-quire-kv-bits"
 SCHEME_HEADER = "x-quire-kv-scheme"
 """For clients whose SDK drops fields that it does not know."""
 
 Parsed = TypeVar("Parsed", bound=Wire)
-_IN_THREAD = 1 << 18  # bytes of a body from which reading it would hold up streams
+Result = TypeVar("Result")
+Reader = Callable[["Context", Request, bytes], Awaitable[Result]]
+"""Reads a request and its body. A function of a module's top level, since it may run in another
+process, where the request has its headers and its notes."""
+
+_SMALL = 16 << 10
+"""Bytes of a body up to which reading it holds up no stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The served model and the operator's settings."""
+    """The served model and the operator's settings.
+
+    Attributes:
+        kept: the answers that a request may refer to.
+        jobs: where requests are read that are large, or hold images; None reads all of them here,
+            as within a job.
+    """
 
     service: Service
     config: ServerConfig
     slots: Slots
     metrics: CallerMetrics
+    seal: Seal
+    kept: Callable[[Request], Kept]
+    jobs: Jobs | None = None
 
-    async def start(self, request: Request, spec: Generation) -> Run:
+    async def begin(self, request: Request, prepared: Prepared) -> Run:
         """Queues a generation for whoever asks.
 
         Raises:
             RequestError: it cannot be served; nothing has been queued.
             EngineFailure: the engine cannot go on.
         """
-        caller = caller_of(request.scope)
+        caller, spec = caller_of(request.scope), prepared.spec
         salt = spec.cache_salt if self.config.share_prefixes else caller + spec.cache_salt
-        return await self.service.start(replace(spec, caller=caller, cache_salt=salt))
+        spec = replace(spec, caller=caller, cache_salt=salt)
+        return await self.service.begin(replace(prepared, spec=spec))
 
     async def read(
         self,
         request: Request,
+        reader: Reader[Result],
+        answers: Mapping[str, Callable[..., object]] | None = None,
+    ) -> Result:
+        """What `reader` makes of the request's body and headers.
+
+        Takes the request's slot once its body is there. What might take more than a few
+        milliseconds is done in a process of its own, which is killed when the client leaves.
+
+        Args:
+            answers: for what a reader asks that is away from here.
+
+        Raises:
+            RequestError: too large, or what the reader raises.
+            ClientDisconnect: the client left.
+        """
+        check_headers(request)
+        with self.slots.bodies.reading() as counted:
+            body = await read_body(request, self.config.max_body_bytes, counted)
+            self.slots.enter(request.scope)
+            if self.jobs is None or len(body) <= _SMALL:
+                with suppress(Elsewhere):
+                    return await reader(self, request, body)
+            assert self.jobs is not None, "nothing is elsewhere without jobs"
+            lent: list[Image] = []  # as long as the result refers to them
+            images = self.service.pictures.answers(lent)
+            known = images | dict(answers or {})
+            work = self.jobs.run(_read_away, reader, _carried(request), body, answers=known)
+            read: tuple[Result, dict[str, Any]] = await until_gone(request.receive, work)
+            note(request.scope, read[1])
+            return read[0]
+
+    def parse(
+        self,
+        request: Request,
+        body: bytes,
         schema: type[Parsed],
         decode: Callable[[bytes], object] = parse_json,
     ) -> Parsed:
-        """The request's body, validated; `decode` reads its JSON.
+        """A body, validated; `decode` reads its JSON.
 
         The client is told of fields that pass without effect.
 
         Raises:
-            RequestError: too large, not JSON, or not as the schema wants it.
+            RequestError: not JSON, or not as the schema wants it.
         """
-        check_headers(request)
-        body = await read_body(request, self.config.max_body_bytes)
-        if len(body) > _IN_THREAD:
-            payload = await asyncio.to_thread(decode, body)
-        else:
-            payload = decode(body)
-        fields, unknown = parse(schema, payload, strict_fields=self.config.strict_fields)
+        fields, unknown = parse(schema, decode(body), strict_fields=self.config.strict_fields)
         note_ignored(request.scope, unknown)
         return fields
+
+    async def prepare(self, spec: Generation) -> Prepared:
+        """See `Service.prepare`."""
+        return await self.service.prepare(spec, light=self.jobs is not None)
+
+    async def load_images(self, spec: Generation) -> Generation:
+        """See `Service.load_images`."""
+        return await self.service.load_images(spec, light=self.jobs is not None)
+
+    async def tokens(self, spec: Generation) -> list[tuple[int, ...]]:
+        """See `Service.tokens`."""
+        return await self.service.tokens(spec, light=self.jobs is not None)
 
     def check_model(self, name: str | None) -> None:
         """Raises `NotFound` for a model that is not served; None means the one that is."""
@@ -109,6 +171,41 @@ class Context:
     def check_messages(self, count: int) -> None:
         """Raises `RequestError` for more messages than the operator allows."""
         check_count(count, self.config.max_messages, "messages")
+
+
+async def _read_away(
+    context: Context, reader: Reader[Result], scope: Scope, body: bytes
+) -> tuple[Result, dict[str, Any]]:
+    """What the reader makes of a request, and what it noted; within a job."""
+    return await reader(context, Request(scope), body), notes(scope)
+
+
+def _carried(request: Request) -> Scope:
+    """What a job is told of a request."""
+    return {name: request.scope[name] for name in ("type", "method", "path", "headers")}
+
+
+async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """The result of `work`, which is cancelled when the client leaves.
+
+    Raises:
+        ClientDisconnect: it left.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.wait({task, gone})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def common_fields(

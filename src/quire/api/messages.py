@@ -8,7 +8,7 @@ another server or an earlier process made it, is left out of the prompt, and the
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -35,12 +35,11 @@ from quire.api.messages_schema import (
     ThinkingEnabled,
 )
 from quire.api.messages_schema import ToolChoice as WireToolChoice
-from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
 from quire.api.thinking import offered
 from quire.api.unseen import newest, without_unseen
 from quire.api.whole import consume
-from quire.engine.service import FieldNames, Generation, Thinking, ToolChoice
+from quire.engine.service import FieldNames, Generation, Prepared, Thinking, ToolChoice
 from quire.errors import RequestError
 
 Fields = TypeVar("Fields", bound=CountRequest)
@@ -49,38 +48,86 @@ VERSIONS = ("2026-10-21", "2023-06-01")
 """Versions of the API that are served alike. The later one of Anthropic's drops `temperature`,
 `top_p` and `top_k`; here they keep their meaning in both."""
 
-_NAMES = FieldNames(schema="output_config.format", parameters="input_schema")
+_NAMES = FieldNames(
+    stops="stop_sequences", schema="output_config.format", parameters="input_schema"
+)
 _SHARE = 0.8  # of `max_tokens`, for a thought whose length is left to the model
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What shapes the answer to a request that has been read."""
+
+    prepared: Prepared
+    stream: bool
+    max_tokens: int
+    thoughts: Thoughts
+    dropped: tuple[str, ...]
+    edits: bool
+
+
+async def _read(context: Context, request: Request, body: bytes) -> _Asked:
+    fields = _parse(context, request, body, MessagesRequest)
+    if fields.thread is not None:
+        raise _no_threads()
+    said = conversation(fields, context.seal)
+    return _Asked(
+        await context.prepare(_generation(context, fields, said, request)),
+        stream=fields.stream is True,
+        max_tokens=fields.max_tokens,
+        thoughts=_thoughts(fields),
+        dropped=said.dropped,
+        edits=fields.context_management is not None,
+    )
+
+
+async def _count(context: Context, request: Request, body: bytes) -> WireEvent:
+    fields = _parse(context, request, body, CountRequest)
+    said = conversation(fields, context.seal)
+    (prompt,) = await context.tokens(_prompt(context, fields, said, request.scope))
+    counted: WireEvent = {"input_tokens": len(prompt)}
+    if fields.context_management is not None:
+        counted["context_management"] = {"original_input_tokens": len(prompt)}
+    return counted
+
+
+def _parse(context: Context, request: Request, body: bytes, schema: type[Fields]) -> Fields:
+    version = request.headers.get("anthropic-version", VERSIONS[0])
+    if version not in VERSIONS:
+        raise RequestError(
+            f"The header 'anthropic-version' is '{version[:40]}'; "
+            f"served are: {', '.join(VERSIONS)}.",
+            param="anthropic-version",
+        )
+    fields = context.parse(request, body, schema, parse_lenient)
+    context.check_model(fields.model)
+    context.check_messages(len(fields.messages))
+    return fields
 
 
 class Messages:
     """The endpoints."""
 
-    def __init__(self, context: Context, seal: Seal) -> None:
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._seal = seal
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/messages`."""
         context = self._context
-        fields = await self._read(request, MessagesRequest)
-        if fields.thread is not None:
-            raise _no_threads()
-        said = conversation(fields, self._seal)
-        if said.dropped:
-            note(request.scope, {"dropped_thoughts": len(said.dropped)})
-        spec = _generation(context, fields, said, request)
-        run = await context.start(request, spec)
+        asked = await context.read(request, _read)
+        if asked.dropped:
+            note(request.scope, {"dropped_thoughts": len(asked.dropped)})
+        run = await context.begin(request, asked.prepared)
         answering = Answering(
             id=f"msg_{uuid.uuid4().hex}",
             model=context.service.name,
-            max_tokens=fields.max_tokens,
-            thoughts=_thoughts(fields),
-            dropped=said.dropped,
-            edits=fields.context_management is not None,
+            max_tokens=asked.max_tokens,
+            thoughts=asked.thoughts,
+            dropped=asked.dropped,
+            edits=asked.edits,
         )
-        events = MessageEvents(answering, run, self._seal)
-        if fields.stream:
+        events = MessageEvents(answering, run, context.seal)
+        if asked.stream:
             chunks = MessageChunks(events)
             return EventStream(run, chunks, keepalive=chunks.waiting)
         wire: list[WireEvent] = []
@@ -89,27 +136,7 @@ class Messages:
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`: through the same template, hence exact."""
-        fields = await self._read(request, CountRequest)
-        said = conversation(fields, self._seal)
-        spec = _prompt(self._context, fields, said, request.scope)
-        (prompt,) = await self._context.service.tokens(spec)
-        body: WireEvent = {"input_tokens": len(prompt)}
-        if fields.context_management is not None:
-            body["context_management"] = {"original_input_tokens": len(prompt)}
-        return JSONResponse(body)
-
-    async def _read(self, request: Request, schema: type[Fields]) -> Fields:
-        version = request.headers.get("anthropic-version", VERSIONS[0])
-        if version not in VERSIONS:
-            raise RequestError(
-                f"The header 'anthropic-version' is '{version[:40]}'; "
-                f"served are: {', '.join(VERSIONS)}.",
-                param="anthropic-version",
-            )
-        fields = await self._context.read(request, schema, parse_lenient)
-        self._context.check_model(fields.model)
-        self._context.check_messages(len(fields.messages))
-        return fields
+        return JSONResponse(await self._context.read(request, _count))
 
 
 def _no_threads() -> RequestError:

@@ -16,6 +16,7 @@ from quire.api.chat_tools import ChatTool, toolbox
 from quire.api.content import Message, to_template
 from quire.api.context import Context
 from quire.api.schema import TokenId, Wire
+from quire.api.sse import compact
 from quire.api.unseen import newest, without_unseen
 from quire.engine.sampling_defaults import NAMES
 from quire.engine.service import Generation, Thinking
@@ -39,6 +40,49 @@ class DetokenizeRequest(Wire):
 
     model: str | None = None
     tokens: Annotated[list[TokenId], Field(max_length=4 << 20)]
+
+
+async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
+    """The rendered answer."""
+    fields = context.parse(request, body, TokenizeRequest)
+    context.check_model(fields.model)
+    if (fields.prompt is None) == (fields.messages is None):
+        raise RequestError(
+            "Give either 'prompt' or 'messages'.", param="prompt", code="invalid_value"
+        )
+    tokenizer = context.service.tokenizer
+    if fields.messages is not None:
+        context.check_messages(len(fields.messages))
+        turns, last = to_template(fields.messages), newest("messages", fields.messages)
+        spec = Generation(
+            messages=without_unseen(context.service, request.scope, turns, last),
+            tools=toolbox(fields.tools).templates,
+            thinking=Thinking(fields.enable_thinking),
+        )
+        (ids,) = await context.tokens(spec)
+    else:
+        special = fields.add_special_tokens is not False
+        ids = tuple(tokenizer.encode(fields.prompt or "", add_special_tokens=special))
+    answer: dict[str, Any] = {
+        "tokens": list(ids),
+        "count": len(ids),
+        "max_model_len": context.service.info.context_length,
+    }
+    if fields.return_token_strs:
+        answer["token_strs"] = [tokenizer.token_text(each) for each in ids]
+    return compact(answer)
+
+
+async def _detokenize(context: Context, request: Request, body: bytes) -> bytes:
+    """The rendered answer."""
+    fields = context.parse(request, body, DetokenizeRequest)
+    context.check_model(fields.model)
+    context.service.check_vocabulary(fields.tokens, "tokens")
+    return compact({"prompt": context.service.tokenizer.decode(fields.tokens)})
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
 
 
 class Misc:
@@ -103,42 +147,11 @@ class Misc:
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""
-        context = self._context
-        fields = await context.read(request, TokenizeRequest)
-        context.check_model(fields.model)
-        if (fields.prompt is None) == (fields.messages is None):
-            raise RequestError(
-                "Give either 'prompt' or 'messages'.", param="prompt", code="invalid_value"
-            )
-        tokenizer = context.service.tokenizer
-        if fields.messages is not None:
-            context.check_messages(len(fields.messages))
-            turns, last = to_template(fields.messages), newest("messages", fields.messages)
-            spec = Generation(
-                messages=without_unseen(context.service, request.scope, turns, last),
-                tools=toolbox(fields.tools).templates,
-                thinking=Thinking(fields.enable_thinking),
-            )
-            (ids,) = await context.service.tokens(spec)
-        else:
-            special = fields.add_special_tokens is not False
-            ids = tuple(tokenizer.encode(fields.prompt or "", add_special_tokens=special))
-        body: dict[str, Any] = {
-            "tokens": list(ids),
-            "count": len(ids),
-            "max_model_len": context.service.info.context_length,
-        }
-        if fields.return_token_strs:
-            body["token_strs"] = [tokenizer.token_text(each) for each in ids]
-        return JSONResponse(body)
+        return _json(await self._context.read(request, _tokenize))
 
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`."""
-        context = self._context
-        fields = await context.read(request, DetokenizeRequest)
-        context.check_model(fields.model)
-        context.service.check_vocabulary(fields.tokens, "tokens")
-        return JSONResponse({"prompt": context.service.tokenizer.decode(fields.tokens)})
+        return _json(await self._context.read(request, _detokenize))
 
     async def embeddings(self, request: Request) -> Response:
         """`POST /v1/embeddings` is not offered."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -14,7 +14,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from quire.api.access import note
-from quire.api.auth import EVERYONE, caller_of, callers
 from quire.api.context import Context, decoding
 from quire.api.limits import check_count
 from quire.api.responses_items import WireEvent
@@ -29,15 +28,14 @@ from quire.api.responses_schema import (
     ResponsesRequest,
     TextFormat,
 )
-from quire.api.responses_store import ResponseStore
+from quire.api.responses_store import CallerStores, Kept
 from quire.api.responses_tools import Toolbox, toolbox
 from quire.api.schema import check_stream_options, note_verbosity
-from quire.api.seal import Seal
 from quire.api.sse import EventStream, compact, run_headers
 from quire.api.thinking import offered
 from quire.api.unseen import newest, without_unseen
 from quire.api.whole import consume
-from quire.engine.service import FieldNames, Generation, Service, Thinking
+from quire.engine.service import FieldNames, Generation, Prepared, Thinking
 from quire.errors import NotFound, RequestError
 from quire.request import SamplingParams
 
@@ -46,58 +44,86 @@ _NAMES = FieldNames(messages="input", schema="text.format", parameters="paramete
 _ROOM = 8  # the share of the context that `truncation: auto` leaves for an answer, one in so many
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What shapes the answer to a request that has been read.
+
+    Attributes:
+        body: the response as it begins.
+        items: everything that was said so far.
+        summary: whether the client sees thoughts.
+        sealed: whether it gets them to carry.
+    """
+
+    prepared: Prepared
+    body: WireEvent
+    items: tuple[Item, ...]
+    tools: Toolbox
+    stream: bool
+    summary: bool
+    sealed: bool
+
+
+async def _read(context: Context, request: Request, body: bytes) -> _Asked:
+    fields = context.parse(request, body, ResponsesRequest)
+    context.check_model(fields.model)
+    kept = context.kept(request)
+    new = _new_items(fields, kept)
+    items = (*_previous(fields, kept), *new)
+    check_count(len(items), context.config.max_messages, "input")
+    tools, translator = toolbox(fields, items), Translator(context.seal)
+    turns = translator.turns(fields.instructions, items, len(new))
+    last = newest("input", items, len(new) - len(items))
+    spec = Generation(
+        messages=without_unseen(context.service, request.scope, turns, last),
+        **_generation(context, fields, tools, request),
+    )
+    if fields.truncation == "auto":
+        spec = await _truncated(context, spec)
+    return _Asked(
+        await context.prepare(spec),
+        _body(context.service.name, fields, spec.sampling, translator.dropped),
+        items,
+        replace(tools, templates=()),
+        stream=fields.stream is True,
+        summary=_summary(fields.reasoning) is not None,
+        sealed=_includes(fields, "reasoning.encrypted_content"),
+    )
+
+
 class Responses:
     """The endpoints."""
 
-    def __init__(self, context: Context, seal: Seal) -> None:
+    def __init__(self, context: Context, stores: CallerStores) -> None:
         self._context = context
-        self._seal = seal
-        config = context.config
-        who = set(callers(config.api_keys)) or {EVERYONE}
-        self._stores = {
-            caller: ResponseStore(config.stored_responses, config.stored_response_bytes // len(who))
-            for caller in who
-        }
+        self._stores = stores
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
         context = self._context
-        fields = await context.read(request, ResponsesRequest)
-        context.check_model(fields.model)
-        store = self._store(request)
-        new = _new_items(fields, store)
-        items = (*_previous(fields, store), *new)
-        check_count(len(items), context.config.max_messages, "input")
-        tools, translator = toolbox(fields, items), Translator(self._seal)
-        turns = translator.turns(fields.instructions, items, len(new))
-        last = newest("input", items, len(new) - len(items))
-        spec = Generation(
-            messages=without_unseen(context.service, request.scope, turns, last),
-            **_generation(context, fields, tools, request),
-        )
-        if fields.truncation == "auto":
-            spec = await _truncated(context.service, spec)
-        if tools.left_out:
-            note(request.scope, {"tools_left_out": tools.left_out})
-        run = await context.start(request, spec)
-        body = _body(context.service.name, fields, spec.sampling, translator.dropped)
+        store = self._stores.of(request)
+        answers = {"said": store.said, "item": store.item}
+        asked = await context.read(request, _read, answers)
+        if asked.tools.left_out:
+            note(request.scope, {"tools_left_out": asked.tools.left_out})
+        run = await context.begin(request, asked.prepared)
 
         def keep(body: WireEvent) -> None:
             if body["store"]:
                 output = _ITEMS.validate_json(compact(body["output"]))
-                store.add(body, (*items, *output))
+                store.add(body, (*asked.items, *output))
 
         events = ResponseEvents(
             Responding(
-                body,
-                tools,
+                asked.body,
+                asked.tools,
                 context.service.tokenizer,
-                summary=_summary(fields.reasoning) is not None,
-                seal=self._seal if _includes(fields, "reasoning.encrypted_content") else None,
+                summary=asked.summary,
+                seal=context.seal if asked.sealed else None,
                 keep=keep,
             )
         )
-        if fields.stream:
+        if asked.stream:
             chunks = ResponseChunks(events)
             return EventStream(run, chunks, keepalive=chunks.waiting)
         wire: list[WireEvent] = []
@@ -113,7 +139,7 @@ class Responses:
                 code="unsupported_parameter",
             )
         response_id = request.path_params["id"]
-        stored = self._store(request).get(response_id)
+        stored = self._stores.of(request).get(response_id)
         if stored is None:
             raise _missing("response", response_id, "id")
         return JSONResponse(stored.body)
@@ -121,38 +147,34 @@ class Responses:
     async def delete(self, request: Request) -> Response:
         """`DELETE /v1/responses/{id}`."""
         response_id = request.path_params["id"]
-        if not self._store(request).remove(response_id):
+        if not self._stores.of(request).remove(response_id):
             raise _missing("response", response_id, "id")
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
-    def _store(self, request: Request) -> ResponseStore:
-        """The responses of whoever asks; nobody else's are known to exist."""
-        return self._stores[caller_of(request.scope)]
 
-
-def _previous(fields: ResponsesRequest, store: ResponseStore) -> Sequence[Item]:
+def _previous(fields: ResponsesRequest, kept: Kept) -> Sequence[Item]:
     """What was said up to the response that this request goes on from."""
     if fields.previous_response_id is None:
         return ()
-    stored = store.get(fields.previous_response_id)
-    if stored is None:
+    said = kept.said(fields.previous_response_id)
+    if said is None:
         raise RequestError(
             f"'previous_response_id' is '{fields.previous_response_id[:80]}', "
             "which is not kept here; those used last are.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    return stored.items
+    return said
 
 
-def _new_items(fields: ResponsesRequest, store: ResponseStore) -> list[Item]:
+def _new_items(fields: ResponsesRequest, kept: Kept) -> list[Item]:
     """The request's own items, with references to stored ones resolved."""
     if isinstance(fields.input, str):
         return [MessageItem(role="user", content=fields.input)]
     items: list[Item] = []
     for index, item in enumerate(fields.input or ()):
         if isinstance(item, ReferenceItem):
-            found = store.item(item.id)
+            found = kept.item(item.id)
             if found is None:
                 raise _missing("item", item.id, f"input[{index}].id")
             item = found
@@ -237,14 +259,14 @@ def _thinking(context: Context, fields: ResponsesRequest, scope: Scope) -> Think
             )
 
 
-async def _truncated(service: Service, spec: Generation) -> Generation:
+async def _truncated(context: Context, spec: Generation) -> Generation:
     """The generation without the turns at its beginning for which the context has no room.
 
     What is cut ends before a turn of the user's; the system prompt stays. If even the last such
     turn is too long, nothing is cut, and the service refuses it all.
     """
-    spec = await service.load_images(spec)
-    limit = service.info.context_length
+    spec = await context.load_images(spec)
+    limit = context.service.info.context_length
     room = limit - min(spec.max_tokens or limit // _ROOM, limit // 2)
     head = 1 if spec.messages and spec.messages[0]["role"] == "system" else 0
     starts = [
@@ -255,7 +277,7 @@ async def _truncated(service: Service, spec: Generation) -> Generation:
 
     async def fits(start: int) -> Generation | None:
         cut = replace(spec, messages=(*spec.messages[:head], *spec.messages[start:]))
-        (prompt,) = await service.tokens(cut)
+        (prompt,) = await context.tokens(cut)
         return cut if len(prompt) <= room else None
 
     fitting = await fits(head)

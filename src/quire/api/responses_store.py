@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from starlette.requests import Request
+
+from quire.api.auth import EVERYONE, caller_of
 from quire.api.responses_schema import Item
 from quire.api.sse import compact
 
@@ -22,6 +26,14 @@ class Stored:
     body: dict[str, Any]
     items: tuple[Item, ...]
     size: int
+
+
+class Kept(Protocol):
+    """What requests refer to: conversations and items that are kept, None for others."""
+
+    def said(self, response_id: str) -> Sequence[Item] | None: ...
+
+    def item(self, item_id: str) -> Item | None: ...
 
 
 class ResponseStore:
@@ -54,6 +66,11 @@ class ResponseStore:
             self._stored.move_to_end(response_id)
         return stored
 
+    def said(self, response_id: str) -> tuple[Item, ...] | None:
+        """The whole conversation that a kept response ends."""
+        stored = self.get(response_id)
+        return None if stored is None else stored.items
+
     def remove(self, response_id: str) -> bool:
         """Forgets a response; False if there is none of this id."""
         stored = self._stored.pop(response_id, None)
@@ -69,3 +86,19 @@ class ResponseStore:
                 if item.id == item_id:
                     return item
         return None
+
+
+class CallerStores:
+    """A store for each caller, so that nobody knows of another's responses.
+
+    Args:
+        callers: of the API keys; without any there is one store, for everyone.
+    """
+
+    def __init__(self, callers: Iterable[str], max_count: int, max_bytes: int) -> None:
+        who = set(callers) or {EVERYONE}
+        self._stores = {each: ResponseStore(max_count, max_bytes // len(who)) for each in who}
+
+    def of(self, request: Request) -> ResponseStore:
+        """The responses of whoever asks."""
+        return self._stores[caller_of(request.scope)]

@@ -13,8 +13,16 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    ValidationError,
+)
+from pydantic_core import CoreSchema, ErrorDetails, from_json
 from starlette.types import Scope
 
 from quire.api import foreign
@@ -38,6 +46,18 @@ _ESCAPE = re.compile(
 _LONG_NUMBER = re.compile(rb"\d[eE]\+?\d{3}|\d{309}")
 
 
+def _end_at_first_error(schema: Any) -> None:
+    """Marks all lists within a core schema."""
+    if isinstance(schema, list | tuple):
+        for each in schema:
+            _end_at_first_error(each)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for each in schema.values():
+            _end_at_first_error(each)
+
+
 class Wire(BaseModel):
     """Base of every request model: strict types. Unknown fields are kept, for `parse` to judge.
 
@@ -52,6 +72,16 @@ class Wire(BaseModel):
         populate_by_name=True,
         json_schema_extra={"additionalProperties": False},
     )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of pydantic, in which a list is read up to its first error.
+
+        A body can hold a million faults, and building an error takes far more memory than a fault.
+        """
+        schema = handler(source)
+        _end_at_first_error(schema)
+        return schema
 
 
 class History(Wire):

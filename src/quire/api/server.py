@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import secrets
 import socket
 import sys
+from dataclasses import replace
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.api.app import build_app
+from quire.api.reading import ReadingContext
 from quire.api.stopping import StoppingServer
 from quire.config import EngineConfig, ServerConfig
 from quire.engine.assembly import assemble
+from quire.engine.jobs import JobLimits, Jobs
 from quire.engine.process import WORKER, ProcessEngine
 from quire.errors import QuireError
 
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
+_BYTES_A_PIXEL = 20  # of an image in work: as stored, with its transparency, on white, turned
 _MAX_HEAD = 128 << 10  # bytes
 
 
@@ -83,16 +88,21 @@ async def _serve(
     engine: EngineConfig, config: ServerConfig, listener: socket.socket, worker: str
 ) -> int:
     client = await ProcessEngine.start(engine, config.log_level, worker)
+    name = config.served_name or engine.model
+    if config.signing_key is None:  # one for all processes
+        config = replace(config, signing_key=secrets.token_hex(32))
+    jobs = Jobs(ReadingContext(client.info, name, config), _job_limits(config), config.log_level)
     try:
-        service = assemble(client, config.served_name or engine.model, config)
+        service = assemble(client, name, config)
     except QuireError:
         await client.close()
         raise
+    opening = asyncio.create_task(jobs.open())  # the first job waits for it
     gc.collect()
     gc.freeze()  # as in `engine.worker`
     server = StoppingServer(
         uvicorn.Config(
-            build_app(service, config),
+            build_app(service, config, jobs),
             http=BoundedHead,
             log_level="warning",
             access_log=False,
@@ -108,7 +118,14 @@ async def _serve(
     print(f"quire serves {service.name} at http://{shown}:{port}/v1", file=sys.stderr, flush=True)
     await server.serve(sockets=[listener])
     watch.cancel()
+    opening.cancel()
     return 1 if client.broken.is_set() else 0
+
+
+def _job_limits(config: ServerConfig) -> JobLimits:
+    """The largest image has to fit, in all the forms that it goes through."""
+    limits = JobLimits()
+    return replace(limits, memory=limits.memory + _BYTES_A_PIXEL * config.max_image_pixels)
 
 
 async def _stop_when_broken(client: ProcessEngine, server: uvicorn.Server) -> None:

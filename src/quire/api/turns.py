@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
 from quire.errors import RequestError
@@ -13,11 +14,12 @@ Turn = dict[str, Any]
 def merge(turns: Iterable[Turn]) -> list[Turn]:
     """Joins neighbours of the same role, which many templates refuse; tools' answers stay apart."""
     merged: list[Turn] = []
-    for turn in turns:
-        if merged and turn["role"] == merged[-1]["role"] != "tool":
-            merged[-1] = _joined(merged[-1], turn)
+    for role, neighbours in groupby(turns, key=lambda turn: turn["role"]):
+        alike = list(neighbours)
+        if role == "tool" or len(alike) == 1:
+            merged += alike
         else:
-            merged.append(turn)
+            merged.append(_joined(role, alike))
     return merged
 
 
@@ -32,14 +34,13 @@ def check_answered(turns: Sequence[Turn], param: str) -> None:
         )
 
 
-def _joined(first: Turn, second: Turn) -> Turn:
-    joined: Turn = {"role": first["role"], "content": [*_parts(first), *_parts(second)]}
-    thoughts = [
-        turn["reasoning_content"] for turn in (first, second) if "reasoning_content" in turn
-    ]
+def _joined(role: str, turns: Sequence[Turn]) -> Turn:
+    """Several turns of one role as one, in time linear in their parts."""
+    joined: Turn = {"role": role, "content": [part for turn in turns for part in _parts(turn)]}
+    thoughts = [turn["reasoning_content"] for turn in turns if "reasoning_content" in turn]
     if thoughts:
         joined["reasoning_content"] = "\n".join(thoughts)
-    calls = [*first.get("tool_calls", ()), *second.get("tool_calls", ())]
+    calls = [call for turn in turns for call in turn.get("tool_calls", ())]
     if calls:
         joined["tool_calls"] = calls
     return joined

@@ -18,7 +18,7 @@ from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import choose
 from quire.text.dialects.base import Dialect, Tool, Vocabulary
 from quire.text.output import OutputStream, fold
-from quire.text.stops import StopMatcher
+from quire.text.stops import StopMatcher, StopStrings
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -118,7 +118,7 @@ def _stream(
     functions = [tool["function"] for tool in item.tools or ()]
     tools = [Tool(each["name"], each.get("parameters", {})) for each in functions]
     parser = dialect.parser(prompt, tools, vocabulary)
-    return OutputStream(Detokenizer(tokenizer), parser, StopMatcher(()))
+    return OutputStream(Detokenizer(tokenizer), parser, StopMatcher(StopStrings(())))
 
 
 def _answer(stream: OutputStream, tokens: tuple[int, ...], stops: frozenset[int]) -> Answer:

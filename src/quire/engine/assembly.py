@@ -20,7 +20,7 @@ from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import NONE, choose
 from quire.text.dialects.base import Dialect, Tool, Vocabulary, vocabulary_of
 from quire.text.output import OutputStream
-from quire.text.stops import StopMatcher
+from quire.text.stops import StopMatcher, StopStrings
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ class Sources:
         dialect: Dialect,
         prompt_ids: Sequence[int],
         tools: Sequence[Tool],
-        stops: Sequence[str],
+        stops: StopStrings,
         *,
         goes_on: bool,
     ) -> OutputStream:

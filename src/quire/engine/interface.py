@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -88,8 +88,11 @@ class EngineClient(Protocol):
         """Why the engine cannot go on, or None while it can."""
         ...
 
-    def submit(self, request: Request) -> Ticket:
-        """Queues a request. Refusals that need the engine come as an output with `error`."""
+    def submit(self, requests: Sequence[Request]) -> Sequence[Ticket]:
+        """Queues requests, which may share a prompt.
+
+        Refusals that need the engine come as an output with `error`.
+        """
         ...
 
     async def stats(self) -> EngineStats: ...

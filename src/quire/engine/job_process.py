@@ -32,8 +32,6 @@ from quire.errors import QuireError
 
 log = logging.getLogger("quire.jobs")
 
-_NICENESS = 5
-"""Streams that run come first."""
 _DATA = b"VmData:"
 
 _pipe: socket.socket | None = None
@@ -57,7 +55,7 @@ def main() -> None:
     _Nursery(control, opened, opening.limits).run()
 
 
-def ask(question: str, *arguments: object) -> object:
+def ask(question: str, *arguments: object) -> Any:
     """From within a job: what the server answers, see `Jobs.run`."""
     assert _pipe is not None, "called within a job"
     _pipe.sendall(framed(Ask(question, arguments)))
@@ -122,7 +120,6 @@ def _run(pipe: socket.socket, opened: object, limits: JobLimits) -> NoReturn:
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        os.nice(_NICENESS)
         _bound(limits)
         pipe.sendall(framed(_outcome(pipe, opened, limits)))
     except (OSError, EOFError):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-from weakref import finalize
+from weakref import WeakValueDictionary, finalize
 
 from quire.errors import Overloaded, RequestError
 from quire.media.fetch import FetchPolicy, fetch
 from quire.media.processors import ImageProcessor
+from quire.media.processors.base import ImageKey, ImageStore
 from quire.media.source import ImageSource, not_taken
 from quire.request import Image, PlacedImage
 
@@ -62,6 +63,7 @@ class Pictures:
         self._fetching = asyncio.Semaphore(_FETCHED_AT_ONCE)
         self._decoding = asyncio.Semaphore(1)  # bounds what decoded images hold
         self._held = 0
+        self._lent: WeakValueDictionary[bytes, Image] = WeakValueDictionary()
 
     @property
     def offered(self) -> bool:
@@ -73,7 +75,6 @@ class Pictures:
 
         Raises:
             RequestError: the model takes text only, there are too many, or one cannot be used.
-            Overloaded: other requests' images fill the memory that there is for them.
         """
         sources = [part["source"] for part in _image_parts(messages) if "source" in part]
         if not sources:
@@ -94,18 +95,63 @@ class Pictures:
         finally:
             for task in reading:
                 task.cancel()
-        if self._held and self._held + _bytes(images) > _HELD_BYTES:
-            raise Overloaded(
-                f"Requests in flight hold images of {self._held} bytes, of {_HELD_BYTES}.",
-                param=first.param,
-                code="too_many_images_in_flight",
-            )
         following = iter(images)
         return tuple(_with_images(message, following) for message in messages)
 
+    @staticmethod
+    def wanted(messages: Sequence[Message]) -> bool:
+        """Whether messages name images that have to be loaded."""
+        return any("source" in part for part in _image_parts(messages))
+
+    def share(self, images: ImageStore) -> None:
+        """Finds and keeps images in another place from now on."""
+        if self._processor is not None:
+            self._processor.images = images
+
+    def answers(self, lent: list[Image]) -> dict[str, Callable[..., object]]:
+        """What a job is answered whose processor keeps its images here, see `AskedImages`.
+
+        Args:
+            lent: holds the images that the job refers to by their digests.
+        """
+
+        def lend(image: Image) -> Image:
+            lent.append(image)
+            self._lent[image.digest] = image
+            return replace(image, pixels=b"")
+
+        def known(key: ImageKey) -> Image | None:
+            image = None if self._processor is None else self._processor.images.get(key)
+            return None if image is None else lend(image)
+
+        def keep(key: ImageKey, image: Image) -> Image:
+            assert self._processor is not None, "images were read"
+            return lend(self._processor.images.put(key, image))
+
+        return {"image": known, "keep": keep}
+
+    def whole(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """The prompts of a job, with the pixels that it left here."""
+        return [
+            replace(prompt, images=tuple(map(self._whole, prompt.images))) for prompt in prompts
+        ]
+
+    def _whole(self, placed: PlacedImage) -> PlacedImage:
+        image = placed.image
+        return placed if image.pixels else replace(placed, image=self._lent[image.digest])
+
+    def check_room(self, prompts: Sequence[Prompt]) -> None:
+        """Raises `Overloaded` if other requests' images fill the memory that there is for them."""
+        if self._held and self._held + _bytes_of(prompts) > _HELD_BYTES:
+            raise Overloaded(
+                f"Requests in flight hold images of {self._held} bytes, of {_HELD_BYTES}.",
+                param="messages",
+                code="too_many_images_in_flight",
+            )
+
     def hold(self, run: object, prompts: Sequence[Prompt]) -> None:
         """Counts the images of prompts as held for as long as `run` is there."""
-        size = sum(_bytes([placed.image for placed in prompt.images]) for prompt in prompts)
+        size = _bytes_of(prompts)
         if size:
             self._held += size
             finalize(run, self._release, size).atexit = False
@@ -154,8 +200,8 @@ class Pictures:
         return Prompt(tuple(tokens), tuple(placed))
 
 
-def _bytes(images: Sequence[Image]) -> int:
-    return sum(len(image.pixels) for image in images)
+def _bytes_of(prompts: Sequence[Prompt]) -> int:
+    return sum(len(placed.image.pixels) for prompt in prompts for placed in prompt.images)
 
 
 def images_of(messages: Sequence[Message]) -> list[Image]:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from quire.config import EngineConfig
@@ -169,17 +169,18 @@ class ProcessEngine:
         """Why the engine cannot go on, or None while it can."""
         return self._failure
 
-    def submit(self, request: Request) -> ProcessTicket:
-        """Queues a request.
+    def submit(self, requests: Sequence[Request]) -> list[ProcessTicket]:
+        """Queues requests.
 
         Raises:
             EngineFailure: the engine is gone.
         """
         if self._failure is not None:
             raise EngineFailure(self._failure)
-        ticket = self._tickets[request.id] = ProcessTicket(self, request.id)
-        self._send(Submit(request))
-        return ticket
+        tickets = [ProcessTicket(self, request.id) for request in requests]
+        self._tickets.update(zip((request.id for request in requests), tickets, strict=True))
+        self._send(Submit(tuple(requests)))
+        return tickets
 
     def abort(self, request_id: str) -> None:
         """Ends a request by the next step."""

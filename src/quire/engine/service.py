@@ -1,7 +1,7 @@
 """From what a client asked for to a stream of events, whatever protocol it spoke.
 
-`Service.start` turns a `Generation` into requests to the engine, or refuses it; the `Run` that it
-gives back yields the events.
+`Service.prepare` makes prompts of a `Generation`, or refuses it; `Service.begin` queues them, and
+the `Run` that it gives back yields the events.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from quire.errors import ContextOverflow, EngineFailure, RequestError
 from quire.request import GrammarSpec, Request, SamplingParams, ThinkingBudget
 from quire.text.controls import Controls
 from quire.text.dialects.base import Dialect, Tool, Vocabulary
+from quire.text.stops import StopStrings
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from quire.text.volatile import drop_from_messages
 
 log = logging.getLogger("quire.service")
 
-_IN_THREAD = 16_384  # characters from which rendering and encoding would hold up other streams
+_LIGHT, _FEW = 16_384, 256
+"""Characters and messages up to which rendering and encoding holds up no stream."""
 THINKING_VARIABLES = frozenset({"enable_thinking", "thinking"})
 """What templates call the switch for thoughts."""
 
@@ -86,6 +88,7 @@ class FieldNames:
     """What a protocol calls the fields that the service may have to refuse."""
 
     messages: str = "messages"
+    stops: str = "stop"
     schema: str = "response_format"
     parameters: str = "function.parameters"
 
@@ -143,6 +146,24 @@ class Generation:
         return tuple(Tool(each["name"], each.get("parameters") or {}) for each in functions)
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A generation whose prompts are encoded: what is left of it crosses processes in little time.
+
+    Attributes:
+        spec: without what has become prompts.
+        bare: the prompts were no messages.
+    """
+
+    spec: Generation
+    prompts: tuple[Prompt, ...]
+    bare: bool
+
+
+class Elsewhere(Exception):
+    """What is asked for may take longer than the event loop can wait."""
+
+
 class EventSources(Protocol):
     """Makes what turns one request's outputs into events.
 
@@ -154,7 +175,7 @@ class EventSources(Protocol):
         dialect: Dialect,
         prompt_ids: Sequence[int],
         tools: Sequence[Tool],
-        stops: Sequence[str],
+        stops: StopStrings,
         *,
         goes_on: bool,
     ) -> EventSource: ...
@@ -203,7 +224,7 @@ class Service:
         self._dialect = dialect
         self._plain = plain
         self._sources = sources
-        self._pictures = pictures
+        self.pictures = pictures
         self._controls = controls
         self._sandbox = sandbox
         self._observer: Callable[[str], Observer] = lambda caller: Unobserved()
@@ -236,8 +257,23 @@ class Service:
         """Tells the observer of a generation's caller of everything that starts from now on."""
         self._observer = observer
 
-    async def start(self, spec: Generation) -> Run:
-        """Queues a generation.
+    async def prepare(self, spec: Generation, *, light: bool = False) -> Prepared:
+        """Renders, fetches, decodes and encodes: what costs time by the size of a request.
+
+        Args:
+            light: refuse what might take more than a few milliseconds, with `Elsewhere`.
+
+        Raises:
+            RequestError: it cannot be served.
+            Elsewhere: it is to be done in a job.
+        """
+        prompts = self._prompts(await self.load_images(spec, light=light))
+        for prompt in prompts:
+            self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
+        return Prepared(_without_prompt(spec), tuple(prompts), bare=not spec.messages)
+
+    async def begin(self, prepared: Prepared) -> Run:
+        """Queues what has been prepared, here or in a job.
 
         Raises:
             RequestError: it cannot be served; nothing has been queued.
@@ -245,72 +281,74 @@ class Service:
         """
         if self.client.failure is not None:
             raise EngineFailure(f"The engine cannot go on: {self.client.failure}")
-        prompts = await self._prompts(await self.load_images(spec))
-        for prompt in prompts:
-            self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
+        spec, prompts = prepared.spec, self.pictures.whole(prepared.prompts)
         bound = await self._bound(spec)
-        requests = [
-            self._request(spec, prompt, bound.grammar, row * spec.n + copy)
-            for row, prompt in enumerate(prompts)
-            for copy in range(spec.n)
+        stops, tools = StopStrings(spec.stops, spec.names.stops), spec.offered_tools
+        dialect = self._plain if prepared.bare else self._dialect
+        goes_on = spec.continue_final or prepared.bare
+        requests: list[Request] = []
+        sources: list[EventSource] = []
+        for prompt in prompts:
+            first = self._request(prepared, prompt, bound.grammar)
+            for _ in range(spec.n):
+                requests.append(_choice_of(first, len(requests)))
+                sources.append(self._sources(dialect, prompt.tokens, tools, stops, goes_on=goes_on))
+                await asyncio.sleep(0)  # each looks at the prompt, which may be long
+        self.pictures.check_room(prompts)
+        observer = self._observer(spec.caller)
+        choices = [
+            Choice(ticket, source, observer, one_call=not spec.parallel_tool_calls)
+            for ticket, source in zip(self.client.submit(requests), sources, strict=True)
         ]
-        dialect = self._dialect if spec.messages else self._plain
-        goes_on = spec.continue_final or not spec.messages
-        sources = [
-            self._sources(dialect, request.prompt, spec.offered_tools, spec.stops, goes_on=goes_on)
-            for request in requests
-        ]
-        run = Run(
-            [prompt.tokens for prompt in prompts],
-            [
-                Choice(
-                    self.client.submit(request),
-                    source,
-                    self._observer(spec.caller),
-                    one_call=not spec.parallel_tool_calls,
-                )
-                for request, source in zip(requests, sources, strict=True)
-            ],
-            bound.unenforced,
-        )
-        self._pictures.hold(run, prompts)
+        run = Run([prompt.tokens for prompt in prompts], choices, bound.unenforced)
+        self.pictures.hold(run, prompts)
         return run
 
     @property
     def modalities(self) -> tuple[str, ...]:
         """What messages may hold."""
-        return ("text", "image") if self._pictures.offered else ("text",)
+        return ("text", "image") if self.pictures.offered else ("text",)
 
-    async def load_images(self, spec: Generation) -> Generation:
+    async def load_images(self, spec: Generation, *, light: bool = False) -> Generation:
         """The generation with its images fetched and read, for those that use it more than once.
+
+        Args:
+            light: as in `prepare`.
 
         Raises:
             RequestError: the model takes text only, there are too many, or one cannot be used.
+            Elsewhere: it is to be done in a job.
         """
-        messages = await self._pictures.load(spec.messages)
+        if light:
+            self._check_light(spec)
+        messages = await self.pictures.load(spec.messages)
         return spec if messages is spec.messages else replace(spec, messages=messages)
 
-    async def tokens(self, spec: Generation) -> list[tuple[int, ...]]:
-        """The token ids of each prompt, of any length.
+    async def tokens(self, spec: Generation, *, light: bool = False) -> list[tuple[int, ...]]:
+        """The token ids of each prompt, of any length; `light` as in `prepare`.
 
         Raises:
             RequestError: there is neither a message nor a prompt, no tool is what must be called,
                 an image cannot be used, or the template refuses the messages.
+            Elsewhere: it is to be done in a job.
         """
-        return [prompt.tokens for prompt in await self._prompts(await self.load_images(spec))]
+        loaded = await self.load_images(spec, light=light)
+        return [prompt.tokens for prompt in self._prompts(loaded)]
 
-    async def _prompts(self, spec: Generation) -> list[Prompt]:
-        """Long prompts are rendered and encoded in a thread, so that streams go on meanwhile."""
+    def _prompts(self, spec: Generation) -> list[Prompt]:
         spec.tool_choice.check([tool.name for tool in spec.offered_tools])
         if not spec.messages and not spec.prompts:
             raise RequestError(
                 "The request holds nothing that could be answered.", code="invalid_value"
             )
-        size = sum(text_length(message) for message in spec.messages)
-        size += sum(len(prompt) for prompt in spec.prompts if isinstance(prompt, str))
-        if size > _IN_THREAD:
-            return await asyncio.to_thread(self._encoded, spec)
         return self._encoded(spec)
+
+    def _check_light(self, spec: Generation) -> None:
+        """Raises `Elsewhere` for what is large, or holds images."""
+        size = sum(text_length(message) for message in spec.messages)
+        size += sum(map(len, spec.prompts))
+        if size > _LIGHT or len(spec.messages) > _FEW or self.pictures.wanted(spec.messages):
+            raise Elsewhere
 
     def _encoded(self, spec: Generation) -> list[Prompt]:
         if spec.messages:
@@ -328,7 +366,7 @@ class Service:
         """The prompt of messages whose images have been read."""
         images = images_of(spec.messages)
         ids = self._controls.encode(self.render(spec))
-        return self._pictures.place(ids, images) if images else Prompt(tuple(ids))
+        return self.pictures.place(ids, images) if images else Prompt(tuple(ids))
 
     def render(self, spec: Generation) -> str:
         """What the template makes of the messages; text from outside is covered, see `Controls`."""
@@ -373,28 +411,27 @@ class Service:
                 code="invalid_value",
             )
 
-    def _request(
-        self, spec: Generation, prompt: Prompt, grammar: GrammarSpec | None, index: int
-    ) -> Request:
-        tokens = prompt.tokens
+    def _request(self, prepared: Prepared, prompt: Prompt, grammar: GrammarSpec | None) -> Request:
+        """The request of a prompt's first choice."""
+        spec, tokens = prepared.spec, prompt.tokens
         room = self.info.context_length - len(tokens)
         asked = spec.max_tokens if spec.max_tokens is not None else self._default_max_tokens
         max_tokens = room if asked is None else min(asked, room)
         eos = self.tokenizer.eos_ids
         marks = [i + 1 for i, token in enumerate(tokens) if token in eos]
-        thinks = bool(spec.messages) and self._thinks_at_once(tokens)
+        thinks = not prepared.bare and self._thinks_at_once(tokens)
         return Request(
-            id=f"{uuid.uuid4().hex}-{index}",
+            id="",
             prompt=tokens,
             images=prompt.images,
-            sampling=replace(spec.sampling, seed=derived_seed(spec.sampling.seed, index)),
+            sampling=spec.sampling,
             max_tokens=max_tokens,
             stop_token_ids=spec.stop_token_ids if spec.ignore_eos else spec.stop_token_ids | eos,
             kv_format=spec.kv_format,
             grammar=None if grammar is None else self._after_thought(spec, grammar, thinks),
-            thinking=self._budget(spec, max_tokens, thinks, bound=grammar is not None)
-            if spec.messages
-            else None,
+            thinking=None
+            if prepared.bare
+            else self._budget(spec, max_tokens, thinks, bound=grammar is not None),
             cache_salt=spec.cache_salt,
             snapshots=tuple(marks[-_KEPT_SNAPSHOTS:]),
             deadline_s=self._deadline_s,
@@ -477,6 +514,23 @@ class Service:
         if bound and self._dialect.frame is not None:
             closing = self._vocabulary.ids_of(self._dialect.frame.thought_end)
         return ThinkingBudget(budget, () if thinks_at_once else opening, closing)
+
+
+def _without_prompt(spec: Generation) -> Generation:
+    """The generation without what only its prompts are made of."""
+    tools = tuple({"function": _undescribed(tool["function"])} for tool in spec.tools)
+    return replace(spec, messages=(), prompts=(), tools=tools)
+
+
+def _undescribed(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in function.items() if name != "description"}
+
+
+def _choice_of(request: Request, index: int) -> Request:
+    """The same request for choice `index`."""
+    seed = derived_seed(request.sampling.seed, index)
+    sampling = replace(request.sampling, seed=seed)
+    return replace(request, id=f"{uuid.uuid4().hex}-{index}", sampling=sampling)
 
 
 def derived_seed(seed: int, index: int) -> int:

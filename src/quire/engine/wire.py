@@ -29,7 +29,9 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    request: Request
+    """To the engine: the choices of a run. What they share, as prompt and images, is sent once."""
+
+    requests: tuple[Request, ...]
 
 
 @dataclass(frozen=True, slots=True)

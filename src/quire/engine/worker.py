@@ -118,7 +118,8 @@ class _Worker:
                 return False
             for message in messages:
                 if isinstance(message, Submit):
-                    self._engine.add(message.request)
+                    for request in message.requests:
+                        self._engine.add(request)
                 elif isinstance(message, Abort):
                     self._engine.abort(message.request_id)
                 elif isinstance(message, AskStats):

@@ -8,39 +8,79 @@ from dataclasses import dataclass, field
 
 from quire.errors import RequestError
 
+MAX_CHARACTERS = 4096
+"""Of all stop strings of a request."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class _State:
     """A node of the automaton: some beginning of a stop string, the longest that the text ends in.
 
     Attributes:
         depth: characters of that beginning, all of which are held back.
+        fallback: the longest beginning that this one ends in; the root's is none.
         stop: the longest stop string that ends here.
-        next: where each character leads. Characters that are missing lead to the root.
+        next: where each character leads that goes on with a stop string.
     """
 
     depth: int
+    fallback: _State | None = None
     stop: str | None = None
     next: dict[str, _State] = field(default_factory=dict)
 
+    def after(self, character: str) -> _State:
+        """Where a character leads. Takes as many steps back as characters led forward at most."""
+        state = self
+        while character not in state.next:
+            if state.fallback is None:
+                return state
+            state = state.fallback
+        return state.next[character]
+
+
+class StopStrings:
+    """What ends an answer, made once for all choices of a request.
+
+    Args:
+        stops: none means that all text passes at once.
+
+    Raises:
+        RequestError: a stop string is empty, or all together are too long.
+    """
+
+    __slots__ = ("root",)
+
+    def __init__(self, stops: Sequence[str], param: str = "stop") -> None:
+        if any(not stop for stop in stops):
+            raise RequestError(f"'{param}': a stop string must not be empty.", param=param)
+        size = sum(map(len, stops))
+        if size > MAX_CHARACTERS:
+            raise RequestError(
+                f"'{param}' holds {size} characters; at most {MAX_CHARACTERS} are taken.",
+                param=param,
+                code="string_above_max_length",
+            )
+        self.root = _automaton(stops)
+
 
 def _automaton(stops: Sequence[str]) -> _State:
-    """Aho and Corasick's automaton (CACM 18:6, 1975) with all transitions worked out."""
+    """Aho and Corasick's automaton (CACM 18:6, 1975): memory linear in the stop strings."""
     root = _State(0)
     for stop in stops:
         state = root
         for character in stop:
-            state = state.next.setdefault(character, _State(state.depth + 1))
+            state = state.next.setdefault(character, _State(state.depth + 1, root))
         state.stop = stop
     # Breadth first, so that the state to fall back to, which is less deep, is complete.
-    queue = deque((state, root) for state in root.next.values())
+    queue = deque(root.next.values())
     while queue:
-        state, fallback = queue.popleft()
+        state = queue.popleft()
+        fallback = state.fallback or root
         if state.stop is None:
             state.stop = fallback.stop
         for character, child in state.next.items():
-            queue.append((child, fallback.next.get(character, root)))
-        state.next = fallback.next | state.next
+            child.fallback = fallback.after(character)
+            queue.append(child)
     return root
 
 
@@ -50,20 +90,12 @@ class StopMatcher:
     The stop string whose last character comes first wins, as the answer ends the moment one is
     complete; of several that end there, the longest. What is let through does not depend on how
     the text was cut. Takes time linear in the text, whatever the stop strings.
-
-    Args:
-        stops: none means that all text passes at once.
-
-    Raises:
-        RequestError: a stop string is empty.
     """
 
     __slots__ = ("_held", "_matched", "_root", "_state")
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        if any(not stop for stop in stops):
-            raise RequestError("stop: a stop string must not be empty", param="stop")
-        self._root = _automaton(stops)
+    def __init__(self, stops: StopStrings) -> None:
+        self._root = stops.root
         self._state = self._root
         self._held = ""
         self._matched: str | None = None
@@ -81,7 +113,7 @@ class StopMatcher:
             return text, None
         text = self._held + text
         for position in range(len(self._held), len(text)):
-            state = state.next.get(text[position], root)
+            state = state.after(text[position])
             if state.stop is not None:
                 self._held, self._matched = "", state.stop
                 return text[: position + 1 - len(state.stop)], state.stop

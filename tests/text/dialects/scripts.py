@@ -17,7 +17,7 @@ from quire.text.dialects import DIALECTS, Tool, Vocabulary
 from quire.text.dialects.deepseek import ALL_BEGIN, ALL_END, BEGIN, END, SEPARATOR
 from quire.text.events import Event
 from quire.text.output import Answer, OutputStream, fold
-from quire.text.stops import StopMatcher
+from quire.text.stops import StopMatcher, StopStrings
 from quire.text.tokenizer import Tokenizer
 from tests.text.made import CORPUS
 
@@ -134,7 +134,7 @@ def events(
     parser = DIALECTS[dialect].parser(
         encode(dialect, [prompt], with_ids), tools, vocabulary(dialect, with_ids)
     )
-    stream = OutputStream(Detokenizer(made_with), parser, StopMatcher(stops))
+    stream = OutputStream(Detokenizer(made_with), parser, StopMatcher(StopStrings(stops)))
     tokens = list(ids)
     if finish is FinishReason.STOP:
         tokens += encode(dialect, [STOP_TOKEN], with_ids)

@@ -9,7 +9,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import PIL.Image
 
@@ -20,6 +20,19 @@ from quire.media.source import Detail
 from quire.request import Image
 
 CACHE_BYTES = 64 << 20
+
+ImageKey = tuple[bytes, Detail]
+"""A file's digest, and how fine it was read."""
+
+
+class ImageStore(Protocol):
+    """Where images that were read are found again."""
+
+    def get(self, key: ImageKey) -> Image | None: ...
+
+    def put(self, key: ImageKey, value: Image) -> Image:
+        """The image to go on with: this one, or an equal one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +80,19 @@ class Marks:
 
 
 class ImageProcessor(ABC):
-    """From a picture's bytes to the patches that a vision encoder takes. Any thread may call it."""
+    """From a picture's bytes to the patches that a vision encoder takes. Any thread may call it.
+
+    Attributes:
+        images: those read lately.
+    """
 
     def __init__(self, marks: Marks, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.mark = marks.mark
         self.before = marks.before
         self.after = marks.after
-        self._read: Kept[tuple[bytes, Detail], Image]
-        self._read = Kept(cache_bytes, lambda image: len(image.pixels))
+        self.images: ImageStore = Kept[ImageKey, Image](
+            cache_bytes, lambda image: len(image.pixels)
+        )
 
     def read(
         self,
@@ -95,10 +113,10 @@ class ImageProcessor(ABC):
             RequestError: it is too large, or is no picture that can be used.
         """
         key = (hashlib.blake2b(data, digest_size=32).digest(), detail)
-        image = self._read.get(key)
+        image = self.images.get(key)
         if image is None:
             picture = decode(data, param=param, max_pixels=max_pixels)
-            image = self._read.put(key, self.cut(picture, param, detail))
+            image = self.images.put(key, self.cut(picture, param, detail))
         return image
 
     @abstractmethod

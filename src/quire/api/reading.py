@@ -1,0 +1,85 @@
+"""The opening of the processes that read requests away from the event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from quire.api.context import Context
+from quire.api.limits import Slots
+from quire.api.metrics import CallerMetrics
+from quire.api.responses_schema import Item
+from quire.api.seal import Seal
+from quire.config import ServerConfig
+from quire.engine.assembly import assemble
+from quire.engine.interface import EngineStats, ModelInfo, Ticket
+from quire.engine.job_process import ask
+from quire.media.processors.base import ImageKey
+from quire.request import Image, Request
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingContext:
+    """Makes the context of readers in jobs; what `Jobs` opens.
+
+    Attributes:
+        name: what clients call the model.
+        config: with the signing key that the server has.
+    """
+
+    info: ModelInfo
+    name: str
+    config: ServerConfig
+
+    def __call__(self) -> Context:
+        service = assemble(_Absent(self.info), self.name, self.config)
+        service.pictures.share(_AskedImages())
+        slots = Slots(self.config.max_concurrent, self.config.max_body_bytes)
+        metrics, seal = CallerMetrics(()), Seal(self.config.signing_key)
+        return Context(service, self.config, slots, metrics, seal, lambda _: _AskedStore())
+
+
+class _Absent:
+    """The engine's face where there is none: readers only ask what is served."""
+
+    failure = None
+
+    def __init__(self, info: ModelInfo) -> None:
+        self.info = info
+
+    def submit(self, requests: Sequence[Request]) -> Sequence[Ticket]:
+        self._refuse()
+
+    async def stats(self) -> EngineStats:
+        self._refuse()
+
+    async def close(self) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise AssertionError("a job has no engine")
+
+
+class _AskedStore:
+    """Responses that the server keeps; implements `responses_store.Kept`."""
+
+    def said(self, response_id: str) -> Sequence[Item] | None:
+        said: Sequence[Item] | None = ask("said", response_id)
+        return said
+
+    def item(self, item_id: str) -> Item | None:
+        item: Item | None = ask("item", item_id)
+        return item
+
+
+class _AskedImages:
+    """Images that the server keeps; see `Pictures.answers`. Here they have no pixels."""
+
+    def get(self, key: ImageKey) -> Image | None:
+        image: Image | None = ask("image", key)
+        return image
+
+    def put(self, key: ImageKey, value: Image) -> Image:
+        image: Image = ask("keep", key, value)
+        return image
