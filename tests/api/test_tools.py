@@ -267,3 +267,59 @@ def test_a_message_can_be_gone_on_with(serve: Serve) -> None:
     body = {"messages": messages, "continue_final_message": True}
     assert HTTP.post(f"{served.url}/v1/chat/completions", json=body).status_code == 200
     assert served.tokenizer.decode(served.engine.requests[0].prompt).endswith("There")
+
+
+LONG_CALL = f'<|tool_call>call:get_weather{{city:<|"|>{"a long name, " * 20}<|"|>}}<tool_call|>'
+
+
+def test_arguments_are_streamed_as_they_are_written(serve: Serve) -> None:
+    served = serve(LONG_CALL)
+    chunks = [chunk.choices[0].delta for chunk in create(served, tools=TOOLS, stream=True)]
+    pieces = [c.function.arguments for d in chunks for c in d.tool_calls or () if c.function]
+    assert json.loads("".join(filter(None, pieces))) == {"city": "a long name, " * 20}
+    assert len(pieces) > 20
+
+
+@pytest.mark.parametrize("route", ["chat/completions", "responses", "messages"])
+def test_a_call_that_is_cut_off_harms_no_answer(serve: Serve, route: str) -> None:
+    served = serve(LONG_CALL)
+    function = TOOLS[0]["function"]
+    asked: dict[str, Any] = {
+        "chat/completions": {"messages": ASK, "tools": TOOLS, "max_tokens": 30},
+        "responses": {
+            "input": "Hello",
+            "tools": [{"type": "function", "strict": False, **function}],
+            "max_output_tokens": 30,
+        },
+        "messages": {
+            "messages": ASK,
+            "tools": [{"name": "get_weather", "input_schema": function["parameters"]}],
+            "max_tokens": 30,
+        },
+    }[route]
+    url = f"{served.url}/v1/{route}"
+    whole = HTTP.post(url, json={"model": "quire-demo", **asked}).json()
+    streamed = HTTP.post(url, json={"model": "quire-demo", "stream": True, **asked})
+    assert streamed.status_code == 200
+    assert "get_weather" in streamed.text
+    match route:
+        case "chat/completions":
+            assert whole["choices"][0]["finish_reason"] == "length"
+            assert not whole["choices"][0]["message"].get("tool_calls")
+        case "responses":
+            assert [item["status"] for item in whole["output"]] == ["incomplete"]
+        case "messages":
+            assert (whole["stop_reason"], whole["content"]) == ("max_tokens", [])
+
+
+def test_what_no_grammar_enforces_is_said(serve: Serve) -> None:
+    served = serve('{"tags": []}')
+    tags = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+    schema = {"type": "object", "properties": {"tags": tags, "é": {"not": {"type": "null"}}}}
+    named = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    fields = {"model": "quire-demo", "messages": ASK, "response_format": named}
+    for stream in (False, True):
+        url = f"{served.url}/v1/chat/completions"
+        answer = HTTP.post(url, json={**fields, "stream": stream})
+        assert answer.status_code == 200
+        assert answer.headers["x-quire-unenforced"] == "tags: uniqueItems; \\u00e9: not"

@@ -330,5 +330,8 @@ def read_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
 
 def custom_input(arguments: str) -> str:
     """The text in a call of a custom tool, for which the model wrote a function's arguments."""
-    text = json.loads(arguments).get(INPUT) if arguments else ""
+    try:
+        text = json.loads(arguments).get(INPUT) if arguments else ""
+    except ValueError:
+        return ""  # the call was cut off
     return text if isinstance(text, str) else arguments

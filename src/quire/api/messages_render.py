@@ -251,7 +251,8 @@ def fold(events: Sequence[WireEvent]) -> WireEvent:
             case "content_block_delta":
                 _add(event["delta"], content[-1], pieces)
             case "content_block_stop":
-                _complete(content[-1], "".join(pieces))
+                if not _complete(content[-1], "".join(pieces)):
+                    content.pop()
             case "message_delta":
                 message |= {**event["delta"], "usage": event["usage"]}
     return {**message, "content": content}
@@ -265,11 +266,16 @@ def _add(delta: WireEvent, block: WireEvent, pieces: list[str]) -> None:
             pieces.append(piece)
 
 
-def _complete(block: WireEvent, text: str) -> None:
+def _complete(block: WireEvent, text: str) -> bool:
+    """Fills a block; False for a call that was cut off, which is no part of a message."""
     match block["type"]:
         case "tool_use":
-            block["input"] = json.loads(text) if text else {}
+            try:
+                block["input"] = json.loads(text) if text else {}
+            except ValueError:
+                return False
         case "text":
             block["text"] = text
         case "thinking":
             block["thinking"] = text
+    return True

@@ -234,7 +234,11 @@ class SearchCallItem(CallItem):
         """The call."""
         joined = self._joined()
         body = {"id": self.id, "type": self.kind, "status": status, "call_id": self._call_id}
-        return {**body, "execution": "client", "arguments": json.loads(joined) if joined else {}}
+        try:
+            arguments = json.loads(joined) if joined else {}
+        except ValueError:
+            arguments = {}  # the call was cut off
+        return {**body, "execution": "client", "arguments": arguments}
 
 
 class CustomCallItem(CallItem):

@@ -80,6 +80,7 @@ class ResponseEvents:
         self._item: OpenItem | None = None
         self._output: list[WireEvent] = []
         self._spoken = False
+        self._whole = True
 
     def begin(self) -> Iterator[WireEvent]:
         """The opening of the response; nothing once it has begun."""
@@ -119,11 +120,13 @@ class ResponseEvents:
                 assert isinstance(self._item, ReasoningItem)
                 yield from self._item.add(text)
             case ToolCallBegun():
+                self._whole = False
                 yield from self._open(lambda index: self._call(index, event))
             case ToolCallArguments(_, piece):
                 assert isinstance(self._item, CallItem)
                 yield from self._item.add(piece)
             case ToolCallEnded():
+                self._whole = True
                 yield from self._close("completed")
             case Finished():
                 yield from self._end(event)
@@ -149,8 +152,10 @@ class ResponseEvents:
         yield from self._item.open()
 
     def _close(self, status: str) -> Iterator[WireEvent]:
+        """Ends the item that is open. A call that its own end does not close was cut off."""
         item, self._item = self._item, None
         if item is not None:
+            status = status if self._whole or not isinstance(item, CallItem) else "incomplete"
             yield from item.close(status)
             self._output.append(item.body(status))
 

@@ -80,9 +80,10 @@ class Call:
 class Parser(Protocol):
     """Turns one answer's tokens into deltas. Made for one request, used once.
 
-    A tool call is held back until it is complete, since nothing that was sent can be withdrawn:
-    a call that is cut off or malformed must not appear as half a call. `ToolCallBegun`, one
-    `ToolCallArguments` with the whole object, and `ToolCallEnded` then come together.
+    A call begins when its name is known to be a tool's, and its arguments follow as they are
+    written, as far as they can no longer change. `ToolCallEnded` says that it is complete: one that
+    is cut off or turns out malformed never ends, and is no part of the folded answer. What was no
+    call then comes as text, whole.
     """
 
     @property

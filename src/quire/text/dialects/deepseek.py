@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from quire.text.dialects.base import Dialect, Forced
+from quire.text.dialects.flow import Begun, named_call
 from quire.text.dialects.grammar import marker, named_rules, one_call, section_of_calls
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
 from quire.text.dialects.readers import header_head, read_named_json
@@ -18,6 +19,8 @@ BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<�
 ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 THOUGHT = ("<think>", "</think>")
 _FENCED = re.compile(r"\s*([^\s`{}]+)\s*```(?:json)?\s*")
+_PLAIN = named_call(rf"\s*(?P<name>[^\s`{{}}<]+)\s*{SEPARATOR}")
+_IN_FENCE = named_call(rf"[^`{{}}]*{SEPARATOR}\s*(?P<name>[^\s`{{}}]+)\s*```(?:json)?")
 _FENCE_END = re.compile(r"\s*```")
 
 
@@ -49,11 +52,19 @@ def _calls(forced: Forced) -> list[str]:
     return named_rules(forced.tools, begin, separator, end)
 
 
+def _begin(text: str, tools: Tools) -> Begun | None:
+    return _PLAIN(text, tools) or _IN_FENCE(text, tools)
+
+
 _LAYOUT = Layout(
     think=(frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]})),
     sections={
         BEGIN: Section(
-            _read, header_head(SEPARATOR), ends=frozenset({END}), inner=frozenset({SEPARATOR})
+            _read,
+            header_head(SEPARATOR),
+            ends=frozenset({END}),
+            inner=frozenset({SEPARATOR}),
+            begin=_begin,
         )
     },
     quiet=frozenset({ALL_BEGIN, ALL_END}),

@@ -17,6 +17,8 @@ from typing import Any
 
 from quire.request import FinishReason
 from quire.text.dialects.base import Call, Dialect, Schema, Start, Tool
+from quire.text.dialects.flow import Begun
+from quire.text.dialects.gemma4_flow import GemmaFlow
 from quire.text.dialects.gemma4_grammar import QUOTE, forced_calls
 from quire.text.dialects.machine import (
     Body,
@@ -213,10 +215,21 @@ def _head(text: str, tools: Tools) -> bool | None:
     return None if "call".startswith(compact) or _NAME_BEGUN.fullmatch(compact) else False
 
 
+def _begin(text: str, tools: Tools) -> Begun | None:
+    opening = _NAME.match(text)
+    if opening is None or opening.group(1) not in tools or not text.startswith("{", opening.end()):
+        return None
+    return opening.group(1), None, GemmaFlow(tools[opening.group(1)]), opening.end()
+
+
 _LAYOUT = Layout(
     sections={
         "<|tool_call>": Section(
-            _read, _head, ends=frozenset({"<tool_call|>"}), inner=frozenset({QUOTE})
+            _read,
+            _head,
+            ends=frozenset({"<tool_call|>"}),
+            inner=frozenset({QUOTE}),
+            begin=_begin,
         )
     },
     think=(frozenset({CHANNEL}), frozenset({CHANNEL_END})),

@@ -9,6 +9,7 @@ answer in `<response>`.
 from __future__ import annotations
 
 from quire.text.dialects.base import Dialect, Forced, Start
+from quire.text.dialects.flow import json_call
 from quire.text.dialects.grammar import json_rules, marker, wrapped
 from quire.text.dialects.machine import Layout, Machine, Mode, Section
 from quire.text.dialects.readers import array_head, read_json_calls
@@ -19,8 +20,10 @@ _PROSE_CLOSES = frozenset({"Here is my response:", "Here's my response:"})
 _LAYOUT = Layout(
     think=(_PROSE_OPENS | {THOUGHT[0]}, _PROSE_CLOSES | {THOUGHT[1]}),
     sections={
-        "<|tool_call|>": Section(read_json_calls, array_head),
-        "<tool_call>": Section(read_json_calls, array_head, ends=frozenset({"</tool_call>"})),
+        "<|tool_call|>": Section(read_json_calls, array_head, begin=json_call()),
+        "<tool_call>": Section(
+            read_json_calls, array_head, ends=frozenset({"</tool_call>"}), begin=json_call()
+        ),
     },
     quiet=frozenset({"<response>", "</response>"}),
 )

@@ -12,6 +12,7 @@ import re
 
 from quire.request import FinishReason
 from quire.text.dialects.base import Dialect, Forced, Frame, Start, Vocabulary
+from quire.text.dialects.flow import Begun, JsonFlow
 from quire.text.dialects.grammar import alternatives, literal, marker, schema_of
 from quire.text.dialects.machine import (
     Body,
@@ -112,7 +113,10 @@ def _call_section(name: str) -> Section:
     def read(body: Body, tools: Tools) -> Reading:
         return read_named_json(name, body.text, 0)
 
-    return Section(read, head_of("{"), ends=_ENDS)
+    def begin(text: str, tools: Tools) -> Begun | None:
+        return (name, None, JsonFlow(), 0) if name in tools else None
+
+    return Section(read, head_of("{"), ends=_ENDS, begin=begin)
 
 
 def _before(vocabulary: Vocabulary) -> str:

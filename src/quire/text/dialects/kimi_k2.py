@@ -7,7 +7,10 @@ text before the arguments is the call's id, which the model expects to see again
 
 from __future__ import annotations
 
+import re
+
 from quire.text.dialects.base import Dialect, Forced
+from quire.text.dialects.flow import named_call
 from quire.text.dialects.grammar import (
     alternatives,
     literal,
@@ -22,6 +25,7 @@ from quire.text.dialects.readers import header_head, read_named_json
 ALL_BEGIN, ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 BEGIN, ARGUMENTS, END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 THOUGHT = ("<think>", "</think>")
+_HEADER = rf"\s*(?P<id>(?:functions\.)?(?P<name>[^:\s<]+)(?::[0-9]+)?)\s*{re.escape(ARGUMENTS)}"
 
 
 def _read(body: Body, tools: Tools) -> Reading:
@@ -58,7 +62,11 @@ _LAYOUT = Layout(
     think=(frozenset({THOUGHT[0], "◁think▷"}), frozenset({THOUGHT[1], "◁/think▷"})),
     sections={
         BEGIN: Section(
-            _read, header_head(ARGUMENTS), ends=frozenset({END}), inner=frozenset({ARGUMENTS})
+            _read,
+            header_head(ARGUMENTS),
+            ends=frozenset({END}),
+            inner=frozenset({ARGUMENTS}),
+            begin=named_call(_HEADER),
         )
     },
     quiet=frozenset({ALL_BEGIN, ALL_END}),

@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from quire.text.dialects.base import Call, Dialect, Forced, Start
+from quire.text.dialects.flow import json_call
 from quire.text.dialects.grammar import json_rules
 from quire.text.dialects.machine import NO_SECTION, Body, Layout, Machine, Reading, Section, Tools
 from quire.text.dialects.readers import read_json_calls
@@ -142,7 +143,7 @@ def _on_a_line(opener: str) -> Section:
     return Section(read, head, inner=frozenset(_LINES))
 
 
-_SECTION = Section(_read, _head, inner=frozenset(_LINES))
+_SECTION = Section(_read, _head, inner=frozenset(_LINES), begin=json_call())
 _LAYOUT = Layout(
     sections={
         NO_SECTION: _SECTION,

@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from quire.request import FinishReason
 from quire.text.dialects.base import Call, Start, Tool
+from quire.text.dialects.flow import Begin, Flow
 from quire.text.dialects.scanner import MarkerScanner
 from quire.text.dialects.writer import Writer, new_call_id
 from quire.text.events import Delta, Reasoning, Text
@@ -70,12 +71,28 @@ class Section:
         ends: markers that close it. So does any other marker that is not `inner`; that one is then
             looked at in its own right. Without either, the end of the answer closes it.
         inner: markers that are part of it.
+        begin: from its first characters, the flow of its first call; None while there is none.
     """
 
     read: Callable[[Body, Tools], Reading]
     head: Callable[[str, Tools], bool | None]
     ends: frozenset[str] = frozenset()
     inner: frozenset[str] = frozenset()
+    begin: Begin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Flowing:
+    """A call that has begun before its section ended.
+
+    Attributes:
+        sent: the pieces of its arguments.
+    """
+
+    index: int
+    name: str
+    flow: Flow
+    sent: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +167,7 @@ class Machine:
         self._until = ""  # what the section's open string needs, as of `_read_pieces` pieces
         self._read_pieces = 0
         self._back = Mode.TEXT
+        self._flowing: _Flowing | None = None
 
     @property
     def thinking(self) -> bool:
@@ -253,21 +271,43 @@ class Machine:
         self._opener, self._section = opener, section
         self._pieces, self._length, self._marks, self._sure = [], 0, [], False
         self._until, self._read_pieces = "", 0
+        self._flowing = None
 
     def body(self, *, closed: bool) -> Body:
         """What the open section holds."""
         return Body("".join(self._pieces), tuple(self._marks), closed)
 
-    def _hold(self, text: str) -> None:
+    def _hold(self, text: str, *, marker: bool = False) -> None:
         self._pieces.append(text)
         self._length += len(text)
         if self._sure:
+            self._flow(text, marker=marker)
             return
         head = self._section.head("".join(self._pieces), self.tools)
         if head is False or (head is None and self._length > MAX_HEAD):
             self._give_back("")
         elif head:
             self._sure = True
+            self._flow("", marker=False)
+
+    def _flow(self, text: str, *, marker: bool) -> None:
+        """Passes on what of the first call can no longer change."""
+        flowing = self._flowing
+        if flowing is None:
+            if self._section.begin is None or self._length > MAX_HEAD:
+                return
+            held = "".join(self._pieces)
+            begun = self._section.begin(held, self.tools)
+            if begun is None:
+                return
+            name, call_id, flow, start = begun
+            index = self.writer.begin_call(name, call_id)
+            flowing = self._flowing = _Flowing(index, name, flow, [])
+            text, marker = held[start:], False
+        piece = flowing.flow.feed(text, marker=marker)
+        if piece:
+            flowing.sent.append(piece)
+            self.writer.arguments(flowing.index, piece)
 
     def _mark(self, marker: str) -> None:
         if marker not in self._section.inner and not self._still_in_string():
@@ -281,7 +321,7 @@ class Machine:
                 return
             self._until = reading.until
         self._marks.append((self._length, marker))
-        self._hold(marker)
+        self._hold(marker, marker=True)
 
     def _still_in_string(self) -> bool:
         """Whether the string that the last reading ended in goes on: saves reading all again."""
@@ -294,12 +334,22 @@ class Machine:
         if not reading.calls:
             self._give_back(marker)
             return
-        for call in reading.calls:
+        for call in reading.calls[self._finish_flowing(reading.calls[0]) :]:
             self.writer.call(call)
         self.mode = Mode.TEXT
         rest = body.text[reading.end :]
         if keep_rest and rest.strip():
             self.writer.text(rest + marker)
+
+    def _finish_flowing(self, call: Call) -> int:
+        """Ends the call that has begun, and gives 1; 0 if it turns out to be another."""
+        flowing, self._flowing = self._flowing, None
+        sent = "".join(flowing.sent) if flowing is not None else ""
+        if flowing is None or flowing.name != call.name or not call.arguments.startswith(sent):
+            return 0
+        self.writer.arguments(flowing.index, call.arguments[len(sent) :])
+        self.writer.end_call(flowing.index)
+        return 1
 
     def _give_back(self, marker: str) -> None:
         """The section was no call: its text goes where it would have gone without the opener."""

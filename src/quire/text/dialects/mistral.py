@@ -12,6 +12,7 @@ import secrets
 import string
 
 from quire.text.dialects.base import Dialect, Forced
+from quire.text.dialects.flow import Begun, json_call, named_call
 from quire.text.dialects.grammar import json_rules, marker, named_rules
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
 from quire.text.dialects.readers import read_json_calls, read_named_json
@@ -20,6 +21,8 @@ CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 THOUGHT = ("[THINK]", "[/THINK]")
 _NAME = re.compile(r"\s*([\w.-]+)\s*")
 _ARRAY = re.compile(r"\s*(?:\[\s*(?:\{|$)|\{)")
+_IN_ARRAY = json_call()
+_NAMED = named_call(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?(?:\[ARGS\])?")
 _ID = re.compile(r"\s*(\w+)\s*")
 
 
@@ -71,9 +74,13 @@ def _forced(forced: Forced) -> str:
     return "\n".join(rules) + "\n"
 
 
+def _begin(text: str, tools: Tools) -> Begun | None:
+    return _IN_ARRAY(text, tools) if _ARRAY.match(text) else _NAMED(text, tools)
+
+
 _LAYOUT = Layout(
     think=(frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]})),
-    sections={CALLS: Section(_read, _head, inner=frozenset({ARGS, CALL_ID}))},
+    sections={CALLS: Section(_read, _head, inner=frozenset({ARGS, CALL_ID}), begin=_begin)},
     new_id=new_call_id,
 )
 

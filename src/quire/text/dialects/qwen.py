@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.text.dialects.base import Dialect, Forced
+from quire.text.dialects.flow import json_call
 from quire.text.dialects.grammar import Arguments, argument_rules, marker, wrapped
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
 from quire.text.dialects.readers import XmlNotation, head_of, read_json_calls
@@ -45,6 +46,7 @@ _WRAPPED = Section(
     head_of("{", OPENER),
     ends=frozenset({"</tool_call>"}),
     inner=frozenset({OPENER, CLOSER}),
+    begin=json_call(),
 )
 _THINK = (frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]}))
 _HERMES = Layout(

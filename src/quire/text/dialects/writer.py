@@ -109,15 +109,29 @@ class Writer:
         self._bordered = True
         self._thought_ended = self._wrote_thought
 
-    def call(self, call: Call) -> None:
-        """Adds a complete call."""
+    def begin_call(self, name: str, call_id: str | None) -> int:
+        """Begins a call, and gives its number."""
         self.border()
         index = self.calls
         self.calls += 1
+        self._deltas.append(ToolCallBegun(index, call_id or self._new_id(), name))
+        return index
+
+    def arguments(self, index: int, piece: str) -> None:
+        """Adds to the arguments of a call that has begun."""
+        if piece:
+            self._deltas.append(ToolCallArguments(index, piece))
+
+    def end_call(self, index: int) -> None:
+        """The call is complete."""
         self.after_call = True
-        self._deltas.append(ToolCallBegun(index, call.id or self._new_id(), call.name))
-        self._deltas.append(ToolCallArguments(index, call.arguments))
         self._deltas.append(ToolCallEnded(index))
+
+    def call(self, call: Call) -> None:
+        """Adds a complete call."""
+        index = self.begin_call(call.name, call.id)
+        self.arguments(index, call.arguments)
+        self.end_call(index)
 
     def end(self, *, thinking: bool) -> None:
         """Lets go of held white space, where it belongs to something that was cut off or ended."""

@@ -1,0 +1,75 @@
+"""Arguments come as they are written; joined, they are what the reader makes of the whole call."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from quire.request import FinishReason
+from quire.text.events import ToolCallArguments, ToolCallBegun, ToolCallEnded
+from quire.text.output import fold
+from tests.text.dialects.scripts import encode, events
+
+Q = '<|"|>'
+LONG = 'one\n\t"two" \\ three {[,:]} é東🙂 ' * 8
+ARGUMENTS = {"city": LONG, "days": 3, "tags": ["a", ""], "where": {"zip": "1"}, "limit": -1.5}
+JSON = json.dumps(ARGUMENTS)
+CALLS = {
+    "gemma4": f"<|tool_call>call:get_weather{{city:{Q}{LONG}{Q},days:3,tags:[{Q}a{Q},{Q}{Q}],"
+    f"where:{{zip:{Q}1{Q}}},limit:-1.5}}<tool_call|>",
+    "qwen3": f'<tool_call>\n{{"name": "get_weather", "arguments": {JSON}}}\n</tool_call>',
+    "llama3": f'{{"name": "get_weather", "parameters": {JSON}}}',
+    "mistral": f"[TOOL_CALLS]get_weather[ARGS]{JSON}",
+    "deepseek": f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{JSON}"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
+    f"<|tool_call_argument_begin|>{JSON}<|tool_call_end|><|tool_calls_section_end|>",
+    "granite": f'<|tool_call|>[{{"name": "get_weather", "arguments": {JSON}}}]',
+    "harmony": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    f"{JSON}<|call|>",
+}
+
+
+@pytest.mark.parametrize("dialect", CALLS)
+def test_arguments_come_as_they_are_written(dialect: str) -> None:
+    ids = encode(dialect, [CALLS[dialect]])
+    found = events(dialect, ids)
+    pieces = [event.json for event in found if isinstance(event, ToolCallArguments)]
+    assert json.loads("".join(pieces)) == ARGUMENTS
+    assert len(pieces) > len(ids) / 3
+    assert max(map(len, pieces)) < 40
+    (call,) = fold(found).tool_calls
+    assert call.arguments == "".join(pieces) == json.dumps(ARGUMENTS, ensure_ascii=False)
+
+
+@pytest.mark.parametrize("dialect", CALLS)
+def test_a_call_that_is_cut_off_begins_and_never_ends(dialect: str) -> None:
+    ids = encode(dialect, [CALLS[dialect]])
+    found = events(dialect, ids[: len(ids) // 2], finish=FinishReason.LENGTH)
+    assert sum(isinstance(event, ToolCallBegun) for event in found) == 1
+    assert not any(isinstance(event, ToolCallEnded) for event in found)
+    assert fold(found).tool_calls == []
+    assert fold(found).text == ""
+
+
+REPEATED = [
+    ("qwen3", '<tool_call>{"name": "now", "arguments": {"a": 1, "a": 2}}</tool_call>', '{"a": 2}'),
+    ("gemma4", "<|tool_call>call:now{a:1,a:2}<tool_call|>", '{"a": 2}'),
+    ("gemma4", "<|tool_call>call:now{a:9, NY,b:2}<tool_call|>", '{"a": "9, NY", "b": 2}'),
+]
+
+
+@pytest.mark.parametrize(("dialect", "text", "arguments"), REPEATED)
+def test_what_turns_out_otherwise_is_a_call_of_its_own(
+    dialect: str, text: str, arguments: str
+) -> None:
+    found = events(dialect, encode(dialect, [text]))
+    assert [call.arguments for call in fold(found).tool_calls] == [arguments]
+    assert sum(isinstance(event, ToolCallEnded) for event in found) == 1
+
+
+def test_a_name_that_is_no_tools_waits_for_the_whole() -> None:
+    text = '<tool_call>{"name": "other", "arguments": {"a": 1}}</tool_call>'
+    found = events("qwen3", encode("qwen3", [text]))
+    assert [e.json for e in found if isinstance(e, ToolCallArguments)] == ['{"a": 1}']
