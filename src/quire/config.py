@@ -71,7 +71,7 @@ class ServerConfig:
             built in.
         api_keys: any of them opens all routes; empty asks for none. Several stand for users who
             see nothing of each other.
-        strict_fields: refuse request fields that no schema knows.
+        strict_fields: refuse request fields that neither a schema nor another server knows.
         max_concurrent: requests in flight before 429.
         max_images: of one request, earlier messages included.
         max_image_bytes: of one image's file, sent along or fetched.

@@ -48,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add(
         "--ignore-unknown-fields",
         action="store_true",
-        help="for clients that send fields no schema knows and cannot be changed",
+        help="for clients that send fields nobody knows and cannot be changed; answers name them",
     )
     _add_sampling_arguments(parser.add_argument_group("sampling"))
     _add_engine_arguments(parser.add_argument_group("engine"))
