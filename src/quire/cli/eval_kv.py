@@ -8,8 +8,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from rich.console import Console
+
 from quire.cache.formats.choose import offered, parse_format
 from quire.cli.kv_scores import plot, table
+from quire.cli.progress import shown
 from quire.core.kv_format import KVFormat
 from quire.demo import MODEL_DIR
 from quire.device.private import use_private_cache
@@ -77,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
         skills=tuple(args.skills),
         items=args.skill_items,
     )
-    scores = evaluate(args.model or str(MODEL_DIR), formats, plan)
+    with shown(Console(stderr=True)) as begin_stage:
+        scores = evaluate(args.model or str(MODEL_DIR), formats, plan, begin_stage)
     print(table(scores))
     if args.json is not None:
         args.json.write_text(json.dumps([asdict(score) for score in scores], indent=1) + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from quire.cache.specs import group_layers
 from quire.cli.kv_scores import Score
 from quire.cli.kv_skills import count_skills, generate
 from quire.cli.kv_texts import Text, conversation, prompt_of, sized_needle, whole
+from quire.cli.progress import Begin, silent
 from quire.core.kv_format import KVFormat
 from quire.engine.inputs import Layout, StepInputs
 from quire.kernels.blas import choose_blas
@@ -133,9 +135,15 @@ class _Forced:
 
 
 def teacher_forced(
-    loaded: LoadedModel, formats: Seq[KVFormat], texts: Seq[Text], scores: Seq[Score]
+    loaded: LoadedModel,
+    formats: Seq[KVFormat],
+    texts: Seq[Text],
+    scores: Seq[Score],
+    begin_stage: Begin = silent,
 ) -> None:
     """Fills in divergence, agreement and perplexity. All formats read the texts in step."""
+    chunks = sum(len(range(0, len(text.tokens) - 1, _CHUNK)) for text in texts)
+    done = begin_stage("reading texts", chunks)
     sums = [_Forced() for _ in formats]
     plain_loss = 0.0
     for text in texts:
@@ -159,6 +167,7 @@ def teacher_forced(
                 total.others.append(divergence[~here])
                 total.agreed += int(same[here].sum())
                 total.loss += float(_losses(got, following)[here].sum())
+            done()
     for score, total in zip(scores, sums, strict=True):
         _summed(total, plain_loss, score)
 
@@ -188,6 +197,7 @@ def evaluate(
     model: str,
     formats: Seq[KVFormat],
     plan: Plan,
+    begin_stage: Begin = silent,
 ) -> list[Score]:
     """Scores of plain, first, and of each format.
 
@@ -208,17 +218,20 @@ def evaluate(
         count = max(1, plan.tokens // _CONVERSATION)
         each = min(plan.tokens, _CONVERSATION)
         texts = [conversation(tokenizer, template, each, seed) for seed in range(count)]
-    teacher_forced(loaded, every, texts, scores)
+    teacher_forced(loaded, every, texts, scores, begin_stage)
     # Beginnings long enough that most of what is read is coded.
     cuts = [t.tokens[:length] for length in (97, 161) for t in texts if len(t.tokens) > length]
     openings = [prompt_of(tokenizer, template, line) for line in _OPENINGS]
     continued = ([begin for t in texts for begin in _answered(t)] + cuts + openings)[: plan.prompts]
     if continued:
-        _continue(loaded, every, continued, scores)
+        done = begin_stage("continuing prompts", len(every))
+        _continue(loaded, every, continued, scores, done)
     for length in plan.lengths:
-        _find_needles(loaded, tokenizer, template, every, length, plan.needles_each, scores)
+        done = begin_stage(f"finding needles in {length:,} tokens", len(every))
+        _find_needles(loaded, tokenizer, template, every, length, plan.needles_each, scores, done)
     if plan.skills:
-        count_skills(loaded, tokenizer, template, every, plan.skills, plan.items, scores)
+        done = begin_stage("asking for skills", len(every))
+        count_skills(loaded, tokenizer, template, every, plan.skills, plan.items, scores, done)
     return scores
 
 
@@ -232,8 +245,12 @@ def _continue(
     formats: Seq[KVFormat],
     prompts: Seq[Seq[int]],
     scores: Seq[Score],
+    done: Callable[[], None],
 ) -> None:
-    answers = [generate(loaded, each, prompts, max_tokens=_CONTINUED) for each in formats]
+    answers = []
+    for each in formats:
+        answers.append(generate(loaded, each, prompts, max_tokens=_CONTINUED))
+        done()
     for score, got in zip(scores, answers, strict=True):
         equal = [a == b for a, b in zip(got, answers[0], strict=True)]
         score.greedy = sum(equal) / len(equal)
@@ -247,6 +264,7 @@ def _find_needles(
     length: int,
     each: int,
     scores: Seq[Score],
+    done: Callable[[], None],
 ) -> None:
     items = [
         (depth, *sized_needle(tokenizer, template, length, depth, seed))
@@ -259,3 +277,4 @@ def _find_needles(
         answers = generate(loaded, format, prompts, max_tokens=24, stops=stops)
         for (depth, _, code), answer in zip(items, answers, strict=True):
             score.needles.append((length, depth, code in tokenizer.decode(answer)))
+        done()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -69,8 +70,12 @@ def count_skills(
     files: Seq[Path],
     count: int,
     scores: Seq[Score],
+    done: Callable[[], None],
 ) -> None:
     """Fills in how many of `count` items, spread over each file, each format gets right.
+
+    Args:
+        done: called after each format.
 
     Raises:
         QuireError: a file holds pictures.
@@ -96,6 +101,7 @@ def count_skills(
             right, asked = score.skills.get(item.skill, (0, 0))
             correct = judge(item, _answer(stream, tokens, stops))
             score.skills[item.skill] = (right + correct, asked + 1)
+        done()
 
 
 def _prompt(item: SkillItem, tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:

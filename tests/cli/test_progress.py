@@ -1,0 +1,43 @@
+"""What a command of minutes shows meanwhile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from io import StringIO
+
+from rich.console import Console
+
+from quire.cache.formats.choose import parse_format
+from quire.cli.kv_quality import Plan, evaluate
+from quire.cli.progress import shown
+from quire.demo import MODEL_DIR
+
+
+def test_every_part_of_every_stage_is_reported() -> None:
+    parts, done = Counter[str](), Counter[str]()
+
+    def begin(what: str, count: int) -> Callable[[], None]:
+        parts[what] += count
+        return lambda: done.update([what])
+
+    plan = Plan(tokens=200, prompts=1, lengths=(80,))
+    evaluate(str(MODEL_DIR), [parse_format("page-4")], plan, begin)
+    assert list(parts) == ["reading texts", "continuing prompts", "finding needles in 80 tokens"]
+    assert done == parts
+
+
+def test_lines_where_there_is_no_terminal() -> None:
+    out = StringIO()
+    with shown(Console(file=out, force_terminal=False)) as begin:
+        begin("reading texts", 3)()
+    assert out.getvalue() == "reading texts: 3 parts\n"
+
+
+def test_bars_in_a_terminal() -> None:
+    out = StringIO()
+    with shown(Console(file=out, force_terminal=True, width=100)) as begin:
+        done = begin("reading texts", 2)
+        done()
+        done()
+    assert "2/2" in out.getvalue()
