@@ -15,10 +15,14 @@ LAYERS: dict[str, set[str]] = {
     # package: the packages that it may import, beside itself and the core types
     "cli": {
         *("api", "engine", "models", "kernels", "text", "cache", "demo", "sampling", "scheduler"),
-        "device",
+        *("attention", "device"),
     },
     "api": {"engine", "text", "media", "cache", "sampling"},
-    "engine": {"scheduler", "models", "sampling", "media", "text", "cache", "kernels", "device"},
+    "engine": {
+        *("scheduler", "models", "sampling", "media", "text", "attention", "cache", "kernels"),
+        "device",
+    },
+    "attention": {"cache", "kernels"},
     "models": {"cache", "kernels"},
     "scheduler": {"cache", "sampling"},
     "sampling": {"cache"},

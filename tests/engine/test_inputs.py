@@ -5,11 +5,13 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
+from quire.attention.registry import open_backends
+from quire.attention.step import Attention
 from quire.cache.pools import Pools
-from quire.cache.specs import FullKV, LayerSpec, RecurrentState, SharedKV, group_layers
+from quire.cache.specs import FullKV, KVLayout, LayerSpec, RecurrentState, SharedKV
 from quire.cache.states import Segment
 from quire.core.kv_format import KVFormat
-from quire.engine.inputs import Layout, StepInputs
+from quire.engine.inputs import StepInputs
 from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
 from tests.engine.rows import SIZE, scheduled
 
@@ -26,10 +28,10 @@ def inputs_of(
     drawn: dict[str, int] | None = None,
     previous: mx.array | None = None,
 ) -> StepInputs:
-    groups = group_layers(SPECS)
-    pools = Pools(groups, SIZE, mx.float32)
+    layout = KVLayout.of(SPECS)
+    attention = Attention(layout, Pools(layout.groups, SIZE, mx.float32), open_backends())
     places = {ord(name): place for name, place in (drawn or {}).items()}
-    return StepInputs(StepPlan(tuple(rows)), Layout.of(SPECS, groups), pools, places, previous)
+    return StepInputs(StepPlan(tuple(rows)), attention, places, previous)
 
 
 def names(inputs: StepInputs) -> list[str]:
@@ -107,7 +109,7 @@ def test_the_same_rows_again_take_the_tokens_as_they_are() -> None:
 
 
 def test_layers_that_share_read_from_their_owner() -> None:
-    layout = Layout.of(SPECS, group_layers(SPECS))
+    layout = KVLayout.of(SPECS)
     assert layout.group == (0, 1, 1)
     assert layout.owner == (0, 1, 1)
 

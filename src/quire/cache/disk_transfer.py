@@ -41,7 +41,7 @@ def fits(pools: Pools, pool: PoolKey, page: HostPage) -> bool:
     """Whether contents from elsewhere have the types and shapes of a pool's pages."""
     ours = [(_name(array.dtype), array.shape[1:]) for array in pools.export(pool, [])]
     theirs = [(dtype, array.shape[1:]) for dtype, array in page]
-    return ours == theirs and page_size(page) == pools.page_bytes(pool)
+    return ours == theirs and page_size(page) == pools.block_bytes(pool)
 
 
 def _to_host(pools: Pools, pool: PoolKey, ids: list[int]) -> list[HostPage]:

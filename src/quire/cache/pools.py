@@ -9,10 +9,9 @@ import numpy as np
 
 from quire.cache.block_manager import PoolKey, Resize
 from quire.cache.formats.base import LayerShape, LayerStore
-from quire.cache.formats.registry import store_type
-from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
+from quire.cache.formats.registry import make_store, store_type
+from quire.cache.specs import Ints, KVGroup, attention_groups, recurrent_groups
 from quire.cache.states import StatePool
-from quire.cache.view import Ints
 from quire.core.kv_format import KVFormat
 
 
@@ -22,13 +21,13 @@ class KVPool:
     def __init__(self, layers: dict[int, LayerStore]) -> None:
         self.layers = layers
 
-    def resize(self, capacity: int, moves: tuple[tuple[int, int], ...], *, open: bool) -> None:
+    def resize(self, capacity: int, moves: tuple[tuple[int, int], ...], *, tails: bool) -> None:
         """Mutates: follows the block manager."""
         for store in self.layers.values():
-            if not open:
+            if not tails:
                 store.resize(capacity, moves)
-            elif store.seals:
-                store.resize_open(capacity, moves)
+            elif store.has_tail:
+                store.resize_tails(capacity, moves)
 
     def arrays(self, layers: Container[int]) -> list[mx.array]:
         """Every array of these layers."""
@@ -55,16 +54,16 @@ class Pools:
         dtype: the model's.
     """
 
-    def __init__(self, groups: tuple[KVGroup, ...], page_tokens: int, dtype: mx.Dtype) -> None:
+    def __init__(self, groups: tuple[KVGroup, ...], block_tokens: int, dtype: mx.Dtype) -> None:
         self.groups = groups
         self._attention = attention_groups(groups)
         self._recurrent = recurrent_groups(groups)
-        self.page_tokens = page_tokens
+        self.block_tokens = block_tokens
         self.dtype = dtype
         self._kv: dict[tuple[int, KVFormat], KVPool] = {}
         self._states: dict[tuple[int, KVFormat], StatePool] = {}
 
-    def page_bytes(self, key: PoolKey) -> int:
+    def block_bytes(self, key: PoolKey) -> int:
         """Bytes of one page of a pool, all layers of its group counted."""
         group = self.groups[key.group]
         state = self._recurrent.get(key.group)
@@ -73,9 +72,10 @@ class Pools:
         shape = self.shape(key.group)
         total = 0
         for layer in group.layers:
-            store = store_type(key.format, layer)
-            size = store.open_page_bytes if key.tail else store.page_bytes
-            total += size(shape, key.format)
+            format = key.format.of_layer(layer)
+            store = store_type(format)
+            size = store.tail_bytes if key.tail else store.block_bytes
+            total += size(shape, format)
         return total
 
     def kv(self, group: int, format: KVFormat) -> KVPool:
@@ -85,7 +85,7 @@ class Pools:
             shape = self.shape(group)
             pool = self._kv[group, format] = KVPool(
                 {
-                    layer: store_type(format, layer)(shape, format)
+                    layer: make_store(shape, format.of_layer(layer))
                     for layer in self.groups[group].layers
                 }
             )
@@ -107,7 +107,7 @@ class Pools:
             self.states(key.group, key.format).resize(change.capacity, change.moves)
         else:
             pool = self.kv(key.group, key.format)
-            pool.resize(change.capacity, change.moves, open=key.tail)
+            pool.resize(change.capacity, change.moves, tails=key.tail)
 
     def copy(self, pairs: Iterable[tuple[PoolKey, int, int]]) -> None:
         """Mutates: of each (pool, from, to), block `to` becomes a copy of block `from`."""
@@ -142,8 +142,7 @@ class Pools:
 
     def shape(self, group: int) -> LayerShape:
         """What each layer of an attention group stores."""
-        spec = self._attention[group]
-        return LayerShape(spec.kv_heads, spec.head_dim, self.page_tokens, self.dtype)
+        return LayerShape.of(self._attention[group], self.block_tokens, self.dtype)
 
     def _pool(self, key: PoolKey) -> KVPool | StatePool:
         if key.group in self._recurrent:

@@ -264,3 +264,25 @@ def attention_groups(groups: tuple[KVGroup, ...]) -> dict[int, AttentionSpec]:
 def recurrent_groups(groups: tuple[KVGroup, ...]) -> dict[int, RecurrentState]:
     """The specs of the groups that keep recurrent state, by the group's index."""
     return {g.index: g.spec.recurrent for g in groups if g.spec.recurrent is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """Where each layer of a model keeps its state.
+
+    Attributes:
+        group: by layer, the index of the group that serves it; a sharing layer has its owner's.
+        owner: by layer, the layer whose blocks it reads.
+    """
+
+    groups: tuple[KVGroup, ...]
+    group: tuple[int, ...]
+    owner: tuple[int, ...]
+
+    @staticmethod
+    def of(layout: tuple[LayerSpec, ...]) -> KVLayout:
+        """Groups the layers, and resolves those that share another's keys and values."""
+        groups = group_layers(layout)
+        home = {layer: group.index for group in groups for layer in group.layers}
+        owner = tuple(spec.owner(layer) for layer, spec in enumerate(layout))
+        return KVLayout(groups, tuple(home[layer] for layer in owner), owner)

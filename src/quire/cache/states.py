@@ -10,9 +10,8 @@ import mlx.core as mx
 import numpy as np
 
 from quire.cache.dtypes import DTYPES
-from quire.cache.formats.paging import page_rows, resized
-from quire.cache.specs import RecurrentState
-from quire.cache.view import Ints
+from quire.cache.formats.paging import block_rows, resized
+from quire.cache.specs import Ints, RecurrentState
 
 
 class StatePool:
@@ -58,12 +57,12 @@ class StatePool:
 
     def export(self, slots: Ints) -> list[mx.array]:
         """The contents of slots (lazy)."""
-        rows = page_rows(slots, 1)
+        rows = block_rows(slots, 1)
         return [part[rows] for part in self._parts.values()]
 
     def restore(self, slots: Ints, contents: list[mx.array]) -> None:
         """Mutates: slots get contents that `export` gave."""
-        rows = page_rows(slots, 1)
+        rows = block_rows(slots, 1)
         for part, content in zip(self._parts.values(), contents, strict=True):
             part[rows] = content
 

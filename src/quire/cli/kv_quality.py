@@ -12,18 +12,20 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
+from quire.attention.registry import open_backends
+from quire.attention.step import Attention
 from quire.cache.block_manager import PoolKey, Resize
 from quire.cache.dtypes import DTYPES
 from quire.cache.formats.choose import skipped_layers, with_skips
 from quire.cache.formats.table import layer_costs
 from quire.cache.pools import Pools
-from quire.cache.specs import group_layers
+from quire.cache.specs import KVLayout, group_layers
 from quire.cli.kv_scores import Score
 from quire.cli.kv_skills import count_skills, generate
 from quire.cli.kv_texts import Text, conversation, prompt_of, sized_needle, whole
 from quire.cli.progress import Begin, silent
 from quire.core.kv_format import KVFormat
-from quire.engine.inputs import Layout, StepInputs
+from quire.engine.inputs import StepInputs
 from quire.kernels.blas import choose_blas
 from quire.models.loader import LoadedModel, open_model
 from quire.scheduler.plan import BlockIds, Placement, ScheduledSequence, StepPlan
@@ -91,14 +93,14 @@ class Reader:
 
     def __init__(self, loaded: LoadedModel, format: KVFormat, tokens: Seq[int]) -> None:
         self._model = loaded.model
-        groups = group_layers(loaded.model.layout)
-        self._layout = Layout.of(loaded.model.layout, groups)
-        self._pools = Pools(groups, PAGE_TOKENS, DTYPES[loaded.dtype])
+        layout = KVLayout.of(loaded.model.layout)
+        self._pools = Pools(layout.groups, PAGE_TOKENS, DTYPES[loaded.dtype])
+        self._attention = Attention(layout, self._pools, open_backends())
         self._tokens = array("i", tokens)
         self._format = format
         blocks = -(-len(tokens) // PAGE_TOKENS)
         tables, tails = [], {}
-        for group in groups:
+        for group in layout.groups:
             slots = 1 if group.spec.attention is None else blocks
             self._pools.resize(Resize(PoolKey(group.index, format), slots))
             tables.append(BlockIds(array("i", range(slots)), slots))
@@ -119,7 +121,7 @@ class Reader:
             positions=range(start, start + count),
             placement=self._placement,
         )
-        inputs = StepInputs(StepPlan((rows,)), self._layout, self._pools, {}, None)
+        inputs = StepInputs(StepPlan((rows,)), self._attention, {}, None)
         # Nothing is sampled, so the model goes with all rows to its end.
         logits = self._model.logits(self._model(inputs))
         mx.eval(logits, self._pools.arrays(range(len(self._model.layout))))

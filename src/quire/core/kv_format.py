@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,10 @@ class KVFormat:
     def has_tail(self) -> bool:
         """Whether a sequence's last block, the tail, is kept as written until it is full."""
         return self.scheme == "page"
+
+    def of_layer(self, layer: int) -> KVFormat:
+        """How one layer stores its blocks: plain in layers that the format skips."""
+        return KVFormat() if layer in self.skip_layers else replace(self, skip_layers=())
 
     @property
     def name(self) -> str:

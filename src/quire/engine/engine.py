@@ -72,7 +72,7 @@ class Engine:
         self._loaded = loaded
         self._runner = Runner(loaded.model, config.page_tokens, DTYPES[loaded.dtype], observe)
         budget = kv_budget(config.kv_memory)
-        manager = BlockManager(budget, self._runner.pools.page_bytes)
+        manager = BlockManager(budget, self._runner.pools.block_bytes)
         context = config.max_context or loaded.context_length
         if context > loaded.context_length:
             raise ModelError(

@@ -3,51 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, chain
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from quire.cache.pools import KVPool, Pools
-from quire.cache.specs import KVGroup, LayerSpec
+from quire.attention.backend import Scoring
+from quire.attention.step import Attention, preferred_order
 from quire.cache.states import Segment
-from quire.cache.view import View
 from quire.core.kv_format import KVFormat
-from quire.engine.views import build_view, length_class
 from quire.models.base import MediaRows, RecurrentSegment, Step
 from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
-
-
-@dataclass
-class _Part:
-    """The rows of one format in one group: a slice of the step's rows."""
-
-    rows: slice
-    pool: KVPool
-    view: View
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where each layer keeps its state.
-
-    Attributes:
-        group: by layer, the group that serves it; a sharing layer has its owner's.
-        owner: by layer, the layer whose pages it reads.
-    """
-
-    groups: tuple[KVGroup, ...]
-    group: tuple[int, ...]
-    owner: tuple[int, ...]
-
-    @staticmethod
-    def of(specs: tuple[LayerSpec, ...], groups: tuple[KVGroup, ...]) -> Layout:
-        """Resolves the layers that share another's keys and values."""
-        home = {layer: group.index for group in groups for layer in group.layers}
-        owner = [spec.owner(layer) for layer, spec in enumerate(specs)]
-        return Layout(groups, tuple(home[layer] for layer in owner), tuple(owner))
 
 
 class _Rows:
@@ -62,13 +30,12 @@ class _Rows:
     positions: mx.array
     media: MediaRows | None = None
 
-    def __init__(self, sequences: list[ScheduledSequence], layout: Layout, pools: Pools) -> None:
+    def __init__(self, sequences: list[ScheduledSequence], attention: Attention) -> None:
         self.sequences = sequences
-        self._layout = layout
-        self._pools = pools
+        self._attention = attention
+        self._step = attention.step(sequences)
         self._starts = [0, *accumulate(each.count for each in sequences)]
         self._total = self._starts.pop()
-        self._parts: dict[int, list[_Part]] = {}
         self._segments: dict[int, list[Segment]] = {}
 
     # -- what models call ----------------------------------------------------------------------
@@ -81,27 +48,15 @@ class _Rows:
         v: mx.array | None,
         *,
         scale: float,
+        softcap: float | None = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
         """See `models.base.Step.attend`."""
-        group, owner = self._layout.group[layer], self._layout.owner[layer]
-        parts = self._parts.get(group)
-        if parts is None:
-            parts = self._parts[group] = self._build_parts(group)
-        outs = []
-        for part in parts:
-            store = part.pool.layers[owner]
-            alone = len(parts) == 1
-            if k is not None and v is not None:
-                kp, vp = (k, v) if alone else (k[part.rows], v[part.rows])
-                store.write(kp, vp, part.view)
-            qp = q if alone else q[part.rows]
-            outs.append(store.attend(qp, part.view, scale=scale, sinks=sinks))
-        return outs[0] if len(outs) == 1 else mx.concatenate(outs)
+        return self._step.attend(layer, q, k, v, Scoring(scale, softcap, sinks))
 
     def recurrent(self, layer: int) -> list[RecurrentSegment]:
         """See `models.base.Step.recurrent`."""
-        group = self._layout.group[layer]
+        group = self._attention.layout.group[layer]
         if group not in self._segments:
             self._segments[group] = self._build_segments(group)
         return [
@@ -112,26 +67,6 @@ class _Rows:
     def only_wanted(self) -> tuple[Step, mx.array] | None:
         """See `models.base.Step.only_wanted`."""
         return None
-
-    # -- attention -----------------------------------------------------------------------------
-
-    def _build_parts(self, group: int) -> list[_Part]:
-        """One part for each format present; rows of equal format are neighbours."""
-        spec = self._layout.groups[group].spec.attention
-        assert spec is not None, "a recurrent group does not attend"
-        parts = []
-        at = 0
-        while at < len(self.sequences):
-            format = self.sequences[at].format
-            end = at
-            while end < len(self.sequences) and self.sequences[end].format == format:
-                end += 1
-            first = self._starts[at]
-            last = self._starts[end - 1] + self.sequences[end - 1].count
-            view = build_view(group, spec, self.sequences[at:end], self._pools.page_tokens)
-            parts.append(_Part(slice(first, last), self._pools.kv(group, format), view))
-            at = end
-        return parts
 
     # -- recurrent state -----------------------------------------------------------------------
 
@@ -154,7 +89,7 @@ class _Rows:
             n=len(sequences),
             t=count,
             rows=mx.array(rows),
-            pool=self._pools.states(group, format),
+            pool=self._attention.pools.states(group, format),
             layer=-1,
             slots=_ints(slots),
             fresh=np.array([each.start == 0 for each in sequences]),
@@ -178,12 +113,11 @@ class StepInputs(_Rows):
     def __init__(
         self,
         plan: StepPlan,
-        layout: Layout,
-        pools: Pools,
+        attention: Attention,
         drawn: Mapping[int, int],
         previous: mx.array | None,
     ) -> None:
-        super().__init__(_in_row_order(plan.sequences, pools.page_tokens), layout, pools)
+        super().__init__(_in_row_order(plan.sequences, attention.pools.block_tokens), attention)
         wanted = [each.wanted for each in self.sequences]
         self.ending = [each for each, rows in zip(self.sequences, wanted, strict=True) if rows]
         self.wanted: mx.array | None = None
@@ -207,7 +141,7 @@ class StepInputs(_Rows):
             for each in self.ending
             for row in range(each.end - each.wanted, each.end)
         ]
-        rows = _Rows(ends, self._layout, self._pools)
+        rows = _Rows(ends, self._attention)
         rows.tokens = self.tokens[self.wanted]
         rows.positions = self.positions[..., self.wanted]
         return rows, self.wanted
@@ -235,15 +169,11 @@ class StepInputs(_Rows):
 
 
 def _in_row_order(sequences: Iterable[ScheduledSequence], size: int) -> list[ScheduledSequence]:
-    """Formats apart; single tokens before chunks; tables of like length together."""
+    """Formats apart; within a format as attention likes its rows best."""
     # Equal formats are one object, so its address stands for it.
     return sorted(
         sequences,
-        key=lambda each: (
-            id(each.format),
-            each.count > 1,
-            length_class(each.end // size + 1) if each.count == 1 else 0,
-        ),
+        key=lambda each: (id(each.format), preferred_order(each.start, each.count, size)),
     )
 
 

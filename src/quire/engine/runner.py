@@ -10,12 +10,14 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from quire.attention.registry import open_backends
+from quire.attention.step import Attention
 from quire.cache.block_manager import Change
 from quire.cache.disk_transfer import SpillTo, carry_out
 from quire.cache.pools import Pools
-from quire.cache.specs import group_layers
+from quire.cache.specs import KVLayout
 from quire.engine.encoder import ImageEncoder
-from quire.engine.inputs import Layout, StepInputs
+from quire.engine.inputs import StepInputs
 from quire.engine.stages import VectorStage
 from quire.models.base import LanguageModel
 from quire.request import TokenLogprobs
@@ -86,12 +88,13 @@ class Runner:
         self.model = model
         specs = model.layout
         self._layers = range(len(specs))
-        self.groups = group_layers(specs)
+        layout = KVLayout.of(specs)
+        self.groups = layout.groups
         self.pools = Pools(self.groups, page_tokens, dtype)
         self.images = ImageEncoder(model.vision)
         self.spill: SpillTo | None = None
         """Takes blocks that leave memory, if there is a disk tier."""
-        self._layout = Layout.of(specs, self.groups)
+        self._attention = Attention(layout, self.pools, open_backends())
         self._vectors = VectorStage(model)
         self._observe = observe
         self._running: Step | None = None
@@ -169,7 +172,7 @@ class Runner:
         if plan.sequences:
             places: Mapping[int, int] = before.places if before is not None else {}
             previous = before.sampled.tokens if before is not None and before.sampled else None
-            inputs = StepInputs(plan, self._layout, self.pools, places, previous)
+            inputs = StepInputs(plan, self._attention, places, previous)
             inputs.media = self.images.rows(inputs.sequences)
             step.reads_images = inputs.media is not None
             hidden = self.model(inputs)

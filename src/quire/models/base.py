@@ -80,6 +80,7 @@ class Step(Protocol):
         v: mx.array | None,
         *,
         scale: float,
+        softcap: float | None = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
         """Writes k and v, then lets each row of q see the keys in its range.
@@ -87,12 +88,14 @@ class Step(Protocol):
         Args:
             layer: index into the model's `layout`; its spec says what is visible.
             q: `[T, heads, head_dim]`, rotated.
-            k, v: `[T, kv_heads, head_dim]`, k rotated; None for a `SharedKV` layer.
+            k, v: `[T, kv_heads, head_dim]`, rotated, and `[T, kv_heads, value_dim]`; None for a
+                `SharedKV` layer.
             scale: multiplies the logits.
+            softcap: caps them then: `softcap * tanh(logits / softcap)`.
             sinks: `[heads]`, extra logits that take weight and give nothing.
 
         Returns:
-            `[T, heads, head_dim]`.
+            `[T, heads, value_dim]`.
         """
         ...
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import mlx.core as mx
-import numpy as np
 import pytest
 
+from quire.attention.backend import Scoring
+from quire.attention.metadata import build_metadata
+from quire.attention.reference import ReferenceBackend
 from quire.cache.block_manager import PoolKey
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.choose import offered
-from quire.cache.formats.registry import store_type
+from quire.cache.formats.registry import make_store, store_type
 from quire.cache.formats.table import layer_costs
 from quire.cache.pools import Pools
 from quire.cache.specs import FullKV, KVGroup, WindowKV, group_layers
-from quire.cache.view import Chunk, View
 from quire.core.kv_format import KVFormat
+from tests.attention.rows import HandRows
 
 PAGE = 64
 
@@ -23,12 +25,12 @@ def array_bytes(store: LayerStore) -> int:
     return sum(array.nbytes for array in store.arrays())
 
 
-def filled(format: KVFormat, shape: LayerShape, pages: int, opens: int) -> LayerStore:
-    """A store with room for so many pages."""
-    store = store_type(format, 0)(shape, format)
-    store.resize(pages, ())
-    if store.seals:
-        store.resize_open(opens, ())
+def filled(format: KVFormat, shape: LayerShape, blocks: int, tails: int) -> LayerStore:
+    """A store with room for so many blocks."""
+    store = make_store(shape, format)
+    store.resize(blocks, ())
+    if store.has_tail:
+        store.resize_tails(tails, ())
     return store
 
 
@@ -36,11 +38,9 @@ def model_bytes(layout: tuple[FullKV | WindowKV, ...], format: KVFormat, tokens:
     """Bytes of the arrays of one sequence, the pages that a window holds at most counted."""
     total = 0
     for spec in layout:
-        pages = -(-tokens // PAGE)
-        if isinstance(spec, WindowKV):
-            pages = min(pages, -(-spec.window // PAGE) + 1)
-        shape = LayerShape(spec.kv_heads, spec.head_dim, PAGE, mx.bfloat16)
-        total += array_bytes(filled(format, shape, pages, 1))
+        shape = LayerShape.of(spec, PAGE, mx.bfloat16)
+        blocks = spec.blocks_between_steps(tokens, PAGE)
+        total += array_bytes(filled(format, shape, blocks, 1))
     return total
 
 
@@ -70,7 +70,7 @@ def test_long_context_against_bfloat16(
 @pytest.mark.parametrize(("bits", "bar"), [(8, 3.5), (4, 6.3)])
 def test_batch_against_float32(scheme: str, bits: int, bar: float) -> None:
     """The table of the seed: B=4, H=32, S=512, D=128; 512 tokens are full pages."""
-    shape = LayerShape(32, 128, PAGE, mx.float32)
+    shape = LayerShape(32, 128, 128, PAGE, mx.float32)
     pages = 4 * 512 // PAGE
     plain = array_bytes(filled(KVFormat(), shape, pages, 0))
     assert plain / array_bytes(filled(KVFormat(scheme, bits, bits), shape, pages, 0)) >= bar
@@ -79,9 +79,9 @@ def test_batch_against_float32(scheme: str, bits: int, bar: float) -> None:
 @pytest.mark.parametrize("format", offered(PAGE), ids=lambda format: format.name)
 def test_declared_bytes_are_those_of_the_arrays(format: KVFormat) -> None:
     """The budget counts what stores declare."""
-    shape = LayerShape(2, 80, PAGE, mx.bfloat16)
-    kind = store_type(format, 0)
-    declared = 3 * kind.page_bytes(shape, format) + 2 * kind.open_page_bytes(shape, format)
+    shape = LayerShape(2, 80, 48, PAGE, mx.bfloat16)
+    kind = store_type(format)
+    declared = 3 * kind.block_bytes(shape, format) + 2 * kind.tail_bytes(shape, format)
     assert array_bytes(filled(format, shape, 3, 2)) == declared
 
 
@@ -93,9 +93,9 @@ def test_table_counts_what_pools_hold() -> None:
     for group in groups:
         mine = [cost for cost in costs if set(cost.layers) <= set(group.layers)]
         page = sum(len(cost.layers) * cost.token_bytes for cost in mine) * PAGE
-        assert page == pools.page_bytes(PoolKey(group.index, format))
-        opened = sum(len(cost.layers) * cost.open_bytes for cost in mine)
-        assert opened == pools.page_bytes(PoolKey(group.index, format, open=True))
+        assert page == pools.block_bytes(PoolKey(group.index, format))
+        opened = sum(len(cost.layers) * cost.tail_bytes for cost in mine)
+        assert opened == pools.block_bytes(PoolKey(group.index, format, tail=True))
     assert _skipped(groups) == (5,)
 
 
@@ -110,32 +110,21 @@ def prefill_peak(format: KVFormat, tokens: int, rows: int) -> int:
 
     The last chunk sees the most keys, so the peak of the whole prefill is its peak.
     """
-    shape = LayerShape(2, 64, PAGE, mx.float32)
-    pages = -(-tokens // PAGE)
+    spec = FullKV(2, 64)
+    blocks = -(-tokens // PAGE)
     mx.clear_cache()
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    store = filled(format, shape, pages, 1)
-    table = np.arange(pages, dtype=np.int32)
+    store = filled(format, LayerShape.of(spec, PAGE, mx.float32), blocks, 1)
     k = mx.random.normal((rows, 2, 64))
     for start in range(0, tokens, rows):
-        positions = np.arange(start, min(start + rows, tokens), dtype=np.int32)
-        some = k[: len(positions)]
-        chunk = Chunk(
-            slice(0, len(positions)),
-            table[: positions[-1] // PAGE + 1],
-            positions,
-            positions * 0,
-            positions,
-            2,
-            PAGE,
-            0 if store.seals else None,
-        )
-        view = View(table[positions // PAGE], positions % PAGE, [], [chunk], 2, PAGE)
-        store.write(some, some, view)
+        count = min(rows, tokens - start)
+        hand = HandRows(start, count, format, (range(blocks),), (0,))
+        metadata = build_metadata(0, spec, [hand], PAGE)
+        written = store.write(k[:count], k[:count], metadata.slots)
         mx.eval(store.arrays())
-    q = mx.random.normal((len(positions), 4, 64))
-    mx.eval(store.attend(q, view, scale=0.1))
+    q = mx.random.normal((count, 4, 64))
+    mx.eval(ReferenceBackend().prepare(metadata).forward(q, store, written, Scoring(0.1)))
     return int(mx.get_peak_memory()) - int(before)
 
 

@@ -1,4 +1,4 @@
-"""The interface of a KV format."""
+"""The interface of a KV format: how blocks are coded, stored and read."""
 
 from __future__ import annotations
 
@@ -8,73 +8,131 @@ from typing import ClassVar
 
 import mlx.core as mx
 
-from quire.cache.view import Ints, View
+from quire.cache.formats.slots import SlotMapping
+from quire.cache.specs import AttentionSpec, Ints
 from quire.core.kv_format import KVFormat
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer stores a token: `kv_heads` keys and values of `head_dim` each.
+    """What a layer stores a token: keys `[kv_heads, head_dim]`, values `[kv_heads, value_dim]`.
 
     Attributes:
+        block_tokens: tokens a block.
         dtype: the model's, of keys and values as they are computed.
     """
 
     kv_heads: int
     head_dim: int
-    page_tokens: int
+    value_dim: int
+    block_tokens: int
     dtype: mx.Dtype
+
+    @staticmethod
+    def of(spec: AttentionSpec, block_tokens: int, dtype: mx.Dtype) -> LayerShape:
+        """What layers of a spec store."""
+        return LayerShape(spec.kv_heads, spec.head_dim, spec.value_dim, block_tokens, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBlocks:
+    """The blocks that a chunk writes to, not coded, its sequence's tail before it included.
+
+    Attributes:
+        keys, values: `[n, kv_heads, block_tokens, head_dim or value_dim]`.
+    """
+
+    keys: mx.array
+    values: mx.array
+
+
+class BlockReader(ABC):
+    """Some blocks of a layer as attention multiplies them: `[..., S]` keys and values.
+
+    Queries are in the format's coordinates, see `LayerStore.turn`; outputs are the model's.
+    """
+
+    @abstractmethod
+    def scores(self, q: mx.array) -> mx.array:
+        """`[..., M, size]` times the keys: `[..., M, S]`."""
+
+    @abstractmethod
+    def mix(self, weights: mx.array) -> mx.array:
+        """`[..., M, S]` times the values: `[..., M, value_dim]`."""
 
 
 class LayerStore(ABC):
-    """One layer's pages in one format. Owned by the pool of its group; mutated by the runner only.
+    """One layer's blocks in one format. Owned by the pool of its group; mutated by the runner only.
 
-    A store begins with no pages; `resize` gives it some.
+    A store begins with no blocks; `resize` gives it some. Arrays have `kv_heads` rows a block.
     """
 
-    seals: ClassVar[bool] = False
-    """Whether filled pages are coded and the open one is kept as written, in a pool of its own."""
+    has_tail: ClassVar[bool] = False
+    """Whether full blocks are coded and the tail is kept as written, in a pool of its own."""
 
     def __init__(self, shape: LayerShape, format: KVFormat) -> None:
         self.shape = shape
         self.format = format
 
-    @classmethod
-    @abstractmethod
-    def page_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
-        """Bytes of one page of this layer, everything counted."""
+    @property
+    def packed(self) -> PackedStore | None:
+        """Itself where blocks hold codes; else `arrays` is keys and values."""
+        return None
 
     @classmethod
-    def open_page_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
-        """Bytes of one open page of this layer; 0 where the format does not seal."""
+    @abstractmethod
+    def block_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
+        """Bytes of one block of this layer, everything counted."""
+
+    @classmethod
+    def tail_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
+        """Bytes of one tail block of this layer; 0 in formats without."""
         return 0
 
     @abstractmethod
     def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        """Mutates: moves pages (from id, to id), then cuts or extends to `capacity` pages."""
+        """Mutates: moves blocks (from id, to id), then cuts or extends to `capacity` blocks."""
 
-    def resize_open(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        """Mutates: the same for open pages."""
-        raise NotImplementedError(f"{self.format.scheme} pages have no open pool")
-
-    @abstractmethod
-    def write(self, k: mx.array, v: mx.array, view: View) -> None:
-        """Mutates: stores this step's keys and values, `[T, kv_heads, head_dim]` each."""
+    def resize_tails(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
+        """Mutates: the same for tail blocks."""
+        raise NotImplementedError(f"the format {self.format.scheme} has no tails")
 
     @abstractmethod
-    def attend(
-        self, q: mx.array, view: View, *, scale: float, sinks: mx.array | None = None
-    ) -> mx.array:
-        """Lets each row see its range of keys. q and the result: `[T, heads, head_dim]`."""
+    def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
+        """Mutates: stores keys `[T, kv_heads, head_dim]` and values `[T, kv_heads, value_dim]`.
+
+        Returns:
+            In formats with tails, what each sequence with several rows wrote.
+        """
 
     @abstractmethod
     def arrays(self) -> list[mx.array]:
-        """The arrays that hold the pages, open ones included."""
+        """The arrays that hold the blocks, tails included."""
 
     @abstractmethod
-    def export(self, pages: Ints) -> list[mx.array]:
-        """The contents of pages, to be kept elsewhere or copied (lazy)."""
+    def export(self, blocks: Ints) -> list[mx.array]:
+        """The contents of blocks, to be kept elsewhere or copied (lazy)."""
 
     @abstractmethod
-    def restore(self, pages: Ints, contents: list[mx.array]) -> None:
-        """Mutates: pages get contents that `export` gave."""
+    def restore(self, blocks: Ints, contents: list[mx.array]) -> None:
+        """Mutates: blocks get contents that `export` gave."""
+
+
+class PackedStore(LayerStore):
+    """A store whose blocks hold codes, which attention multiplies as they are."""
+
+    @property
+    def packed(self) -> PackedStore | None:
+        return self
+
+    def turn(self, q: mx.array) -> mx.array:
+        """Queries `[..., head_dim]` in the coordinates of the coded keys."""
+        return q
+
+    @abstractmethod
+    def read(self, rows: mx.array) -> BlockReader:
+        """The full blocks in rows `[..., P]` of the arrays; S is `P * block_tokens`."""
+
+    def tails(self, rows: mx.array) -> tuple[mx.array, mx.array]:
+        """Keys and values of the tails in rows `[...]` of the tail pool, as written."""
+        raise NotImplementedError(f"the format {self.format.scheme} has no tails")

@@ -1,25 +1,32 @@
-"""Operations on arrays whose first axis is `pages * rows_a_page`. Formats build on these."""
+"""Operations on arrays whose first axis is `blocks * rows_a_block`. Formats build on these."""
 
 from __future__ import annotations
 
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.view import Ints
+from quire.cache.specs import Ints
 
 
-def page_rows(pages: Ints, rows: int) -> mx.array:
-    """Page ids `[n]` to array rows `[n * rows]`."""
-    return mx.array((pages[:, None] * rows + np.arange(rows, dtype=np.int32)).reshape(-1))
+def block_rows(blocks: Ints, rows: int) -> mx.array:
+    """Block ids `[n]` to array rows `[n * rows]`."""
+    return mx.array((blocks[:, None] * rows + np.arange(rows, dtype=np.int32)).reshape(-1))
+
+
+def gathered(arrays: list[mx.array], rows: mx.array) -> list[mx.array]:
+    """Rows `[..., P]` of arrays `[rows, block_tokens, -]`: `[..., P * block_tokens, -]` of each."""
+    tokens = arrays[0].shape[1]
+    shape = (*rows.shape[:-1], rows.shape[-1] * tokens)
+    return [array[rows].reshape(*shape, array.shape[-1]) for array in arrays]
 
 
 def resized(
     array: mx.array, rows: int, capacity: int, moves: tuple[tuple[int, int], ...]
 ) -> mx.array:
-    """The array with pages moved (from id, to id) and then cut or extended to `capacity` pages."""
+    """The array with blocks moved (from id, to id), then cut or extended to `capacity` blocks."""
     if moves:
         pairs = np.array(moves, dtype=np.int32)
-        array[page_rows(pairs[:, 1], rows)] = array[page_rows(pairs[:, 0], rows)]
+        array[block_rows(pairs[:, 1], rows)] = array[block_rows(pairs[:, 0], rows)]
     have = array.shape[0]
     if capacity * rows < have:
         return mx.contiguous(array[: capacity * rows])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.cache.formats.base import LayerStore
+from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.page import PageStore
 from quire.cache.formats.plain import PlainStore
 from quire.cache.formats.turbo import TurboStore
@@ -17,6 +17,11 @@ SCHEMES: dict[str, type[LayerStore]] = {
 }
 
 
-def store_type(format: KVFormat, layer: int) -> type[LayerStore]:
-    """The class that stores a layer's pages in a format; skipped layers stay plain."""
-    return PlainStore if layer in format.skip_layers else SCHEMES[format.scheme]
+def store_type(format: KVFormat) -> type[LayerStore]:
+    """The class that stores a layer in a format, see `KVFormat.of_layer`."""
+    return SCHEMES[format.scheme]
+
+
+def make_store(shape: LayerShape, format: KVFormat) -> LayerStore:
+    """An empty store of a layer."""
+    return store_type(format)(shape, format)

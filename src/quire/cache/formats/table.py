@@ -18,27 +18,27 @@ class LayerCost:
 
     Attributes:
         token_bytes, plain_bytes: of one token in one of the layers, as stored, and as plain pages.
-        open_bytes: of the open page that each sequence has in one of the layers.
+        tail_bytes: of the tail block that each sequence has in one of the layers.
     """
 
     layers: tuple[int, ...]
     spec: AttentionSpec
     name: str
-    page_tokens: int
+    block_tokens: int
     token_bytes: float
     plain_bytes: float
-    open_bytes: int
+    tail_bytes: int
 
     def context_bytes(self, tokens: int) -> tuple[int, int]:
         """Bytes of one sequence of so many tokens in these layers, as stored and as plain pages."""
-        held = self.spec.blocks_between_steps(tokens, self.page_tokens) * self.page_tokens
+        held = self.spec.blocks_between_steps(tokens, self.block_tokens) * self.block_tokens
         count = len(self.layers)
-        stored = count * (held * self.token_bytes + self.open_bytes)
+        stored = count * (held * self.token_bytes + self.tail_bytes)
         return int(stored), int(count * held * self.plain_bytes)
 
 
 def layer_costs(
-    groups: tuple[KVGroup, ...], format: KVFormat, page_tokens: int, dtype: mx.Dtype
+    groups: tuple[KVGroup, ...], format: KVFormat, block_tokens: int, dtype: mx.Dtype
 ) -> list[LayerCost]:
     """What every attention layer costs in a format, layers that are stored alike together."""
     costs = []
@@ -46,22 +46,22 @@ def layer_costs(
         spec = group.spec.attention
         if spec is None:
             continue
-        shape = LayerShape(spec.kv_heads, spec.head_dim, page_tokens, dtype)
+        shape = LayerShape.of(spec, block_tokens, dtype)
         skipped = tuple(layer for layer in group.layers if layer in format.skip_layers)
         for layers in (tuple(layer for layer in group.layers if layer not in skipped), skipped):
             if not layers:
                 continue
-            store = store_type(format, layers[0])
-            plain = KVFormat()
+            stored, plain = format.of_layer(layers[0]), KVFormat()
+            store = store_type(stored)
             costs.append(
                 LayerCost(
                     layers,
                     spec,
-                    "plain" if layers is skipped else format.name,
-                    page_tokens,
-                    store.page_bytes(shape, format) / page_tokens,
-                    store_type(plain, layers[0]).page_bytes(shape, plain) / page_tokens,
-                    store.open_page_bytes(shape, format),
+                    stored.name,
+                    block_tokens,
+                    store.block_bytes(shape, stored) / block_tokens,
+                    store_type(plain).block_bytes(shape, plain) / block_tokens,
+                    store.tail_bytes(shape, stored),
                 )
             )
     return costs
@@ -70,12 +70,12 @@ def layer_costs(
 def kv_table(
     groups: tuple[KVGroup, ...],
     format: KVFormat,
-    page_tokens: int,
+    block_tokens: int,
     dtype: mx.Dtype,
     context: int,
 ) -> tuple[str, ...]:
     """Lines for people: layers, format, bytes a token, and what a full context will cost."""
-    costs = layer_costs(groups, format, page_tokens, dtype)
+    costs = layer_costs(groups, format, block_tokens, dtype)
     rows = [("layers", "sees", "heads", "format", "bytes a token", "plain")]
     for cost in costs:
         count = len(cost.layers)

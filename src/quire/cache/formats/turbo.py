@@ -14,7 +14,9 @@ class TurboStore(TokenStore):
     """Directions from a codebook, one norm a vector. 3.5 bits are 3 for keys, 4 for values."""
 
     @classmethod
-    def codecs(cls, head_dim: int, format: KVFormat) -> tuple[Codec, Codec]:
-        keys, values = int(format.key_bits), int(format.value_bits + 0.5)
-        codec = CodebookCodec(head_dim, keys)
-        return codec, codec if values == keys else CodebookCodec(head_dim, values)
+    def bits(cls, format: KVFormat) -> tuple[int, int]:
+        return int(format.key_bits), int(format.value_bits + 0.5)
+
+    @classmethod
+    def codec(cls, dim: int, bits: int, format: KVFormat) -> Codec:
+        return CodebookCodec(dim, bits)

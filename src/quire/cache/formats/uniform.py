@@ -11,9 +11,9 @@ class UniformStore(TokenStore):
     """A scale and a bias for each `group_size` elements of each key and value."""
 
     @classmethod
-    def codecs(cls, head_dim: int, format: KVFormat) -> tuple[Codec, Codec]:
-        def codec(bits: float) -> Codec:
-            return AffineCodec(head_dim, int(bits), format.group_size, rotate=False, refit=False)
+    def bits(cls, format: KVFormat) -> tuple[int, int]:
+        return int(format.key_bits), int(format.value_bits)
 
-        keys = codec(format.key_bits)
-        return keys, keys if format.value_bits == format.key_bits else codec(format.value_bits)
+    @classmethod
+    def codec(cls, dim: int, bits: int, format: KVFormat) -> Codec:
+        return AffineCodec(dim, bits, format.group_size, rotate=False, refit=False)

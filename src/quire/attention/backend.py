@@ -1,0 +1,105 @@
+"""The interface of an attention backend, and the choice among them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from quire.attention.metadata import AttentionMetadata
+from quire.cache.formats.base import LayerStore, WrittenBlocks
+from quire.cache.specs import AttentionSpec
+from quire.core.kv_format import KVFormat
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCase:
+    """What a backend may be asked to compute, for one layer and one sequence.
+
+    Attributes:
+        format: how the layer's blocks are stored: plain in layers that a packed format skips.
+        spec: heads of keys and values, their sizes, and what is visible.
+        heads: of queries.
+        rows: of the sequence in this step; 1 where it generates.
+        dtype: of queries, and of the result.
+        softcap: whether logits are capped.
+        sinks: whether extra logits take weight.
+    """
+
+    format: KVFormat
+    spec: AttentionSpec
+    heads: int
+    rows: int
+    dtype: mx.Dtype
+    softcap: bool
+    sinks: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How queries times keys become weights.
+
+    Attributes:
+        scale: multiplies the logits.
+        softcap: caps them then: `softcap * tanh(logits / softcap)` (Gemma 2).
+        sinks: `[heads]`, extra logits that take weight and give nothing; they are not capped.
+    """
+
+    scale: float
+    softcap: float | None = None
+    sinks: mx.array | None = None
+
+
+class PreparedAttention(ABC):
+    """A backend's view of some sequences of a step, shared by the layers of a KV group."""
+
+    @abstractmethod
+    def forward(
+        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+    ) -> mx.array:
+        """Lets each row see its range of keys; those of this step are written.
+
+        Args:
+            q: `[T, heads, head_dim]`.
+            written: in formats with tails, the blocks that the sequences with several rows wrote
+                in this step, one entry for each of those.
+
+        Returns:
+            `[T, heads, value_dim]`, of q's type.
+        """
+
+
+class AttentionBackend(ABC):
+    """A way to compute attention over blocks. Stateless between steps."""
+
+    @abstractmethod
+    def serves(self, case: AttentionCase) -> bool:
+        """Whether it computes such a case; asked once a case, so it may take its time."""
+
+    @abstractmethod
+    def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
+        """Called once a step for each KV group and format, before the first layer of the group."""
+
+
+class Backends:
+    """The backends of this process, the preferred ones first; the last one serves everything."""
+
+    def __init__(self, backends: Sequence[AttentionBackend]) -> None:
+        self._backends = tuple(backends)
+        self._chosen: dict[AttentionCase, AttentionBackend] = {}
+
+    def choose(self, case: AttentionCase) -> AttentionBackend:
+        """The first backend that serves a case.
+
+        Raises:
+            LookupError: none does.
+        """
+        chosen = self._chosen.get(case)
+        if chosen is None:
+            chosen = next((each for each in self._backends if each.serves(case)), None)
+            if chosen is None:
+                raise LookupError(f"no attention backend serves {case}")
+            self._chosen[case] = chosen
+        return chosen

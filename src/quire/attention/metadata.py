@@ -1,0 +1,194 @@
+"""What the rows of a step see: flat arrays that any attention backend can use.
+
+Nothing here depends on how a backend cuts its work. The arrays are numpy's, on the host; a backend
+moves what it needs to the device when it prepares a step.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from quire.cache.formats.slots import SlotMapping
+from quire.cache.specs import AttentionSpec, Ints
+from quire.core.kv_format import KVFormat
+
+
+class AttentionRows(Protocol):
+    """Consecutive tokens of one sequence that a step computes; a row each."""
+
+    @property
+    def start(self) -> int:
+        """The key index of the first row: how many tokens are before it."""
+        ...
+
+    @property
+    def count(self) -> int:
+        """Rows; one at least."""
+        ...
+
+    @property
+    def format(self) -> KVFormat:
+        """How the sequence's keys and values are stored."""
+        ...
+
+    @property
+    def bidirectional(self) -> Sequence[tuple[int, int]]:
+        """Ranges [begin, end) of key indices whose rows see each other, in order: images.
+
+        None of them ends behind the last row, unless it begins there too.
+        """
+        ...
+
+    def block_ids(self, group: int) -> array[int]:
+        """The ids of the sequence's block table; 0 where a block has left the window."""
+        ...
+
+    def tail_block(self, group: int) -> int | None:
+        """The id of the block that keeps the tail as written; None in formats without."""
+        ...
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """S sequences with T rows in one KV group and one format. Keys have their index as number.
+
+    Attributes:
+        query_starts: `[S + 1]`; rows `[query_starts[s], query_starts[s + 1])` are sequence s's.
+        lengths: `[S]` keys of each sequence, those of this step's rows included.
+        keys: `[T]` each row's own key.
+        first_visible, last_visible: `[T]` the keys that each row sees, inclusive.
+        table_starts: `[S + 1]`; entries `[table_starts[s], table_starts[s + 1])` of the block table
+            are sequence s's.
+        block_table: block ids, those of a sequence from `first_blocks[s]` on up to its last key.
+        first_blocks: `[S]` the number, in its sequence, of the first block that is listed: the
+            first that any of its rows sees.
+        tails: `[S]` ids of the tail blocks, which hold a row's own block as written; None in
+            formats that have no tails.
+    """
+
+    spec: AttentionSpec
+    format: KVFormat
+    block_tokens: int
+    query_starts: Ints
+    lengths: Ints
+    keys: Ints
+    first_visible: Ints
+    last_visible: Ints
+    table_starts: Ints
+    block_table: Ints
+    first_blocks: Ints
+    tails: Ints | None
+
+    @property
+    def rows(self) -> int:
+        """T."""
+        return len(self.keys)
+
+    @property
+    def sequences(self) -> int:
+        """S."""
+        return len(self.lengths)
+
+    @cached_property
+    def counts(self) -> Ints:
+        """`[S]` rows of each sequence."""
+        return np.diff(self.query_starts)
+
+    @cached_property
+    def slots(self) -> SlotMapping:
+        """Where the rows' own keys and values are written."""
+        places = self.table_starts[:-1] - self.first_blocks
+        if self.rows != self.sequences:
+            places = np.repeat(places, self.counts)
+        return SlotMapping(
+            self.block_table[places + self.keys // self.block_tokens],
+            self.keys % self.block_tokens,
+            self.query_starts,
+            self.tails,
+            self.spec.kv_heads,
+            self.block_tokens,
+        )
+
+    def part(self, begin: int, end: int) -> AttentionMetadata:
+        """The sequences `[begin, end)` alone."""
+        if (begin, end) == (0, self.sequences):
+            return self
+        rows = slice(int(self.query_starts[begin]), int(self.query_starts[end]))
+        table = slice(int(self.table_starts[begin]), int(self.table_starts[end]))
+        return AttentionMetadata(
+            self.spec,
+            self.format,
+            self.block_tokens,
+            self.query_starts[begin : end + 1] - rows.start,
+            self.lengths[begin:end],
+            self.keys[rows],
+            self.first_visible[rows],
+            self.last_visible[rows],
+            self.table_starts[begin : end + 1] - table.start,
+            self.block_table[table],
+            self.first_blocks[begin:end],
+            None if self.tails is None else self.tails[begin:end],
+        )
+
+
+def build_metadata(
+    group: int, spec: AttentionSpec, rows: Sequence[AttentionRows], block_tokens: int
+) -> AttentionMetadata:
+    """The metadata of sequences that have one format, in their order.
+
+    Args:
+        group: the KV group's index, and what its layers keep.
+        rows: one entry a sequence.
+    """
+    count, size = len(rows), block_tokens
+    starts = np.fromiter((r.start for r in rows), np.int32, count)
+    query_starts = np.zeros(count + 1, np.int32)
+    np.cumsum([r.count for r in rows], out=query_starts[1:])
+    keys = starts
+    if query_starts[-1] != count:
+        shift = np.repeat(starts - query_starts[:-1], np.diff(query_starts))
+        keys = np.arange(query_starts[-1], dtype=np.int32) + shift
+    lengths = starts + np.diff(query_starts)
+    first_blocks = spec.first_visible_each(starts) // size
+    ends = (lengths - 1) // size + 1
+    table = array("i")
+    for each, low, high in zip(rows, first_blocks.tolist(), ends.tolist(), strict=True):
+        table.extend(each.block_ids(group)[low:high])
+    table_starts = np.zeros(count + 1, np.int32)
+    np.cumsum(ends - first_blocks, out=table_starts[1:])
+    format = rows[0].format
+    return AttentionMetadata(
+        spec,
+        format,
+        block_tokens,
+        query_starts,
+        lengths,
+        keys,
+        spec.first_visible_each(keys),
+        _with_whole_images(keys, rows, query_starts) if spec.sees_whole_images else keys,
+        table_starts,
+        np.frombuffer(table, np.int32),
+        first_blocks,
+        np.array([r.tail_block(group) for r in rows], np.int32) if format.has_tail else None,
+    )
+
+
+def _with_whole_images(keys: Ints, rows: Sequence[AttentionRows], query_starts: Ints) -> Ints:
+    """The last key that each row sees: its own, or the last of the image that it belongs to."""
+    last = keys
+    for each, first_row in zip(rows, query_starts.tolist(), strict=False):
+        stop = each.start + each.count
+        for begin, end in each.bidirectional:
+            low, high = max(begin, each.start), min(end, stop)
+            if low < high:
+                assert end <= stop or each.count == 1, "a chunk ends within an image"
+                last = last.copy() if last is keys else last
+                shift = first_row - each.start
+                last[low + shift : high + shift] = min(end, stop) - 1
+    return last

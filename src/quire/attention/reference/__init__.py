@@ -1,0 +1,3 @@
+"""The reference: blocks are gathered, then multiplied by MLX. Serves everything, on any device."""
+
+from quire.attention.reference.backend import ReferenceBackend as ReferenceBackend

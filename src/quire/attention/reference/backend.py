@@ -1,0 +1,72 @@
+"""The backend that serves every format on any device, and the oracle for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
+from quire.attention.metadata import AttentionMetadata
+from quire.attention.reference import packed, plain
+from quire.attention.reference.cuts import cut
+from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
+
+
+class ReferenceBackend(AttentionBackend):
+    """Gathers blocks; MLX's attention over plain ones, products with codes over packed ones."""
+
+    def serves(self, case: AttentionCase) -> bool:
+        return True
+
+    def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
+        return _Prepared(metadata)
+
+
+class _Prepared(PreparedAttention):
+    def __init__(self, metadata: AttentionMetadata) -> None:
+        self._batches, self._chunks = cut(metadata)
+
+    def forward(
+        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+    ) -> mx.array:
+        if store.packed is not None:
+            outs = self._packed(q, store.packed, written, scoring)
+        else:
+            outs = self._plain(q, store, scoring)
+        if len(outs) == 1:
+            return outs[0][1]
+        outs.sort(key=lambda out: out[0].start)
+        return mx.concatenate([out for _, out in outs])
+
+    def _plain(
+        self, q: mx.array, store: LayerStore, scoring: Scoring
+    ) -> list[tuple[slice, mx.array]]:
+        """What each part of the rows gets."""
+        outs = []
+        for batch in self._batches:
+            out = plain.decode(_rows(q, batch.rows), store, batch, scoring)
+            outs.append((batch.rows, out))
+        for chunk in self._chunks:
+            out = plain.prefill(_rows(q, chunk.rows), store, chunk, scoring)
+            outs.append((chunk.rows, out))
+        return outs
+
+    def _packed(
+        self, q: mx.array, store: PackedStore, written: Sequence[WrittenBlocks], scoring: Scoring
+    ) -> list[tuple[slice, mx.array]]:
+        """What each part of the rows gets."""
+        scaled = q if scoring.scale == 1.0 else q * scoring.scale
+        outs = []
+        for batch in self._batches:
+            out = packed.decode(_rows(scaled, batch.rows), store, batch, scoring)
+            outs.append((batch.rows, out.astype(q.dtype)))
+        for number, chunk in enumerate(self._chunks):
+            own = written[number] if store.has_tail else None
+            out = packed.prefill(_rows(scaled, chunk.rows), store, chunk, own, scoring)
+            outs.append((chunk.rows, out.astype(q.dtype)))
+        return outs
+
+
+def _rows(q: mx.array, rows: slice) -> mx.array:
+    return q if rows.stop - rows.start == q.shape[0] else q[rows]

@@ -1,0 +1,249 @@
+"""How the reference cuts a step's rows, so that gathering their blocks wastes little.
+
+Sequences with one row are gathered in batches of like length; rows of a chunk are read together, a
+tile at a time where blocks are packed. Key numbers are relative to the first block listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+
+from quire.attention.metadata import AttentionMetadata
+from quire.cache.formats.slots import head_rows
+from quire.cache.specs import Ints
+
+_SHORT_TABLE = 15
+"""Block tables up to this long share one batch; longer ones share with those of like length."""
+
+_SCORES = 1 << 18
+"""Attention scores (rows * keys) of one head that a tile may hold: 1 MB, of which reading a prompt
+from codes holds a few copies at a time."""
+
+
+def length_class(blocks: int) -> int:
+    """Single rows whose block tables have the same class are attended together."""
+    return max(blocks, _SHORT_TABLE).bit_length()
+
+
+def _bias(first: Ints, last: Ints, begin: int, end: int) -> mx.array:
+    """Keys `begin` to `end` as rows see them: 0 where visible, else minus infinity; float32.
+
+    Computed on the device: made here, the biases of all tiles of a step would be in memory at once.
+    """
+    keys = mx.arange(begin, end)
+    visible = (keys >= mx.array(first[:, None])) & (keys <= mx.array(last[:, None]))
+    return mx.where(visible, 0.0, -mx.inf)
+
+
+@dataclass
+class DecodeBatch:
+    """Sequences with one row each, whose block tables have similar lengths.
+
+    Attributes:
+        rows: where they are among the metadata's.
+        blocks: `[B, P]` block ids, padded with block 0.
+        first, last: `[B]` the visible keys, inclusive; `last` is the row's own.
+        tails: `[B]` the tail block that holds the row's own block as written, if there are tails.
+    """
+
+    rows: slice
+    blocks: Ints
+    first: Ints
+    last: Ints
+    kv_heads: int
+    block_tokens: int
+    tails: Ints | None = None
+
+    @cached_property
+    def heads(self) -> mx.array:
+        """`[B, kv_heads, P]` rows of the pool's arrays."""
+        return mx.array(head_rows(self.blocks, self.kv_heads))
+
+    @cached_property
+    def mask(self) -> mx.array:
+        """`[B, 1, 1, P * block_tokens]`, true where visible."""
+        keys = np.arange(self.blocks.shape[1] * self.block_tokens, dtype=np.int32)
+        visible = (keys >= self.first[:, None]) & (keys <= self.last[:, None])
+        return mx.array(visible[:, None, None, :])
+
+    @cached_property
+    def bias(self) -> mx.array:
+        """`mask` as what is added to scores: 0 where visible, else minus infinity; float32."""
+        return mx.where(self.mask, 0.0, -mx.inf)
+
+    @cached_property
+    def tail_heads(self) -> mx.array:
+        """`[B, kv_heads]` rows of the tail pool's arrays."""
+        assert self.tails is not None, "the format has no tails"
+        return mx.array(head_rows(self.tails[:, None], self.kv_heads)[..., 0])
+
+    @cached_property
+    def full_heads(self) -> mx.array | None:
+        """`[B, kv_heads, P]` rows of the blocks before the rows' own; None where there are none."""
+        count = int(self.last.max()) // self.block_tokens
+        return mx.array(head_rows(self.blocks[:, :count], self.kv_heads)) if count else None
+
+    @cached_property
+    def tail_bias(self) -> mx.array:
+        """`[B, 1, 1, (P + 1) * block_tokens]`: 0 where visible in `full_heads`, then in the row's
+
+        own block; else minus infinity. float32.
+        """
+        start = self.last // self.block_tokens * self.block_tokens
+        full = np.arange(int(start.max()), dtype=np.int32)
+        before = (full >= self.first[:, None]) & (full < start[:, None])
+        own = start[:, None] + np.arange(self.block_tokens, dtype=np.int32)
+        here = (own >= self.first[:, None]) & (own <= self.last[:, None])
+        visible = np.concatenate([before, here], axis=1)[:, None, None, :]
+        return mx.where(mx.array(visible), 0.0, -mx.inf)
+
+
+@dataclass
+class Chunk:
+    """Consecutive tokens of one sequence.
+
+    Attributes:
+        rows: where they are among the metadata's.
+        blocks: `[P]` ids of the blocks from the first visible key on.
+        own: `[t]` each row's own key.
+        first, last: `[t]` the visible keys of each row, inclusive; `last` is the row's own, or the
+            end of the image that it belongs to, which is part of the chunk.
+    """
+
+    rows: slice
+    blocks: Ints
+    own: Ints
+    first: Ints
+    last: Ints
+    kv_heads: int
+    block_tokens: int
+
+    @property
+    def first_own(self) -> int:
+        """Which of `blocks` is the first that the chunk writes to."""
+        return int(self.own[0]) // self.block_tokens
+
+    @cached_property
+    def heads(self) -> mx.array:
+        """`[1, kv_heads, P]` rows of the pool's arrays."""
+        return mx.array(head_rows(self.blocks, self.kv_heads)[None])
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether each row sees everything up to itself, and nothing else."""
+        return not self.first.any() and bool((self.last == self.own).all())
+
+    @cached_property
+    def mask(self) -> mx.array:
+        """`[t, keys]` up to the last row's own key, true where visible."""
+        keys = np.arange(int(self.last[-1]) + 1, dtype=np.int32)
+        return mx.array((keys >= self.first[:, None]) & (keys <= self.last[:, None]))
+
+    def bias(self, rows: slice, keys: int) -> mx.array:
+        """`[t, keys]`: 0 where some rows see the first keys, else minus infinity; float32."""
+        return _bias(self.first[rows], self.last[rows], 0, keys)
+
+    def tiles(self) -> Iterator[Tile]:
+        """The rows, a few at a time. No tile crosses the end of a block."""
+        size, start = self.block_tokens, 0
+        while start < len(self.own):
+            block = int(self.own[start]) // size
+            rows = slice(start, start + size - int(self.own[start]) % size)
+            low = int(self.first[rows].min()) // size
+            high = int(self.last[rows].max()) // size + 1
+            most = max(1, _SCORES // ((high - low) * size))
+            rows = slice(start, min(rows.stop, start + most, len(self.own)))
+            first, last = self.first[rows], self.last[rows]
+            yield Tile(rows, slice(low, high), block, first, last, size)
+            start = rows.stop
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows of a chunk that are scored at once; they all lie in one block.
+
+    Attributes:
+        rows: where they are in the chunk.
+        blocks: those that any of them sees, as places in the chunk's.
+        own: the rows' own block among the chunk's: the last of `blocks`, unless they belong to an
+            image that goes on.
+        first, last: the rows' visible keys, as in the chunk.
+    """
+
+    rows: slice
+    blocks: slice
+    own: int
+    first: Ints
+    last: Ints
+    block_tokens: int
+
+    @property
+    def bias(self) -> mx.array:
+        """`[t, P * block_tokens]`: 0 where visible, else minus infinity; float32."""
+        begin, end = self.blocks.start * self.block_tokens, self.blocks.stop * self.block_tokens
+        return _bias(self.first, self.last, begin, end)
+
+
+def cut(metadata: AttentionMetadata) -> tuple[list[DecodeBatch], list[Chunk]]:
+    """The rows of sequences with one row, and those of the others."""
+    counts = metadata.counts.tolist()
+    tables = metadata.table_starts.tolist()
+    classes = [
+        length_class(end - start) if count == 1 else 0
+        for count, start, end in zip(counts, tables, tables[1:], strict=False)
+    ]
+    batches, chunks = [], []
+    at = 0
+    while at < len(counts):
+        end = at + 1
+        if not classes[at]:
+            chunks.append(_chunk(metadata, at))
+        else:
+            while end < len(counts) and classes[end] == classes[at]:
+                end += 1
+            batches.append(_batch(metadata, at, end))
+        at = end
+    return batches, chunks
+
+
+def _batch(metadata: AttentionMetadata, begin: int, end: int) -> DecodeBatch:
+    """Sequences `[begin, end)`, one row each."""
+    size = metadata.block_tokens
+    starts = metadata.table_starts[begin:end]
+    lengths = metadata.table_starts[begin + 1 : end + 1] - starts
+    places = np.arange(lengths.max(), dtype=np.int32)
+    listed = places < lengths[:, None]
+    blocks = metadata.block_table[np.where(listed, starts[:, None] + places, 0)] * listed
+    row = int(metadata.query_starts[begin])
+    rows = slice(row, row + end - begin)
+    base = metadata.first_blocks[begin:end] * size
+    return DecodeBatch(
+        rows,
+        blocks,
+        metadata.first_visible[rows] - base,
+        metadata.last_visible[rows] - base,
+        metadata.spec.kv_heads,
+        size,
+        None if metadata.tails is None else metadata.tails[begin:end],
+    )
+
+
+def _chunk(metadata: AttentionMetadata, number: int) -> Chunk:
+    """The rows of one sequence."""
+    rows = slice(*metadata.query_starts[number : number + 2].tolist())
+    table = slice(*metadata.table_starts[number : number + 2].tolist())
+    base = metadata.first_blocks[number] * metadata.block_tokens
+    return Chunk(
+        rows,
+        metadata.block_table[table],
+        metadata.keys[rows] - base,
+        metadata.first_visible[rows] - base,
+        metadata.last_visible[rows] - base,
+        metadata.spec.kv_heads,
+        metadata.block_tokens,
+    )

@@ -1,0 +1,108 @@
+"""Attention over packed blocks, straight from the codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+
+from quire.attention.backend import Scoring
+from quire.attention.reference.cuts import Chunk, DecodeBatch, Tile
+from quire.attention.reference.softmax import capped, weigh
+from quire.cache.formats.base import PackedStore, WrittenBlocks
+from quire.kernels.blas import times_transposed
+
+_Read = tuple[mx.array, Callable[[mx.array], mx.array]]
+"""Scores `[..., M, S]` of M query vectors, and what turns weights into outputs."""
+
+
+def decode(q: mx.array, store: PackedStore, batch: DecodeBatch, scoring: Scoring) -> mx.array:
+    """Rows of sequences with one row each, `[B, heads, head_dim]`, scaled."""
+    count, heads, _ = q.shape
+    kv_heads = batch.kv_heads
+    q = store.turn(q).reshape(count, kv_heads, heads // kv_heads, -1)
+    if store.has_tail:
+        tail = store.tails(batch.tail_heads)
+        scores, mix = _read_with_own(q, store, batch.full_heads, *tail)
+        bias = batch.tail_bias
+    else:
+        reader = store.read(batch.heads)
+        scores, mix, bias = reader.scores(q), reader.mix, batch.bias
+    sinks = None if scoring.sinks is None else scoring.sinks.reshape(kv_heads, -1, 1)
+    weights = weigh(capped(scores, scoring.softcap), bias, sinks)
+    return mix(weights).reshape(count, heads, -1)
+
+
+def prefill(
+    q: mx.array, store: PackedStore, chunk: Chunk, written: WrittenBlocks | None, scoring: Scoring
+) -> mx.array:
+    """A chunk's rows, `[t, heads, head_dim]`, scaled; a tile at a time.
+
+    Args:
+        written: the chunk's blocks as written, in formats with tails.
+    """
+    q = store.turn(q)
+    count, heads, size = q.shape
+    kv_heads = chunk.kv_heads
+    grouped = q.reshape(count, kv_heads, -1, size).transpose(1, 2, 0, 3)
+    sinks = None if scoring.sinks is None else scoring.sinks.reshape(kv_heads, -1, 1, 1)
+    by_head = (kv_heads, heads // kv_heads, -1)
+    outs: list[mx.array] = []
+    for tile in chunk.tiles():
+        some = grouped[:, :, tile.rows].reshape(kv_heads, -1, size)
+        # Its blocks wait for the tile before, so that one tile's scores and decoded keys are in
+        # memory at a time.
+        rows = mx.depends([chunk.heads[0, :, tile.blocks]], outs[-1:])[0]
+        scores, mix = _read_tile(some, store, rows, chunk, tile, written)
+        scores = capped(scores.astype(mx.float32), scoring.softcap)
+        weights = weigh(scores.reshape(*by_head, scores.shape[-1]), tile.bias, sinks)
+        out = mix(weights.reshape(kv_heads, -1, weights.shape[-1]))
+        outs.append(out.reshape(*by_head, out.shape[-1]))
+    # [kv_heads, G, t, value_dim] each
+    out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
+    return out.transpose(2, 0, 1, 3).reshape(count, heads, -1)
+
+
+def _read_tile(
+    q: mx.array,
+    store: PackedStore,
+    rows: mx.array,
+    chunk: Chunk,
+    tile: Tile,
+    written: WrittenBlocks | None,
+) -> _Read:
+    """Query vectors `[kv_heads, M, -1]` of a tile against its blocks, rows `[kv_heads, P]`."""
+    if written is None:
+        reader = store.read(rows)
+        return reader.scores(q), reader.mix
+    before = tile.own - tile.blocks.start
+    own = slice(tile.own - chunk.first_own, tile.blocks.stop - chunk.first_own)
+    keys, values = _side_by_side(written.keys[own]), _side_by_side(written.values[own])
+    return _read_with_own(q, store, rows[:, :before] if before else None, keys, values)
+
+
+def _read_with_own(
+    q: mx.array, store: PackedStore, full: mx.array | None, keys: mx.array, values: mx.array
+) -> _Read:
+    """Query vectors `[..., M, head_dim]` against full blocks and then what is not coded.
+
+    Args:
+        full: `[..., P]` rows of the full blocks before, if there are any.
+        keys, values: of their own block and those after, as written, `[..., tokens, -1]`.
+    """
+    scores = times_transposed(q, keys).astype(mx.float32)
+    if full is None:
+        return scores, lambda weights: weights @ values
+    reader = store.read(full)
+    tokens = keys.shape[-2]
+
+    def mix(weights: mx.array) -> mx.array:
+        return weights[..., -tokens:] @ values + reader.mix(weights[..., :-tokens])
+
+    return mx.concatenate([reader.scores(q).astype(mx.float32), scores], axis=-1), mix
+
+
+def _side_by_side(blocks: mx.array) -> mx.array:
+    """`[n, kv_heads, block_tokens, dim]` to `[kv_heads, n * block_tokens, dim]`."""
+    count, kv_heads, _, dim = blocks.shape
+    return blocks[0] if count == 1 else blocks.swapaxes(0, 1).reshape(kv_heads, -1, dim)

@@ -1,0 +1,136 @@
+"""Attention over plain blocks: MLX's own where it is fused, spelled out where it is not."""
+
+from __future__ import annotations
+
+import math
+
+import mlx.core as mx
+
+from quire.attention.backend import Scoring
+from quire.attention.reference.cuts import Chunk, DecodeBatch
+from quire.attention.reference.softmax import capped, weigh
+from quire.cache.formats.base import LayerStore
+
+SCORES = 32 << 20
+"""Attention scores (heads * rows * keys) that a chunk may hold at once."""
+
+
+def decode(q: mx.array, store: LayerStore, batch: DecodeBatch, scoring: Scoring) -> mx.array:
+    """Rows of sequences with one row each, `[B, heads, head_dim]`."""
+    keys, values = store.arrays()
+    count, kv_heads, blocks = batch.heads.shape
+    shape = (count, kv_heads, blocks * batch.block_tokens, -1)
+    k = keys[batch.heads].reshape(shape).astype(q.dtype)
+    v = values[batch.heads].reshape(shape).astype(q.dtype)
+    if _spells_out(scoring):
+        return _decode_spelled_out(_scaled(q, scoring.scale), k, v, batch, scoring)
+    out = mx.fast.scaled_dot_product_attention(
+        q[:, :, None],  # [B, heads, 1, head_dim]
+        k,
+        v,
+        scale=scoring.scale,
+        mask=batch.mask,
+        sinks=scoring.sinks,
+    )
+    return out[:, :, 0]
+
+
+def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> mx.array:
+    """A chunk's rows, `[t, heads, head_dim]`, so many at a time that their scores are bounded."""
+    keys, values = store.arrays()
+    narrow = keys.dtype != mx.float32 or q.dtype != mx.float32
+    count, seen = q.shape[0], int(chunk.last[-1]) + 1
+    k = _gathered(keys, chunk)[:, :, :seen].astype(q.dtype)
+    v = _gathered(values, chunk)[:, :, :seen].astype(q.dtype)
+    q = q.swapaxes(0, 1)[None]  # [1, heads, t, head_dim]
+    tile = max(1, SCORES // (q.shape[1] * seen))
+    outs = []
+    for start in range(0, count, tile):
+        rows = slice(start, min(start + tile, count))
+        # The rows of a causal tile see nothing behind their own last key.
+        end = seen - count + rows.stop if chunk.causal else seen
+        some = q[:, :, rows], k[:, :, :end], v[:, :, :end]
+        if _spells_out(scoring):
+            outs.append(_chunk_spelled_out(*some, chunk, rows, scoring, narrow=narrow))
+            continue
+        mask = "causal" if chunk.causal else chunk.mask[rows]
+        out = mx.fast.scaled_dot_product_attention(
+            *some, scale=scoring.scale, mask=mask, sinks=scoring.sinks
+        )
+        outs.append(out)
+    out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
+    return out[0].swapaxes(0, 1)  # [t, heads, value_dim]
+
+
+def _gathered(blocks: mx.array, chunk: Chunk) -> mx.array:
+    """`[1, kv_heads, P * block_tokens, dim]`."""
+    return blocks[chunk.heads].reshape(1, chunk.kv_heads, -1, blocks.shape[-1])
+
+
+def _spells_out(scoring: Scoring) -> bool:
+    """Whether MLX's fused attention cannot do it, or does not exist.
+
+    On a CPU there is none, and what MLX falls back to takes twice as many operations.
+    """
+    if scoring.softcap is not None:
+        return True
+    return scoring.sinks is None and mx.default_device() == mx.cpu
+
+
+def _scaled(q: mx.array, scale: float) -> mx.array:
+    return q if scale == 1.0 else q * scale
+
+
+def _decode_spelled_out(
+    q: mx.array, k: mx.array, v: mx.array, batch: DecodeBatch, scoring: Scoring
+) -> mx.array:
+    """q `[B, heads, head_dim]`, scaled; k and v `[B, kv_heads, S, dim]`."""
+    count, heads, dim = q.shape
+    kv_heads = k.shape[1]
+    scores = q.reshape(count, kv_heads, heads // kv_heads, dim) @ k.swapaxes(-1, -2)
+    scores = capped(scores, scoring.softcap)
+    sinks = None if scoring.sinks is None else scoring.sinks.reshape(kv_heads, -1, 1)
+    out = weigh(scores, batch.bias.astype(q.dtype), sinks) @ v
+    return out.reshape(count, heads, -1)
+
+
+def _chunk_spelled_out(
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    chunk: Chunk,
+    rows: slice,
+    scoring: Scoring,
+    *,
+    narrow: bool,
+) -> mx.array:
+    """The same for rows of a chunk; q `[1, heads, t, head_dim]`, k and v `[1, kv_heads, S, dim]`.
+
+    Args:
+        narrow: what is computed gets rounded to fewer bits than float32 has. Softmax is as in
+            generating then: rounding could else turn out differently for a token read again.
+    """
+    q = _scaled(q, scoring.scale)
+    _, heads, count, dim = q.shape
+    kv_heads, keys = k.shape[1:3]
+    bias = chunk.bias(rows, keys).astype(q.dtype)
+    scores = q.reshape(1, kv_heads, -1, dim) @ k.swapaxes(-1, -2)
+    scores = capped(scores, scoring.softcap).reshape(1, kv_heads, -1, count, keys)
+    if narrow or scoring.sinks is not None:
+        sinks = None if scoring.sinks is None else scoring.sinks.reshape(kv_heads, -1, 1, 1)
+        weights = weigh(scores, bias, sinks)
+    else:
+        weights = _softmax_of_many(scores + bias)
+    out = weights.reshape(1, kv_heads, -1, keys) @ v
+    return out.reshape(1, heads, count, -1)
+
+
+def _softmax_of_many(scores: mx.array) -> mx.array:
+    """Softmax along the last axis; scores in float32.
+
+    MLX's own takes 12 ns an element on a CPU, all but one of them for the exponential; its powers
+    of two take 4. Of few scores the operations would cost more than that saves.
+    """
+    below = scores - scores.max(axis=-1, keepdims=True)
+    raised = mx.power(2.0, below * math.log2(math.e))
+    return raised / raised.sum(axis=-1, keepdims=True)

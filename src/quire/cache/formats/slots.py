@@ -1,0 +1,167 @@
+"""Where a step's new keys and values belong: flat arrays that all layers of a KV group share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import mlx.core as mx
+import numpy as np
+
+from quire.cache.specs import Ints
+
+
+def head_rows(blocks: Ints, kv_heads: int) -> Ints:
+    """Block ids `[..., P]` to rows of a pool's arrays, `[..., kv_heads, P]`.
+
+    A pool of plain blocks is `[blocks * kv_heads, block_tokens, head_dim]`: one head of one block
+    is one run of memory.
+    """
+    heads = np.arange(kv_heads, dtype=np.int32)[:, None]
+    return (blocks[..., None, :] * kv_heads + heads).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class SlotMapping:
+    """Where the T rows of one KV group and format are written, sequence after sequence.
+
+    Attributes:
+        blocks, offsets: `[T]` each row's block, and its slots within it.
+        query_starts: `[S + 1]`; rows `[query_starts[s], query_starts[s + 1])` are sequence s's.
+        tails: `[S]` the tail block of each sequence, in formats that have one.
+    """
+
+    blocks: Ints
+    offsets: Ints
+    query_starts: Ints
+    tails: Ints | None
+    kv_heads: int
+    block_tokens: int
+
+    @cached_property
+    def head_rows(self) -> mx.array:
+        """`[T, kv_heads]` rows of the pool's arrays."""
+        return mx.array(head_rows(self.blocks[:, None], self.kv_heads)[..., 0])
+
+    @cached_property
+    def head_offsets(self) -> mx.array:
+        """`[T, 1]` places within a block."""
+        return mx.array(self.offsets[:, None])
+
+    @cached_property
+    def singles(self) -> TailRows | None:
+        """The sequences with one row, if the format has tails and there are any."""
+        numbers = np.flatnonzero(np.diff(self.query_starts) == 1)
+        if self.tails is None or not len(numbers):
+            return None
+        return TailRows(self.query_starts[numbers], self.tails[numbers], self)
+
+    @cached_property
+    def chunks(self) -> list[ChunkPlace]:
+        """The sequences with several rows, if the format has tails."""
+        if self.tails is None:
+            return []
+        starts = self.query_starts.tolist()
+        spans = zip(starts, starts[1:], self.tails.tolist(), strict=False)
+        return [ChunkPlace(a, b - a, tail, self) for a, b, tail in spans if b - a > 1]
+
+
+@dataclass(frozen=True)
+class TailRows:
+    """Rows that each add one token to their sequence's tail.
+
+    Attributes:
+        numbers: `[n]` which rows of the mapping they are.
+        tails: `[n]` the tail blocks.
+    """
+
+    numbers: Ints
+    tails: Ints
+    slots: SlotMapping
+
+    @cached_property
+    def rows(self) -> slice | mx.array:
+        """What takes them from arrays `[T, ...]`; a slice where they are neighbours."""
+        first, last = int(self.numbers[0]), int(self.numbers[-1])
+        if last - first + 1 == len(self.numbers):
+            return slice(first, last + 1)
+        return mx.array(self.numbers)
+
+    @cached_property
+    def head_rows(self) -> mx.array:
+        """`[n, kv_heads]` rows of the tail pool's arrays."""
+        return mx.array(head_rows(self.tails[:, None], self.slots.kv_heads)[..., 0])
+
+    @cached_property
+    def head_offsets(self) -> mx.array:
+        """`[n, 1]` places within the tails."""
+        return mx.array(self.slots.offsets[self.numbers, None])
+
+    @cached_property
+    def filled(self) -> tuple[mx.array, mx.array] | None:
+        """The tails that these rows fill: rows of the tail pool and of the pool,
+
+        `[m * kv_heads]` each; None when there are none.
+        """
+        slots = self.slots
+        full = np.flatnonzero(slots.offsets[self.numbers] == slots.block_tokens - 1)
+        if not len(full):
+            return None
+        tails = head_rows(self.tails[full, None], slots.kv_heads).reshape(-1)
+        blocks = head_rows(slots.blocks[self.numbers[full], None], slots.kv_heads).reshape(-1)
+        return mx.array(tails), mx.array(blocks)
+
+
+@dataclass(frozen=True)
+class ChunkPlace:
+    """Consecutive tokens of one sequence, in formats with tails.
+
+    Attributes:
+        start, count: its rows among the mapping's.
+        tail: the sequence's tail block.
+    """
+
+    start: int
+    count: int
+    tail: int
+    slots: SlotMapping
+
+    @property
+    def rows(self) -> slice:
+        """Takes its rows from arrays `[T, ...]`."""
+        return slice(self.start, self.start + self.count)
+
+    @property
+    def offset(self) -> int:
+        """Tokens before the chunk in its first block."""
+        return int(self.slots.offsets[self.start])
+
+    @property
+    def end(self) -> int:
+        """Tokens up to the chunk's end, counted from the begin of its first block."""
+        return self.offset + self.count
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that the chunk writes to."""
+        return -(-self.end // self.slots.block_tokens)
+
+    @property
+    def full_blocks(self) -> int:
+        """Blocks that the chunk fills: the first ones of those."""
+        return self.end // self.slots.block_tokens
+
+    @cached_property
+    def full_rows(self) -> mx.array:
+        """`[full_blocks * kv_heads]` rows of the pool's arrays."""
+        size, slots = self.slots.block_tokens, self.slots
+        firsts = np.arange(self.full_blocks) * size - self.offset
+        blocks = slots.blocks[self.rows][np.maximum(firsts, 0)]
+        heads = np.arange(slots.kv_heads, dtype=np.int32)
+        return mx.array((blocks[:, None] * slots.kv_heads + heads).reshape(-1))
+
+    @cached_property
+    def tail_rows(self) -> mx.array:
+        """`[kv_heads]` rows of the tail pool's arrays."""
+        heads = np.arange(self.slots.kv_heads, dtype=np.int32)
+        return mx.array(self.tail * self.slots.kv_heads + heads)
