@@ -26,7 +26,7 @@ class SlotMapping:
     """Where the T rows of one KV group and format are written, sequence after sequence.
 
     Attributes:
-        blocks, offsets: `[T]` each row's block, and its slots within it.
+        blocks, offsets: `[T]` each row's block, and its place within it.
         query_starts: `[S + 1]`; rows `[query_starts[s], query_starts[s + 1])` are sequence s's.
         tails: `[S]` the tail block of each sequence, in formats that have one.
     """
