@@ -18,14 +18,10 @@ LAYERS: dict[str, set[str]] = {
         *("attention", "device"),
     },
     "api": {"engine", "text", "media", "cache", "sampling"},
-<<<<<<< HEAD
     "engine": {
         *("scheduler", "models", "sampling", "media", "text", "attention", "cache", "kernels"),
         "device",
     },
-=======
-    "engine": {"scheduler", "attention", "models", "sampling", "media", "text", "cache", "kernels"},
->>>>>>> 0db73aa (Imports: attention may multiply)
     "attention": {"cache", "kernels"},
     "models": {"cache", "kernels"},
     "scheduler": {"cache", "sampling"},
