@@ -83,7 +83,8 @@ def test_why_a_folder_cannot_be_served(tmp_path: Path) -> None:
     root = tmp_path / "models"
     write_folder(root / "a-unknown", LLAMA | {"model_type": "mamba9"}, plain)
     gptq = LLAMA | {"quantization_config": {"quant_method": "gptq"}}
-    write_folder(root / "b-gptq", gptq, plain)
+    codes = {"model.layers.0.mlp.up_proj.qweight": mx.zeros((8, 64), dtype=mx.int32)}
+    write_folder(root / "b-gptq", gptq, plain | codes)
     (write_folder(root / "c-bare", LLAMA, plain) / "tokenizer.json").unlink()
     (write_folder(root / "d-cut", LLAMA, plain) / "model.safetensors").write_bytes(b"\x40" * 20)
     (write_folder(root / "e-broken", LLAMA, plain) / "config.json").write_text("{")

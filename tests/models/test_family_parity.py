@@ -12,10 +12,12 @@ import pytest
 from quire.config import EngineConfig
 from quire.models.loader import open_model
 from tests.engine.test_parity import Opened
-from tests.support.families import CONFIGS
+from tests.support.families import CONFIGS as HELD_AGAINST_TRANSFORMERS
+from tests.support.families import HELD_AGAINST_MLX_LM
 from tests.support.parity import SCENARIOS, alone, assert_same, prompts
 from tests.support.tiny_models import write_model
 
+CONFIGS = HELD_AGAINST_TRANSFORMERS | HELD_AGAINST_MLX_LM
 DAILY = {
     "gemma3_text",  # norms around blocks, windows, two rotations
     "cohere2",  # blocks in parallel, neighbouring pairs, layers without rotation

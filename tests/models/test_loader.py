@@ -14,6 +14,7 @@ from quire.errors import ModelError
 from quire.models.loader import open_model
 from quire.models.safetensors import find_shards
 from tests.models.solo import solo_greedy, solo_logits
+from tests.support.families import CONFIGS as FAMILY_CONFIGS
 from tests.support.tiny_models import CONFIGS, llama_config, random_weights, tiny_model, write_model
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -138,6 +139,8 @@ def test_unknown_model_type_is_named(tmp_path: Path) -> None:
         ("gemma4", {"per_layer_config": {"0": {"head_dim": 8}}}, "per_layer_config"),
         ("gemma4_ple", {"num_kv_shared_layers": 5}, "full_attention"),
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ("llama", {"final_logit_softcapping": 30.0}, "final_logit_softcapping"),
+        ("qwen3", {"num_local_experts": 8}, "num_local_experts"),
         ("llama", {"hidden_size": "64"}, "hidden_size"),
         ("llama", {"rms_norm_eps": [1e-5]}, "rms_norm_eps"),
         ("llama", {"head_dim": None, "num_attention_heads": "4"}, r"config\.json"),
@@ -189,6 +192,36 @@ def test_media_towers_and_unused_projections_are_left_out(tmp_path: Path) -> Non
 
     assert multimodal.eos_ids == {1, 9}
     assert mx.array_equal(solo_logits(text.model, PROMPT), solo_logits(multimodal.model, PROMPT))
+
+
+def test_yarn_lengthens_the_context(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path, "llama")
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+    _rewrite(folder, rope_scaling=yarn)
+    assert open_model(str(folder)).context_length == 2048
+
+
+@pytest.mark.parametrize(
+    ("outer", "text"),
+    [("gemma3", "gemma3_text"), ("mistral3", "mistral")],
+)
+def test_the_text_of_multimodal_checkpoints_is_read(outer: str, text: str, tmp_path: Path) -> None:
+    config = FAMILY_CONFIGS[text]
+    alone = open_model(str(write_model(tmp_path / "text", config)))
+    nested = {"model_type": outer, "text_config": config}
+    nested["tie_word_embeddings"] = config.get("tie_word_embeddings", text == "gemma3_text")
+    folder = write_model(tmp_path / "nested", nested)
+    weights = {
+        name.replace("model.", "model.language_model.", 1): array
+        for name, array in _weights(folder).items()
+    }
+    for extra in ("vision_tower.a.weight", "multi_modal_projector.b"):
+        weights |= {extra: mx.ones(2), f"model.{extra}": mx.ones(2)}
+    _save(folder, weights)
+
+    within = open_model(str(folder))
+
+    assert mx.array_equal(solo_logits(alone.model, PROMPT), solo_logits(within.model, PROMPT))
 
 
 def test_qwen3_5_reads_multimodal_checkpoints(tmp_path: Path) -> None:

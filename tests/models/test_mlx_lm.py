@@ -15,7 +15,7 @@ from mlx.utils import tree_flatten
 
 from quire.models.loader import open_model
 from tests.models.solo import solo_logits
-from tests.support.families import CONFIGS, ROUTED, SHAPE
+from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 for library in ("torch", "transformers", "mlx_lm"):
@@ -76,36 +76,9 @@ def test_conversions_compute_the_same(name: str, tmp_path: Path) -> None:
     assert any("scales" in path for path, _ in tree_flatten(packed.parameters()))
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        SHAPE
-        | {
-            "model_type": "minicpm",
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "dim_model_base": 16,
-            "scale_depth": 1.4,
-            "scale_emb": 12.0,
-            "tie_word_embeddings": False,
-        },
-        SHAPE
-        | ROUTED
-        | {
-            "model_type": "bailing_moe",
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 10000.0,
-            "num_experts": 8,
-            "num_shared_experts": 2,
-            "routed_scaling_factor": 1.0,
-            "use_qkv_bias": True,
-        },
-    ],
-    ids=lambda config: config["model_type"],
-)
-def test_what_transformers_lacks_computes_as_in_mlx_lm(
-    config: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", HELD_AGAINST_MLX_LM)
+def test_what_transformers_lacks_computes_as_in_mlx_lm(name: str, tmp_path: Path) -> None:
+    config = HELD_AGAINST_MLX_LM[name]
     model_class, arguments = _get_classes(config)
     model = model_class(arguments.from_dict(config))
     key = mx.random.key(0)

@@ -202,3 +202,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "nemotron": _config("nemotron", mlp_bias=True, attention_bias=True),
     "dots1": _config("dots1", **ROUTED, head_dim=16, sliding_window=24, max_window_layers=2),
 }
+
+HELD_AGAINST_MLX_LM: dict[str, dict[str, Any]] = {
+    "minicpm": _config(
+        "minicpm",
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        dim_model_base=16,
+        scale_depth=1.4,
+        scale_emb=12.0,
+        tie_word_embeddings=False,
+    ),
+    "bailing_moe": _config(
+        "bailing_moe",
+        **EXPERTS,
+        rms_norm_eps=1e-5,
+        rope_theta=10000.0,
+        num_shared_experts=2,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        use_qkv_bias=True,
+    ),
+}
+"""Of families that transformers does not have."""

@@ -48,26 +48,31 @@ class Found:
 def inspect(folder: Path, name: str, where: str) -> Found:
     """What a model folder says about itself, from its configuration and its tensors' headers."""
     # Imported late, since they load MLX: `quire --help` need not wait for it.
-    from quire.models.quantization import check_config
+    from quire.models.loader import context_length
+    from quire.models.quantization import check_config, foreign_method, packed_otherwise
     from quire.models.registry import build
     from quire.models.safetensors import find_shards, read_header
 
     config: dict[str, Any] = {}
     parameters = size = 0
-    problem = None
+    problem = context = None
     try:
         config = _read_config(folder)
         bits = (config.get("quantization") or {}).get("bits")
         for shard in find_shards(folder):
             size += shard.stat().st_size
-            parameters += _count(json.loads(read_header(shard)), bits)
+            header = json.loads(read_header(shard))
+            parameters += _count(header, bits)
+            if packed_otherwise(header):
+                method = foreign_method(config)
+                raise ModelError(f"quantization method {method!r} is not supported")
         check_config(config)
         build(config)
+        context = context_length(config)
         if not (folder / "tokenizer.json").is_file():
             raise ModelError("no tokenizer.json")
     except ModelError as error:
         problem = str(error).removeprefix(f"{folder}: ")
-    text = config.get("text_config") or config
     return Found(
         name=name,
         where=where,
@@ -76,7 +81,7 @@ def inspect(folder: Path, name: str, where: str) -> Found:
         parameters=parameters,
         weight_bytes=size,
         quantization=_packing(config),
-        context=text.get("max_position_embeddings"),
+        context=context,
         problem=problem,
     )
 

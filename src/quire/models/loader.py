@@ -76,7 +76,7 @@ def open_model(
     folder = find_folder(path_or_hub_id)
     config = _read_config(folder)
     quantization.check_config(config)
-    model = _build(config, folder)
+    model = build(config)
     shards = find_shards(folder)
     target = DTYPES.get(dtype) or (mx.float32 if mx.default_device() == mx.cpu else None)
     # What sanitize computes, it computes in the type that the weights are used in.
@@ -100,7 +100,7 @@ def open_model(
         eos_ids=end_token_ids(folder, config),
         fingerprint=fingerprint(shards, config_bytes + resolved.encode()),
         parameter_bytes=parameter_bytes,
-        context_length=_context_length(config),
+        context_length=context_length(config),
         dtype=resolved,
     )
 
@@ -113,16 +113,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if "model_type" not in config:
         raise ModelError(f"{path}: no 'model_type'")
     return config
-
-
-def _build(config: dict[str, Any], folder: Path) -> LanguageModel:
-    """The model without weights."""
-    try:
-        return build(config)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # Values that a family computes with fail where they are used first.
-        path = folder / "config.json"
-        raise ModelError(f"{path}: a value cannot be used: {error!r}") from error
 
 
 def _read_lazily(shards: list[Path]) -> dict[str, mx.array]:
@@ -248,9 +238,21 @@ def _dtype_name(model: LanguageModel) -> str:
     return str(named_parameters(model)["model.norm.weight"].dtype).removeprefix("mlx.core.")
 
 
-def _context_length(config: dict[str, Any]) -> int:
+def context_length(config: dict[str, Any]) -> int:
+    """Tokens that prompt and answer may have together.
+
+    YaRN (arXiv:2309.00071) is asked for by those who run a model, who leave the first key as it is.
+
+    Raises:
+        ModelError: the configuration does not say.
+    """
     text = config.get("text_config") or config
     length = text.get("max_position_embeddings")
     if not isinstance(length, int):
         raise ModelError("config.json lacks 'max_position_embeddings'")
-    return length
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    if (scaling.get("rope_type") or scaling.get("type")) != "yarn":
+        return length
+    key = "original_max_position_embeddings"
+    trained = text.get(key) or scaling.get(key) or length
+    return max(length, int(trained * scaling.get("factor", 1.0)))

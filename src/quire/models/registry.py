@@ -68,10 +68,14 @@ def build(config: dict[str, Any]) -> LanguageModel:
 
     Raises:
         ModelError: no family of that `model_type`, a value is missing, or it is one that the
-            family does not know.
+            family does not know or cannot compute with.
     """
     model_type = config.get("model_type")
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise ModelError(f"model_type {model_type!r} is not supported (known: {known})")
-    return FAMILIES[model_type].build(Settings(config))
+    try:
+        return FAMILIES[model_type].build(Settings(config))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Values that a family computes with fail where they are used first.
+        raise ModelError(f"config.json: a value cannot be used: {error!r}") from error

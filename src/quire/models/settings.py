@@ -10,6 +10,33 @@ from quire.models.rope import RopeParameters
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
+_CHANGES_RESULTS = {
+    "attention_chunk_size",
+    "attention_multiplier",
+    "attn_logit_softcapping",
+    "clip_qkv",
+    "embedding_multiplier",
+    "final_logit_softcapping",
+    "kv_lora_rank",
+    "lm_head_bias",
+    "logit_scale",
+    "logits_scaling",
+    "n_routed_experts",
+    "no_rope_layers",
+    "norm_head",
+    "num_experts",
+    "num_local_experts",
+    "qk_layernorm",
+    "residual_multiplier",
+    "scale_depth",
+    "scale_emb",
+    "use_bidirectional_attention",
+    "use_cla",
+    "use_parallel_residual",
+    "use_qk_norm",
+}
+_NEUTRAL: tuple[Any, ...] = (None, False, 0, 1, [])
+
 
 class Settings:
     """The keys of a configuration. A null counts as absent.
@@ -19,8 +46,9 @@ class Settings:
     was given. Keys that nobody asks for are not the model's business (training, versions).
     """
 
-    def __init__(self, values: dict[str, Any]) -> None:
+    def __init__(self, values: dict[str, Any], asked: set[str] | None = None) -> None:
         self.values = values
+        self._asked: set[str] = set() if asked is None else asked
 
     def integer(self, *names: str, default: int | None = None) -> int:
         return int(self._typed(names, default, int))
@@ -40,16 +68,18 @@ class Settings:
 
     def has(self, name: str) -> bool:
         """Whether the key is there and not null."""
+        self._asked.add(name)
         return self.values.get(name) is not None
 
     def within(self, name: str) -> Settings:
         """The keys of a part, such as `text_config`; this configuration if it has no such part."""
-        part = self.values.get(name)
-        return self if part is None else Settings(self._typed((name,), None, dict))
+        if not self.has(name):
+            return self
+        return Settings(self._typed((name,), None, dict), self._asked)
 
     def changed(self, **changes: Any) -> Settings:
         """The same with other values."""
-        return Settings(self.values | changes)
+        return Settings(self.values | changes, self._asked)
 
     def only(self, name: str, *known: Any) -> None:
         """Refuses a value that would change the result and that the family does not compute.
@@ -64,7 +94,8 @@ class Settings:
 
     def filled(self, **defaults: Any) -> Settings:
         """The same with values for absent keys."""
-        return Settings(defaults | {k: v for k, v in self.values.items() if v is not None})
+        given = {name: value for name, value in self.values.items() if value is not None}
+        return Settings(defaults | given, self._asked)
 
     def window(self, default: int | None = None) -> int | None:
         """How many tokens a query of a sliding layer sees.
@@ -75,6 +106,15 @@ class Settings:
         if "sliding_window" not in self.values:
             return default
         return self.integer("sliding_window") if self.has("sliding_window") else None
+
+    def refuse_unasked(self) -> None:
+        """Refuses keys that change what other families compute and this one did not ask for.
+
+        Raises:
+            ModelError: naming the key and its value.
+        """
+        for name in _CHANGES_RESULTS - self._asked:
+            require(name, self.values.get(name), _NEUTRAL)
 
     def rope(self, *, theta: float = 1e4, partial: float | None = None) -> RopeParameters:
         """The rotation of all layers.
@@ -121,6 +161,7 @@ class Settings:
         return types
 
     def _typed(self, names: tuple[str, ...], default: Any, kind: Any) -> Any:
+        self._asked.update(names)
         for name in names:
             value = self.values.get(name)
             if value is None:

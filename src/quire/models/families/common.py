@@ -164,4 +164,5 @@ def decoder(
         norm=changes.pop("norm", None) or rms(s),
         tied_head=s.flag("tie_word_embeddings", default=tied),
     )
+    s.refuse_unasked()
     return DecoderModel(replace(usual, **changes), names or Names())

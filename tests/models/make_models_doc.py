@@ -1,0 +1,69 @@
+"""Writes docs/models.md from the registry and the oracle tests.
+
+Run it after a family came or changed: `python -m tests.models.make_models_doc`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire.models.registry import FAMILIES
+from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
+from tests.support.tiny_models import CONFIGS as TINY
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
+
+INTRODUCTION = """\
+# Models
+
+Written by `python -m tests.models.make_models_doc` from the registry; do not edit.
+
+Checkpoints are read as Hugging Face publishes them (float32, float16 or bfloat16 safetensors) and
+as mlx-lm and mlx-vlm convert them, plain or packed (affine 2 to 8 bits, mxfp4, mxfp8, nvfp4). Of
+multimodal checkpoints other than Gemma 4's the text is served. A setting in `config.json` that a
+family does not compute is refused by name.
+
+Each family is held against the implementation in the third column, on small random weights in
+float32, from checkpoints in float32, float16 and bfloat16: logits to 1e-4 and greedy tokens, of
+the whole sequence and read in chunks; and each request alone against the same request in company
+([parity](../ARCHITECTURE.md)). Where mlx-lm has the family, its conversions, plain and of 8 bits,
+are opened in their own names. What is held against mlx-lm alone is held as a whole and in
+float32. No test downloads published weights.
+
+| `model_type` | Models | Held against | Configurations |
+| --- | --- | --- | --- |
+"""
+
+NOTES = """
+RoPE may be plain, linear, dynamic, llama3, YaRN or LongRoPE. YaRN lengthens the context that is
+offered to `factor` times that of training. LongRoPE has factors for a short and for a long
+context; a model whose `max_position_embeddings` is longer than its context of training uses the
+long ones for every request, so that a token's key does not depend on what follows; the published
+code changes from one set to the other within a sequence. "Dynamic" is served up to
+`max_position_embeddings`, within which it changes nothing.
+"""
+
+_OUTER = {"gemma3", "mistral3", "gemma4", "qwen3_5", "qwen3_5_moe"}
+
+
+def rows() -> Iterator[str]:
+    """One line a `model_type`."""
+    tested = dict.fromkeys(TINY.values())
+    own = {config()["model_type"] for config in tested} | _OUTER
+    for model_type, family in sorted(FAMILIES.items()):
+        variants = [n for n, config in CONFIGS.items() if config["model_type"] == model_type]
+        names = ", ".join(name.removeprefix(model_type).strip("-") or "usual" for name in variants)
+        library = "mlx-lm" if model_type in HELD_AGAINST_MLX_LM else "transformers"
+        if not variants and model_type not in own | HELD_AGAINST_MLX_LM.keys():
+            raise AssertionError(f"no test holds {model_type!r} against anything")
+        yield f"| `{model_type}` | {family.title} | {library} | {names or 'usual'} |"
+
+
+def document() -> str:
+    """The whole page."""
+    return INTRODUCTION + "\n".join(rows()) + "\n" + NOTES
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(document())
