@@ -65,7 +65,8 @@ class JsonObjectFormat(Wire):
 
 
 class JsonSchema(Wire):
-    """A named schema; `strict` changes nothing, since the answer always meets the schema."""
+    """A named schema; `strict` changes nothing. The answer meets the schema but for what no grammar
+    enforces, which the header `x-quire-unenforced` names."""
 
     name: str = Field(max_length=256)
     description: str | None = None

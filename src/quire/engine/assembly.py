@@ -9,7 +9,7 @@ from quire.config import ServerConfig
 from quire.engine.interface import EngineClient
 from quire.engine.pictures import ImageLimits, Pictures
 from quire.engine.sampling_defaults import overridden, recommended
-from quire.engine.sandbox import GrammarSandbox
+from quire.engine.sandbox import BinderOpening, GrammarSandbox
 from quire.engine.service import Service
 from quire.errors import ModelError
 from quire.media.fetch import FetchPolicy
@@ -122,7 +122,7 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         Sources(tokenizer, vocabulary),
         _pictures(processor, config),
         _controls(tokenizer, template, dialect, mark, allow=allow),
-        GrammarSandbox(folder, dialect.name, client.info.vocab_size),
+        GrammarSandbox(BinderOpening(folder, dialect.name, client.info.vocab_size)),
         name=name,
         default_max_tokens=config.default_max_tokens,
         deadline_s=config.request_deadline_s,

@@ -30,6 +30,8 @@ LENGTH = struct.Struct("<Q")
 ORDER = struct.Struct("<cQ")
 """To the first process: what to do, and the number of the job."""
 START, KILL = b"s", b"k"
+TOO_COSTLY = "request_too_costly"
+"""The code of what is refused because its job took too much, or crashed."""
 
 _READ = 1 << 18
 _OPENING_S = 120.0
@@ -96,7 +98,7 @@ def too_costly(limits: JobLimits) -> RequestError:
     return RequestError(
         f"The request could not be read: doing so took more than {limits.cpu_s} s of processor "
         f"time or {limits.memory >> 20} MiB of memory, or crashed a decoder.",
-        code="request_too_costly",
+        code=TOO_COSTLY,
     )
 
 
