@@ -64,6 +64,7 @@ class SoloStep:
         v: mx.array | None,
         *,
         scale: float,
+        softcap: float | None = None,
         sinks: mx.array | None = None,
     ) -> mx.array:
         spec = self._layout[layer]
@@ -79,6 +80,9 @@ class SoloStep:
             if spec.sees_whole_images:
                 visible = self.positions[None, :] < self._ends[:, None]
             visible = visible & (distance < spec.window)
+        if softcap is not None:
+            assert sinks is None
+            return _capped_attention(q * scale, k, v, visible, softcap)
         out = mx.fast.scaled_dot_product_attention(
             q.swapaxes(0, 1)[None],
             k.swapaxes(0, 1)[None],
@@ -96,6 +100,17 @@ class SoloStep:
         spec = self._layout[layer]
         assert isinstance(spec, RecurrentState)
         return [SoloSegment(len(self.tokens), spec, mx.float32)]
+
+
+def _capped_attention(
+    q: mx.array, k: mx.array, v: mx.array, visible: mx.array, softcap: float
+) -> mx.array:
+    """Attention spelled out, `[T, heads, head_dim]`, its logits bounded."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = (mx.repeat(each, groups, axis=1).swapaxes(0, 1) for each in (k, v))
+    logits = softcap * mx.tanh(q.swapaxes(0, 1) @ k.swapaxes(-1, -2) / softcap)
+    weights = mx.softmax(mx.where(visible, logits, -mx.inf), axis=-1)
+    return (weights @ v).swapaxes(0, 1)
 
 
 def solo_logits(

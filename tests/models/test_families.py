@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -66,3 +67,30 @@ def _in_chunks(loaded: LoadedModel, request: Request) -> Answer:
     """What the engine answers when it reads the prompt by nine tokens a step."""
     config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=9)
     return Company(loaded, config).run([request])[request.id]
+
+
+def test_gpt_oss_is_read_as_published(tmp_path: Path) -> None:
+    """Its experts in MXFP4, as blocks and scales, gate and up in turns."""
+    config = CONFIGS["gpt_oss"]
+    oracle.save_random(_config("gpt_oss"), tmp_path / "plain")
+    weights = mx.load(str(tmp_path / "plain" / "model.safetensors"))
+    assert isinstance(weights, dict)
+    published, rounded = dict(weights), dict(weights)
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "experts.down_proj"))]:
+        rows = weights[name].swapaxes(-1, -2)  # [experts, out, in]
+        codes, scales = mx.quantize(rows, group_size=32, bits=4, mode="mxfp4")
+        blocks = codes.view(mx.uint8).reshape(*scales.shape, 16)
+        del published[name]
+        published |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        plain = mx.dequantize(codes, scales, group_size=32, bits=4, mode="mxfp4")
+        rounded[name] = plain.astype(mx.float32).swapaxes(-1, -2)
+    method = {"quantization_config": {"quant_method": "mxfp4"}}
+    folders = [tmp_path / "published", tmp_path / "rounded"]
+    for folder, more, tensors in zip(folders, (method, {}), (published, rounded), strict=True):
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config | more))
+        mx.save_safetensors(str(folder / "model.safetensors"), tensors)
+
+    ours, theirs = (solo_logits(open_model(str(folder)).model, PROMPT) for folder in folders)
+
+    assert mx.max(mx.abs(ours - theirs)).item() < 1e-4

@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 
 from quire.errors import ModelError
+from quire.models.base import named_parameters
 from quire.models.loader import open_model
 from quire.models.safetensors import find_shards
 from tests.models.solo import solo_greedy, solo_logits
@@ -82,6 +83,13 @@ def test_dtype_by_name(tmp_path: Path) -> None:
     assert 0 < mx.max(mx.abs(logits - solo_logits(full.model, PROMPT))).item() < 0.2
     with pytest.raises(ModelError, match="int4"):
         open_model(str(folder), dtype="int4")
+
+
+def test_what_corrects_the_choice_of_experts_stays_wide(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, FAMILY_CONFIGS["glm4_moe"])
+    places = named_parameters(open_model(str(folder), dtype="bfloat16").model)
+    assert places["model.layers.1.mlp.e_score_correction_bias"].dtype == mx.float32
+    assert places["model.layers.1.mlp.gate.weight"].dtype == mx.bfloat16
 
 
 @pytest.mark.parametrize("name", CONFIGS)

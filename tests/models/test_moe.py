@@ -5,11 +5,12 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
+from quire.models.layers import GATES
 from quire.models.moe import Experts, choose, stack_experts
 
 
 def _experts(dtype: mx.Dtype = mx.float32) -> Experts:
-    experts = Experts(8, 32, 16, "silu")
+    experts = Experts(8, 32, 16, GATES["silu"])
     keys = mx.random.split(mx.random.key(0), 3)
     experts.gate_proj.weight = mx.random.normal((8, 16, 32), key=keys[0])
     experts.up_proj.weight = mx.random.normal((8, 16, 32), key=keys[1])

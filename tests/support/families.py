@@ -103,7 +103,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         head_dim=16,
         sliding_window=24,
         query_pre_attn_scalar=20,
-        attn_logit_softcapping=None,
+        attn_logit_softcapping=5.0,
         final_logit_softcapping=20.0,
     ),
     "gemma3_text": _config(
@@ -200,6 +200,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "stablelm": _config("stablelm", use_qkv_bias=True),
     "stablelm-parallel": _config("stablelm", use_parallel_residual=True, qk_layernorm=True),
     "nemotron": _config("nemotron", mlp_bias=True, attention_bias=True),
+    "gpt_oss": _config(
+        "gpt_oss",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        head_dim=16,
+        sliding_window=24,
+        layer_types=MIXED,
+        rope_parameters=YARN | {"truncate": False},
+    ),
     "dots1": _config("dots1", **ROUTED, head_dim=16, sliding_window=24, max_window_layers=2),
 }
 

@@ -49,6 +49,8 @@ class Attention:
         rope: None leaves queries and keys as they are.
         window: tokens that a query sees, itself included; None is all.
         output_gate: the queries' projection carries, head by head, a gate for the output.
+        softcap: bounds the logits by a hyperbolic tangent.
+        sinks: a logit for each head that takes weight and gives nothing (arXiv:2309.17453).
         clip: bounds queries, keys and values to plus and minus this, after norms over all heads.
     """
 
@@ -62,6 +64,8 @@ class Attention:
     out_bias: bool = False
     qk_norm: QKNorm | None = None
     output_gate: bool = False
+    softcap: float | None = None
+    sinks: bool = False
     clip: float | None = None
 
     @property
@@ -97,6 +101,8 @@ class SelfAttention(Module):
         if kind.qk_norm is not None:
             self.q_norm = kind.qk_norm.module(kind.heads, kind.head_dim)
             self.k_norm = kind.qk_norm.module(kind.kv_heads, kind.head_dim)
+        if kind.sinks:
+            self.sinks = mx.zeros(kind.heads)
 
     def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
@@ -107,7 +113,9 @@ class SelfAttention(Module):
             q, gate = mx.split(q.reshape(rows, kind.heads, -1), 2, axis=-1)
         q, k = self._prepared(q, k, rotate)
         v = self._clipped(v).reshape(rows, kind.kv_heads, kind.head_dim)
-        out = step.attend(self._layer, q, k, v, scale=kind.scale)  # [T, heads, head_dim]
+        sinks = self.get("sinks")
+        # [T, heads, head_dim]
+        out = step.attend(self._layer, q, k, v, scale=kind.scale, softcap=kind.softcap, sinks=sinks)
         if gate is not None:
             out = out * mx.sigmoid(gate)
         y: mx.array = self.o_proj(out.reshape(rows, -1))

@@ -255,9 +255,8 @@ class DecoderLayer(Module):
         self._moe = args.enable_moe_block
         if self._moe:
             self.router = Router(args)
-            self.experts = Experts(
-                args.num_experts, hidden, args.moe_intermediate_size, args.hidden_activation
-            )
+            gate = GATES[args.hidden_activation]
+            self.experts = Experts(args.num_experts, hidden, args.moe_intermediate_size, gate)
             self.post_feedforward_layernorm_1 = RMSNorm(hidden, eps=eps)
             self.pre_feedforward_layernorm_2 = RMSNorm(hidden, eps=eps)
             self.post_feedforward_layernorm_2 = RMSNorm(hidden, eps=eps)

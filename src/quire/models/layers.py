@@ -68,6 +68,17 @@ GATES: dict[str, Gate] = {name: _gate(function) for name, function in ACTIVATION
 """By the same names, `activation(x) * y`, one kernel on a GPU."""
 
 
+def clamped_gate(alpha: float, limit: float) -> Gate:
+    """gpt-oss's `x * sigmoid(alpha * x) * (y + 1)`, x at most `limit`, y also at least minus."""
+    low, high, slope, one = (mx.array(value) for value in (-limit, limit, alpha, 1.0))
+
+    def gate(x: mx.array, y: mx.array) -> mx.array:
+        x, y = mx.minimum(x, high), mx.clip(y, low, high)
+        return (x * mx.sigmoid(x * slope) * (y + one)).astype(x.dtype)
+
+    return fused(gate)
+
+
 class GatedMLP(Module):
     """`down(act(gate(x)) * up(x))` (SwiGLU with silu, GeGLU with gelu; arXiv:2002.05202)."""
 

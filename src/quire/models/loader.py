@@ -27,6 +27,9 @@ _MEMORY_KEYS = ("max_recommended_working_set_size", "free_memory", "total_memory
 Progress = Callable[[int, int], None]
 """Called with (bytes of weights ready, bytes in all)."""
 
+_WIDE = ("e_score_correction_bias", "expert_bias")
+"""Ends of names of what is never narrowed: experts are ranked by differences in its last digits."""
+
 _EVAL_BYTES = 256 << 20  # weights made ready at once; bounds what a conversion holds twice
 
 
@@ -130,13 +133,16 @@ def _read_lazily(shards: list[Path]) -> dict[str, mx.array]:
 
 
 def _cast(weights: dict[str, mx.array], target: mx.Dtype | None) -> dict[str, mx.array]:
-    """The same with all floats in one type; None leaves each as it is."""
+    """The same with all floats in one type, but for `_WIDE`; None leaves each as it is."""
     if target is None:
         return weights
-    return {
-        name: array.astype(target) if mx.issubdtype(array.dtype, mx.floating) else array
-        for name, array in weights.items()
-    }
+
+    def cast(name: str, array: mx.array) -> mx.array:
+        narrowed = name.endswith(_WIDE) and array.itemsize > target.size
+        floating = mx.issubdtype(array.dtype, mx.floating)
+        return array.astype(target) if floating and not narrowed else array
+
+    return {name: cast(name, array) for name, array in weights.items()}
 
 
 def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) -> None:

@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.models.base import Module
-from quire.models.layers import GATES, GatedMLP
+from quire.models.layers import GATES, Gate, GatedMLP, clamped_gate
 
 # From this many (row, expert) pairs on, sorting them by expert pays: rows of one expert are
 # multiplied together instead of one at a time.
@@ -24,22 +24,25 @@ _COPIED_BYTES = 256 << 20
 
 
 class ExpertLinear(Module):
-    """One matrix an expert, `[experts, out, in]`."""
+    """One matrix an expert, `[experts, out, in]`, and perhaps a bias, `[experts, out]`."""
 
-    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+    def __init__(self, experts: int, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = mx.zeros((experts, outputs, inputs))
+        if bias:
+            self.bias = mx.zeros((experts, outputs))
 
     def __call__(self, x: mx.array, experts: mx.array, sorted_experts: bool) -> mx.array:
         """`[..., 1, in]` and expert indices `[...]`, broadcast together -> `[..., 1, out]`."""
         if self._needs_copies():
-            return self._by_copies(x, experts)
-        return mx.gather_mm(
+            return _biased(self._by_copies(x, experts), self, experts)
+        y = mx.gather_mm(
             x,
             self.weight.swapaxes(-1, -2),
             rhs_indices=experts,
             sorted_indices=sorted_experts,
         )
+        return _biased(y, self, experts)
 
     def _needs_copies(self) -> bool:
         """Where MLX 0.32.4's `gather_mm` does not serve. Packed experts don't use it.
@@ -67,7 +70,16 @@ class ExpertLinear(Module):
     def to_quantized(self, group_size: int, bits: int, mode: str) -> PackedExpertLinear:
         """The packed twin; `nn.quantize` looks for this method."""
         experts, outputs, inputs = self.weight.shape
-        return PackedExpertLinear(experts, inputs, outputs, group_size, bits, mode)
+        packed = PackedExpertLinear(experts, inputs, outputs, group_size, bits, mode)
+        if "bias" in self:
+            packed.bias = self.bias
+        return packed
+
+
+def _biased(y: mx.array, layer: Module, experts: mx.array) -> mx.array:
+    """`[..., 1, out]` with the bias of each row's expert, where there is one."""
+    bias = layer.get("bias")
+    return y if bias is None else y + bias[experts][..., None, :]
 
 
 class PackedExpertLinear(Module):
@@ -87,7 +99,7 @@ class PackedExpertLinear(Module):
 
     def __call__(self, x: mx.array, experts: mx.array, sorted_experts: bool) -> mx.array:
         """`[..., 1, in]` and expert indices `[...]`, broadcast together -> `[..., 1, out]`."""
-        return mx.gather_qmm(
+        y = mx.gather_qmm(
             x,
             self.weight,
             self.scales,
@@ -97,17 +109,20 @@ class PackedExpertLinear(Module):
             sorted_indices=sorted_experts,
             **self._packing,
         )
+        return _biased(y, self, experts)
 
 
 class Experts(Module):
     """Gated MLPs, `count` of them."""
 
-    def __init__(self, count: int, hidden: int, intermediate: int, activation: str) -> None:
+    def __init__(
+        self, count: int, hidden: int, intermediate: int, gate: Gate, bias: bool = False
+    ) -> None:
         super().__init__()
-        self.gate_proj = ExpertLinear(count, hidden, intermediate)
-        self.up_proj = ExpertLinear(count, hidden, intermediate)
-        self.down_proj = ExpertLinear(count, intermediate, hidden)
-        self._gate = GATES[activation]
+        self.gate_proj = ExpertLinear(count, hidden, intermediate, bias)
+        self.up_proj = ExpertLinear(count, hidden, intermediate, bias)
+        self.down_proj = ExpertLinear(count, intermediate, hidden, bias)
+        self._gate = gate
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         """The weighted sum of the chosen experts' outputs.
@@ -246,6 +261,8 @@ class Mixture:
         width: values between the layers of an expert.
         shared_width: the same of the shared expert; 0 is none.
         shared_gate: a gate weighs the shared expert's output.
+        bias: the router and the experts' matrices have biases.
+        clamp: alpha and limit of gpt-oss's gate, which then stands in for the activation's.
     """
 
     experts: int
@@ -254,6 +271,8 @@ class Mixture:
     router: Router
     shared_width: int = 0
     shared_gate: bool = False
+    bias: bool = False
+    clamp: tuple[float, float] | None = None
 
     def module(self, hidden_size: int) -> Module:
         return SparseMoE(self, hidden_size)
@@ -265,10 +284,11 @@ class SparseMoE(Module):
     def __init__(self, kind: Mixture, hidden_size: int) -> None:
         super().__init__()
         self._kind = kind
-        self.gate = nn.Linear(hidden_size, kind.experts, bias=False)
+        self.gate = nn.Linear(hidden_size, kind.experts, bias=kind.bias)
         if kind.router.corrected:
             self.e_score_correction_bias = mx.zeros(kind.experts)
-        self.experts = Experts(kind.experts, hidden_size, kind.width, kind.activation)
+        gate = GATES[kind.activation] if kind.clamp is None else clamped_gate(*kind.clamp)
+        self.experts = Experts(kind.experts, hidden_size, kind.width, gate, kind.bias)
         if kind.shared_width:
             self.shared_expert = GatedMLP(hidden_size, kind.shared_width, kind.activation)
         if kind.shared_gate:

@@ -13,7 +13,7 @@ from quire.kernels.blas import fast_products
 _FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 _AFFINE_GROUPS = (32, 64, 128)
-_FOREIGN_NAMES = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", "_blocks")
+_FOREIGN_NAMES = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
 _FOREIGN_TYPES = ("F8_E4M3", "F8_E5M2", "I8")
 _MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 _FEW = {3: 64, 5: 64, 6: 64}

@@ -40,11 +40,11 @@ def gemma(s: Settings) -> LanguageModel:
 
 def gemma2(s: Settings) -> LanguageModel:
     s.only("use_bidirectional_attention", False)
-    s.only("attn_logit_softcapping")
-    usual = attention(s, scale=_scale(s))
+    usual = attention(s, scale=_scale(s), softcap=_softcap(s, "attn_logit_softcapping", 50.0))
     types = s.layer_types(_sliding_but_every(s, 2))
     layers = by_type(types, windows(s, usual, 4096), _block(s))
-    return _decoder(s, layers, placement=Placement.SANDWICH, logit_softcap=_softcap(s, 30.0))
+    cap = _softcap(s, "final_logit_softcapping", 30.0)
+    return _decoder(s, layers, placement=Placement.SANDWICH, logit_softcap=cap)
 
 
 def gemma3(s: Settings) -> LanguageModel:
@@ -58,11 +58,11 @@ def gemma3(s: Settings) -> LanguageModel:
         tie_word_embeddings=True,
     )
     s.only("use_bidirectional_attention", False)
-    s.only("attn_logit_softcapping")
-    usual = attention(s, scale=_scale(s), qk_norm=QKNorm(rms(s)), rope=None)
+    caps = [_softcap(s, f"{which}_logit_softcapping", None) for which in ("attn", "final")]
+    usual = attention(s, scale=_scale(s), qk_norm=QKNorm(rms(s)), rope=None, softcap=caps[0])
     types = s.layer_types(_sliding_but_every(s, s.integer("sliding_window_pattern", default=6)))
     layers = by_type(types, _mixers(s, usual), _block(s))
-    return _decoder(s, layers, placement=Placement.SANDWICH, logit_softcap=_softcap(s, None))
+    return _decoder(s, layers, placement=Placement.SANDWICH, logit_softcap=caps[1])
 
 
 def _decoder(s: Settings, layers: tuple[Layer, ...], **changes: Any) -> LanguageModel:
@@ -78,8 +78,7 @@ def _scale(s: Settings) -> float:
     return float(s.integer("query_pre_attn_scalar", default=256) ** -0.5)
 
 
-def _softcap(s: Settings, default: float | None) -> float | None:
-    name = "final_logit_softcapping"
+def _softcap(s: Settings, name: str, default: float | None) -> float | None:
     if name not in s.values:
         return default
     return s.number(name) if s.has(name) else None

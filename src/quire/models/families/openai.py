@@ -1,0 +1,71 @@
+"""gpt-oss (arXiv:2508.10925)."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from quire.models.base import LanguageModel
+from quire.models.families.common import (
+    Family,
+    attention,
+    by_type,
+    decoder,
+    rms,
+    softmax_mixture,
+    windows,
+)
+from quire.models.moe import SoftmaxRouter
+from quire.models.names import Names, Weights
+from quire.models.settings import FULL, SLIDING, Settings
+
+
+def gpt_oss(s: Settings) -> LanguageModel:
+    s = s.filled(num_experts_per_tok=s.integer("experts_per_token", default=4), head_dim=64)
+    bias = s.flag("attention_bias", default=True)
+    usual = attention(s, rope=s.rope(theta=1.5e5), qkv_bias=bias, out_bias=bias, sinks=True)
+    experts = softmax_mixture(
+        s,
+        width=s.integer("intermediate_size"),
+        router=SoftmaxRouter(s.integer("num_experts_per_tok"), normalise=True),
+        bias=True,
+        clamp=(s.number("swiglu_alpha", default=1.702), s.number("swiglu_limit", default=7.0)),
+    )
+    count = s.integer("num_hidden_layers")
+    types = s.layer_types([FULL if index % 2 else SLIDING for index in range(count)])
+    layers = by_type(types, windows(s, usual, 128), experts)
+    names = Names(renamed={"router": "gate"}, prepare=_separated)
+    return decoder(s, layers, names, norm=rms(s, 1e-5))
+
+
+def _separated(weights: Weights) -> Weights:
+    """Experts with gate and up apart, each matrix `[experts, out, in]`.
+
+    The published files hold MXFP4: blocks of 16 bytes, two codes each, which are four of MLX's
+    words of eight codes. Others hold `[experts, in, out]`. Rows of gate and up take turns.
+    """
+    ready: Weights = {}
+    for name, array in weights.items():
+        path, _, kind = name.rpartition(".")
+        if not path.endswith(".experts") or kind in ("weight", "bias", "scales", "biases"):
+            ready[name] = array
+            continue
+        part, array = _part(kind, array)
+        if part.startswith("gate_up_proj"):
+            for at, single in enumerate(("gate_proj", "up_proj")):
+                ready[f"{path}.{part.replace('gate_up_proj', single)}"] = array[:, at::2]
+        else:
+            ready[f"{path}.{part}"] = array
+    return ready
+
+
+def _part(kind: str, array: mx.array) -> tuple[str, mx.array]:
+    """A stacked tensor's name in MLX's conversions and its contents, rows on the second axis."""
+    if kind.endswith("_blocks"):
+        return kind.replace("_blocks", ".weight"), array.view(mx.uint32).flatten(-2)
+    for ending in ("bias", "scales"):
+        if kind.endswith(f"_{ending}"):
+            return kind.replace(f"_{ending}", f".{ending}"), array
+    return f"{kind}.weight", array.swapaxes(-1, -2)
+
+
+FAMILIES = (Family("gpt_oss", "gpt-oss", gpt_oss),)
