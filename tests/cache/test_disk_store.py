@@ -347,7 +347,7 @@ def test_a_vanished_folder(tmp_path: Path) -> None:
 def mounted(folder: Path, size: int) -> Iterator[Path]:
     """A file system of its own, of `size` bytes."""
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode != 0:
         pytest.skip("only root may mount")
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,22 @@ def test_a_media_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     for name in ("none", "file"):
         with pytest.raises(QuireError, match=r"--media-folder: '.*' is no folder"):
             config("--media-folder", str(tmp_path / name))
+
+
+def test_without_mlx_one_line_says_how_to_get_it(tmp_path: Path) -> None:
+    (tmp_path / "mlx").mkdir()
+    (tmp_path / "mlx" / "__init__.py").touch()  # found first, and without `mlx.core`
+    for command in (("serve", "--port", "0"), ("eval-kv",)):
+        ran = subprocess.run(
+            [sys.executable, "-m", "quire", *command],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ran.returncode == 1
+        assert "MLX cannot be loaded" in ran.stderr
+        assert len(ran.stderr.splitlines()) == 1, ran.stderr
 
 
 def test_help_needs_no_web_server() -> None:

@@ -15,6 +15,7 @@ from quire.cli.kv_scores import plot, table
 from quire.cli.progress import shown
 from quire.core.kv_format import KVFormat
 from quire.demo import MODEL_DIR
+from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
 from quire.errors import QuireError
 
@@ -67,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     formats = _formats(args.formats)
     lengths = _lengths(args.needles)
     use_private_cache()
+    load_mlx()
     # Here, because every command loads this module and few need mlx.
     from quire.cli.kv_quality import Plan, evaluate
 

@@ -13,6 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
 from quire.engine.wire import (
     Abort,
@@ -61,10 +62,11 @@ def main() -> int:
     # by 5e-3 with its company (H100); without, by 1e-5. Other types are not touched.
     os.environ.setdefault("MLX_ENABLE_TF32", "0")
     use_private_cache()
-    # Here, because loading MLX takes a while, in which Ctrl-C has to be ignored already.
-    from quire.engine.opening import open_engine
-
     try:
+        load_mlx()
+        # Here, because loading MLX takes a while, in which Ctrl-C has to be ignored already.
+        from quire.engine.opening import open_engine
+
         engine = open_engine(opening[0].config)
     except QuireError as error:
         with contextlib.suppress(ConnectionError):  # nobody waits for it any more
