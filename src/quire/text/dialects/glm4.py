@@ -10,13 +10,16 @@ import re
 from typing import Any
 
 from quire.text.dialects.base import Call, Dialect, Forced, Tool
+from quire.text.dialects.flow import Begun
 from quire.text.dialects.grammar import Arguments, argument_rules, marker
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.tag_flow import TagFlow
 from quire.text.dialects.values import skip_space, typed_argument, write_json
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 THOUGHT = ("<think>", "</think>")
+_ARGUMENT = re.compile(rf"\s*{KEY}([^<]*){KEY_END}\s*{VALUE}")
 _NAME = re.compile(r"\s*([\w.:/-]+)\s*")
 
 
@@ -52,6 +55,19 @@ def _read(body: Body, tools: Tools) -> Reading:
     return Reading((Call(tool.name, write_json(arguments)),), at)
 
 
+def _begin(text: str, tools: Tools) -> Begun | None:
+    name = _NAME.match(text)
+    tool = tools.get(name.group(1)) if name is not None else None
+    if name is None or tool is None or not text.startswith(KEY, name.end()):
+        return None
+    return (
+        tool.name,
+        None,
+        TagFlow(tool, _ARGUMENT, re.compile(VALUE_END), "<[/a-z_]*$"),
+        name.end(),
+    )
+
+
 def _forced(forced: Forced) -> str:
     begin, end, key, key_end, value, value_end = (
         marker(text, forced.vocabulary) for text in (BEGIN, END, KEY, KEY_END, VALUE, VALUE_END)
@@ -75,6 +91,7 @@ _LAYOUT = Layout(
             _head,
             ends=frozenset({END}),
             inner=frozenset({KEY, KEY_END, VALUE, VALUE_END}),
+            begin=_begin,
         )
     },
 )

@@ -30,7 +30,9 @@ def _forced(forced: Forced) -> str:
 
 _LAYOUT = Layout(
     think=(frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]})),
-    sections={BEGIN: Section(_read, head_of("<invoke name="), ends=frozenset({END}))},
+    sections={
+        BEGIN: Section(_read, head_of("<invoke name="), ends=frozenset({END}), begin=_XML.begin)
+    },
 )
 
 MINIMAX = Dialect(

@@ -11,13 +11,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.text.dialects.base import Dialect, Forced
-from quire.text.dialects.flow import json_call
+from quire.text.dialects.flow import Begun, json_call
 from quire.text.dialects.grammar import Arguments, argument_rules, marker, wrapped
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
 from quire.text.dialects.readers import XmlNotation, head_of, read_json_calls
 
 THOUGHT = ("<think>", "</think>")
 _XML = XmlNotation("function", "=")
+_JSON = json_call()
 OPENER, CLOSER = "<function=", "</function>"
 
 
@@ -41,12 +42,21 @@ def _bare_head(text: str, tools: Tools) -> bool | None:
     return False if "\n" in name else None
 
 
+def _begin(text: str, tools: Tools) -> Begun | None:
+    return _XML.begin(text, tools) if text.lstrip().startswith("<") else _JSON(text, tools)
+
+
+def _begin_bare(text: str, tools: Tools) -> Begun | None:
+    begun = _XML.begin(OPENER + text, tools)
+    return None if begun is None else (*begun[:3], begun[3] - len(OPENER))
+
+
 _WRAPPED = Section(
     _read,
     head_of("{", OPENER),
     ends=frozenset({"</tool_call>"}),
     inner=frozenset({OPENER, CLOSER}),
-    begin=json_call(),
+    begin=_begin,
 )
 _THINK = (frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]}))
 _HERMES = Layout(
@@ -57,7 +67,7 @@ _CODER = Layout(
     think=_THINK,
     sections={
         "<tool_call>": _WRAPPED,
-        OPENER: Section(_read_bare, _bare_head, ends=frozenset({CLOSER})),
+        OPENER: Section(_read_bare, _bare_head, ends=frozenset({CLOSER}), begin=_begin_bare),
     },
 )
 

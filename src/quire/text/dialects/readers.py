@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.text.dialects.base import Call, Tool
+from quire.text.dialects.flow import Begun
 from quire.text.dialects.machine import Body, Reading, Tools
+from quire.text.dialects.tag_flow import TagFlow
 from quire.text.dialects.values import (
     Unterminated,
     arguments_json,
@@ -108,6 +110,17 @@ class XmlNotation:
         self._argument = re.compile(rf"\s*<parameter{names}([^>\n]+)>\n?")
         self._argument_end = re.compile(rf"\n?</parameter>(?=\s*(?:{following}|$))")
         self._next = re.compile(rf"\n?(?={following})")
+        self._certain_end = re.compile(rf"\n?</parameter>(?=\s*{following})")
+        self._doubtful = rf"\n?<(?:/?parameter|{closing[1:-1]})|\n?<[/a-z]{{0,10}}$|\n$"
+
+    def begin(self, text: str, tools: Tools) -> Begun | None:
+        """The flow of the call that `text` begins with, see `flow.Begin`."""
+        opening = self._call.match(text)
+        tool = tools.get(_unquoted(opening.group(1))) if opening is not None else None
+        if opening is None or tool is None:
+            return None
+        flow = TagFlow(tool, self._argument, self._certain_end, self._doubtful)
+        return tool.name, None, flow, opening.end()
 
     def read(self, text: str, tools: Tools, *, lenient: bool) -> Reading:
         """The calls that `text` begins with, typed by the tools' schemas.
