@@ -31,6 +31,7 @@ OTHERS = (
 LONG: Any = {"max_tokens": 40, "ignore_eos": True}
 
 
+@pytest.mark.slow
 def test_ready_in_three_seconds(tmp_path: Path) -> None:
     times = []
     for _ in range(5):  # other work on the machine can only make a start longer

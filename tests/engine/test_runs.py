@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,9 +47,8 @@ def test_arguments_of_different_calls_stay_apart() -> None:
     assert merge(parts) == parts
 
 
+@pytest.mark.timeout(60)
 def test_joining_takes_linear_time() -> None:
-    started = time.perf_counter()
-    (joined,) = merge([Text("word ")] * 200_000)
-    assert time.perf_counter() - started < 2.0
+    (joined,) = merge([Text("word ")] * 1_000_000)
     assert isinstance(joined, Text)
-    assert joined.text == "word " * 200_000
+    assert joined.text == "word " * 1_000_000

@@ -1,11 +1,10 @@
-"""OpenBLAS in the place of MLX's own BLAS: faster, the same numbers, and a way back."""
+"""OpenBLAS in the place of MLX's own BLAS: the same numbers, and a way back."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
 import sys
-import time
 from collections.abc import Iterator
 
 import mlx.core as mx
@@ -27,23 +26,12 @@ def slot() -> Iterator[ctypes.c_size_t]:
     blas.choose_blas("mlx")
 
 
-def seconds(left: mx.array, right: mx.array) -> float:
-    """The best of five products."""
-    times = []
-    for _ in range(5):
-        begun = time.perf_counter()
-        mx.eval(left @ right)
-        times.append(time.perf_counter() - begun)
-    return min(times)
-
-
-def test_faster_and_the_same_numbers(slot: ctypes.c_size_t) -> None:
+def test_the_same_numbers(slot: ctypes.c_size_t) -> None:
     left, right = mx.random.normal((256, 512)), mx.random.normal((512, 512))
     mx.eval(left, right)
-    own, own_seconds = left @ right, seconds(left, right)
+    own = left @ right
     mx.eval(own)
     blas.choose_blas("auto")
-    assert seconds(left, right) < own_seconds / 3
     assert mx.abs(left @ right - own).max().item() < 1e-3  # of sums of 512 products
 
 

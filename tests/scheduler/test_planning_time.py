@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from quire.cache.block_manager import BlockManager
@@ -14,6 +12,7 @@ from quire.scheduler.plan import SampledTokens, StepResult
 from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler
+from tests.support.work import counted
 
 LENGTH = 60_000
 PLAIN = KVFormat()
@@ -34,15 +33,13 @@ def make(groups: tuple[KVGroup, ...], pages: int) -> Scheduler:
     )
 
 
-def plan(scheduler: Scheduler) -> float:
-    """One step; the milliseconds that planning it took."""
-    start = time.perf_counter()
-    step = scheduler.schedule()
-    taken = time.perf_counter() - start
+def plan(scheduler: Scheduler) -> int:
+    """One step; the functions that were called to plan it."""
+    step, calls = counted(scheduler.schedule)
     assert step is not None
     sampled = {rows.number: SampledTokens((7,)) for rows in step.sequences if rows.sampled}
     scheduler.update(step, StepResult(sampled))
-    return taken * 1e3
+    return calls
 
 
 def serve(scheduler: Scheduler) -> None:
@@ -51,19 +48,19 @@ def serve(scheduler: Scheduler) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_hit_of_60000_tokens_is_planned_in_under_5_ms(kind: str) -> None:
+def test_a_hit_of_60000_tokens_is_planned_by_few_calls_a_page(kind: str) -> None:
     scheduler = make(KINDS[kind], 4000)
     prompt = tuple(number * 7919 % 30_000 for number in range(LENGTH))
     scheduler.add(Request("cold", prompt, max_tokens=2), PLAIN)
     serve(scheduler)
-    times = []
-    for number in range(5):  # the least of five: other processes take their share of the machine
+    calls = []
+    for number in range(5):
         scheduler.add(Request(f"warm{number}", prompt, max_tokens=1), PLAIN)
-        times.append(plan(scheduler))
+        calls.append(plan(scheduler))
         scheduler.abort(f"warm{number}")
         scheduler.take_outputs()
     assert scheduler.counters.cached_tokens == 5 * (LENGTH - 1)
-    assert min(times) < 5
+    assert max(calls) < 25 * LENGTH / 64, calls
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -74,6 +71,6 @@ def test_waiting_for_room_costs_running_streams_nothing(kind: str) -> None:
     while not scheduler.running or scheduler.running[0].progress.generated == 0:
         plan(scheduler)
     scheduler.add(Request("waits", prompt[::-1], max_tokens=2), PLAIN)
-    times = sorted(plan(scheduler) for _ in range(100))
+    calls = sorted(plan(scheduler) for _ in range(100))
     assert [sequence.id for sequence in scheduler.waiting] == ["waits"]
-    assert times[50] < 1
+    assert calls[50] < 500, calls
