@@ -20,8 +20,8 @@ from pathlib import Path
 from quire.cache.formats.choose import parse_format
 from quire.config import EngineConfig
 from quire.demo import MODEL_DIR
+from quire.device.device import open_device
 from quire.engine.engine import Engine
-from quire.kernels.blas import choose_blas
 from quire.models.loader import LoadedModel, open_model
 from quire.request import Request, SamplingParams
 
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--blas", default="auto", choices=("auto", "mlx"), help="as quire serve's")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    choose_blas(args.blas)
+    open_device(args.blas)
     loaded = open_model(args.model)
     engines: list[Engine] = []
     read: list[float] = []

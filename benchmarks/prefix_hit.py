@@ -16,8 +16,8 @@ from pathlib import Path
 
 from quire.config import EngineConfig
 from quire.demo import MODEL_DIR
+from quire.device.device import open_device
 from quire.engine.engine import Engine
-from quire.kernels.blas import choose_blas
 from quire.models.loader import open_model
 from quire.request import Request, SamplingParams
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16_000)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    choose_blas("auto")
+    open_device("auto")
     engine = Engine(open_model(args.model), EngineConfig(args.model))
     rng = random.Random(0)
     top = min(3000, engine.info.vocab_size)

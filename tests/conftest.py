@@ -12,5 +12,5 @@ import pytest
 def own_products() -> Iterator[None]:
     """Each file begins with MLX's own BLAS: an engine that a test opens may choose another."""
     yield
-    if (blas := sys.modules.get("quire.kernels.blas")) is not None:
+    if (blas := sys.modules.get("quire.device.blas")) is not None:
         blas.choose_blas("mlx")

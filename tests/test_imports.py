@@ -14,22 +14,20 @@ SOURCE = Path(__file__).parent.parent / "src" / "quire"
 LAYERS: dict[str, set[str]] = {
     # package: the packages that it may import, beside itself and the core types
     "cli": {
-        *("api", "engine", "models", "kernels", "text", "cache", "demo", "sampling", "scheduler"),
-        *("attention", "device"),
+        *("api", "engine", "attention", "models", "text", "demo", "sampling", "scheduler"),
+        *("cache", "device"),
     },
     "api": {"engine", "text", "media", "cache", "sampling"},
     "engine": {
-        *("scheduler", "models", "sampling", "media", "text", "attention", "cache", "kernels"),
-        "device",
+        *("scheduler", "models", "sampling", "media", "text", "attention", "cache", "device"),
     },
-    "attention": {"cache", "kernels"},
-    "models": {"cache", "kernels"},
+    "models": {"cache", "device"},
+    "attention": {"cache", "device"},
     "scheduler": {"cache", "sampling"},
     "sampling": {"cache"},
     "media": {"text"},
     "text": {"cache"},
-    "cache": {"kernels"},
-    "kernels": set(),
+    "cache": {"device"},
     "device": set(),
     "demo": set(),
 }

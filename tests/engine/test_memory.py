@@ -9,7 +9,8 @@ import psutil
 import pytest
 
 from quire.config import EngineConfig
-from quire.engine.memory import check_context, free_memory, kv_budget
+from quire.device.device import current_device
+from quire.engine.memory import check_context, kv_budget
 from quire.engine.opening import open_engine
 from quire.errors import ModelError
 from quire.request import Request, SamplingParams
@@ -18,7 +19,7 @@ from tests.support.tiny_models import tiny_model
 
 def test_the_budget_is_what_was_asked_for_or_a_share_of_what_is_free() -> None:
     assert kv_budget(12345) == 12345
-    free = free_memory()
+    free = current_device().free_memory()
     assert 0 < kv_budget(None) < free
 
 

@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from quire.config import EngineConfig
-from quire.kernels.blas import choose_blas
+from quire.device.blas import choose_blas
 from quire.models.loader import LoadedModel, open_model
 from tests.support.parity import SCENARIOS, Answer, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model

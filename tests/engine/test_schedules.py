@@ -15,7 +15,7 @@ import pytest
 
 from quire.cache.formats.choose import parse_format
 from quire.config import EngineConfig
-from quire.kernels.blas import choose_blas
+from quire.device.blas import choose_blas
 from quire.models.loader import LoadedModel, open_model
 from tests.support.schedules import Deviation, Schedule, deviation
 from tests.support.tiny_models import tiny_model

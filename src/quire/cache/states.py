@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.dtypes import DTYPES
 from quire.cache.formats.paging import block_rows, resized
 from quire.cache.specs import Ints, RecurrentState
+from quire.device.dtypes import DTYPES
 
 
 class StatePool:

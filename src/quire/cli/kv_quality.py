@@ -15,7 +15,6 @@ import numpy.typing as npt
 from quire.attention.registry import open_backends
 from quire.attention.step import Attention
 from quire.cache.block_manager import PoolKey, Resize
-from quire.cache.dtypes import DTYPES
 from quire.cache.formats.choose import skipped_layers, with_skips
 from quire.cache.formats.table import layer_costs
 from quire.cache.pools import Pools
@@ -25,8 +24,9 @@ from quire.cli.kv_skills import count_skills, generate
 from quire.cli.kv_texts import Text, conversation, prompt_of, sized_needle, whole
 from quire.cli.progress import Begin, silent
 from quire.core.kv_format import KVFormat
+from quire.device.device import open_device
+from quire.device.dtypes import DTYPES
 from quire.engine.inputs import StepInputs
-from quire.kernels.blas import choose_blas
 from quire.models.loader import LoadedModel, open_model
 from quire.scheduler.plan import BlockIds, Placement, ScheduledSequence, StepPlan
 from quire.text.template import ChatTemplate
@@ -206,7 +206,7 @@ def evaluate(
     Raises:
         ModelError: the model cannot be opened.
     """
-    choose_blas("auto")
+    open_device("auto")
     loaded = open_model(model)
     tokenizer = Tokenizer.open(loaded.path)
     template = ChatTemplate.open(loaded.path, tokenizer.special_tokens)

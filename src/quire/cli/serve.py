@@ -6,8 +6,8 @@ import argparse
 import logging
 from pathlib import Path
 
-from quire.cache.formats.choose import add_kv_arguments, format_of
 from quire.cli.keys import add_server_key_arguments, key_in, server_keys
+from quire.cli.kv_flags import add_kv_arguments, format_of
 from quire.cli.values import at_least, byte_count, duration, number, port, positive
 from quire.config import DiskConfig, EngineConfig, ServerConfig
 from quire.demo import MODEL_DIR

@@ -15,11 +15,12 @@ from quire.cache.disk_prefetch import DiskPrefetch
 from quire.cache.disk_store import MIN_BYTES
 from quire.cache.disk_tier import DiskTier
 from quire.cache.disk_transfer import fits
-from quire.cache.dtypes import DTYPES
 from quire.cache.formats.choose import offered, skipped_layers, with_skips
 from quire.cache.formats.table import kv_table
 from quire.config import DiskConfig, EngineConfig
 from quire.core.kv_format import KVFormat
+from quire.device.device import current_device
+from quire.device.dtypes import DTYPES
 from quire.engine.guides import GuideFactory
 from quire.engine.interface import EngineStats, ModelInfo
 from quire.engine.memory import check_context, kv_budget
@@ -291,7 +292,7 @@ class Engine:
             vocab_size=self._loaded.model.vocab_size,
             context_length=self._scheduler.limits.max_context,
             dtype=self._loaded.dtype,
-            device=str(mx.default_device()),
+            device=current_device().name,
             kv_memory=self._scheduler.manager.budget,
             modalities=("text",) if self._loaded.model.vision is None else ("text", "image"),
             kv_formats=tuple(each.name for each in self._offered()),

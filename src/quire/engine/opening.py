@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 
 from quire.config import EngineConfig
+from quire.device.device import open_device
 from quire.engine.engine import Engine
-from quire.engine.memory import use_recommended_limits
-from quire.kernels.blas import choose_blas
 from quire.models.loader import open_model
 
 log = logging.getLogger("quire.engine")
@@ -19,8 +18,7 @@ def open_engine(config: EngineConfig) -> Engine:
     Raises:
         ModelError: the model cannot be opened, or memory does not suffice.
     """
-    use_recommended_limits()
-    choose_blas(config.blas)
+    open_device(config.blas)
     loaded = open_model(config.model, dtype=config.dtype)
     engine = Engine(loaded, config)
     info = engine.info

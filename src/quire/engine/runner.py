@@ -16,6 +16,7 @@ from quire.cache.block_manager import Change
 from quire.cache.disk_transfer import SpillTo, carry_out
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
+from quire.device.device import current_device
 from quire.engine.encoder import ImageEncoder
 from quire.engine.inputs import StepInputs
 from quire.engine.stages import VectorStage
@@ -150,7 +151,7 @@ class Runner:
         carry_out(changes, self.pools, self.spill)
 
     def _begin(self, step: Step) -> None:
-        waits = mx.default_device() == mx.cpu and self._launch_s > _LONG_S
+        waits = current_device().begins_with_first_layer and self._launch_s > _LONG_S
         self._flushed = not waits
         self._begun_at = time.perf_counter()
         mx.async_eval(step.first if waits else step.roots)

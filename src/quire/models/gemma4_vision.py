@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from quire.device.device import current_device
 from quire.errors import ModelError, RequestError
 from quire.models.arguments import read_arguments, require
 from quire.models.base import Module, VisionEncoder
@@ -24,8 +25,7 @@ from quire.models.rope import Rope, RopeParameters, Rotate
 CLIP_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 """What a clipped linear layer has beside its weight. Checkpoints may carry them unused."""
 
-_CPU = mx.default_device() == mx.cpu
-_SCORE_BYTES = 16 << 20  # of attention's scores at once, on a CPU: there MLX writes them out
+_SCORE_BYTES = 16 << 20  # of attention's scores at once, where MLX writes them out
 
 
 @dataclass(frozen=True)
@@ -158,10 +158,10 @@ class Attention(Module):
 
 
 def _attend(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
-    """All rows over all rows, `[N, heads, head_dim]`; on a CPU tile after tile of query rows."""
+    """All rows over all rows, `[N, heads, head_dim]`; where MLX writes scores out, in tiles."""
     n, heads, _ = q.shape
     q, k, v = (x.swapaxes(0, 1)[None] for x in (q, k, v))
-    tile = max(1, _SCORE_BYTES // (heads * n * 4)) if _CPU else n
+    tile = max(1, _SCORE_BYTES // (heads * n * 4)) if not current_device().fuses else n
     parts: list[mx.array] = []
     for start in range(0, n, tile):
         # Each waits for the one before, so that one tile's scores are in memory at a time.

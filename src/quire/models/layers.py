@@ -8,7 +8,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
-from quire.kernels.fusion import fused
+from quire.device.device import current_device
 from quire.models.base import Module
 
 Activation = Callable[[mx.array], mx.array]
@@ -48,20 +48,20 @@ def _squared_relu(x: mx.array) -> mx.array:
     return mx.square(mx.maximum(x, 0.0))
 
 
-_CPU = mx.default_device() == mx.cpu
+_COMPILES = current_device().compiles  # as MLX's own activations want to be
 
 ACTIVATIONS: dict[str, Activation] = {
-    "silu": _silu if _CPU else nn.silu,
-    "gelu_pytorch_tanh": _gelu_tanh if _CPU else nn.gelu_approx,
-    "gelu": _gelu if _CPU else nn.gelu,
-    "gelu_new": _gelu_tanh if _CPU else nn.gelu_approx,
+    "silu": nn.silu if _COMPILES else _silu,
+    "gelu_pytorch_tanh": nn.gelu_approx if _COMPILES else _gelu_tanh,
+    "gelu": nn.gelu if _COMPILES else _gelu,
+    "gelu_new": nn.gelu_approx if _COMPILES else _gelu_tanh,
     "relu2": _squared_relu,
 }
 """The values of `hidden_act` and `hidden_activation` that are known."""
 
 
 def _gate(activation: Activation) -> Gate:
-    return fused(lambda x, y: activation(x) * y)
+    return current_device().fused(lambda x, y: activation(x) * y)
 
 
 GATES: dict[str, Gate] = {name: _gate(function) for name, function in ACTIVATIONS.items()}

@@ -9,9 +9,9 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import psutil
 
-from quire.cache.dtypes import DTYPES
+from quire.device.device import current_device
+from quire.device.dtypes import DTYPES
 from quire.errors import ModelError
 from quire.models import quantization
 from quire.models.base import LanguageModel, named_layers, named_parameters
@@ -20,9 +20,6 @@ from quire.models.hub import find_folder
 from quire.models.registry import build
 from quire.models.safetensors import find_shards, fingerprint, read_header
 from quire.models.tokens import end_token_ids
-
-# What backends call the memory of a device, in `mx.device_info`; the smallest one counts.
-_MEMORY_KEYS = ("max_recommended_working_set_size", "free_memory", "total_memory", "memory_size")
 
 Progress = Callable[[int, int], None]
 """Called with (bytes of weights ready, bytes in all)."""
@@ -81,7 +78,7 @@ def open_model(
     quantization.check_config(config)
     model = build(config)
     shards = find_shards(folder)
-    target = DTYPES.get(dtype) or (mx.float32 if mx.default_device() == mx.cpu else None)
+    target = DTYPES.get(dtype) or current_device().default_dtype
     # What sanitize computes, it computes in the type that the weights are used in.
     weights = model.sanitize(_cast(_read_lazily(shards), target))
     try:
@@ -171,7 +168,7 @@ def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) ->
                 f"{folder}: tensor {name!r} holds {_kind(array)}, "
                 f"where {_kind(places[name])} belongs"
             )
-    if mx.default_device() == mx.cpu:
+    if current_device().weights_by_columns:
         _store_by_columns(model, weights)
     model.load_weights(list(weights.items()))
 
@@ -204,21 +201,12 @@ def _check_fits(model: nn.Module, limit: int | None, folder: Path) -> int:
         ModelError: more than `limit`, naming both numbers.
     """
     needed = sum(array.nbytes for array in named_parameters(model).values())
-    available = _memory_for_weights() if limit is None else limit
+    available = current_device().weight_memory() if limit is None else limit
     if needed > available:
         raise ModelError(
             f"{folder}: the weights need {needed:,} bytes of memory, {available:,} are available"
         )
     return needed
-
-
-def _memory_for_weights() -> int:
-    """Bytes that weights may take on the default device."""
-    if mx.default_device() == mx.cpu:
-        return int(psutil.virtual_memory().available)
-    info = mx.device_info(mx.default_device())
-    limits = [info[key] for key in _MEMORY_KEYS if key in info]
-    return int(min(limits, default=psutil.virtual_memory().available))
 
 
 def _evaluate(model: nn.Module, total: int, progress: Progress | None) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
+from quire.device.device import current_device
 from quire.models.base import Module
 from quire.models.layers import GATES, Gate, GatedMLP, clamped_gate
 
@@ -34,7 +35,7 @@ class ExpertLinear(Module):
 
     def __call__(self, x: mx.array, experts: mx.array, sorted_experts: bool) -> mx.array:
         """`[..., 1, in]` and expert indices `[...]`, broadcast together -> `[..., 1, out]`."""
-        if self._needs_copies():
+        if not current_device().gather_mm_serves(self.weight.dtype):
             return _biased(self._by_copies(x, experts), self, experts)
         y = mx.gather_mm(
             x,
@@ -44,18 +45,11 @@ class ExpertLinear(Module):
         )
         return _biased(y, self, experts)
 
-    def _needs_copies(self) -> bool:
-        """Where MLX 0.32.4's `gather_mm` does not serve. Packed experts don't use it.
-
-        On CUDA it gave wrong results inside `Experts` from 66 pairs of row and expert on (H100,
-        float32; equal to 3e-7 below that). On a CPU it takes float32 only.
-        """
-        if mx.default_device() == mx.gpu:
-            return bool(mx.cuda.is_available())
-        return self.weight.dtype != mx.float32
-
     def _by_copies(self, x: mx.array, experts: mx.array) -> mx.array:
-        """The same product from gathered copies of the matrices, so many at once as fit a bound."""
+        """The same product from gathered copies of the matrices, so many at once as fit a bound.
+
+        Packed experts need it nowhere.
+        """
         shape = (*experts.shape, 1, x.shape[-1])
         rows = mx.broadcast_to(x, shape).reshape(-1, 1, x.shape[-1])
         flat = experts.flatten()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import mlx.core as mx
 
+from quire.device.device import current_device
 from quire.models.base import Module
 
 Norm = Callable[[mx.array], mx.array]
@@ -30,7 +31,7 @@ def _constants(dim: int, eps: float) -> tuple[mx.array, mx.array]:
 
 def unweighted_norm(dim: int, eps: float) -> Norm:
     """`x / rms(x)` over a last axis of `dim` elements."""
-    if mx.default_device() != mx.cpu:
+    if current_device().fuses:
         return lambda x: mx.fast.rms_norm(x, None, eps)
     share, epsilon = _constants(dim, eps)
     return lambda x: _normalised(x, share, epsilon)
@@ -65,12 +66,12 @@ class RMSNorm(Module):
         super().__init__()
         self.weight = mx.ones((dim,))
         self._eps = eps
-        self._cpu = mx.default_device() == mx.cpu
+        self._fused = current_device().fuses
         self._constants = _constants(dim, eps)
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[..., dim]` -> the same."""
-        if not self._cpu:
+        if self._fused:
             return mx.fast.rms_norm(x, self.weight, self._eps)
         share, eps = self._constants
         return _normalised(x, share, eps) * self.weight

@@ -6,9 +6,11 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_unflatten
 
+from quire.device.device import current_device
 from quire.errors import ModelError
-from quire.kernels.blas import fast_products
+from quire.models.base import named_layers
 
 _FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
@@ -27,7 +29,7 @@ class PackedLinear(nn.QuantizedLinear):
     def __call__(self, x: mx.array) -> mx.array:
         """`[..., in]` -> `[..., out]`."""
         rows = x.size // x.shape[-1]
-        if rows <= _FEW.get(self.bits, _FEW_ELSE) or not fast_products():
+        if rows <= _FEW.get(self.bits, _FEW_ELSE) or not current_device().unpacks_many_rows:
             by_codes: mx.array = super().__call__(x)  # type: ignore[no-untyped-call]  # MLX's
             return by_codes
         weight = mx.dequantize(
@@ -81,17 +83,22 @@ def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
     Raises:
         ModelError: shapes that no packing of MLX has.
     """
-
-    def packing(path: str, module: nn.Module) -> bool | dict[str, Any]:
+    packed: list[tuple[str, nn.Module]] = []
+    for path, module in named_layers(model).items():
         scales = weights.get(f"{path}.scales")
-        if scales is None or "weight" not in module:
-            return False
-        return _packing(path, module["weight"].shape[-1], weights, scales)
+        if scales is not None and "weight" in module:
+            packing = _packing(path, module["weight"].shape[-1], weights, scales)
+            packed.append((path, _twin(module, packing)))
+    model.update_modules(tree_unflatten(packed))
 
-    nn.quantize(model, class_predicate=packing)
-    for module in model.modules():
-        if type(module) is nn.QuantizedLinear:
-            module.__class__ = PackedLinear  # the same parameters, another way to multiply
+
+def _twin(module: Any, packing: dict[str, Any]) -> nn.Module:
+    """The packed form of a module, with weights yet to be loaded."""
+    if isinstance(module, nn.Linear):
+        linear: PackedLinear = PackedLinear.from_linear(module, **packing)
+        return linear
+    other: nn.Module = module.to_quantized(**packing)
+    return other
 
 
 def _packing(

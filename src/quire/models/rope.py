@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from quire.device.device import current_device
 from quire.errors import ModelError
-from quire.kernels.fusion import fused
 from quire.models.arguments import check_types, require
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
@@ -144,7 +144,7 @@ class Rope:
         self._axes = mx.array(_axes(len(frequencies), parameters.mrope_section))
         # The CUDA kernel of MLX 0.32.4 asks for too large a block when few pairs turn and rows are
         # many ("cudaGraphAddKernelNode ... invalid argument"; seen with 8 pairs and 130 rows).
-        self._fused = mx.default_device() != mx.cpu and self._dims >= 32
+        self._fused = current_device().fuses and self._dims >= 32
         mx.eval(self._frequencies, self._periods, self._axes)
 
     def __call__(self, positions: mx.array) -> Rotate:
@@ -223,7 +223,7 @@ def _turn(y: mx.array, swapped: mx.array, cos: mx.array, sin: mx.array) -> mx.ar
     return (y * cos + swapped * sin).astype(y.dtype)
 
 
-_turned = fused(_turn)
+_turned = current_device().fused(_turn)
 
 
 def _axes(pairs: int, section: tuple[int, ...]) -> list[int]:

@@ -9,15 +9,14 @@ import sys
 import pytest
 
 from quire.cache.formats.choose import (
-    add_kv_arguments,
     choose_format,
-    format_of,
     offered,
     parse_format,
     skipped_layers,
     with_skips,
 )
 from quire.cache.specs import FullKV, RecurrentState, SharedKV, WindowKV
+from quire.cli.kv_flags import add_kv_arguments, format_of
 from quire.core.kv_format import KVFormat
 from quire.errors import ModelError, RequestError
 

@@ -10,7 +10,7 @@ from quire.attention.backend import Scoring
 from quire.attention.reference.cuts import Chunk, DecodeBatch, Tile
 from quire.attention.reference.softmax import capped, weigh
 from quire.cache.formats.base import PackedStore, WrittenBlocks
-from quire.kernels.blas import times_transposed
+from quire.device.device import current_device
 
 _Read = tuple[mx.array, Callable[[mx.array], mx.array]]
 """Scores `[..., M, S]` of M query vectors, and what turns weights into outputs."""
@@ -90,7 +90,7 @@ def _read_with_own(
         full: `[..., P]` rows of the full blocks before, if there are any.
         keys, values: of their own block and those after, as written, `[..., tokens, -1]`.
     """
-    scores = times_transposed(q, keys).astype(mx.float32)
+    scores = current_device().times_transposed(q, keys).astype(mx.float32)
     if full is None:
         return scores, lambda weights: weights @ values
     reader = store.read(full)

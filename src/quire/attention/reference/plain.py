@@ -10,6 +10,7 @@ from quire.attention.backend import Scoring
 from quire.attention.reference.cuts import Chunk, DecodeBatch
 from quire.attention.reference.softmax import capped, weigh
 from quire.cache.formats.base import LayerStore
+from quire.device.device import current_device
 
 SCORES = 32 << 20
 """Attention scores (heads * rows * keys) that a chunk may hold at once."""
@@ -74,7 +75,7 @@ def _spells_out(scoring: Scoring) -> bool:
     """
     if scoring.softcap is not None:
         return True
-    return scoring.sinks is None and mx.default_device() == mx.cpu
+    return scoring.sinks is None and not current_device().fuses
 
 
 def _scaled(q: mx.array, scale: float) -> mx.array:

@@ -21,7 +21,7 @@ from quire.cache.formats.packing import (
     shifts,
 )
 from quire.cache.formats.rotation import rotation
-from quire.kernels.blas import times_transposed
+from quire.device.device import current_device
 
 _F16_MAX = 65504.0
 
@@ -123,7 +123,7 @@ class AffineCodec(Codec):
     def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array:
         if multiplies_codes(q.shape[-2]):
             return self._layout.product(q, parts, transpose=True)
-        return times_transposed(q, self.decode(parts))
+        return current_device().times_transposed(q, self.decode(parts))
 
     def mix(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
         if multiplies_codes(weights.shape[-2]):
@@ -174,7 +174,8 @@ class CodebookCodec(Codec):
 
     def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array:
         codes, norms = parts
-        return times_transposed(q, self._directions(codes)) * norms.swapaxes(-1, -2)
+        scores = current_device().times_transposed(q, self._directions(codes))
+        return scores * norms.swapaxes(-1, -2)
 
     def mix(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
         codes, norms = parts

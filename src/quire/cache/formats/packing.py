@@ -9,7 +9,7 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
-from quire.kernels.fusion import fused
+from quire.device.device import current_device
 
 SCALE = mx.float16
 """Of scales and biases. bfloat16 costs a third more error at 8 bits and saves nothing."""
@@ -21,8 +21,7 @@ largest of 64 elements is about as far out as the best range, so the range itsel
 
 _REFITS = 2
 
-_FEW = 8
-"""Rows up to which a GPU reads codes rather than decode them first."""
+_DEVICE = current_device()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,8 @@ class Affine:
         """The coded numbers, float32."""
         codes, scales, biases = parts
         scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
-        if mx.default_device() != mx.cpu:
+        if _DEVICE.dequantizes_fast:
             return mx.dequantize(codes, scales, biases, group_size=self.group_size, bits=self.bits)
-        # Two to ten times as fast there as MLX's, which shifts and masks code by code.
         words = codes if self.bits == 8 else spread(codes, self.bits)
         grouped = words.view(mx.uint8).reshape(*scales.shape, self.group_size)
         numbers = grouped.astype(mx.float32) * scales[..., None] + biases[..., None]
@@ -60,13 +58,8 @@ class Affine:
 
 
 def multiplies_codes(rows: int) -> bool:
-    """Whether to multiply so many rows by codes, or to decode the codes first.
-
-    On a CPU always by codes, so that a token gets the same codes however it is read: with MLX's own
-    products to the bit. There it is also 2 to 3 times as fast; OpenBLAS would multiply many decoded
-    rows faster, but then more cases of the parity matrix turned a code, and two another token.
-    """
-    return rows <= _FEW or mx.default_device() == mx.cpu
+    """Whether to multiply so many rows by codes, or to decode the codes first."""
+    return rows <= _DEVICE.code_rows
 
 
 def affine_parts(n: int, layout: Affine) -> list[tuple[int, mx.Dtype]]:
@@ -146,16 +139,12 @@ def _spreader(bits: int) -> Callable[[mx.array], mx.array]:
             x = (x & low) | ((x & high) << by)
         return x
 
-    return fused(move)
+    return _DEVICE.fused(move)
 
 
 def _quick(words: mx.array, bits: int) -> tuple[mx.array, int]:
-    """The same codes in as many bits as libraries read them quickly, and how many these are.
-
-    On a CPU MLX takes 2 to 8 times as long for 2, 3, 5 and 6 bits as for 8, which costs more than
-    to write each code as a byte first.
-    """
-    if bits not in (2, 3, 5, 6) or mx.default_device() != mx.cpu:
+    """The same codes in as many bits as MLX reads them quickly, and how many these are."""
+    if bits not in _DEVICE.slow_code_bits:
         return words, bits
     return spread(words, bits), 8
 
@@ -193,13 +182,13 @@ def _stored(x: mx.array) -> mx.array:
     return mx.clip(x, -_F16_MAX, _F16_MAX).astype(SCALE).astype(mx.float32)
 
 
-@fused
+@_DEVICE.fused
 def _grid(low: mx.array, high: mx.array, top: mx.array) -> tuple[mx.array, mx.array]:
     """Scale and bias of codes 0 to `top` from `low` to `high`."""
     return _stored((high - low) / top), _stored(low)
 
 
-@fused
+@_DEVICE.fused
 def _round(x: mx.array, scale: mx.array, bias: mx.array, top: mx.array) -> mx.array:
     inverse = mx.where(scale == 0, 0.0, 1.0 / scale)
     return mx.clip(mx.round((x - bias) * inverse), 0, top)

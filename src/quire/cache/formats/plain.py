@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from quire.cache.dtypes import DTYPES
 from quire.cache.formats.base import LayerShape, LayerStore, WrittenBlocks
 from quire.cache.formats.paging import block_rows, resized
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import Ints
 from quire.core.kv_format import KVFormat
+from quire.device.dtypes import DTYPES
 
 
 def plain_dtype(shape: LayerShape, format: KVFormat) -> mx.Dtype:

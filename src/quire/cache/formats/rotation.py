@@ -7,7 +7,7 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
-from quire.kernels.blas import times_transposed
+from quire.device.device import current_device
 
 _SEED = 20250428
 """Part of the meaning of stored codes: another seed reads them as noise."""
@@ -45,7 +45,7 @@ class Rotation:
         turn = self._map.astype(x.dtype)
         if self._fast:
             return mx.hadamard_transform(x, scale * x.shape[-1] ** -0.5) * turn
-        return _times(times_transposed(x, turn), scale)
+        return _times(current_device().times_transposed(x, turn), scale)
 
 
 def _times(x: mx.array, scale: float) -> mx.array:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
-from quire.kernels import blas
+from quire.device import blas
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or mx.default_device() != mx.cpu, reason="MLX's Linux CPU wheel only"

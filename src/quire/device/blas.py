@@ -9,8 +9,8 @@ OpenBLAS's function, which has the same signature.
 
 OpenBLAS chooses its inner loop by the shape of a product, so that a row's last bits may depend on
 how many rows are beside it, as on a GPU. Its kernels for AVX-512 round alike unless sums are long
-or the right matrix is transposed (`times_transposed`), those for AVX2 do not. The reference BLAS
-knows no such thing: `--blas mlx`.
+or the right matrix is transposed (`Device.times_transposed`), those for AVX2 do not. The reference
+BLAS knows no such thing: `--blas mlx`.
 """
 
 from __future__ import annotations
@@ -43,18 +43,6 @@ def fast_products() -> bool:
     return bool(_replaced)
 
 
-def times_transposed(x: mx.array, y: mx.array) -> mx.array:
-    """`[..., M, K]` times the transpose of `[..., N, K]`: `[..., M, N]`.
-
-    On a CPU the transpose is laid out first. OpenBLAS multiplies small products by a transposed
-    matrix in another order than large ones (AVX-512), so a row's bits would depend on their number.
-    """
-    transposed = y.swapaxes(-1, -2)
-    if mx.default_device() == mx.cpu:
-        transposed = mx.contiguous(transposed)
-    return x @ transposed
-
-
 def choose_blas(name: str) -> None:
     """Says what does MLX's products in this process.
 
@@ -64,7 +52,7 @@ def choose_blas(name: str) -> None:
     while _replaced:
         mx.synchronize()
         _point(*_replaced.popitem())
-    if name != "auto" or sys.platform != "linux" or mx.default_device() != mx.cpu:
+    if name != "auto" or sys.platform != "linux":
         return
     if find_spec("scipy_openblas32") is None or find_spec("elftools") is None:
         log.warning("prompts are read slowly without OpenBLAS: pip install 'quire[cpu]'")

@@ -71,7 +71,7 @@ def compilers_called(tmp_path: Path, code: str) -> int:
 
 
 def test_no_request_waits_for_a_compiler(tmp_path: Path) -> None:
-    module = "tests.kernels.test_fusion"
+    module = "tests.device.test_compilers"
     code = f"import sys, pathlib, {module} as t; t.run_requests(pathlib.Path(sys.argv[1]))"
     assert compilers_called(tmp_path, code) == 0
 

@@ -1,0 +1,243 @@
+"""The one object that knows what MLX runs on. Whoever decides by the device asks it."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cache
+from typing import ParamSpec, TypeVar
+
+import mlx.core as mx
+import psutil
+
+from quire.device.blas import choose_blas, fast_products
+from quire.errors import ModelError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_CPU_CACHE = 64 << 20
+_GPU_CACHE = 2 << 30
+_MALLOC = {-3: 32 << 20, -1: 64 << 20}
+"""Options of mallopt(3): what is mapped apart from the heap (M_MMAP_THRESHOLD), and what free end
+of the heap goes back to the system (M_TRIM_THRESHOLD)."""
+
+
+class Device(ABC):
+    """What MLX's default device does well, and what memory it has.
+
+    Attributes:
+        name: MLX's, for people.
+        fuses: whether MLX has fused kernels for attention, norms and rotation. Where it has none it
+            spells them out, in more operations than their callers need.
+        compiles: whether `mx.compile` costs no request its time. For a CPU MLX writes C++ and runs
+            `g++`, one to five seconds for each kernel, in the step that needs it first.
+        default_dtype: of weights whose type nobody asked for; None is the checkpoint's.
+        weights_by_columns: whether matrices are multiplied faster when each of their columns lies
+            in one run of memory.
+        begins_with_first_layer: whether launching a whole step takes nearly as long as the step.
+            Then its first layer is launched alone, and the rest once what waits has gone out.
+        code_rows: rows up to which multiplying by codes beats decoding them first.
+        slow_code_bits: codes of these sizes are read so slowly that writing them as bytes pays.
+        dequantizes_fast: whether `mx.dequantize` is faster than shifts and masks of whole words.
+        kv_share: of the memory that is free once weights are loaded, what KV blocks take unasked.
+    """
+
+    fuses: bool
+    compiles: bool
+    default_dtype: mx.Dtype | None
+    weights_by_columns: bool
+    begins_with_first_layer: bool
+    code_rows: int
+    slow_code_bits: frozenset[int]
+    dequantizes_fast: bool
+    kv_share: float
+
+    @property
+    def name(self) -> str:
+        return str(mx.default_device())
+
+    # -- products ------------------------------------------------------------------------------
+
+    @property
+    def unpacks_many_rows(self) -> bool:
+        """Whether packed weights are unpacked to multiply many rows."""
+        return False
+
+    @abstractmethod
+    def choose_products(self, blas: str) -> None:
+        """Says what does MLX's products in this process: `EngineConfig.blas`."""
+
+    @abstractmethod
+    def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
+        """Whether `mx.gather_mm` is right for matrices of a type."""
+
+    def times_transposed(self, x: mx.array, y: mx.array) -> mx.array:
+        """`[..., M, K]` times the transpose of `[..., N, K]`: `[..., M, N]`."""
+        return x @ y.swapaxes(-1, -2)
+
+    # -- compiled operations -------------------------------------------------------------------
+
+    def fused(self, function: Callable[P, T]) -> Callable[P, T]:
+        """Elementwise operations as one kernel, whatever the shapes, where the device compiles.
+
+        Elsewhere `function` itself: spelled in few operations the same arithmetic is as fast for
+        many rows.
+        """
+        if not self.compiles:
+            return function
+        compiled: Callable[P, T] = mx.compile(function, shapeless=True)
+        return compiled
+
+    # -- memory --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def free_memory(self) -> int:
+        """Bytes that the device could still give to arrays."""
+
+    @abstractmethod
+    def weight_memory(self) -> int:
+        """Bytes that weights may take, before any are loaded."""
+
+    @abstractmethod
+    def bound_caches(self) -> None:
+        """Bounds what MLX keeps of freed buffers: no KV memory, but memory all the same.
+
+        Steps differ in shape, so without a bound there would be ever more.
+        """
+
+
+class CPU(Device):
+    """MLX's CPU backend, with OpenBLAS's products where they can be had."""
+
+    fuses = False
+    compiles = False
+    default_dtype = mx.float32  # there is no faster type
+    weights_by_columns = True
+    begins_with_first_layer = True
+    # A token gets the same codes however it is read, with MLX's own products to the bit, if they
+    # are always multiplied alike. That is also 2 to 3 times as fast. OpenBLAS would multiply many
+    # decoded rows faster, but more cases of the parity matrix turned a code then.
+    code_rows = sys.maxsize
+    slow_code_bits = frozenset({2, 3, 5, 6})  # 2 to 8 times as long as 8 bits
+    dequantizes_fast = False  # MLX's shifts and masks code by code: 2 to 10 times as long
+    kv_share = 0.25
+
+    @property
+    def unpacks_many_rows(self) -> bool:
+        return fast_products()
+
+    def choose_products(self, blas: str) -> None:
+        choose_blas(blas)
+
+    def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
+        return dtype == mx.float32
+
+    def times_transposed(self, x: mx.array, y: mx.array) -> mx.array:
+        # Laid out first: OpenBLAS multiplies small products by a transposed matrix in another order
+        # than large ones (AVX-512), so a row's bits would depend on their number.
+        return x @ mx.contiguous(y.swapaxes(-1, -2))
+
+    def free_memory(self) -> int:
+        return int(psutil.virtual_memory().available)
+
+    def weight_memory(self) -> int:
+        return self.free_memory()
+
+    def bound_caches(self) -> None:
+        mx.set_cache_limit(_CPU_CACHE)
+        if sys.platform == "linux":
+            # A step's larger arrays would be mapped and unmapped again and again: each time the
+            # system clears their pages, which takes a fifth of reading a prompt.
+            libc = ctypes.CDLL(None)
+            for option, value in _MALLOC.items():
+                libc.mallopt(option, value)
+
+
+class GPU(Device):
+    """What MLX's GPU backends have in common."""
+
+    fuses = True
+    compiles = True
+    default_dtype = None
+    weights_by_columns = False
+    begins_with_first_layer = False
+    code_rows = 8
+    slow_code_bits: frozenset[int] = frozenset()
+    dequantizes_fast = True
+    kv_share = 0.85
+
+    def choose_products(self, blas: str) -> None:
+        """There is but MLX's own."""
+
+    def bound_caches(self) -> None:
+        mx.set_cache_limit(_GPU_CACHE)  # allocating is slow there, so they may be many
+
+
+class CUDA(GPU):
+    """NVIDIA."""
+
+    def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
+        # MLX 0.32.4's gave wrong results inside `Experts` from 66 pairs of row and expert on (H100,
+        # float32; equal to 3e-7 below that).
+        return False
+
+    def free_memory(self) -> int:
+        return _fact("free_memory")
+
+    def weight_memory(self) -> int:
+        return self.free_memory()
+
+
+class Metal(GPU):
+    """Apple silicon."""
+
+    def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
+        return True
+
+    def free_memory(self) -> int:
+        return self._working_set() - mx.get_active_memory()
+
+    def weight_memory(self) -> int:
+        return min(self._working_set(), _fact("memory_size"))
+
+    def bound_caches(self) -> None:
+        super().bound_caches()
+        mx.set_wired_limit(self._working_set())
+
+    def _working_set(self) -> int:
+        return _fact("max_recommended_working_set_size")
+
+
+def _fact(name: str) -> int:
+    """A number of MLX's about the device.
+
+    Raises:
+        ModelError: MLX does not say.
+    """
+    info = mx.device_info()
+    if not isinstance(value := info.get(name), int):
+        raise ModelError(f"the device does not say how much memory it has: {sorted(info)}")
+    return value
+
+
+@cache
+def current_device() -> Device:
+    """MLX's default device, the same object ever after."""
+    if mx.default_device() == mx.cpu:
+        return CPU()
+    return Metal() if mx.metal.is_available() else CUDA()
+
+
+def open_device(blas: str) -> Device:
+    """The device made ready to serve: products chosen, caches bounded. Call it before any weights.
+
+    Args:
+        blas: see `EngineConfig.blas`.
+    """
+    device = current_device()
+    device.bound_caches()
+    device.choose_products(blas)
+    return device

@@ -1,1 +1,0 @@
-"""Where paged attention kernels go: one source for Metal and CUDA, held against the reference."""

@@ -1,0 +1,54 @@
+"""The one object that knows the device: the same for all, and what it decides is what MLX does."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+import quire
+from quire.device.device import CPU, CUDA, Metal, current_device
+
+SOURCE = Path(quire.__file__).parent
+
+
+def test_there_is_one_object_for_the_default_device() -> None:
+    device = current_device()
+    assert device is current_device()
+    assert isinstance(device, CPU) == (mx.default_device() == mx.cpu)
+    assert device.weight_memory() > 0
+    assert device.free_memory() > 0
+    assert device.name == str(mx.default_device())
+
+
+def test_nobody_else_asks_mlx_for_the_device() -> None:
+    asked = []
+    for path in SOURCE.rglob("*.py"):
+        names = {
+            n.attr for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Attribute)
+        }
+        if names & {"default_device", "is_available", "device_info"}:
+            asked.append(str(path.relative_to(SOURCE)))
+    assert asked == ["device/device.py"]
+
+
+@pytest.mark.parametrize("device", [CPU(), CUDA(), Metal()], ids=["cpu", "cuda", "metal"])
+def test_products_with_a_transposed_matrix(device: CPU | CUDA | Metal) -> None:
+    x, y = mx.random.normal((2, 3, 16)), mx.random.normal((2, 5, 16))
+    expected = (x[:, :, None] * y[:, None]).sum(axis=-1)
+    assert mx.allclose(device.times_transposed(x, y), expected, atol=1e-5)
+
+
+def test_operations_are_compiled_only_where_no_request_waits_for_a_compiler() -> None:
+    def twice(x: mx.array) -> mx.array:
+        return x + x
+
+    assert CPU().fused(twice) is twice
+    assert CUDA().fused(twice) is not twice
+
+
+def test_where_gathered_products_are_wrong_they_are_not_used() -> None:
+    assert [each.gather_mm_serves(mx.float32) for each in (CPU(), CUDA(), Metal())] == [1, 0, 1]
+    assert not CPU().gather_mm_serves(mx.bfloat16)
