@@ -76,7 +76,7 @@ def clamped_gate(alpha: float, limit: float) -> Gate:
         x, y = mx.minimum(x, high), mx.clip(y, low, high)
         return (x * mx.sigmoid(x * slope) * (y + one)).astype(x.dtype)
 
-    return fused(gate)
+    return current_device().fused(gate)
 
 
 class GatedMLP(Module):
