@@ -112,6 +112,10 @@ class Layout:
     quiet: frozenset[str] = frozenset()
     new_id: Callable[[], str] = new_call_id
 
+    def closes(self, marker: str) -> bool:
+        """Whether a marker closes sections."""
+        return any(marker in section.ends for section in self.sections.values())
+
     def markers(self) -> frozenset[str]:
         """Every marker of the dialect."""
         found = set(self.think[0] | self.think[1] | self.quiet)
@@ -242,11 +246,10 @@ class Machine:
             self.mode = self.resting()
         elif marker in self.layout.sections and self.tools:
             self.open(marker, self.layout.sections[marker])
-        elif not (marker in self.layout.quiet or (self.writer.after_call and self._closes(marker))):
+        elif not (
+            marker in self.layout.quiet or (self.writer.after_call and self.layout.closes(marker))
+        ):
             self.on_text(marker)
-
-    def _closes(self, marker: str) -> bool:
-        return any(marker in section.ends for section in self.layout.sections.values())
 
     def on_end(self, reason: FinishReason) -> None:
         """Takes the end of the answer."""
