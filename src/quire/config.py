@@ -112,6 +112,7 @@ class ServerConfig:
     media_folders: tuple[str, ...] = ()
     media_timeout_s: float = 20.0
     request_deadline_s: float | None = None
+    engine_timeout_s: float = 30.0
     stop_grace_s: float = 30.0
     cors_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()

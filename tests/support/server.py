@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from quire.api.server import BoundedHead
+from quire.api.connections import PatientProtocol
 
 JSON_TYPE = {"content-type": "application/json"}
 """The header of a body that a test has written itself."""
@@ -23,7 +23,7 @@ RAW_HEAD = "host: localhost\r\ncontent-type: application/json"
 def serving(app: ASGIApp) -> Iterator[str]:
     """Serves `app` and gives its URL; raises if it does not start or stop in time."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", access_log=False, http=BoundedHead)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, http=PatientProtocol)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -17,7 +17,7 @@ from quire.api.auth import ApiKeys, callers
 from quire.api.chat import Chat
 from quire.api.completions import Completions
 from quire.api.context import Context
-from quire.api.errors import RunFailed, handle
+from quire.api.errors import Failsafe, RunFailed, handle
 from quire.api.limits import Slots, Slotted
 from quire.api.messages import Messages
 from quire.api.metrics import CallerMetrics
@@ -87,7 +87,6 @@ def build_app(service: Service, config: ServerConfig, jobs: Jobs | None = None) 
             RunFailed: handle,
             HTTPException: handle,
             ClientDisconnect: handle,
-            Exception: handle,
         },
         lifespan=lifespan,
     )
@@ -98,6 +97,7 @@ def _middleware(context: Context, routes: list[Route]) -> list[Middleware]:
     config = context.config
     stack = [
         Middleware(AccessLog, observe=context.metrics.response, routes=routes),
+        Middleware(Failsafe),
         Middleware(PageGuard, hosts=host_names(config), origins=config.cors_origins),
     ]
     if config.cors_origins:

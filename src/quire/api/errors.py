@@ -7,15 +7,19 @@ everything else OpenAI.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.errors import EngineFailure, Overloaded, RequestError
 from quire.request import Failure
+
+log = logging.getLogger("quire.api")
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -108,6 +112,33 @@ def error_response(path: str, failure: Failure, headers: dict[str, str] | None =
         headers["x-should-retry"] = "false"
     content = json.dumps(body_for(path, failure))
     return Response(content, failure.status, headers, media_type="application/json")
+
+
+class Failsafe:
+    """Middleware that answers what nobody expected, so that the connection lives on.
+
+    An error that leaves the application ends its connection, with answers that wait on it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            log.exception("%s %s", scope["method"], scope["path"])
+            response = error_response(scope["path"], failure_of(error))
+            await response(scope, receive, send)
 
 
 async def handle(request: Request, error: Exception) -> Response:

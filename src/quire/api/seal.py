@@ -14,7 +14,6 @@ import secrets
 import zlib
 
 _VERSION = "q1"
-_MAX_THOUGHT = 16 << 20  # bytes; what claims to be longer is not unpacked
 
 
 class Seal:
@@ -38,18 +37,25 @@ class Seal:
     def seal(self, thought: str) -> str:
         """The thought itself, signed."""
         packed = zlib.compress(thought.encode("utf-8", "surrogatepass"))
-        return f"{self.sign(thought)}.{_encode(packed)}"
+        return f"{self.sign(thought)}.{_encode(packed)}.{self._mark(packed)}"
 
     def open(self, sealed: str) -> str | None:
         """The thought that was sealed here; None for anything else."""
-        head = self._head(sealed)
+        head, _, rest = sealed.removeprefix(f"{_VERSION}.").partition(".")
+        body, _, mark = rest.partition(".")
         try:
-            packed = base64.urlsafe_b64decode(sealed[len(head) + 1 :].encode())
-            unpacked = zlib.decompressobj().decompress(packed, _MAX_THOUGHT)
-            thought = unpacked.decode("utf-8", "surrogatepass")
+            packed = base64.urlsafe_b64decode(body.encode())
+            # Ahead of unpacking: what a stranger has packed may be a thousand times as long.
+            if not hmac.compare_digest(mark.encode(), self._mark(packed).encode()):
+                return None
+            thought = zlib.decompress(packed).decode("utf-8", "surrogatepass")
         except (binascii.Error, zlib.error, UnicodeError):
             return None
-        return thought if self.verifies(thought, head) else None
+        return thought if self.verifies(thought, f"{_VERSION}.{head}") else None
+
+    def _mark(self, packed: bytes) -> str:
+        """Proves that a thought was packed here."""
+        return _encode(hmac.digest(self._key, b"packed" + packed, "sha256"))
 
     def _mac(self, thought: str) -> bytes:
         return hmac.digest(self._key, thought.encode("utf-8", "surrogatepass"), "sha256")

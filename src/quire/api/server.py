@@ -11,9 +11,9 @@ import sys
 from dataclasses import replace
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.api.app import build_app
+from quire.api.connections import PatientProtocol
 from quire.api.reading import ReadingContext
 from quire.api.stopping import StoppingServer
 from quire.config import EngineConfig, ServerConfig
@@ -24,31 +24,6 @@ from quire.errors import QuireError
 
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
 _BYTES_A_PIXEL = 20  # of an image in work: as stored, with its transparency, on white, turned
-_MAX_HEAD = 128 << 10  # bytes
-
-
-class BoundedHead(HttpToolsProtocol):
-    """Uvicorn's protocol, which by itself takes in request heads without end."""
-
-    _in_head = True
-    _head = 0  # bytes of the head that is being read
-    _ended = False  # whether a message ended in what was received last
-
-    def data_received(self, data: bytes) -> None:
-        self._ended = False
-        super().data_received(data)
-        if self._in_head and not self._ended:  # else they were the end of a body
-            self._head += len(data)
-            if self._head > _MAX_HEAD:
-                self.send_400_response("The head of the request is too long.")
-
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        self._in_head = False
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._in_head, self._head, self._ended = True, 0, True
 
 
 def serve(engine: EngineConfig, config: ServerConfig, worker: str = WORKER) -> int:
@@ -87,7 +62,9 @@ def _bind(config: ServerConfig) -> socket.socket:
 async def _serve(
     engine: EngineConfig, config: ServerConfig, listener: socket.socket, worker: str
 ) -> int:
-    client = await ProcessEngine.start(engine, config.log_level, worker)
+    client = await ProcessEngine.start(
+        engine, config.log_level, worker, patience_s=config.engine_timeout_s
+    )
     name = config.served_name or engine.model
     if config.signing_key is None:  # one for all processes
         config = replace(config, signing_key=secrets.token_hex(32))
@@ -103,7 +80,7 @@ async def _serve(
     server = StoppingServer(
         uvicorn.Config(
             build_app(service, config, jobs),
-            http=BoundedHead,
+            http=PatientProtocol,
             log_level="warning",
             access_log=False,
             lifespan="on",

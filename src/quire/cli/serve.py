@@ -190,6 +190,14 @@ def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         help="for answers in flight when the server is told to end; default: %(default)g",
     )
+    add(
+        "--engine-timeout",
+        type=duration,
+        default=defaults.engine_timeout_s,
+        metavar="SECONDS",
+        help="that the engine may be silent without working, before requests get a 503; "
+        "default: %(default)g",
+    )
     add("--max-body", type=byte_count, default="32MiB", metavar="BYTES", help="default: 32MiB")
     add(
         "--max-messages",
@@ -317,6 +325,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         media_folders=tuple(_folder(each, "--media-folder") for each in args.media_folder),
         media_timeout_s=args.media_timeout,
         request_deadline_s=args.request_timeout,
+        engine_timeout_s=args.engine_timeout,
         stop_grace_s=args.stop_grace,
         cors_origins=tuple(args.cors_origin),
         allowed_hosts=tuple(args.allowed_host),

@@ -126,9 +126,9 @@ class Engine:
             sequence.loops, sequence.proposer = loops, proposer
         except RequestError as error:
             self._refuse(request, Failure.of(error))
-        except Exception as error:  # whatever a grammar's compiler raises, only this request ends
+        except Exception:  # whatever a grammar's compiler raises, only this request ends
             log.exception("request %s could not be taken", request.id)
-            self._refuse(request, Failure(f"the request could not be taken: {error}"))
+            self._refuse(request, Failure("The request could not be taken."))
 
     def _refuse(self, request: Request, failure: Failure) -> None:
         tokens = len(request.prompt)
@@ -248,9 +248,10 @@ class Engine:
         self._faults += 1
         self._running = None
         if self._faults >= _FAULTS_IN_A_ROW:
-            raise EngineFailure(f"{self._faults} steps failed in a row: {error}") from error
+            log.exception("a step failed; the engine gives up")
+            raise EngineFailure(f"{self._faults} steps failed in a row") from error
         log.exception("a step failed; its requests end with an error")
-        self._scheduler.start_over(Failure(f"the engine failed on this step: {error}"))
+        self._scheduler.start_over(Failure("The engine failed on this step; its log says why."))
         self._runner.clear()
         return self._scheduler.take_outputs()
 

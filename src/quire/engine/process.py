@@ -7,6 +7,7 @@ process. Apart, they run at the same time; and when the engine dies, the server 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import subprocess
@@ -14,6 +15,8 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+
+import psutil
 
 from quire.config import EngineConfig
 from quire.engine.interface import EngineStats, ModelInfo
@@ -40,6 +43,9 @@ WORKER = "quire.engine.worker"
 """The module that runs as the engine's process."""
 
 _GRACE_S = 5.0
+_SIGNS = 4
+"""How often the engine is asked for a sign of life until it counts as stopped."""
+_SIGN_OF_LIFE = 0  # the number of a question whose answer nobody waits for
 _DEATH_S = 0.2
 _MERGED = 256
 """Tokens that one waiting output takes in; joining them costs time by their square."""
@@ -113,7 +119,9 @@ class ProcessTicket:
 class ProcessEngine:
     """Owns the engine's process; implements `interface.EngineClient`. Made by `start`."""
 
-    def __init__(self, process: subprocess.Popen[bytes], pipe: socket.socket) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], pipe: socket.socket, patience_s: float
+    ) -> None:
         self._process = process
         self._pipe = pipe
         self._frames = Frames(pipe)
@@ -124,19 +132,27 @@ class ProcessEngine:
         self._asked = 0
         self._opened: asyncio.Future[ModelInfo] = self._loop.create_future()
         self._failure: str | None = None
+        self._silence: str | None = None
+        self._heard = False
+        self._watch = asyncio.create_task(self._watch_silence(patience_s))
         self._closing = False
         self.broken = asyncio.Event()
         """Set when the engine cannot go on."""
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, log_level: str = "info", worker: str = WORKER
+        cls,
+        config: EngineConfig,
+        log_level: str = "info",
+        worker: str = WORKER,
+        patience_s: float = 30.0,
     ) -> ProcessEngine:
         """Starts the process and waits until the model is open.
 
         Args:
             worker: the module that the process runs; one that registers families of its own ends in
                 `quire.engine.worker.main`.
+            patience_s: silence without work after which what is in flight fails.
 
         Raises:
             ModelError: it cannot be opened.
@@ -149,7 +165,7 @@ class ProcessEngine:
         )
         theirs.close()
         ours.setblocking(False)
-        engine = cls(process, ours)
+        engine = cls(process, ours, patience_s)
         engine._loop.add_reader(ours, engine._read)
         engine._send(Open(config, log_level))
         try:
@@ -166,8 +182,8 @@ class ProcessEngine:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine cannot go on, or None while it can."""
-        return self._failure
+        """Why the engine cannot go on, or does not answer at present; None while it does."""
+        return self._failure or self._silence
 
     def submit(self, requests: Sequence[Request]) -> list[ProcessTicket]:
         """Queues requests.
@@ -175,8 +191,8 @@ class ProcessEngine:
         Raises:
             EngineFailure: the engine is gone.
         """
-        if self._failure is not None:
-            raise EngineFailure(self._failure)
+        if self.failure is not None:
+            raise EngineFailure(self.failure)
         tickets = [ProcessTicket(self, request.id) for request in requests]
         self._tickets.update(zip((request.id for request in requests), tickets, strict=True))
         self._send(Submit(tuple(requests)))
@@ -193,8 +209,8 @@ class ProcessEngine:
         Raises:
             EngineFailure: the engine is gone.
         """
-        if self._failure is not None:
-            raise EngineFailure(self._failure)
+        if self.failure is not None:
+            raise EngineFailure(self.failure)
         self._asked += 1
         answer = self._stats[self._asked] = self._loop.create_future()
         self._send(AskStats(self._asked))
@@ -208,6 +224,7 @@ class ProcessEngine:
         """
         if not self._closing:
             self._closing = True
+            self._watch.cancel()
             self._loop.remove_reader(self._pipe)
             self._loop.remove_writer(self._pipe)
             self._pipe.close()
@@ -247,11 +264,14 @@ class ProcessEngine:
             self._loop.remove_reader(self._pipe)
             self._break(f"the engine's process ended ({self._exit()})")
             return
+        if messages:
+            self._heard, self._silence = True, None
         for message in messages:
             if isinstance(message, Step):
                 self._deliver(message)
             elif isinstance(message, Stats):
-                self._stats.pop(message.number).set_result(message.stats)
+                if (answer := self._stats.pop(message.number, None)) is not None:
+                    answer.set_result(message.stats)
             elif isinstance(message, Ready):
                 self._opened.set_result(message.info)
             elif isinstance(message, Refused):
@@ -270,7 +290,8 @@ class ProcessEngine:
 
     def _deliver(self, step: Step) -> None:
         for name, tokens in step.tokens:
-            self._tickets[name].put_tokens(tokens)
+            if name in self._tickets:
+                self._tickets[name].put_tokens(tokens)
         for output in step.outputs:
             ticket = self._tickets.get(output.request_id)
             if ticket is None:
@@ -287,6 +308,11 @@ class ProcessEngine:
         if not self._closing:
             log.error("%s", reason)
             self.broken.set()
+        self._fail_all(reason)
+        if not self._opened.done():
+            self._opened.set_exception(ModelError(reason))
+
+    def _fail_all(self, reason: str) -> None:
         failure = Failure(reason, 503, "server_error", code="engine_failure")
         for name, ticket in self._tickets.items():
             ticket.put(Output(name, finish=FinishReason.ERROR, error=failure))
@@ -294,5 +320,30 @@ class ProcessEngine:
         for answer in self._stats.values():
             answer.set_exception(EngineFailure(reason))
         self._stats.clear()
-        if not self._opened.done():
-            self._opened.set_exception(ModelError(reason))
+
+    async def _watch_silence(self, patience_s: float) -> None:
+        """Asks the engine for a sign of life again and again.
+
+        A step may take long, and nothing is read meanwhile; but then the process uses the
+        processor. One that neither answers nor works has been stopped, or hangs.
+        """
+        await asyncio.wait([self._opened])
+        if self._opened.exception() is not None:
+            return
+        process, worked = psutil.Process(self._process.pid), 0.0
+        quiet = 0
+        while self._failure is None:
+            self._heard = False
+            self._send(AskStats(_SIGN_OF_LIFE))
+            await asyncio.sleep(patience_s / _SIGNS)
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                used = times.user + times.system
+                quiet = 0 if self._heard or used > worked else quiet + 1
+                worked = used
+            if quiet >= _SIGNS and self._silence is None:
+                self._silence = f"the engine has not answered for {patience_s:g} s"
+                log.error("%s", self._silence)
+                for name in self._tickets:
+                    self._send(Abort(name))
+                self._fail_all(self._silence)

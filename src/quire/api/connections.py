@@ -1,0 +1,125 @@
+"""Connections from clients that may be slow, silent or many: nothing is waited for without end.
+
+A head has to come within a time, a body at a rate, and what is sent has to be read. Of one address
+only so many connections may be without a whole request; one more ends the oldest of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+_MAX_HEAD = 128 << 10  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """What is waited for.
+
+    Attributes:
+        head_s: for a request's head, from the connection or from the head's first byte.
+        body_s: for a body, beside the time that it may take at `body_rate` bytes a second.
+        write_s: for a reader to take anything of what was sent.
+        unfinished: connections of one address without a whole request.
+    """
+
+    head_s: float = 20.0
+    body_s: float = 20.0
+    body_rate: int = 16 << 10
+    write_s: float = 60.0
+    unfinished: int = 256
+
+    @property
+    def look_s(self) -> float:
+        """How often a connection is looked at."""
+        return min(self.head_s, self.body_s, self.write_s) / 4
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """Uvicorn's protocol, which by itself waits for all of this without end."""
+
+    patience = Patience()
+
+    _in_head = True
+    _received = 0  # bytes of the head or body that is being read
+    _ended = False  # whether a message ended in what was received last
+    _since = 0.0  # when the head or body began that is being read
+    _unread = 0  # bytes that were written and not read, when last looked at
+    _unread_since = 0.0
+    _timer: asyncio.TimerHandle | None = None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether nothing is asked yet that has to be answered."""
+        answered: bool = self.cycle is None or self.cycle.response_complete
+        return answered or self.cycle.more_body
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._since = self._unread_since = self.loop.time()
+        self._make_room()
+        self._timer = self.loop.call_later(self.patience.look_s, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        self._ended = False
+        if self._in_head and not self._received:
+            self._since = self.loop.time()
+        self._received += len(data)
+        super().data_received(data)
+        if self._in_head and not self._ended and self._received > _MAX_HEAD:
+            self.send_400_response("The head of the request is too long.")
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._in_head, self._received, self._since = False, 0, self.loop.time()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_head, self._received, self._ended = True, 0, True
+
+    def _make_room(self) -> None:
+        """Ends the oldest of this address's unfinished connections if this is one too many."""
+        others = cast("set[Any]", self.connections)
+        host = self.client and self.client[0]
+        mine = [
+            each
+            for each in others
+            if isinstance(each, PatientProtocol)
+            and each.unfinished
+            and (each.client and each.client[0]) == host
+        ]
+        oldest = min(mine, key=lambda each: each._since)
+        young = self.loop.time() - oldest._since < self.patience.head_s / 10  # may be a burst
+        if len(mine) > self.patience.unfinished and not young:
+            oldest.transport.abort()
+
+    def _look(self) -> None:
+        """Ends the connection if its client is too slow."""
+        if self._writes_stuck():
+            self.transport.abort()
+        elif self._reads_stuck() and not self.transport.is_closing():
+            self.send_400_response("The request did not come in time.")
+        self._timer = self.loop.call_later(self.patience.look_s, self._look)
+
+    def _writes_stuck(self) -> bool:
+        unread, now = self.transport.get_write_buffer_size(), self.loop.time()
+        if not unread or unread != self._unread:
+            self._unread, self._unread_since = unread, now
+        return now - self._unread_since > self.patience.write_s
+
+    def _reads_stuck(self) -> bool:
+        """Whether a head or a body is late. Between two requests uvicorn's own time holds."""
+        elapsed = self.loop.time() - self._since
+        if self._in_head:
+            begun = self.cycle is None or self._received > 0
+            return begun and elapsed > self.patience.head_s
+        most = self.patience.body_s + self._received / self.patience.body_rate
+        return not self.flow.read_paused and elapsed > most

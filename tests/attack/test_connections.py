@@ -1,0 +1,114 @@
+"""Connections that are silent, slow or many: they end, and others are served meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+
+import httpx
+import pytest
+
+from quire.api.connections import Patience, PatientProtocol
+from quire.config import ServerConfig
+from tests.api.conftest import Serve, Served
+from tests.support.scripted_engine import Script
+
+CHAT = "/v1/chat/completions"
+BODY = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
+HEAD = (
+    f"POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    f"content-length: {len(BODY)}\r\n\r\n"
+).encode()
+HANG_S = 30.0
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that waits a moment."""
+    short = Patience(head_s=0.4, body_s=0.4, body_rate=1 << 10, write_s=0.8, unfinished=16)
+    monkeypatch.setattr(PatientProtocol, "patience", short)
+
+
+def connect(served: Served, data: bytes = b"") -> socket.socket:
+    url = httpx.URL(served.url)
+    client = socket.create_connection((url.host, url.port or 80), timeout=HANG_S)
+    client.sendall(data)
+    return client
+
+
+def ends(client: socket.socket) -> bool:
+    """Whether the server ends a connection; the hang guard's time is the socket's."""
+    with client:
+        try:
+            while client.recv(1 << 16):
+                pass
+        except ConnectionError:
+            pass
+        except TimeoutError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("data", [b"", HEAD[:20], HEAD, HEAD + BODY[:5]])
+@pytest.mark.usefixtures("impatient")
+def test_what_is_not_sent_is_not_waited_for(serve: Serve, data: bytes) -> None:
+    served = serve("Hello.", config=ServerConfig())
+    assert ends(connect(served, data))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_body_in_drops_is_not_waited_for(serve: Serve) -> None:
+    served = serve("Hello.", config=ServerConfig())
+    client = connect(served, HEAD)
+    with client, pytest.raises(ConnectionError):
+        _drip(client)
+
+
+def _drip(client: socket.socket) -> None:
+    for byte in BODY * 100:
+        client.sendall(bytes([byte]))
+        time.sleep(0.02)
+
+
+def test_half_sent_requests_hold_no_slots(serve: Serve) -> None:
+    served = serve("Hello.", config=ServerConfig(max_concurrent=2))
+    held = [connect(served, HEAD) for _ in range(8)]
+    answer = httpx.post(served.url + CHAT, json={"messages": [{"role": "user", "content": "x"}]})
+    assert answer.status_code == 200, answer.text
+    for client in held:
+        client.close()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_one_address_holds_a_bounded_number(serve: Serve) -> None:
+    served = serve("Hello.", config=ServerConfig())
+    held = [connect(served, HEAD[:20]) for _ in range(64)]
+    answer = httpx.post(served.url + CHAT, json={"messages": [{"role": "user", "content": "x"}]})
+    assert answer.status_code == 200, answer.text
+    assert all(ends(client) for client in held)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_stream_that_nobody_reads_ends(serve: Serve) -> None:
+    words = serve().ids("word " * 8000)
+    served = serve(
+        lambda _: Script(words, group=20, delay_s=0.001),
+        config=ServerConfig(),
+        context_length=1 << 20,
+    )
+    body = BODY[:-1] + b', "logprobs": true, "top_logprobs": 20}'  # fills any buffer
+    head = HEAD.replace(str(len(BODY)).encode(), str(len(body)).encode())
+    client = connect(served, head + body)
+    deadline = time.monotonic() + HANG_S
+    while "quire_http_in_flight 0" not in httpx.get(f"{served.url}/metrics", timeout=30).text:
+        assert time.monotonic() < deadline, "the stream holds its slot"
+        time.sleep(0.05)
+    client.settimeout(HANG_S)
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := client.recv(1 << 20):
+            received = (received + piece)[-100:]
+    assert b"[DONE]" not in received, "the buffers held it all"
+    client.close()

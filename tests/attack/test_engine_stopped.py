@@ -1,0 +1,47 @@
+"""An engine that does not answer any more: requests fail in time, and go on when it does."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.attack.harness import attacked
+from tests.e2e.client import Client, Streamed
+
+
+def test_a_stopped_engine_is_told_of(tmp_path: Path) -> None:
+    with attacked(tmp_path, "--engine-timeout", "2") as victim, Client(victim.url) as client:
+        expected = client.text("Once upon a time")
+        begun, streamed = threading.Event(), list[Streamed]()
+        neighbour = threading.Thread(
+            target=lambda: streamed.append(
+                client.stream("Once", lambda _: begun.set(), max_tokens=3000, ignore_eos=True)
+            )
+        )
+        neighbour.start()
+        assert begun.wait(60)
+        engine = victim.child.engine
+        engine.send_signal(signal.SIGSTOP)
+        try:
+            neighbour.join(60)
+            assert streamed, "the stream hangs"
+            assert streamed[0].error is not None
+            assert streamed[0].error["code"] == "engine_failure"
+            answer = httpx.get(f"{victim.url}/health", timeout=30)
+            assert answer.status_code == 503
+            assert "has not answered" in answer.json()["reason"]
+            answer = client.post("/v1/completions", prompt="x")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failure")
+            assert client.http.get("/metrics").status_code == 503
+        finally:
+            engine.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + 60
+        while httpx.get(f"{victim.url}/health", timeout=30).status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert client.text("Once upon a time") == expected
+        victim.child.wait_idle()

@@ -1,0 +1,144 @@
+"""Requests that are made to cost time or memory: their neighbour notices nothing."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import PIL.Image
+import pytest
+
+from quire.api.seal import Seal
+from tests.attack.harness import MIB, Victim
+
+CHAT, MESSAGES, COUNT = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"
+
+
+def user(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def call(number: int) -> dict[str, Any]:
+    return {
+        "id": f"c{number}",
+        "type": "function",
+        "function": {"name": "look", "arguments": "{}"},
+    }
+
+
+def calls() -> dict[str, Any]:
+    """Tool calls and answers beside each other."""
+    answers = [{"role": "tool", "tool_call_id": f"c{n}", "content": "x"} for n in range(2000)]
+    asked = {"role": "assistant", "tool_calls": [call(n) for n in range(8000)]}
+    return {"messages": [user("x"), asked, *answers]}
+
+
+def described() -> dict[str, Any]:
+    tool = {"name": "look", "description": "word " * (8 * MIB // 5)}
+    return {"messages": [user("x")], "tools": [{"type": "function", "function": tool}]}
+
+
+def bombs() -> dict[str, Any]:
+    """Thoughts that another server sealed, and that would unpack to a thousand times their size."""
+    data = Seal("stranger").seal("a" * (16 * MIB))
+    said = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": data}] * 60}
+    return {"model": "quire-demo", "messages": [user("x"), said, user("y")], "max_tokens": 1}
+
+
+REQUESTS: dict[str, tuple[str, Any]] = {
+    "blocks": (
+        COUNT,
+        lambda: {
+            "model": "quire-demo",
+            "messages": [user([{"type": "text", "text": "a"}] * 40000)],
+        },
+    ),
+    "errors": (CHAT, lambda: {"messages": [1] * 1_000_000}),
+    "calls": (CHAT, calls),
+    "description": (CHAT, described),
+    "text": (CHAT, lambda: {"messages": [user("word " * (8 * MIB // 5))]}),
+    "stops": (CHAT, lambda: {"messages": [user("x")], "stop": "x" * 40_000, "n": 128}),
+    "thoughts": (MESSAGES, bombs),
+    "parts": (
+        CHAT,
+        lambda: {
+            "messages": [
+                user([{"type": "image_url", "image_url": {"url": "file:///" + "a/" * 200_000}}])
+            ]
+        },
+    ),
+    "escapes": (
+        CHAT,
+        lambda: {
+            "messages": [
+                user([{"type": "image_url", "image_url": {"url": "data:," + "%" * 8 * MIB}}])
+            ]
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_neighbour_notices_nothing(victim: Victim, name: str) -> None:
+    route, make = REQUESTS[name]
+    body = json.dumps(make()).encode()
+    with victim.watched() as seen:
+        answer = httpx.post(
+            victim.url + route,
+            content=body,
+            headers={"content-type": "application/json"},
+            timeout=200,
+        )
+    assert answer.status_code in (200, 400), answer.text
+    # Of one process at most: what a job may take, and copies of the body on its way.
+    seen.check(peak=1200 * MIB)
+
+
+def test_those_whose_clients_leave_are_killed(victim: Victim) -> None:
+    before = victim.processes()
+    body = json.dumps(calls())
+    headers = {"content-type": "application/json"}
+    with victim.watched() as seen:
+        for _ in range(7):
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(victim.url + CHAT, content=body, headers=headers, timeout=0.3)
+    seen.check(peak=1200 * MIB)
+    assert victim.processes() <= before + 1  # the process that starts jobs
+
+
+def picture(width: int, height: int) -> str:
+    pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    image = PIL.Image.fromarray(pixels).resize((4000, 4000))
+    image.save(file, "jpeg", progressive=True, quality=20)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def test_decoding_ends_with_its_client(victim: Victim) -> None:
+    part = {"type": "image_url", "image_url": {"url": picture(64, 64)}}
+    with victim.watched() as seen:
+        for _ in range(3):
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(victim.url + CHAT, json={"messages": [user([part] * 6)]}, timeout=0.5)
+        # Nothing is left to wait for.
+        answer = httpx.post(
+            victim.url + CHAT, json={"messages": [user("Hello")], "max_tokens": 1}, timeout=60
+        )
+        assert answer.status_code == 200
+    seen.check(peak=2400 * MIB)
+
+
+def test_pictures_are_sent_once_for_all_choices(victim: Victim) -> None:
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (32, 32), "red").save(file, "png")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    part = {"type": "image_url", "image_url": {"url": url}}
+    body = {"messages": [user([part] * 8)], "n": 128, "max_tokens": 1}
+    with victim.watched() as seen:
+        answer = httpx.post(victim.url + CHAT, json=body, timeout=200)
+        assert answer.status_code in (200, 400), answer.text
+    seen.check()
