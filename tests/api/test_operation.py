@@ -276,3 +276,20 @@ def test_a_client_that_leaves_while_it_sends_harms_nobody(
         head = f"POST {CHAT} HTTP/1.1\r\n{RAW_HEAD}\r\ncontent-length: 99"
         raw.sendall(f"{head}\r\n\r\n{{".encode())
     assert HTTP.post(served.url + CHAT, json=ASK).status_code == 200
+
+
+def test_what_nobody_expected_is_answered_and_the_connection_lives_on(serve: Serve) -> None:
+    def broken(_: Any) -> Script:
+        raise ValueError("/srv/secret/path")
+
+    served = serve(broken)
+    with httpx.Client(base_url=served.url, timeout=30) as client:
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        answer = client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 500
+        assert "secret" not in answer.text
+        assert answer.json()["error"]["code"] == "internal_error"
+        stream = answer.extensions["network_stream"]
+        again = client.get("/health")
+        assert again.status_code == 200
+        assert again.extensions["network_stream"] is stream
