@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import random
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,15 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from quire.demo import MODEL_DIR
-from tests.support.server import JSON_TYPE
-from tests.support.tiny_models import llama_config, write_model
+from tests.soak.load import Mix, cancel, finish, malformed, small_model
 
 REQUESTS = 500
 WARM_UP = 150
@@ -31,7 +25,6 @@ CONCURRENCY = 16
 KV_MEMORY = "24MB"
 MIB = 1 << 20
 RSS_GROWTH = 24 * MIB
-WORDS = "the red cat saw one small boat near a green hill and two birds".split()  # noqa: SIM905
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -56,15 +49,6 @@ class Child:
             "descriptors": sum(member.num_fds() for member in members),
             "rss": sum(member.memory_info().rss for member in members),
         }
-
-
-def small_model(folder: Path) -> Path:
-    """A random Llama with the embedded model's tokenizer: the server is what is soaked."""
-    size = json.loads((MODEL_DIR / "config.json").read_text())["text_config"]["vocab_size"]
-    write_model(folder, llama_config(vocab_size=size, max_position_embeddings=4096))
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(MODEL_DIR / name, folder)
-    return folder
 
 
 @pytest.fixture
@@ -117,90 +101,6 @@ def wait_idle(url: str) -> None:
         assert time.monotonic() < deadline, f"still held: {now}"
         time.sleep(0.2)
     assert len(now) >= 4, f"gauges are missing: {now}"
-
-
-class Mix:
-    """A seeded stream of requests: (kind, route, body)."""
-
-    MALFORMED: tuple[tuple[dict[str, Any], int], ...] = (
-        ({"messages": []}, 400),
-        ({"temperature": "hot"}, 400),
-        ({"no_such_field": 1}, 400),
-        ({"max_tokens": -1}, 400),
-        ({"model": "other"}, 404),
-    )
-
-    def __init__(self, model: str, seed: int) -> None:
-        self.model = model
-        self.draw = random.Random(seed)
-
-    def prompt(self) -> str:
-        length = self.draw.choice((5, 5, 30, 30, 120, 500))
-        head = "Repeat this text. " if self.draw.random() < 0.5 else ""
-        return head + " ".join(self.draw.choices(WORDS, k=length))
-
-    def request(self) -> tuple[str, dict[str, Any]]:
-        """A route and a valid body."""
-        body: dict[str, Any] = {"model": self.model, "max_tokens": self.draw.randint(1, 16)}
-        body |= self.draw.choice(
-            (
-                {"temperature": 0},
-                {"temperature": 1.5, "seed": 7, "top_p": 0.9},
-                {"n": 2, "temperature": 0.7},
-                {"stop": ["a", "the cat"]},
-                {"presence_penalty": 0.5, "frequency_penalty": 0.5},
-                {"logit_bias": {"300": 5}},
-            )
-        )
-        if self.draw.random() < 0.6:
-            body["stream"] = True
-        if self.draw.random() < 0.25:
-            return "/v1/completions", body | {"prompt": self.prompt()}
-        if self.draw.random() < 0.2:
-            body |= {"logprobs": True, "top_logprobs": 2}
-        messages = [{"role": "user", "content": self.prompt()}]
-        if self.draw.random() < 0.3:
-            messages.insert(0, {"role": "system", "content": "You are a pirate."})
-        return "/v1/chat/completions", body | {"messages": messages}
-
-
-async def finish(client: httpx.AsyncClient, route: str, body: dict[str, Any]) -> str:
-    """A request that is read to its end."""
-    response = await client.post(route, json=body)
-    assert response.status_code == 200, response.text
-    if body.get("stream"):
-        assert response.text.rstrip().endswith("data: [DONE]"), response.text[-300:]
-        assert '"error"' not in response.text
-    else:
-        choices = response.json()["choices"]
-        assert len(choices) == body.get("n", 1)
-        assert all(choice["finish_reason"] in ("stop", "length") for choice in choices)
-    return "finished"
-
-
-async def cancel(client: httpx.AsyncClient, route: str, body: dict[str, Any], wait: float) -> str:
-    """A client that goes away: after the first event, or `wait` seconds into a whole answer."""
-    body = body | {"max_tokens": 400}
-    try:
-        async with asyncio.timeout(wait + 5 * bool(body.get("stream"))):
-            async with client.stream("POST", route, json=body) as response:
-                async for _ in response.aiter_lines():
-                    break
-    except TimeoutError:
-        pass
-    return "cancelled"
-
-
-async def malformed(client: httpx.AsyncClient, mix: Mix) -> str:
-    fault, status = mix.draw.choice(mix.MALFORMED)
-    body = {"model": mix.model, "messages": [{"role": "user", "content": "Hello"}]} | fault
-    response = await client.post("/v1/chat/completions", json=body)
-    assert response.status_code == status, response.text
-    broken = await client.post(
-        "/v1/chat/completions", content=b'{"model": "x", ', headers=JSON_TYPE
-    )
-    assert broken.status_code == 400
-    return "malformed"
 
 
 async def soak(url: str, mix: Mix, requests: int) -> Counter[str]:
