@@ -44,18 +44,27 @@ code changes from one set to the other within a sequence. "Dynamic" is served up
 `max_position_embeddings`, within which it changes nothing.
 """
 
-_OUTER = {"gemma3", "mistral3", "gemma4", "qwen3_5", "qwen3_5_moe"}
+_SAME_AS = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "kimi_k2": "deepseek_v3",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 
 
 def rows() -> Iterator[str]:
     """One line a `model_type`."""
     tested = dict.fromkeys(TINY.values())
-    own = {config()["model_type"] for config in tested} | _OUTER
+    own = {config()["model_type"] for config in tested}
     for model_type, family in sorted(FAMILIES.items()):
         variants = [n for n, config in CONFIGS.items() if config["model_type"] == model_type]
         names = ", ".join(name.removeprefix(model_type).strip("-") or "usual" for name in variants)
         library = "mlx-lm" if model_type in HELD_AGAINST_MLX_LM else "transformers"
-        if not variants and model_type not in own | HELD_AGAINST_MLX_LM.keys():
+        if same := _SAME_AS.get(model_type):
+            names = f"as `{same}`"
+        elif not variants and model_type not in own | HELD_AGAINST_MLX_LM.keys():
             raise AssertionError(f"no test holds {model_type!r} against anything")
         yield f"| `{model_type}` | {family.title} | {library} | {names or 'usual'} |"
 

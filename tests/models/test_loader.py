@@ -202,6 +202,13 @@ def test_media_towers_and_unused_projections_are_left_out(tmp_path: Path) -> Non
     assert mx.array_equal(solo_logits(text.model, PROMPT), solo_logits(multimodal.model, PROMPT))
 
 
+def test_kimi_k2_is_deepseek_v3(tmp_path: Path) -> None:
+    folder = write_model(tmp_path, FAMILY_CONFIGS["deepseek_v3"])
+    first = solo_logits(open_model(str(folder)).model, PROMPT)
+    _rewrite(folder, model_type="kimi_k2")
+    assert mx.array_equal(first, solo_logits(open_model(str(folder)).model, PROMPT))
+
+
 def test_yarn_lengthens_the_context(tmp_path: Path) -> None:
     folder = tiny_model(tmp_path, "llama")
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}

@@ -69,6 +69,22 @@ def _grouped() -> dict[str, Any]:
     return ROUTED | {"n_routed_experts": 16, "n_group": 4, "topk_group": 2}
 
 
+def _latent(**changes: Any) -> dict[str, Any]:
+    """Multi-head latent attention; the head sizes are no multiples of each other."""
+    return (
+        ROUTED
+        | {
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 32,
+            "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 24,
+            "norm_topk_prob": False,
+        }
+        | changes
+    )
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _config("llama", **LLAMA3),
     "llama-dynamic": _config(
@@ -200,6 +216,25 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "stablelm": _config("stablelm", use_qkv_bias=True),
     "stablelm-parallel": _config("stablelm", use_parallel_residual=True, qk_layernorm=True),
     "nemotron": _config("nemotron", mlp_bias=True, attention_bias=True),
+    "minimax_m2": _config(
+        "minimax_m2", num_local_experts=8, num_experts_per_tok=2, head_dim=16, rotary_dim=8
+    ),
+    "deepseek_v2": _config("deepseek_v2", **_latent(), q_lora_rank=None),
+    "deepseek_v2-groups": _config(
+        "deepseek_v2",
+        **_latent(n_routed_experts=16, n_group=4, topk_group=2),
+        topk_method="group_limited_greedy",
+        q_lora_rank=24,
+    ),
+    "deepseek_v3": _config(
+        "deepseek_v3",
+        **_latent(n_routed_experts=16, n_group=4, topk_group=2, norm_topk_prob=True),
+        q_lora_rank=24,
+        rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 1.2},
+    ),
+    "glm4_moe_lite": _config(
+        "glm4_moe_lite", **_latent(norm_topk_prob=True), q_lora_rank=24, rope_interleave=True
+    ),
     "gpt_oss": _config(
         "gpt_oss",
         num_local_experts=4,

@@ -167,20 +167,30 @@ class SoftmaxRouter:
     Attributes:
         normalise: the weights of the chosen sum to one.
         corrected: a bias is added to the probabilities for the choice, not for the weights.
+        scale: multiplies the weights.
+        groups, best_groups: experts stand in so many groups, of which so many are open to a row;
+            a group counts as much as its best expert.
     """
 
     k: int
     normalise: bool
     corrected: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    best_groups: int = 1
 
     def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
         ranked = logits if correction is None else mx.softmax(logits, axis=-1) + correction
+        if self.best_groups < self.groups:
+            ranked = within_groups(ranked, self.groups, self.best_groups, counted=1)
         chosen, _ = choose(ranked, self.k)
         own = mx.take_along_axis(logits, chosen, axis=-1)
         if self.normalise:
             # A softmax over all, cut to the chosen and scaled to one, is one over the chosen.
-            return chosen, mx.softmax(own, axis=-1)
-        return chosen, mx.exp(own - mx.logsumexp(logits, axis=-1, keepdims=True))
+            weights = mx.softmax(own, axis=-1)
+        else:
+            weights = mx.exp(own - mx.logsumexp(logits, axis=-1, keepdims=True))
+        return chosen, weights if self.scale == 1 else weights * self.scale
 
 
 @dataclass(frozen=True)
@@ -205,19 +215,12 @@ class SigmoidRouter:
         scores = mx.sigmoid(logits)
         ranked = scores if correction is None else scores + correction
         if self.best_groups < self.groups:
-            ranked = self._within_best_groups(ranked)
+            ranked = within_groups(ranked, self.groups, self.best_groups, counted=2)
         chosen, _ = choose(ranked, self.k)
         weights = mx.take_along_axis(scores, chosen, axis=-1)
         if self.normalise:
             weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
         return chosen, weights * self.scale
-
-    def _within_best_groups(self, ranked: mx.array) -> mx.array:
-        """The same with zeros for experts of other groups, `[T, experts]`."""
-        grouped = ranked.reshape(ranked.shape[0], self.groups, -1)
-        worth = mx.topk(grouped, 2, axis=-1).sum(axis=-1)  # [T, groups]
-        least = mx.topk(worth, self.best_groups, axis=-1).min(axis=-1, keepdims=True)
-        return mx.where((worth >= least)[..., None], grouped, 0.0).reshape(ranked.shape)
 
 
 @dataclass(frozen=True)
@@ -299,6 +302,18 @@ class SparseMoE(Module):
         if self._kind.shared_gate:
             shared = mx.sigmoid(self.shared_expert_gate(x)) * shared
         return y + shared
+
+
+def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.array:
+    """The same, `[T, experts]`, with experts out of the best groups ranked last.
+
+    Args:
+        counted: how many of its best experts a group's worth is the sum of.
+    """
+    grouped = ranked.reshape(ranked.shape[0], groups, -1)
+    worth = mx.topk(grouped, counted, axis=-1).sum(axis=-1)  # [T, groups]
+    least = mx.topk(worth, best, axis=-1).min(axis=-1, keepdims=True)
+    return mx.where((worth >= least)[..., None], grouped, -mx.inf).reshape(ranked.shape)
 
 
 def choose(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:

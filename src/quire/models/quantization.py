@@ -74,6 +74,19 @@ def packed_otherwise(header: dict[str, Any]) -> bool:
     )
 
 
+def unpacked(weights: dict[str, mx.array], path: str, width: int) -> mx.array:
+    """Takes the tensors of one matrix of `width` columns out of `weights`, and gives the matrix."""
+    codes, scales = weights[f"{path}.weight"], weights.get(f"{path}.scales")
+    packing = None if scales is None else _packing(path, width, weights, scales)
+    del weights[f"{path}.weight"]
+    if scales is None or packing is None:
+        return codes
+    del weights[f"{path}.scales"]
+    matrix = mx.dequantize(codes, scales, weights.pop(f"{path}.biases", None), **packing)
+    affine = packing["mode"] == "affine"
+    return matrix.astype(scales.dtype) if affine else matrix
+
+
 def pack_like(model: nn.Module, weights: dict[str, mx.array]) -> None:
     """Makes those modules packed for which `weights` holds scales.
 
