@@ -73,12 +73,13 @@ class SoloStep:
             assert not isinstance(spec, SharedKV)
             self._stored[layer] = (k, v)
         k, v = self._stored[source]
-        distance = self.positions[:, None] - self.positions[None, :]
+        places = mx.arange(len(self.tokens))  # not `positions`: a picture's do not grow by one
+        distance = places[:, None] - places[None, :]
         visible = distance >= 0
         spec = self._layout[source]
         if isinstance(spec, WindowKV):
             if spec.sees_whole_images:
-                visible = self.positions[None, :] < self._ends[:, None]
+                visible = places[None, :] < self._ends[:, None]
             visible = visible & (distance < spec.window)
         if softcap is not None:
             assert sinks is None

@@ -7,6 +7,7 @@ token.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -84,6 +85,7 @@ class Simulation:
             )
         self._before: tuple[StepPlan, StepResult] | None = None
         self._drawn: dict[tuple[str, int], int] = {}
+        self._cuts: Counter[str] = Counter()
         self._steps = 0
 
     # -- driving -------------------------------------------------------------------------------
@@ -95,6 +97,17 @@ class Simulation:
     def sequence(self, name: str) -> Sequence:
         """A request that has not ended."""
         return next(s for s in (*self.scheduler.running, *self.scheduler.waiting) if s.id == name)
+
+    def truncate(self, name: str, length: int) -> None:
+        """Cuts a request back to `length` tokens; the model says something else from there on."""
+        self.scheduler.truncate(name, length)
+        del self.answers[name][length - self.sequence(name).progress.prompt_length :]
+        self._cuts[name] += 1
+        self._drawn = {
+            (owner, position): token
+            for (owner, position), token in self._drawn.items()
+            if owner != name or position < length
+        }
 
     def step(self) -> None:
         """As `Engine.step`: plan, launch, then read the step before."""
@@ -199,7 +212,8 @@ class Simulation:
 
     def token(self, name: str, position: int) -> int:
         """What the 'model' draws for a position: fixed, so that resuming must repeat it."""
-        return self._drawn.setdefault((name, position), (hash((name, position)) % 50) + 100)
+        drawn = hash((name, position, self._cuts[name])) % 50 + 100
+        return self._drawn.setdefault((name, position), drawn)
 
     def _truth(self, rows: ScheduledSequence, position: int) -> int:
         """A sequence's own token, as it was known when the step was planned, or a draft."""

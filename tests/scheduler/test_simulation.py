@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -29,6 +31,8 @@ class Arrival:
         cancel: aborted so many steps later.
         guided: may say only after each token what the next may be.
         images: tokens to leave out before each image, its length, and what it shows.
+        drafts: seed of what guesses its tokens, now right, now wrong; None guesses nothing.
+        cut: so many steps later, this share of the answer is kept and the rest cut off.
     """
 
     wait: int
@@ -41,6 +45,8 @@ class Arrival:
     salt: str
     guided: bool
     images: list[tuple[int, int, bytes]]
+    drafts: int | None
+    cut: tuple[int, float] | None
 
 
 arrivals = st.builds(
@@ -58,6 +64,8 @@ arrivals = st.builds(
         st.tuples(st.integers(0, 9), st.integers(1, 11), st.sampled_from((b"cat", b"dog"))),
         max_size=3,
     ),
+    drafts=st.one_of(st.none(), st.integers(0, 99)),
+    cut=st.one_of(st.none(), st.tuples(st.integers(0, 30), st.floats(0, 1))),
 )
 
 
@@ -69,6 +77,23 @@ class Obedient:
 
     def accept(self, token: int) -> None:
         pass
+
+
+class Guessing:
+    """A proposer whose drafts are right as long as its dice say so."""
+
+    def __init__(self, simulation: Simulation, name: str, seed: int) -> None:
+        self._simulation, self._name, self._rng = simulation, name, random.Random(seed)
+        self.right = self.wrong = 0
+
+    def propose(self, tokens: Sequence[int], most: int) -> list[int]:
+        drafts = []
+        for position in range(len(tokens), len(tokens) + self._rng.randint(0, most)):
+            right = self._rng.random() < 0.7
+            drafts.append(self._simulation.token(self._name, position) if right else 7)
+            self.right += right
+            self.wrong += not right
+        return drafts
 
 
 @dataclass(frozen=True)
@@ -105,9 +130,19 @@ def least_budget(kind: str) -> int:
     return max(limits.worst_case_bytes(format, CONTEXT, 11) for format in FORMATS)
 
 
+def cut(simulation: Simulation, name: str, share: float) -> None:
+    """Cuts a request back, unless it has ended."""
+    if name not in simulation.scheduler._by_id:
+        return
+    progress = simulation.sequence(name).progress
+    generated = len(progress.tokens) - progress.prompt_length
+    simulation.truncate(name, progress.prompt_length + int(share * generated))
+
+
 def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival]:
     """Lets requests arrive and be cancelled in time; those that were accepted, by id."""
     cancels: dict[int, list[str]] = {}
+    cuts: dict[int, list[tuple[str, float]]] = {}
     now = 0
     accepted: dict[str, Arrival] = {}
     prompts: list[Prompt] = []
@@ -115,6 +150,8 @@ def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival
         for _ in range(arrival.wait):
             for name in cancels.pop(now, []):
                 simulation.scheduler.abort(name)
+            for name, share in cuts.pop(now, []):
+                cut(simulation, name, share)
             simulation.step()
             now += 1
         name, prompt = f"r{number}", prompt_of(arrival, prompts)
@@ -135,6 +172,11 @@ def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival
         simulation.add(request, arrival.format)
         if arrival.guided:
             simulation.sequence(name).constraint = Obedient()
+        elif arrival.cut is not None:
+            cuts.setdefault(now + arrival.cut[0], []).append((name, arrival.cut[1]))
+        if arrival.drafts is not None:
+            sequence = simulation.sequence(name)
+            sequence.proposer = Guessing(simulation, name, arrival.drafts)
         accepted[name] = arrival
         if arrival.cancel is not None:
             cancels.setdefault(now + arrival.cancel, []).append(name)
@@ -180,6 +222,61 @@ def test_every_request_ends_once_and_no_page_is_lost(
             places = range(end.prompt_tokens, end.prompt_tokens + wanted)
             assert simulation.answers[name] == [simulation.token(name, p) for p in places]
     simulation.check_nothing_leaks()
+
+
+@pytest.mark.parametrize("format", [PLAIN, SEALED], ids=["plain", "tail"])
+@pytest.mark.parametrize("kind", GROUPS)
+def test_drafts_save_steps_and_change_nothing(kind: str, format: KVFormat) -> None:
+    steps = []
+    for drafting in (False, True):
+        simulation = Simulation(GROUPS[kind], 4000, chunk=20, max_context=200)
+        simulation.add(Request("r", (1, 2, 3, 4, 5), max_tokens=150), format)
+        sequence = simulation.sequence("r")
+        guessing = Guessing(simulation, "r", 5)
+        if drafting:
+            sequence.proposer = guessing
+        simulation.run()
+        assert simulation.answers["r"] == [simulation.token("r", p) for p in range(5, 155)]
+        assert (guessing.right > 20 and guessing.wrong > 20) is drafting
+        steps.append(simulation.scheduler.counters.steps)
+    assert steps[1] < 0.8 * steps[0]
+
+
+@pytest.mark.parametrize("format", [PLAIN, SEALED], ids=["plain", "tail"])
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_request_that_is_cut_back_goes_on_from_there(kind: str, format: KVFormat) -> None:
+    """Within its last block, far back in blocks that the index holds, and to its prompt."""
+    simulation = Simulation(GROUPS[kind], 4000, chunk=20, max_context=200)
+    simulation.add(Request("r", (1, 2, 3, 4, 5), max_tokens=60), format)
+    progress = simulation.sequence("r").progress
+    for length in (39, 38, 30, 17, 5):
+        while len(progress.tokens) < 40:
+            simulation.step()
+        simulation.truncate("r", length)
+        assert len(progress.tokens) == length
+        if format is PLAIN and kind == "full":
+            # No more is computed again than the rest of a block that the index holds.
+            assert length - progress.computed <= 4
+    simulation.run()
+    assert simulation.answers["r"] == [simulation.token("r", p) for p in range(5, 65)]
+    again = (1, 2, 3, 4, 5, *simulation.answers["r"])
+    simulation.add(Request("again", again, max_tokens=2), format)
+    simulation.run()
+    assert simulation.ended["again"].cached_tokens >= 60
+    simulation.check_nothing_leaks()
+
+
+def test_what_cannot_be_cut_is_refused() -> None:
+    simulation = Simulation(GROUPS["full"], 4000)
+    simulation.add(Request("r", (1, 2, 3), max_tokens=20))
+    for _ in range(6):
+        simulation.step()
+    for length in (2, 30):
+        with pytest.raises(ValueError, match="cut back"):
+            simulation.scheduler.truncate("r", length)
+    simulation.sequence("r").constraint = Obedient()
+    with pytest.raises(ValueError, match="constraint"):
+        simulation.scheduler.truncate("r", 4)
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "recurrent"])

@@ -10,10 +10,11 @@ import mlx.core as mx
 import numpy as np
 
 from quire.config import EngineConfig
-from quire.engine.engine import Engine
+from quire.engine.engine import Engine, no_proposer
 from quire.engine.runner import SampledRow
 from quire.models.loader import LoadedModel
 from quire.request import FinishReason, Output, Request, SamplingParams
+from quire.scheduler.sequence import Proposer
 
 TOLERANCE = 1e-4
 """The most that two logits of one row may differ, relative to the largest of the row."""
@@ -34,10 +35,15 @@ class Answer:
 class Company:
     """An engine, and what each request got from it."""
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        config: EngineConfig,
+        proposers: Callable[[Request], Proposer | None] = no_proposer,
+    ) -> None:
         # No clock decides how prompts are cut: only `max_step_tokens` does.
         untimed = replace(config, step_ms=1e6, stall_factor=1e6)
-        self.engine = Engine(loaded, untimed, self._observe)
+        self.engine = Engine(loaded, untimed, self._observe, proposers)
         self.answers: dict[str, Answer] = {}
 
     def _observe(self, rows: list[SampledRow], logits: mx.array) -> None:

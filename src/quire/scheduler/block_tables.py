@@ -196,14 +196,15 @@ class BlockTables:
     def most_drafts(self, sequence: Sequence) -> int:
         """How many drafts the next rows may have, so that `settle` can undo them.
 
-        What a wrong draft wrote is written anew, but for two things: the tail is quantised when it
-        is full, and a recurrent state goes back to before all the rows.
+        What a wrong draft wrote is written anew, but for two things. The tail is quantised when it
+        is full. A recurrent state goes back to before all the rows; these must not fill a block
+        meanwhile, which the index would then hold.
         """
         if not (self._recurrent or sequence.format.has_tail):
             return sequence.max_context
         progress = sequence.progress
         end = (progress.computed // self._size + 1) * self._size
-        if progress.known > end:
+        if progress.known >= end:
             return 0
         return end - progress.known if sequence.format.has_tail else sequence.max_context
 

@@ -130,6 +130,8 @@ class Planner:
                 continue  # it reads its prompt
             if not self._may_sample(sequence) or not _generates(sequence, count):
                 continue
+            if count > 1 and not self.tables.extend(sequence, start + count):
+                continue  # in chunks, like a prompt
             drafts: tuple[int, ...] = ()
             if sequence.proposer is not None:
                 drafts = self._propose(sequence, sum(rows.count for rows in plan))
@@ -171,7 +173,7 @@ class Planner:
     def _plan_prompts(self, plan: list[PlannedRows]) -> None:
         # A sequence that resumes after pre-emption reads its own answer like a prompt. One with
         # a single token to go was planned as a generating row.
-        prompts = [sequence for sequence in self.running if _reads(sequence)]
+        prompts = [sequence for sequence in self.running if _reads(sequence, plan)]
         generating = sum(rows.count for rows in plan)
         budget = self._prefill_budget.prompt_budget(generating, len(prompts) + len(self.waiting))
         self._admit(prompts, plan, budget)
@@ -336,10 +338,12 @@ def _generates(sequence: Sequence, behind: int) -> bool:
     return sequence.progress.generated > 0 and 0 < behind <= _CATCH_UP
 
 
-def _reads(sequence: Sequence) -> bool:
-    """Whether a part of the prompt, or of an answer to resume, is to be computed."""
+def _reads(sequence: Sequence, plan: list[PlannedRows]) -> bool:
+    """Whether a part of the prompt, or of an answer to resume, is still to be planned."""
     progress = sequence.progress
     behind = progress.known - progress.computed
     if behind <= 1:
         return behind == 1 and not sequence.request.task.samples
-    return not _generates(sequence, behind)
+    if sequence.proposer is None:
+        return True
+    return all(rows.sequence is not sequence for rows in plan)

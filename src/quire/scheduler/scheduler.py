@@ -234,9 +234,12 @@ class Scheduler:
     def _settle(self, sequence: Sequence, computed: int) -> None:
         """Of the rows in flight that were drafts, those up to `computed` tokens were right."""
         progress = sequence.progress
-        if sequence.status is Status.RUNNING:
+        running = sequence.status is Status.RUNNING
+        if running:
             progress.computed = self._planner.tables.settle(sequence, computed)
         progress.drafts = ()
+        if running:
+            self._planner.tables.release_passed(sequence)
 
     def _reason_to_end(self, sequence: Sequence, token: int) -> FinishReason | None:
         progress = sequence.progress

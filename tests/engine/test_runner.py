@@ -1,0 +1,138 @@
+"""Plans that a test writes by hand, pickles, and gives to a runner: no scheduler, no sequence."""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.cache.block_manager import PoolKey, Resize
+from quire.core.kv_format import KVFormat
+from quire.engine.runner import Runner
+from quire.models.loader import LoadedModel, open_model
+from quire.request import SamplingParams
+from quire.sampling.rows import RowSampling
+from quire.scheduler.plan import (
+    BlockCopy,
+    BlockIds,
+    Placement,
+    SampledTokens,
+    ScheduledSequence,
+    StepPlan,
+    StepResult,
+)
+from tests.models.solo import solo_greedy
+from tests.support.tiny_models import tiny_model
+
+PAGE = 16
+GREEDY = SamplingParams(temperature=0)
+PROMPT = tuple(range(5, 45))
+KEY = PoolKey(0, KVFormat())
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tiny_model(Path(tmp_path_factory.mktemp("llama")), "llama")
+    return open_model(str(folder), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def answer(loaded: LoadedModel) -> list[int]:
+    """What follows the prompt, by a run without any cache."""
+    return solo_greedy(loaded.model, list(PROMPT), 6)
+
+
+@pytest.fixture
+def runner(loaded: LoadedModel) -> Runner:
+    return Runner(loaded.model, PAGE, mx.float32)
+
+
+def rows(
+    tokens: tuple[int, ...],
+    start: int = 0,
+    *,
+    blocks: tuple[int, ...] = (4, 1, 3),
+    sampled: int = 1,
+    unread: int = 0,
+) -> ScheduledSequence:
+    """The first sequence's tokens from `start` on; the last `sampled` rows yield tokens."""
+    end = start + len(tokens) + unread
+    first = end - sampled + 1
+    return ScheduledSequence(
+        id="a",
+        number=1,
+        format=KVFormat(),
+        start=start,
+        count=end - start,
+        tokens=array("i", tokens),
+        positions=range(start, end),
+        placement=Placement((BlockIds(array("i", blocks), len(blocks)),)),
+        sampled=sampled,
+        sampling=tuple(RowSampling(GREEDY, first + n) for n in range(sampled)),
+    )
+
+
+def carry_out(runner: Runner, plan: StepPlan) -> StepResult:
+    """One step, as another process would get it."""
+    step = runner.launch(pickle.loads(pickle.dumps(plan)))
+    runner.flush()
+    runner.launch(None)
+    assert step is not None
+    return runner.collect(step)
+
+
+def resized(*sequences: ScheduledSequence) -> StepPlan:
+    return StepPlan(sequences, changes=(Resize(KEY, 8),))
+
+
+def test_a_prompt_in_two_chunks_and_then_its_answer(runner: Runner, answer: list[int]) -> None:
+    assert carry_out(runner, resized(rows(PROMPT[:25], sampled=0))).tokens == {}
+    result = carry_out(runner, StepPlan((rows(PROMPT[25:], 25),)))
+    assert result == StepResult({1: SampledTokens((answer[0],))})
+    result = carry_out(runner, StepPlan((rows((answer[0],), 40),)))
+    assert result.tokens[1].tokens == (answer[1],)
+
+
+def test_a_token_that_no_host_has_read_is_the_next_input(runner: Runner, answer: list[int]) -> None:
+    runner.launch(resized(rows(PROMPT)))
+    step = runner.launch(StepPlan((rows((), 40, unread=1),)))
+    runner.flush()
+    runner.launch(None)
+    assert step is not None
+    assert runner.collect(step).tokens[1].tokens == (answer[1],)
+
+
+def test_rows_that_are_drafts_are_all_sampled(runner: Runner, answer: list[int]) -> None:
+    carry_out(runner, resized(rows(PROMPT)))
+    drafts = (answer[1], answer[2], (answer[3] + 1) % 250)
+    result = carry_out(runner, StepPlan((rows((answer[0], *drafts), 40, sampled=4),)))
+    assert result.tokens[1].tokens[:3] == tuple(answer[1:4])
+    # Cut back to what was right, the sequence goes on as if the wrong draft had never been.
+    result = carry_out(runner, StepPlan((rows((answer[3],), 43),)))
+    assert result.tokens[1].tokens == (answer[4],)
+
+
+def test_blocks_are_copied_before_they_are_written(runner: Runner, answer: list[int]) -> None:
+    carry_out(runner, resized(rows(PROMPT)))
+    copies = tuple(BlockCopy(KEY, source, target) for source, target in ((4, 0), (1, 2), (3, 5)))
+    other = rows((77,), 39, blocks=(0, 2, 5))
+    carry_out(runner, StepPlan((other,), copies=copies))
+    result = carry_out(runner, StepPlan((rows((answer[0],), 40),)))
+    assert result.tokens[1].tokens == (answer[1],)
+
+
+def test_a_snapshot_pickles_its_own_blocks_only() -> None:
+    shared = array("i", [4, 1, 3])
+    snapshot = BlockIds(shared, 2)
+    shared.append(9)
+    again = pickle.loads(pickle.dumps(snapshot))
+    assert (again.ids.tolist(), again.length) == ([4, 1], 2)
+    plan = StepPlan((rows(PROMPT),), changes=(Resize(KEY, 8),))
+    loaded_plan = pickle.loads(pickle.dumps(plan))
+    assert loaded_plan.changes[0].pool == KEY
+    assert hash(loaded_plan.changes[0].pool) == hash(KEY)
+    assert np.array(loaded_plan.sequences[0].positions).tolist() == list(range(40))
