@@ -62,10 +62,11 @@ class HostilePage:
     origin: str
     said: queue.Queue[dict[str, Any]]
 
-    def visited(self, child: Child, profile: Path) -> dict[str, Any]:
-        """What the page's attempts came to."""
+    @contextmanager
+    def visited(self, child: Child, profile: Path) -> Iterator[dict[str, Any]]:
+        """What the page's attempts came to; the browser stays, and sends what it still has to."""
         with browser(f"{self.origin}/?{child.url}", profile):
-            return self.said.get(timeout=PATIENCE_S)
+            yield self.said.get(timeout=PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -141,16 +142,17 @@ def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
 
 
 def test_a_hostile_page_gets_nothing_done(child: Child, page: HostilePage, tmp_path: Path) -> None:
-    assert page.visited(child, tmp_path) == {
-        "plain": "opaque",  # it was sent; that the page cannot read the answer is not enough
-        "untyped": "opaque",
-        "json": "failed",
-        "read": "failed",
-        "delete": "failed",
-        "beacon": True,
-    }
-    # The two texts, the question whether JSON may be sent, the beacon, the form.
-    wait_for(child, {"403": 5})
+    with page.visited(child, tmp_path) as said:
+        assert said == {
+            "plain": "opaque",  # it was sent; that the page cannot read the answer is not enough
+            "untyped": "opaque",
+            "json": "failed",
+            "read": "failed",
+            "delete": "failed",
+            "beacon": True,
+        }
+        # The two texts, the question whether JSON may be sent, the beacon, the form.
+        wait_for(child, {"403": 5})
 
 
 def test_a_name_rebound_to_this_machine_reads_nothing(child: Child, tmp_path: Path) -> None:
@@ -160,8 +162,10 @@ def test_a_name_rebound_to_this_machine_reads_nothing(child: Child, tmp_path: Pa
 
 
 def test_a_page_that_is_named_may_send_json_and_read(page: HostilePage, tmp_path: Path) -> None:
-    with quire_serve(tmp_path, "--cors-origin", page.origin) as child:
-        said = page.visited(child, tmp_path / "profile")
+    with (
+        quire_serve(tmp_path, "--cors-origin", page.origin) as child,
+        page.visited(child, tmp_path / "profile") as said,
+    ):
         assert said["json"].startswith('200{"')
         assert said["read"].startswith("200")
         assert said["delete"].startswith("404")
