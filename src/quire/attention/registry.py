@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from quire.attention.backend import Backends
+import mlx.core as mx
+
+from quire.attention.backend import AttentionBackend, Backends
+from quire.attention.paged import PagedBackend
 from quire.attention.reference import ReferenceBackend
 
 
-def open_backends() -> Backends:
+def open_backends(block_tokens: int) -> Backends:
     """The backends that work on this device, the fastest first; the reference serves the rest."""
-    return Backends([ReferenceBackend()])
+    backends: list[AttentionBackend] = []
+    if mx.default_device() == mx.gpu and mx.cuda.is_available():
+        backends.append(PagedBackend(block_tokens))
+    return Backends([*backends, ReferenceBackend()])

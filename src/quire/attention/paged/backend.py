@@ -1,0 +1,110 @@
+"""The backend that reads blocks in place, on NVIDIA's tensor cores."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
+from quire.attention.metadata import AttentionMetadata
+from quire.attention.paged import cuda
+from quire.attention.paged.check import differs
+from quire.attention.paged.tiles import Part, cut
+from quire.cache.formats.base import LayerStore, WrittenBlocks
+
+log = logging.getLogger("quire.attention")
+
+FEW_ROWS = 8
+"""A sequence with more rows in a step counts as a prompt: its keys are not split."""
+
+
+class PagedBackend(AttentionBackend):
+    """Serves plain blocks of the queries' type. A kind of layer is held against the reference
+
+    first, on this machine; where the kernels differ or do not compile, they give way.
+    """
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+        self._sound: dict[tuple[object, ...], bool] = {}
+
+    def serves(self, case: AttentionCase) -> bool:
+        if not _fits(case, self._block_tokens):
+            return False
+        key = case.spec, case.heads, case.dtype, case.softcap, case.sinks
+        if key not in self._sound:
+            self._sound[key] = self._is_sound(case)
+        return self._sound[key]
+
+    def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
+        return _Prepared(metadata)
+
+    def _is_sound(self, case: AttentionCase) -> bool:
+        try:
+            difference = differs(self, case, self._block_tokens)
+        except Exception as error:  # a compiler's or a driver's, of any type
+            difference = str(error)
+        if difference is not None:
+            log.warning("paged attention gives way for %s: %s", case.spec, difference)
+        return difference is None
+
+
+def _fits(case: AttentionCase, block_tokens: int) -> bool:
+    """Whether the kernels are made for a case."""
+    spec = case.spec
+    return (
+        case.format.scheme == "plain"
+        and not case.format.dtype
+        and case.dtype in cuda.TYPES
+        and block_tokens % 8 == 0
+        and spec.head_dim % 32 == 0
+        and spec.head_dim <= max(cuda.VALUE_DIMS)
+        and spec.value_dim in cuda.VALUE_DIMS
+    )
+
+
+class _Prepared(PreparedAttention):
+    """A step's parts, on the device. Cut when the first layer says how many heads queries have."""
+
+    def __init__(self, metadata: AttentionMetadata) -> None:
+        self._metadata = metadata
+        self._table = mx.array(metadata.block_table)
+        self._parts: dict[int, list[tuple[slice, cuda.Launch]]] = {}
+
+    def forward(
+        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+    ) -> mx.array:
+        spec = self._metadata.spec
+        shape = cuda.Shape(
+            q.dtype,
+            spec.head_dim,
+            spec.value_dim,
+            spec.kv_heads,
+            q.shape[1] // spec.kv_heads,
+            self._metadata.block_tokens,
+            scoring.softcap is not None,
+            scoring.sinks is not None,
+        )
+        keys, values = store.arrays()
+        parts = self._parts.get(shape.part)
+        if parts is None:
+            parts = self._parts[shape.part] = [
+                (part.rows, self._launch(part, shape)) for part in self._cut(shape)
+            ]
+        outs = [
+            cuda.attend(q if len(parts) == 1 else q[rows], keys, values, launch, scoring, shape)
+            for rows, launch in parts
+        ]
+        return outs[0] if len(outs) == 1 else mx.concatenate(outs)
+
+    def _cut(self, shape: cuda.Shape) -> list[Part]:
+        few, many = shape.rows(few=True), shape.rows(few=False)
+        return list(cut(self._metadata, FEW_ROWS, few, many))
+
+    def _launch(self, part: Part, shape: cuda.Shape) -> cuda.Launch:
+        count = len(part.tiles)
+        splits = shape.splits(count) if part.few else 1
+        tiles, visible = mx.array(part.tiles), mx.array(part.visible)
+        return cuda.Launch(tiles, self._table, visible, count, part.few, splits)

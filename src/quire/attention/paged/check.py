@@ -1,0 +1,100 @@
+"""A backend held against the reference on this machine, over small random blocks."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from quire.attention.backend import AttentionBackend, AttentionCase, Scoring
+from quire.attention.metadata import AttentionMetadata, AttentionRows, build_metadata
+from quire.attention.reference import ReferenceBackend
+from quire.cache.formats.base import LayerShape, LayerStore
+from quire.cache.formats.registry import make_store
+from quire.core.kv_format import KVFormat
+
+_SPANS = ((0, 1), (699, 1), (130, 1), (300, 3), (40, 90), (0, 17))
+"""The first row and the number of rows of each sequence."""
+_TOLERANCE = {mx.float32: 1e-4, mx.bfloat16: 2e-2, mx.float16: 4e-3}
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows of one sequence; implements `AttentionRows`."""
+
+    start: int
+    count: int
+    format: KVFormat
+    blocks: Sequence[int]
+    tail: int | None
+    bidirectional: Sequence[tuple[int, int]] = ()
+
+    def block_ids(self, group: int) -> array[int]:
+        return array("i", self.blocks)
+
+    def tail_block(self, group: int) -> int | None:
+        return self.tail
+
+
+def differs(backend: AttentionBackend, case: AttentionCase, block_tokens: int) -> str | None:
+    """How far a backend is from the reference in a case; None if it is near enough.
+
+    Single rows, several rows and chunks of a prompt are all tried, whatever `case.rows` is.
+    """
+    rng = np.random.default_rng(0)
+    store, metadata = _filled(case, block_tokens, rng)
+    q = _normal(rng, (metadata.rows, case.heads, case.spec.head_dim), case.dtype)
+    k, v = _keys_and_values(rng, metadata.rows, case)
+    written = store.write(k, v, metadata.slots)
+    scoring = Scoring(
+        case.spec.head_dim**-0.5,
+        20.0 if case.softcap else None,
+        _normal(rng, (case.heads,), case.dtype) if case.sinks else None,
+    )
+    expected, got = (
+        each.prepare(metadata).forward(q, store, written, scoring).astype(mx.float32)
+        for each in (ReferenceBackend(), backend)
+    )
+    error = float(mx.linalg.norm(got - expected) / mx.linalg.norm(expected))
+    allowed = _TOLERANCE[case.dtype]
+    # Written so that a NaN is too much.
+    return None if error <= allowed else f"relative error {error:.2g}, allowed {allowed:.2g}"
+
+
+def _filled(
+    case: AttentionCase, block_tokens: int, rng: np.random.Generator
+) -> tuple[LayerStore, AttentionMetadata]:
+    """A store that holds what comes before the rows, and the rows' metadata."""
+    shape = LayerShape.of(case.spec, block_tokens, case.dtype)
+    store = make_store(shape, case.format)
+    sizes = [-(-(start + count) // block_tokens) for start, count in _SPANS]
+    ids = rng.permutation(sum(sizes)).astype(np.int32)
+    tables = [each.tolist() for each in np.split(ids, np.cumsum(sizes)[:-1])]
+    store.resize(sum(sizes), ())
+    if store.has_tail:
+        store.resize_tails(len(_SPANS), ())
+
+    def rows(start: int, count: int, number: int) -> AttentionRows:
+        tail = number if store.has_tail else None
+        return _Rows(start, count, case.format, tables[number], tail)
+
+    before = [rows(0, start, n) for n, (start, _) in enumerate(_SPANS) if start]
+    metadata = build_metadata(0, case.spec, before, block_tokens)
+    store.write(*_keys_and_values(rng, metadata.rows, case), metadata.slots)
+    own = [rows(start, count, n) for n, (start, count) in enumerate(_SPANS)]
+    return store, build_metadata(0, case.spec, own, block_tokens)
+
+
+def _keys_and_values(
+    rng: np.random.Generator, rows: int, case: AttentionCase
+) -> tuple[mx.array, mx.array]:
+    heads, dtype = case.spec.kv_heads, case.dtype
+    k = _normal(rng, (rows, heads, case.spec.head_dim), dtype)
+    return k, _normal(rng, (rows, heads, case.spec.value_dim), dtype)
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    return mx.array(rng.standard_normal(shape).astype(np.float32)).astype(dtype)

@@ -1,0 +1,227 @@
+"""The paged kernels on CUDA's tensor cores, for blocks of bfloat16 or float16."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import mlx.core as mx
+
+from quire.attention.backend import Scoring
+
+LANES = 128  # threads of a thread block
+_QUERIES = 16  # query vectors of a product on tensor cores
+_KEYS = 64  # keys that a thread block takes at a time
+_MOST_SPLITS = 64
+_BLOCKS = 1056
+"""Thread blocks that fill the card for vectors of 128, eight a multiprocessor; fewer for longer."""
+
+VALUE_DIMS = (64, 128, 256, 512)
+TYPES = {mx.bfloat16: "__nv_bfloat16", mx.float16: "__half"}
+
+Kernel = Callable[..., list[mx.array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the kernels of a kind of layer are compiled for.
+
+    Attributes:
+        key_dim, value_dim: elements of a vector.
+        group: query heads for each of the KV heads.
+    """
+
+    dtype: mx.Dtype
+    key_dim: int
+    value_dim: int
+    kv_heads: int
+    group: int
+    block_tokens: int
+    capped: bool
+    sinks: bool
+
+    @property
+    def part(self) -> int:
+        """Query heads of one row in a tile."""
+        return max(n for n in range(1, _QUERIES + 1) if self.group % n == 0)
+
+    @property
+    def heads(self) -> int:
+        return self.kv_heads * self.group
+
+    @property
+    def many_tiles(self) -> int:
+        """Times 16 query vectors in a tile of a sequence with many rows; bounded by registers."""
+        return 4 if self.value_dim <= 128 else 2
+
+    def rows(self, *, few: bool) -> int:
+        """Rows of one sequence in a tile."""
+        return (1 if few else self.many_tiles) * _QUERIES // self.part
+
+    def splits(self, tiles: int) -> int:
+        """Thread blocks that share the keys of each tile. Independent of how many keys there are:
+
+        those with nothing to do return at once.
+        """
+        blocks = tiles * self.kv_heads * (self.group // self.part)
+        wanted = _BLOCKS * 128 // max(128, self.value_dim) // blocks
+        return min(_MOST_SPLITS, 1 << max(0, wanted - 1).bit_length())
+
+    def defines(self, tiles: int, *, split: bool) -> dict[str, int]:
+        """The constants of the kernel's source."""
+        return {
+            "K_DIM": self.key_dim,
+            "V_DIM": self.value_dim,
+            "GROUP": self.group,
+            "PART": self.part,
+            "PARTS": self.group // self.part,
+            "KV_HEADS": self.kv_heads,
+            "HEADS": self.heads,
+            "BLOCK": self.block_tokens,
+            "TILES": tiles,
+            "SPLIT": int(split),
+            "SINKS": int(self.sinks),
+            "CAPPED": int(self.capped),
+            "BF16": int(self.dtype == mx.bfloat16),
+            # Registers suffice to load ahead for short vectors only.
+            "AHEAD": int(tiles == 1 and self.key_dim <= 128 and self.value_dim <= 128),
+        }
+
+
+def attend(
+    q: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    launch: Launch,
+    scoring: Scoring,
+    shape: Shape,
+) -> mx.array:
+    """Rows `[T, heads, key_dim]` of a part: `[T, heads, value_dim]`.
+
+    Args:
+        keys, values: `[blocks * kv_heads, block_tokens, -]`.
+    """
+    rows, heads = q.shape[:2]
+    numbers = _numbers(scoring.scale, scoring.softcap)
+    sinks = numbers if scoring.sinks is None else scoring.sinks
+    inputs = [q, keys, values, launch.tiles, launch.table, launch.visible, numbers, sinks]
+    grid = (launch.count * LANES, shape.kv_heads * (shape.group // shape.part), launch.splits)
+    size = (LANES, 1, 1)
+    out = (rows, heads, shape.value_dim)
+    if not launch.few:
+        kernel = _attend_kernel(shape, few=False)
+        return kernel(
+            inputs=inputs, grid=grid, threadgroup=size, output_shapes=[out], output_dtypes=[q.dtype]
+        )[0]
+    found = (rows, heads, launch.splits)
+    partial, stats = _attend_kernel(shape, few=True)(
+        inputs=inputs,
+        grid=grid,
+        threadgroup=size,
+        output_shapes=[(*found, shape.value_dim), (*found, 2)],
+        output_dtypes=[mx.float32, mx.float32],
+    )
+    return _combine_kernel(shape)(
+        inputs=[partial, stats, sinks],
+        grid=(rows * heads * LANES, 1, 1),
+        threadgroup=size,
+        output_shapes=[out],
+        output_dtypes=[q.dtype],
+    )[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A part's arrays on the device.
+
+    Attributes:
+        count: tiles.
+        few: see `tiles.Part`.
+        splits: see `Shape.splits`; 1 where there are many rows.
+    """
+
+    tiles: mx.array
+    table: mx.array
+    visible: mx.array
+    count: int
+    few: bool
+    splits: int
+
+
+@cache
+def _numbers(scale: float, softcap: float | None) -> mx.array:
+    """Scale and cap for weights that are powers of two."""
+    return mx.array([scale * math.log2(math.e), (softcap or 0.0) * math.log2(math.e)])
+
+
+@cache
+def _attend_kernel(shape: Shape, *, few: bool) -> Kernel:
+    tiles = 1 if few else shape.many_tiles
+    defines = shape.defines(tiles, split=few)
+    missing = "T* result = nullptr;" if few else "float *partial = nullptr, *stats = nullptr;"
+    return _compiled(
+        "attend",
+        ["q", "keys", "values", "tiles", "table", "visible", "numbers", "sinks"],
+        ["partial", "stats"] if few else ["result"],
+        shape,
+        defines,
+        source("tensor"),
+        missing + source("attend"),
+        shared_memory(shape, tiles),
+    )
+
+
+@cache
+def _combine_kernel(shape: Shape) -> Kernel:
+    names = ("V_DIM", "HEADS", "SINKS")
+    defines = {name: n for name, n in shape.defines(1, split=True).items() if name in names}
+    inputs = ["partial", "stats", "sinks"]
+    return _compiled("combine", inputs, ["result"], shape, defines, "", source("combine"), 0)
+
+
+def shared_memory(shape: Shape, tiles: int) -> int:
+    """Bytes that `attend.cuh` lays out."""
+    queries = tiles * _QUERIES
+    halves = queries * (shape.key_dim + 8) + 2 * queries * (_KEYS + 8)
+    return 2 * halves + 4 * 12 * queries
+
+
+def header(dtype: mx.Dtype, defines: dict[str, int]) -> str:
+    """What stands before a kernel's source."""
+    lines = ["#include <cuda_bf16.h>", "#include <cuda_fp16.h>"]
+    lines += [f"#define {name} {value}" for name, value in defines.items()]
+    return "\n".join([*lines, f"typedef {TYPES[dtype]} T;", ""])
+
+
+def _compiled(
+    name: str,
+    inputs: list[str],
+    outputs: list[str],
+    shape: Shape,
+    defines: dict[str, int],
+    head: str,
+    body: str,
+    shared: int,
+) -> Kernel:
+    own = "_".join(str(n) for n in defines.values())
+    kernel: Kernel = mx.fast.cuda_kernel(  # type: ignore[assignment]  # its stub says object
+        name=f"quire_{name}_{own}_{'bf16' if shape.dtype == mx.bfloat16 else 'f16'}",
+        input_names=inputs,
+        output_names=outputs,
+        source=body,
+        header=header(shape.dtype, defines) + head,
+        shared_memory=shared,
+    )
+    return kernel
+
+
+@cache
+def source(name: str) -> str:
+    """A file of `sources/` without comments: MLX hashes a kernel's text at each call."""
+    text = files("quire.attention.paged").joinpath("sources", f"{name}.cuh").read_text()
+    text = re.sub(r"\s*//.*", "", text)
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip()) + "\n"

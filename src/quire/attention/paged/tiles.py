@@ -1,0 +1,71 @@
+"""How a step's rows are cut for the paged kernels. What follows depends on rows, not on lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from quire.attention.metadata import AttentionMetadata
+from quire.cache.specs import Ints
+
+TILE_FIELDS = 6
+"""Of a tile: first row, rows, lowest key, key past the highest, place of block 0 in the table, the
+sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Neighbouring sequences whose rows one launch serves.
+
+    Attributes:
+        rows: among the metadata's.
+        few: whether each sequence has few rows, so that its keys are split over thread blocks.
+        tiles: `[n, TILE_FIELDS]`; rows are numbered from the part's first.
+        visible: `[T, 2]` the first and last key that each row sees.
+    """
+
+    rows: slice
+    few: bool
+    tiles: Ints
+    visible: Ints
+
+
+def cut(
+    metadata: AttentionMetadata, few_rows: int, rows_few: int, rows_many: int
+) -> Iterator[Part]:
+    """The parts of a step, in the order of its rows.
+
+    Args:
+        few_rows: a sequence with up to so many counts as one of few rows.
+        rows_few, rows_many: rows of one sequence that a tile holds, of either kind of sequence.
+    """
+    few = metadata.counts <= few_rows
+    changes = (np.flatnonzero(few[1:] != few[:-1]) + 1).tolist()
+    bounds = [0, *changes, metadata.sequences]
+    for begin, end in pairwise(bounds):
+        yield _part(metadata, begin, end, bool(few[begin]), rows_few if few[begin] else rows_many)
+
+
+def _part(metadata: AttentionMetadata, begin: int, end: int, few: bool, rows: int) -> Part:
+    """Sequences `[begin, end)`, in tiles of so many rows."""
+    starts = metadata.query_starts
+    first = int(starts[begin])
+    counts = metadata.counts[begin:end]
+    each = -(-counts // rows)  # tiles of each sequence
+    owner = np.repeat(np.arange(begin, end), each)
+    number = np.arange(len(owner)) - np.repeat(np.cumsum(each) - each, each)
+    row = starts[owner] + number * rows
+    count = np.minimum(rows, starts[owner + 1] - row)
+    span = slice(first, int(starts[end]))
+    visible = np.stack([metadata.first_visible[span], metadata.last_visible[span]], axis=1)
+    tiles = np.empty((len(owner), TILE_FIELDS), np.int32)
+    tiles[:, 0] = row - first
+    tiles[:, 1] = count
+    tiles[:, 2] = np.minimum.reduceat(visible[:, 0], row - first)
+    tiles[:, 3] = np.maximum.reduceat(visible[:, 1], row - first) + 1
+    tiles[:, 4] = metadata.table_starts[owner] - metadata.first_blocks[owner]
+    tiles[:, 5] = owner
+    return Part(span, few, tiles, visible)

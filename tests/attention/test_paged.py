@@ -1,0 +1,131 @@
+"""The paged kernels: how rows are cut, and on a GPU what they compute."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
+from quire.attention.metadata import AttentionMetadata, build_metadata
+from quire.attention.paged import PagedBackend, cuda
+from quire.attention.paged.check import differs
+from quire.attention.paged.tiles import cut
+from quire.attention.reference import ReferenceBackend
+from quire.cache.formats.base import LayerStore, WrittenBlocks
+from quire.cache.specs import AttentionSpec, FullKV, WindowKV
+from quire.core.kv_format import KVFormat
+from tests.attention.rows import HandRows
+
+PLAIN = KVFormat()
+SHAPES = [
+    cuda.Shape(mx.bfloat16, 128, 128, 8, 4, 64, capped=False, sinks=False),
+    cuda.Shape(mx.float16, 64, 64, 8, 8, 64, capped=False, sinks=True),
+    cuda.Shape(mx.bfloat16, 256, 256, 8, 2, 64, capped=True, sinks=False),
+    cuda.Shape(mx.bfloat16, 512, 512, 2, 8, 64, capped=False, sinks=False),
+    cuda.Shape(mx.bfloat16, 192, 128, 1, 20, 64, capped=False, sinks=False),
+]
+
+
+@pytest.mark.parametrize("spec", [FullKV(2, 64), WindowKV(2, 64, 100)])
+def test_tiles_hold_every_row_once_and_see_all_that_their_rows_see(spec: AttentionSpec) -> None:
+    spans = [(0, 1), (700, 1), (63, 2), (0, 40), (300, 9), (64, 1)]
+    rows = [
+        HandRows(start, count, PLAIN, (range(100 * n, 100 * n + 12),))
+        for n, (start, count) in enumerate(spans)
+    ]
+    metadata = build_metadata(0, spec, rows, 64)
+    parts = list(cut(metadata, 8, 4, 16))
+    assert [(part.rows, part.few) for part in parts] == [
+        (slice(0, 4), True),
+        (slice(4, 53), False),
+        (slice(53, 54), True),
+    ]
+    seen = []
+    for part in parts:
+        for row, count, low, high, place, owner in part.tiles.tolist():
+            own = slice(part.rows.start + row, part.rows.start + row + count)
+            assert count <= (4 if part.few else 16)
+            assert low == metadata.first_visible[own].min()
+            assert high == metadata.last_visible[own].max() + 1
+            # Any key's block, looked up as a kernel does.
+            for key in range(low, high):
+                assert metadata.block_table[place + key // 64] == 100 * owner + key // 64
+            seen += range(own.start, own.stop)
+            visible = part.visible[row : row + count]
+            np.testing.assert_array_equal(visible[:, 0], metadata.first_visible[own])
+            np.testing.assert_array_equal(visible[:, 1], metadata.last_visible[own])
+    assert seen == list(range(metadata.rows))
+
+
+def test_launches_depend_on_rows_and_not_on_lengths() -> None:
+    shape = SHAPES[0]
+    assert [shape.splits(tiles) for tiles in (1, 8, 32, 200)] == [64, 16, 4, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+def test_sources_compile(shape: cuda.Shape, few: bool, tmp_path: Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        pytest.skip("no nvcc")
+    tiles = 1 if few else shape.many_tiles
+    text = (
+        cuda.header(shape.dtype, shape.defines(tiles, split=few))
+        + cuda.source("tensor")
+        + 'extern "C" __global__ void attend(const T* q, const T* keys, const T* values,'
+        "const int* tiles, const int* table, const int* visible, const float* numbers,"
+        "const float* sinks, T* result, float* partial, float* stats) {"
+        + cuda.source("attend")
+        + '}\nextern "C" __global__ void combine(const float* partial, const float* stats,'
+        "const int* stats_shape, const float* sinks, T* result) {" + cuda.source("combine") + "}\n"
+    )
+    path = tmp_path / "kernels.cu"
+    path.write_text(text)
+    command = [nvcc, "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", tmp_path / "k.cubin", path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    spilled = [line for line in done.stderr.splitlines() if "spill stores" in line]
+    assert all(" 0 bytes spill stores" in line for line in spilled), done.stderr
+
+
+class _Off(ReferenceBackend):
+    """Computes twice what it should."""
+
+    def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
+        return _OffPrepared(super().prepare(metadata))
+
+
+class _OffPrepared(PreparedAttention):
+    def __init__(self, right: PreparedAttention) -> None:
+        self._right = right
+
+    def forward(
+        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+    ) -> mx.array:
+        return 2 * self._right.forward(q, store, written, scoring)
+
+
+def test_the_check_sees_a_difference() -> None:
+    case = AttentionCase(KVFormat("page", 8, 8), FullKV(2, 64), 4, 1, mx.float32, True, True)
+    assert differs(ReferenceBackend(), case, 64) is None
+    assert "relative error 1," in (differs(_Off(), case, 64) or "")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not mx.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("spec", [FullKV(8, 128), WindowKV(2, 64, 100), FullKV(2, 512)], ids=str)
+@pytest.mark.parametrize("group", [1, 2, 5, 8, 32])
+@pytest.mark.parametrize("extras", [False, True], ids=["", "capped, sinks"])
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+def test_kernels_agree_with_the_reference(
+    spec: AttentionSpec, group: int, extras: bool, dtype: mx.Dtype
+) -> None:
+    case = AttentionCase(PLAIN, spec, group * spec.kv_heads, 1, dtype, extras, extras)
+    assert differs(PagedBackend(64), case, 64) is None
