@@ -20,9 +20,11 @@ INTRODUCTION = """\
 Written by `python -m tests.models.make_models_doc` from the registry; do not edit.
 
 Checkpoints are read as Hugging Face publishes them (float32, float16 or bfloat16 safetensors) and
-as mlx-lm and mlx-vlm convert them, plain or packed (affine 2 to 8 bits, mxfp4, mxfp8, nvfp4). Of
-multimodal checkpoints other than Gemma 4's the text is served. A setting in `config.json` that a
-family does not compute is refused by name.
+as mlx-lm and mlx-vlm convert them, plain or packed (affine 2 to 8 bits, mxfp4, mxfp8, nvfp4). FP8
+with a scale for each block, row or tensor is unpacked; symmetric integers of compressed-tensors
+and gpt-oss's MXFP4 become MLX's codes of the same numbers. Of multimodal checkpoints other than
+Gemma 4's the text is served. A setting in `config.json` that a family does not compute is refused
+by name.
 
 Each family is held against the implementation in the third column, on small random weights in
 float32, from checkpoints in float32, float16 and bfloat16: logits to 1e-4 and greedy tokens, of

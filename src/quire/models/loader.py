@@ -16,6 +16,7 @@ from quire.errors import ModelError
 from quire.models import quantization
 from quire.models.base import LanguageModel, named_layers, named_parameters
 from quire.models.files import read_object
+from quire.models.foreign_packing import from_foreign
 from quire.models.hub import find_folder
 from quire.models.registry import build
 from quire.models.safetensors import find_shards, fingerprint, read_header
@@ -80,7 +81,8 @@ def open_model(
     shards = find_shards(folder)
     target = DTYPES.get(dtype) or current_device().default_dtype
     # What sanitize computes, it computes in the type that the weights are used in.
-    weights = model.sanitize(_cast(_read_lazily(shards), target))
+    read = from_foreign(_read_lazily(shards), config, target or mx.bfloat16)
+    weights = model.sanitize(_cast(read, target))
     try:
         _attach(model, weights, folder)
     except ModelError as error:

@@ -15,8 +15,8 @@ from quire.models.base import named_layers
 _FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 _AFFINE_GROUPS = (32, 64, 128)
-_FOREIGN_NAMES = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv")
-_FOREIGN_TYPES = ("F8_E4M3", "F8_E5M2", "I8")
+_FOREIGN_NAMES = (".qweight", ".weight_zero_point")
+_FOREIGN_TYPES = ("F8_E5M2", "I8")
 _MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 _FEW = {3: 64, 5: 64, 6: 64}
 """By bits, rows up to which multiplying by codes is faster than unpacking them for OpenBLAS."""
@@ -66,7 +66,7 @@ def foreign_method(config: dict[str, Any]) -> str | None:
 
 
 def packed_otherwise(header: dict[str, Any]) -> bool:
-    """Whether a safetensors header lists tensors of a packing that is not MLX's."""
+    """Whether a safetensors header lists tensors of a packing that is not read."""
     return any(
         name.endswith(_FOREIGN_NAMES) or entry["dtype"] in _FOREIGN_TYPES
         for name, entry in header.items()
