@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -103,11 +104,13 @@ class AttentionMetadata:
     @cached_property
     def slots(self) -> SlotMapping:
         """Where the rows' own keys and values are written."""
-        places = self.table_starts[:-1] - self.first_blocks
-        if self.rows != self.sequences:
-            places = np.repeat(places, self.counts)
+        if self.rows == self.sequences:
+            own = self.table_starts[1:] - 1
+        else:
+            firsts = np.repeat(self.table_starts[:-1] - self.first_blocks, self.counts)
+            own = firsts + self.keys // self.block_tokens
         return SlotMapping(
-            self.block_table[places + self.keys // self.block_tokens],
+            self.block_table[own],
             self.keys % self.block_tokens,
             self.query_starts,
             self.tails,
@@ -146,36 +149,38 @@ def build_metadata(
         group: the KV group's index, and what its layers keep.
         rows: one entry a sequence.
     """
+    # Most steps are one row for each of a few sequences, where calls of numpy are what it costs.
     count, size = len(rows), block_tokens
-    starts = np.fromiter((r.start for r in rows), np.int32, count)
-    query_starts = np.zeros(count + 1, np.int32)
-    np.cumsum([r.count for r in rows], out=query_starts[1:])
-    keys = starts
-    if query_starts[-1] != count:
-        shift = np.repeat(starts - query_starts[:-1], np.diff(query_starts))
-        keys = np.arange(query_starts[-1], dtype=np.int32) + shift
-    lengths = starts + np.diff(query_starts)
-    first_blocks = spec.first_visible_each(starts) // size
-    ends = (lengths - 1) // size + 1
-    table = array("i")
-    for each, low, high in zip(rows, first_blocks.tolist(), ends.tolist(), strict=True):
-        table.extend(each.block_ids(group)[low:high])
-    table_starts = np.zeros(count + 1, np.int32)
-    np.cumsum(ends - first_blocks, out=table_starts[1:])
+    starts = np.array([each.start for each in rows], np.int32)
+    counts = [each.count for each in rows]
+    total = sum(counts)
+    if total == count:
+        query_starts, keys, ends = np.arange(count + 1, dtype=np.int32), starts, starts
+    else:
+        query_starts = np.array([0, *accumulate(counts)], np.int32)
+        keys = np.arange(total, dtype=np.int32) + np.repeat(starts - query_starts[:-1], counts)
+        ends = starts + np.array(counts, np.int32) - 1
+    first_visible = spec.first_visible_each(keys)
+    first_blocks = first_visible[query_starts[:-1]] // size
+    table, table_starts = array("i"), [0]
+    spans = zip(rows, first_blocks.tolist(), (ends // size).tolist(), strict=True)
+    for each, first, last in spans:
+        table.extend(each.block_ids(group)[first : last + 1])
+        table_starts.append(len(table))
     format = rows[0].format
     return AttentionMetadata(
         spec,
         format,
         block_tokens,
         query_starts,
-        lengths,
+        ends + 1,
         keys,
-        spec.first_visible_each(keys),
+        first_visible,
         _with_whole_images(keys, rows, query_starts) if spec.sees_whole_images else keys,
-        table_starts,
+        np.array(table_starts, np.int32),
         np.frombuffer(table, np.int32),
         first_blocks,
-        np.array([r.tail_block(group) for r in rows], np.int32) if format.has_tail else None,
+        np.array([each.tail_block(group) for each in rows], np.int32) if format.has_tail else None,
     )
 
 

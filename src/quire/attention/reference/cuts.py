@@ -216,9 +216,14 @@ def _batch(metadata: AttentionMetadata, begin: int, end: int) -> DecodeBatch:
     size = metadata.block_tokens
     starts = metadata.table_starts[begin:end]
     lengths = metadata.table_starts[begin + 1 : end + 1] - starts
-    places = np.arange(lengths.max(), dtype=np.int32)
-    listed = places < lengths[:, None]
-    blocks = metadata.block_table[np.where(listed, starts[:, None] + places, 0)] * listed
+    width = int(lengths.max())
+    first, stop = int(starts[0]), int(metadata.table_starts[end])
+    if stop - first == width * (end - begin):
+        blocks = metadata.block_table[first:stop].reshape(-1, width)
+    else:
+        places = np.arange(width, dtype=np.int32)
+        listed = places < lengths[:, None]
+        blocks = metadata.block_table[np.where(listed, starts[:, None] + places, 0)] * listed
     row = int(metadata.query_starts[begin])
     rows = slice(row, row + end - begin)
     base = metadata.first_blocks[begin:end] * size

@@ -73,9 +73,7 @@ def _spells_out(scoring: Scoring) -> bool:
 
     On a CPU there is none, and what MLX falls back to takes twice as many operations.
     """
-    if scoring.softcap is not None:
-        return True
-    return scoring.sinks is None and not current_device().fuses
+    return scoring.softcap is not None or not current_device().fuses
 
 
 def _scaled(q: mx.array, scale: float) -> mx.array:

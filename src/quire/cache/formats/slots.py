@@ -51,19 +51,33 @@ class SlotMapping:
     @cached_property
     def singles(self) -> TailRows | None:
         """The sequences with one row, if the format has tails and there are any."""
-        numbers = np.flatnonzero(np.diff(self.query_starts) == 1)
-        if self.tails is None or not len(numbers):
+        if self.tails is None:
             return None
-        return TailRows(self.query_starts[numbers], self.tails[numbers], self)
+        if self._only_singles:
+            return TailRows(slice(0, len(self.tails)), self.tails, self)
+        numbers = np.flatnonzero(np.diff(self.query_starts) == 1)
+        if not len(numbers):
+            return None
+        return TailRows(_as_slice(self.query_starts[numbers]), self.tails[numbers], self)
 
     @cached_property
     def chunks(self) -> list[ChunkPlace]:
         """The sequences with several rows, if the format has tails."""
-        if self.tails is None:
+        if self.tails is None or self._only_singles:
             return []
         starts = self.query_starts.tolist()
         spans = zip(starts, starts[1:], self.tails.tolist(), strict=False)
         return [ChunkPlace(a, b - a, tail, self) for a, b, tail in spans if b - a > 1]
+
+    @property
+    def _only_singles(self) -> bool:
+        return len(self.blocks) == len(self.query_starts) - 1
+
+
+def _as_slice(numbers: Ints) -> slice | Ints:
+    """Rows in ascending order; as a slice where they are neighbours."""
+    first, last = int(numbers[0]), int(numbers[-1])
+    return slice(first, last + 1) if last - first + 1 == len(numbers) else numbers
 
 
 @dataclass(frozen=True)
@@ -71,21 +85,18 @@ class TailRows:
     """Rows that each add one token to their sequence's tail.
 
     Attributes:
-        numbers: `[n]` which rows of the mapping they are.
+        numbers: which `[n]` rows of the mapping they are.
         tails: `[n]` the tail blocks.
     """
 
-    numbers: Ints
+    numbers: slice | Ints
     tails: Ints
     slots: SlotMapping
 
     @cached_property
     def rows(self) -> slice | mx.array:
-        """What takes them from arrays `[T, ...]`; a slice where they are neighbours."""
-        first, last = int(self.numbers[0]), int(self.numbers[-1])
-        if last - first + 1 == len(self.numbers):
-            return slice(first, last + 1)
-        return mx.array(self.numbers)
+        """What takes them from arrays `[T, ...]`."""
+        return self.numbers if isinstance(self.numbers, slice) else mx.array(self.numbers)
 
     @cached_property
     def head_rows(self) -> mx.array:
@@ -108,7 +119,7 @@ class TailRows:
         if not len(full):
             return None
         tails = head_rows(self.tails[full, None], slots.kv_heads).reshape(-1)
-        blocks = head_rows(slots.blocks[self.numbers[full], None], slots.kv_heads).reshape(-1)
+        blocks = head_rows(slots.blocks[self.numbers][full, None], slots.kv_heads).reshape(-1)
         return mx.array(tails), mx.array(blocks)
 
 
