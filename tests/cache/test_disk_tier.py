@@ -143,6 +143,6 @@ def test_reading_is_estimated_from_what_was_read(tmp_path: Path) -> None:
     slow = disk.seconds(50 * MB)
     assert slow > 10 * first
     for _ in range(200):
-        disk.forgive()
+        disk.decline()
     assert disk.seconds(50 * MB) < 2 * first, "a slow spell is forgotten"
     disk.close()

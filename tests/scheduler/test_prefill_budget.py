@@ -88,7 +88,7 @@ def test_learns_a_chunk_s_cost_from_the_steps_it_asks_for() -> None:
         sizes.append(pace.prompt_budget(1))
         pace.observe(1, 1, sizes[-1], 5e-3 + 6e-3 + sizes[-1] * 1e-3)
     assert pace.prompt_seconds(1) == pytest.approx(7e-3, rel=0.2)
-    assert max(sizes[-2:]) >= 5, "crumbs, each of which costs a chunk"
+    assert max(sizes[-2:]) >= 5, "a few tokens at a time, each time at the cost of a chunk"
 
 
 def test_where_there_is_room_for_one_row_one_is_read() -> None:

@@ -69,7 +69,7 @@ def test_patience_is_whole_again_once_the_oldest_is_alone() -> None:
         (2000, [4000, 40], [0, 4]),
     ],
 )
-def test_a_crumb_is_read_to_its_end(room: int, wants: list[int], shares: list[int]) -> None:
+def test_a_small_rest_is_read_to_its_end(room: int, wants: list[int], shares: list[int]) -> None:
     assert PrefillSplit().split(4, wants, room) == shares
 
 

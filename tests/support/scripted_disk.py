@@ -55,7 +55,7 @@ class ScriptedDisk:
     def seconds(self, size: int) -> float:
         return 0.01
 
-    def forgive(self) -> None:
+    def decline(self) -> None:
         pass
 
     def tick(self) -> None:

@@ -41,13 +41,13 @@ class Tier(Protocol):
         """How long reading so many bytes is likely to take."""
         ...
 
-    def forgive(self) -> None:
+    def decline(self) -> None:
         """A read was not worth its time."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class WantedPrefix:
     """Whose beginning is wanted.
 
     Attributes:
@@ -61,7 +61,7 @@ class Prompt:
 
 
 @dataclass(slots=True, weakref_slot=True)
-class Reading:
+class PrefetchedPart:
     """Part of a prompt's beginning on its way. Sequences with the same beginning share it.
 
     Attributes:
@@ -71,7 +71,7 @@ class Reading:
         failed: there was no room, or no use, for what came; asking again would not help.
     """
 
-    prompt: Prompt
+    prompt: WantedPrefix
     end: int
     groups: dict[int, list[int]]
     read: Read
@@ -102,9 +102,11 @@ class DiskPrefetch:
         self._index, self._manager, self._tier = index, manager, tier
         self._fits, self._compute_seconds, self._clock = fits, compute_seconds, clock
         self._states = frozenset(recurrent_groups(index.groups))
-        self._under_way: WeakValueDictionary[bytes, Reading] = WeakValueDictionary()
+        self._under_way: WeakValueDictionary[bytes, PrefetchedPart] = WeakValueDictionary()
 
-    def begin(self, prompt: Prompt, matched: int, before: Reading | None) -> Reading | None:
+    def begin(
+        self, prompt: WantedPrefix, matched: int, before: PrefetchedPart | None
+    ) -> PrefetchedPart | None:
         """Starts reading what follows `matched` tokens in memory, if that beats computing it.
 
         Args:
@@ -126,12 +128,12 @@ class DiskPrefetch:
         seconds = self._tier.seconds(bytes_)
         compute = self._compute_seconds(boundary * size - matched)
         if compute is not None and seconds >= compute:
-            self._tier.forgive()
+            self._tier.decline()
             return None
         until = self._clock() + _PATIENCE_S + _PATIENCE * seconds
         end, part = self._first_part(prompt, missing, boundary)
         names = [lasting_name(prompt.keys[n], g) for n, groups in part.items() for g in groups]
-        reading = Reading(
+        reading = PrefetchedPart(
             prompt,
             end,
             part,
@@ -141,7 +143,7 @@ class DiskPrefetch:
         self._under_way[prompt.keys[boundary - 1]] = reading
         return reading
 
-    def settle(self, reading: Reading) -> bool:
+    def settle(self, reading: PrefetchedPart) -> bool:
         """Whether a reading is over; if so, what came is in the index."""
         if reading.settled:
             return True
@@ -157,7 +159,7 @@ class DiskPrefetch:
 
     # -- what to read --------------------------------------------------------------------------
 
-    def _boundary(self, prompt: Prompt, path: list[Node], matched: int) -> int | None:
+    def _boundary(self, prompt: WantedPrefix, path: list[Node], matched: int) -> int | None:
         """The most blocks, beyond `matched`, after which every group would have what it needs."""
         size = self._index.page_tokens
         groups, anchors = self._index.groups, self._index.anchors
@@ -182,7 +184,9 @@ class DiskPrefetch:
                 best = number + 1
         return best
 
-    def _missing(self, prompt: Prompt, path: list[Node], boundary: int) -> dict[int, list[int]]:
+    def _missing(
+        self, prompt: WantedPrefix, path: list[Node], boundary: int
+    ) -> dict[int, list[int]]:
         """By block number, the groups whose blocks must be read to begin at `boundary`."""
         size = self._index.page_tokens
         missing: dict[int, list[int]] = {}
@@ -200,7 +204,7 @@ class DiskPrefetch:
         return group in node.blocks or (group, self._index.page_tokens) in node.snapshots
 
     def _first_part(
-        self, prompt: Prompt, missing: dict[int, list[int]], boundary: int
+        self, prompt: WantedPrefix, missing: dict[int, list[int]], boundary: int
     ) -> tuple[int, dict[int, list[int]]]:
         """As many whole block numbers as may be read at once, one at least; and where they end."""
         part: dict[int, list[int]] = {}
@@ -212,12 +216,12 @@ class DiskPrefetch:
             part[number] = groups
         return boundary, part
 
-    def _bytes(self, prompt: Prompt, group: int) -> int:
+    def _bytes(self, prompt: WantedPrefix, group: int) -> int:
         return self._manager.block_bytes(PoolKey(group, prompt.format))
 
     # -- back into memory ----------------------------------------------------------------------
 
-    def _restore(self, reading: Reading) -> None:
+    def _restore(self, reading: PrefetchedPart) -> None:
         """Enters what was read in the index."""
         path = self._index.path(reading.prompt.identity, reading.prompt.keys)
         # Room for what comes must not be made by evicting what it continues.
@@ -231,7 +235,7 @@ class DiskPrefetch:
         self._manager.release_all(fresh)
         self._manager.release_all(held)
 
-    def _enter(self, reading: Reading, path: list[Node], fresh: list[Block]) -> None:
+    def _enter(self, reading: PrefetchedPart, path: list[Node], fresh: list[Block]) -> None:
         """Makes nodes and blocks up to the first one that did not come, or has no room."""
         prompt, size = reading.prompt, self._index.page_tokens
         node = self._index.root(prompt.identity)
@@ -254,7 +258,9 @@ class DiskPrefetch:
                 self._index.insert_snapshot(entered, size, block)
             node = entered
 
-    def _blocks(self, reading: Reading, number: int, groups: list[int]) -> dict[int, Block] | None:
+    def _blocks(
+        self, reading: PrefetchedPart, number: int, groups: list[int]
+    ) -> dict[int, Block] | None:
         """New blocks for what was read of a block number; None if any is missing or has no room."""
         prompt, blocks = reading.prompt, {}
         for group in groups:

@@ -158,8 +158,9 @@ class DiskTier:
         """How long reading so many bytes is likely to take."""
         return 1e-3 + size / self._rate
 
-    def forgive(self) -> None:
-        """A read was not worth its time. A slow spell is forgotten by and by, or it never ended."""
+    def decline(self) -> None:
+        """A read was not worth its time. The rate drifts back to its first value: while nothing is
+        read, nothing else would show that the disk is fast again."""
         self._rate += 0.02 * (_FIRST_RATE - self._rate)
 
     def wait(self, seconds: float) -> None:

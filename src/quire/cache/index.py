@@ -402,7 +402,7 @@ class PrefixIndex:
             gone.blocks.clear()
             gone.snapshots.clear()
             gone.children.clear()
-            gone.parent = None  # a sequence whose trail ends here sees that it is lost
+            gone.parent = None  # a sequence whose cursor is here sees that it is lost
         if parent is not None:
             self.prune(parent)
 

@@ -59,7 +59,7 @@ class PrefillBudget:
         # Never so few that the chunk's own cost outweighs them: that reads slower and stalls more.
         tokens = max((seconds - chunk_s) / token_s, chunk_s / token_s, _MIN_TOKENS)
         tokens = min(room, tokens, self._largest * _GROWTH)
-        # Rounded up: of a single row 0.7 is none, and nothing read would leave it at that for good.
+        # Rounded up: a budget of one token must not become none, or the prompt would never end.
         return math.ceil(tokens * _SMALLER) if self._smaller else int(tokens)
 
     def prompt_seconds(self, tokens: int) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_CRUMB = 16
+_MIN_CHUNK = 16
 """Tokens below which a chunk is not worth its own attention, unless they end a prompt."""
 
 _PATIENCE = 256
@@ -24,11 +24,11 @@ class PrefillSplit:
 
         Args:
             wants: tokens that each prompt has left, oldest first.
-            room: the most rows that the step can take. A prompt with a crumb left is read to its
-                end even beyond the budget: a second chunk would cost more than the tokens do.
+            room: the most rows that the step can take. A prompt with `_MIN_CHUNK` left is read to
+                its end even beyond the budget: a second chunk costs more than the tokens do.
         """
         shortest = min(wants, default=0)
-        if budget and shortest <= _CRUMB:
+        if budget and shortest <= _MIN_CHUNK:
             budget = max(budget, min(shortest, room))
         if len(wants) < 2:
             self._owed = 0
@@ -42,8 +42,8 @@ class PrefillSplit:
 def split(budget: int, wants: list[int], *, short_first: bool = False) -> list[int]:
     """Splits a budget among prompts, oldest first: half by age, or none, the rest by shortness.
 
-    A chunk costs time of its own, so crumbs go to the oldest instead. Where the whole budget is a
-    crumb, one prompt takes it.
+    A chunk costs time of its own, so what is less than `_MIN_CHUNK` goes to the oldest instead.
+    Where the whole budget is less, one prompt takes it.
     """
     shares = [0] * len(wants)
     left = budget
@@ -52,7 +52,7 @@ def split(budget: int, wants: list[int], *, short_first: bool = False) -> list[i
         left -= shares[0]
     for number in sorted(range(1, len(wants)), key=lambda n: (wants[n], n)):
         untouched = left == budget
-        if left >= min(wants[number], _CRUMB) or (untouched and wants[number] < wants[0]):
+        if left >= min(wants[number], _MIN_CHUNK) or (untouched and wants[number] < wants[0]):
             shares[number] = min(wants[number], left)
             left -= shares[number]
     if wants:

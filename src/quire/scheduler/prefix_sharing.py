@@ -8,7 +8,7 @@ from __future__ import annotations
 from itertools import takewhile
 
 from quire.cache.block_manager import Block, BlockManager, PoolKey
-from quire.cache.disk_prefetch import DiskPrefetch, Prompt
+from quire.cache.disk_prefetch import DiskPrefetch, WantedPrefix
 from quire.cache.index import Match, Node, PrefixIndex, chain, common_length
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 from quire.scheduler.sequence import Sequence
@@ -76,7 +76,7 @@ class PrefixSharing:
         if self._recurrent and self._state_is_coming(sequence, match, keys[:following]):
             return None
         if self.prefetch is not None:
-            prompt = Prompt(cursor.identity, sequence.format, progress.content, keys)
+            prompt = WantedPrefix(cursor.identity, sequence.format, progress.content, keys)
             reading = self.prefetch.begin(prompt, match.length, cursor.reading)
             cursor.reading = reading or cursor.reading
             end = cursor.reading.end * size if cursor.reading else -1
@@ -181,7 +181,7 @@ class PrefixSharing:
     def _snapshot_positions(self, sequence: Sequence) -> set[int]:
         """Message ends, the prompt's last token but one, and every so often between.
 
-        Formats that seal are shared by whole blocks, so there the positions are block boundaries.
+        Formats with a tail are shared by whole blocks: there the positions are block boundaries.
         """
         size, every = self._size, self._every
         length = sequence.progress.prompt_length

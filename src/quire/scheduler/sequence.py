@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from enum import Enum
 from typing import Protocol
 
-from quire.cache.disk_prefetch import Reading
+from quire.cache.disk_prefetch import PrefetchedPart
 from quire.cache.index import Node, chains, media_tokens
 from quire.core.kv_format import KVFormat
 from quire.request import Request
@@ -166,7 +166,7 @@ class PrefixCursor:
         self.registered = 0
         self.computing: list[bytes] = []
         self.waits_on: bytes | None = None
-        self.reading: Reading | None = None
+        self.reading: PrefetchedPart | None = None
         self.ignored = ""
         self.cached = 0
         self.reason: str | None = None
