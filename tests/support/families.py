@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 256,
@@ -113,6 +113,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
     ),
     "qwen3": _config("qwen3", head_dim=16),
     "qwen3_moe": _config("qwen3_moe", **EXPERTS, head_dim=16, norm_topk_prob=True),
+    "qwen3_next": _config(
+        "qwen3_next",
+        **EXPERTS,
+        head_dim=16,
+        shared_expert_intermediate_size=64,
+        num_hidden_layers=4,
+        layer_types=[LINEAR, LINEAR, LINEAR, FULL],
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+    ),
     "gemma": _config("gemma", head_dim=16, hidden_act="gelu_pytorch_tanh"),
     "gemma2": _config(
         "gemma2",

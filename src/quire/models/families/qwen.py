@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
+
 from quire.errors import ModelError
 from quire.models.arguments import require
 from quire.models.attention import Attention, QKNorm
@@ -88,6 +90,46 @@ def qwen3_5(s: Settings) -> LanguageModel:
     return decoder(text, layers, names)
 
 
+def qwen3_next(s: Settings) -> LanguageModel:
+    """As Qwen3.5, with other layouts of the same projections and positions of one axis."""
+    delta = _delta(s)
+    full = attention(s, rope=s.rope(partial=0.25), qk_norm=QKNorm(rms(s)), output_gate=True)
+    mixers: dict[str, Mixer] = {FULL: full, LINEAR: delta}
+    layers = _with_dense(s, by_type(_hybrid_types(s), mixers, _shared_experts(s)))
+
+    def prepare(weights: Weights) -> Weights:
+        return _apart(_as_converted(weights), delta)
+
+    return decoder(s, layers, Names(unused=("mtp.",), prepare=prepare))
+
+
+def _apart(weights: Weights, delta: GatedDelta) -> Weights:
+    """Qwen3-Next's projections, whose rows lie by key head, as Qwen3.5 has them."""
+    values = delta.value_heads // delta.key_heads
+    key_rows, value_rows = delta.key_dim, values * delta.value_dim
+    cuts = {
+        "in_proj_qkvz": [key_rows, 2 * key_rows, 2 * key_rows + value_rows],
+        "in_proj_ba": [values],
+    }
+    singles = {
+        "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
+        "in_proj_ba": ("in_proj_b", "in_proj_a"),
+    }
+    ready: Weights = {}
+    for name, array in weights.items():
+        *path, module, kind = name.split(".")
+        if module not in cuts:
+            ready[name] = array
+            continue
+        heads = array.reshape(delta.key_heads, -1, *array.shape[1:])
+        parts = [part.flatten(0, 1) for part in mx.split(heads, cuts[module], axis=1)]
+        if module == "in_proj_qkvz":
+            parts = [mx.concatenate(parts[:3]), parts[3]]
+        for part, single in zip(parts, singles[module], strict=True):
+            ready[".".join([*path, single, kind])] = part
+    return ready
+
+
 def _three_axes(s: Settings) -> RopeParameters:
     given: dict[str, Any] = s.values.get("rope_parameters") or s.values.get("rope_scaling") or {}
     usual = {"mrope_section": (11, 11, 10)}
@@ -119,11 +161,16 @@ def _hybrid_types(s: Settings) -> tuple[str, ...]:
 
 
 def _qwen3_5_block(s: Settings) -> FeedForward:
-    if not s.integer("num_experts", default=0):
-        return mlp(s, bias=False)
+    return _shared_experts(s) if s.integer("num_experts", default=0) else mlp(s, bias=False)
+
+
+def _shared_experts(s: Settings) -> FeedForward:
     return softmax_mixture(
         s,
-        router=SoftmaxRouter(s.integer("num_experts_per_tok", default=8), normalise=True),
+        router=SoftmaxRouter(
+            s.integer("num_experts_per_tok", default=8),
+            normalise=s.flag("norm_topk_prob", default=True),
+        ),
         shared_width=s.integer("shared_expert_intermediate_size", default=512),
         shared_gate=True,
     )
@@ -164,6 +211,7 @@ FAMILIES = (
     Family("qwen2_moe", "Qwen1.5-MoE, Qwen2-MoE", qwen2_moe),
     Family("qwen3", "Qwen3", qwen3),
     Family("qwen3_moe", "Qwen3-MoE, Qwen3-Coder", qwen3_moe),
+    Family("qwen3_next", "Qwen3-Next, Qwen3-Coder-Next", qwen3_next),
     Family("qwen3_5", "Qwen3.5, text", qwen3_5),
     Family("qwen3_5_text", "Qwen3.5, text", qwen3_5),
     Family("qwen3_5_moe", "Qwen3.5-MoE, text", qwen3_5),
