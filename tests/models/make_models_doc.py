@@ -40,10 +40,10 @@ whole and in float32. No test downloads published weights.
 NOTES = """
 RoPE may be plain, linear, dynamic, llama3, YaRN or LongRoPE. YaRN lengthens the context that is
 offered to `factor` times that of training. LongRoPE has factors for a short and for a long
-context; a model whose `max_position_embeddings` is longer than its context of training uses the
-long ones for every request, so that a token's key does not depend on what follows; the published
-code changes from one set to the other within a sequence. "Dynamic" is served up to
-`max_position_embeddings`, within which it changes nothing.
+context. The long ones serve every request, unless `--max-context` is no longer than the context
+of training: so a token's key does not depend on what follows, where the published code changes
+from one set to the other within a sequence. "Dynamic" is served up to `max_position_embeddings`,
+within which it changes nothing.
 """
 
 _SAME_AS = {

@@ -95,3 +95,18 @@ def test_gpt_oss_is_read_as_published(tmp_path: Path) -> None:
     ours, theirs = (solo_logits(open_model(str(folder)).model, PROMPT) for folder in folders)
 
     assert mx.max(mx.abs(ours - theirs)).item() < 1e-4
+
+
+def test_longrope_of_a_short_context_is_what_transformers_has_for_one(tmp_path: Path) -> None:
+    config = CONFIGS["phi3-longrope"]
+    trained = config["original_max_position_embeddings"]
+    reference = oracle.save_random(_config("phi3-longrope"), tmp_path)
+    prompt = PROMPT[:trained]
+    theirs = oracle.reference_logits(reference, prompt)
+
+    short = open_model(str(tmp_path), max_context=trained)
+    longer = open_model(str(tmp_path), max_context=trained + 1)
+
+    assert mx.max(mx.abs(solo_logits(short.model, prompt) - theirs)).item() < 1e-4
+    assert mx.max(mx.abs(solo_logits(longer.model, prompt) - theirs)).item() > 1e-2
+    assert short.fingerprint != longer.fingerprint  # their keys are not each other's

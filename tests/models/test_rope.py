@@ -18,6 +18,15 @@ PARAMETERS = {
     "yarn": RopeParameters(
         rope_type="yarn", factor=4.0, original_max_position_embeddings=64, truncate=False
     ),
+    "neighbours": RopeParameters(rope_theta=500.0, interleaved=True),
+    "neighbours-partial": RopeParameters(partial_rotary_factor=0.5, interleaved=True),
+    "longrope": RopeParameters(
+        rope_type="longrope",
+        factor=4.0,
+        original_max_position_embeddings=64,
+        long_factor=tuple(1.0 + 0.2 * i for i in range(32)),
+        longer=True,
+    ),
     "yarn-partial": RopeParameters(
         rope_type="yarn",
         factor=4.0,

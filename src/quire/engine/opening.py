@@ -19,7 +19,7 @@ def open_engine(config: EngineConfig) -> Engine:
         ModelError: the model cannot be opened, or memory does not suffice.
     """
     open_device(config.blas)
-    loaded = open_model(config.model, dtype=config.dtype)
+    loaded = open_model(config.model, dtype=config.dtype, max_context=config.max_context)
     engine = Engine(loaded, config)
     info = engine.info
     log.info(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ def open_model(
     path_or_hub_id: str,
     *,
     dtype: str = "",
+    max_context: int | None = None,
     memory_limit: int | None = None,
     progress: Progress | None = None,
 ) -> LoadedModel:
@@ -67,6 +69,8 @@ def open_model(
     Args:
         dtype: "float32", "float16" or "bfloat16"; "" is the checkpoint's on a GPU and float32 on
             a CPU, which has no faster type.
+        max_context: tokens that prompt and answer will have together at most; None is what the
+            model is made for. LongRoPE has other rotations for no more than it was trained with.
         memory_limit: bytes that the weights may take; None is what the machine has.
 
     Raises:
@@ -77,6 +81,7 @@ def open_model(
     folder = find_folder(path_or_hub_id)
     config = _read_config(folder)
     quantization.check_config(config)
+    config = _for_context(config, max_context)
     model = build(config)
     shards = find_shards(folder)
     target = DTYPES.get(dtype) or current_device().default_dtype
@@ -94,13 +99,13 @@ def open_model(
     parameter_bytes = _check_fits(model, memory_limit, folder)
     _evaluate(model, parameter_bytes, progress)
     resolved = _dtype_name(model)
-    config_bytes = (folder / "config.json").read_bytes()
+    described = json.dumps(config, sort_keys=True) + resolved
     return LoadedModel(
         model=model,
         config=config,
         path=folder,
         eos_ids=end_token_ids(folder, config),
-        fingerprint=fingerprint(shards, config_bytes + resolved.encode()),
+        fingerprint=fingerprint(shards, described.encode()),
         parameter_bytes=parameter_bytes,
         context_length=context_length(config),
         dtype=resolved,
@@ -115,6 +120,16 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if "model_type" not in config:
         raise ModelError(f"{path}: no 'model_type'")
     return config
+
+
+def _for_context(config: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    """The configuration with LongRoPE's rotations for short contexts, if the limit is one."""
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    scaling, key = config.get(name) or {}, "original_max_position_embeddings"
+    trained = config.get(key) or scaling.get(key)
+    if not limit or not trained or limit > trained:
+        return config
+    return config | {name: scaling | {"longer": False}}
 
 
 def _read_lazily(shards: list[Path]) -> dict[str, mx.array]:

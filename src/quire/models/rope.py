@@ -94,8 +94,8 @@ class RopeParameters:
             "factor": longest / original if longest and original else None,
             **{name: value for name, value in scaling.items() if value is not None},
             key: original or longest,
-            "longer": bool(longest and original and longest > original),
         }
+        values.setdefault("longer", bool(longest and original and longest > original))
         rope = cls.from_dict(values)
         if partial:
             return rope
