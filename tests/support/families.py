@@ -247,6 +247,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "glm4_moe_lite": _config(
         "glm4_moe_lite", **_latent(norm_topk_prob=True), q_lora_rank=24, rope_interleave=True
     ),
+    "lfm2": _config(
+        "lfm2",
+        layer_types=["conv", FULL, "conv"],
+        conv_L_cache=3,
+        block_dim=64,
+        block_ff_dim=128,
+        block_multiple_of=32,
+        block_ffn_dim_multiplier=1.0,
+        block_auto_adjust_ff_dim=True,
+        conv_bias=False,
+        norm_eps=1e-5,
+    ),
+    "lfm2_moe": _config(
+        "lfm2_moe",
+        **EXPERTS,
+        layer_types=["conv", "conv", FULL],
+        conv_L_cache=4,
+        conv_bias=True,
+        num_dense_layers=1,
+        norm_eps=1e-5,
+        routed_scaling_factor=1.5,
+    ),
     "gpt_oss": _config(
         "gpt_oss",
         num_local_experts=4,

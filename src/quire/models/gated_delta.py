@@ -16,6 +16,7 @@ from quire.cache.specs import RecurrentState
 from quire.models.base import Module, RecurrentSegment, Step
 from quire.models.layers import ACTIVATIONS, GATES
 from quire.models.norm import RMSNorm
+from quire.models.recurrent import CausalConv, in_sequence, over_segments
 
 _NORM_EPS = 1e-6  # of the keys' and queries' lengths, as in the flash-linear-attention library
 
@@ -64,26 +65,6 @@ class GatedDelta:
         return GatedDeltaNet(self, hidden_size, layer)
 
 
-class CausalConv(Module):
-    """One filter a channel over the last tokens, named as in the checkpoints: `conv1d`."""
-
-    def __init__(self, channels: int, kernel: int) -> None:
-        super().__init__()
-        self.weight = mx.zeros((channels, kernel, 1))
-
-    def __call__(self, window: mx.array) -> mx.array:
-        """`[n, kernel - 1 + t, channels]` -> `[n, t, channels]`."""
-        taps = self.weight.squeeze(-1).T  # [kernel, channels]
-        kernel = taps.shape[0]
-        t = window.shape[1] - kernel + 1
-        if t == 1:
-            return (window * taps).sum(axis=1, keepdims=True)
-        out = window[:, :t] * taps[0]
-        for offset in range(1, kernel):
-            out = out + window[:, offset : offset + t] * taps[offset]
-        return out
-
-
 class GatedDeltaNet(Module):
     """Computes a `GatedDelta`: what the matrix says of the query, gates writing and forgetting."""
 
@@ -105,18 +86,16 @@ class GatedDeltaNet(Module):
     def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         segments = step.recurrent(self._layer)
-        rows = [segment.rows for segment in segments]
-        order = rows[0] if len(rows) == 1 else mx.concatenate(rows)
-        x = x[order]  # sequence after sequence, so that a segment is a slice
+        order = in_sequence(segments)
+        x = x[order]
         qkv = self.in_proj_qkv(x)
         beta = mx.sigmoid(self.in_proj_b(x))  # how much of the old value is replaced
         step_size = mx.logaddexp(self.in_proj_a(x).astype(mx.float32) + self.dt_bias, 0.0)
         log_decay = -mx.exp(self.A_log.astype(mx.float32)) * step_size
-        outputs, start = [], 0
-        for segment in segments:
-            part = slice(start, start := start + segment.n * segment.t)
-            outputs.append(self._advance(segment, qkv[part], log_decay[part], beta[part]))
-        y = outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+        y = over_segments(
+            segments,
+            lambda segment, part: self._advance(segment, qkv[part], log_decay[part], beta[part]),
+        )
         y = self.norm(y).reshape(x.shape[0], -1)
         y = self._gate(self.in_proj_z(x).astype(mx.float32), y)
         out: mx.array = self.out_proj(y.astype(x.dtype))

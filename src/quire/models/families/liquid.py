@@ -1,0 +1,110 @@
+"""LFM2, dense and of experts (arXiv:2511.23404)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.errors import ModelError
+from quire.models.arguments import require
+from quire.models.attention import QKNorm
+from quire.models.base import LanguageModel
+from quire.models.description import FeedForward, Layer, Mixer, Norm
+from quire.models.families.common import (
+    Family,
+    attention,
+    by_type,
+    decoder,
+    softmax_mixture,
+    with_dense,
+)
+from quire.models.feed_forward import MLP
+from quire.models.moe import SigmoidRouter
+from quire.models.names import Names, Weights
+from quire.models.settings import FULL, Settings
+from quire.models.short_conv import ShortConv
+
+CONV = "conv"
+
+_PARTS = {
+    "embedding_norm": "norm",
+    "operator_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "feed_forward": "mlp",
+    "w1": "gate_proj",
+    "w2": "down_proj",
+    "w3": "up_proj",
+    "self_attn.out_proj": "self_attn.o_proj",
+    "q_layernorm": "q_norm",
+    "k_layernorm": "k_norm",
+    "expert_bias": "e_score_correction_bias",
+}
+
+
+def lfm2(s: Settings) -> LanguageModel:
+    return _decoder(s, _layers(s, MLP(_width(s), "silu")))
+
+
+def _width(s: Settings) -> int:
+    """The width of the blocks, which the configuration gives before it is cut to two thirds."""
+    width = s.integer("block_ff_dim", "intermediate_size")
+    if not s.flag("block_auto_adjust_ff_dim", default=True):
+        return width
+    multiple = s.integer("block_multiple_of", default=256)
+    width = int(s.number("block_ffn_dim_multiplier", default=1.0) * int(2 * width / 3))
+    return -(-width // multiple) * multiple
+
+
+def lfm2_moe(s: Settings) -> LanguageModel:
+    router = SigmoidRouter(
+        k=s.integer("num_experts_per_tok", default=4),
+        normalise=s.flag("norm_topk_prob", default=True),
+        scale=s.number("routed_scaling_factor", default=1.0),
+        corrected=s.flag("use_expert_bias", default=True),
+    )
+    s = s.filled(num_experts_per_tok=4)
+    first, dense = s.integer("num_dense_layers", default=2), s.integer("intermediate_size")
+    layers = _layers(s, softmax_mixture(s, router=router))
+    return _decoder(s, with_dense(layers, MLP(dense, "silu"), lambda index: index < first))
+
+
+def _layers(s: Settings, block: FeedForward) -> tuple[Layer, ...]:
+    count, norm = s.integer("num_hidden_layers"), _norm(s)
+    listed = s.integers("full_attn_idxs") or range(count)
+    types = s.values.get("layer_types") or [FULL if i in listed else CONV for i in range(count)]
+    for kind in types:
+        require("layer_types", kind, (FULL, CONV))
+    if len(types) != count:
+        raise ModelError(f"config.json: {len(types)} layer_types for {count} layers")
+    kernel, bias = s.integer("conv_L_cache", default=3), s.flag("conv_bias", default=False)
+    full = attention(s, rope=s.rope(theta=1e6), qk_norm=QKNorm(norm), out_bias=False)
+    mixers: dict[str, Mixer] = {
+        FULL: replace(full, qkv_bias=False),
+        CONV: ShortConv(s.integer("hidden_size"), kernel, bias),
+    }
+    return by_type(tuple(types), mixers, block)
+
+
+def _norm(s: Settings) -> Norm:
+    return Norm(s.number("norm_eps", default=1e-5))
+
+
+def _decoder(s: Settings, layers: tuple[Layer, ...]) -> LanguageModel:
+    tied = s.flag("tie_embedding", "tie_word_embeddings", default=True)
+    names = Names(renamed=_PARTS, prepare=_channels_last)
+    return decoder(s, layers, names, norm=_norm(s), tied_head=tied)
+
+
+def _channels_last(weights: Weights) -> Weights:
+    """Convolutions as MLX has them, `[channels, kernel, 1]`."""
+    return {
+        name: array.swapaxes(-1, -2)
+        if name.endswith(".conv.conv.weight") and array.shape[-1] != 1
+        else array
+        for name, array in weights.items()
+    }
+
+
+FAMILIES = (
+    Family("lfm2", "LFM2", lfm2),
+    Family("lfm2_moe", "LFM2-8B-A1B", lfm2_moe),
+)

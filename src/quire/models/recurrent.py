@@ -1,0 +1,48 @@
+"""What recurrent layers share: going through a step's sequences, and short causal convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+
+from quire.models.base import Module, RecurrentSegment
+
+
+def in_sequence(segments: Sequence[RecurrentSegment]) -> mx.array:
+    """The rows of a step, sequence after sequence, so that a segment is a slice: `[T]`."""
+    rows = [segment.rows for segment in segments]
+    return rows[0] if len(rows) == 1 else mx.concatenate(rows)
+
+
+def over_segments(
+    segments: Sequence[RecurrentSegment], advance: Callable[[RecurrentSegment, slice], mx.array]
+) -> mx.array:
+    """What `advance` gives for each segment and its slice of the rows, one after the other."""
+    outputs, start = [], 0
+    for segment in segments:
+        outputs.append(advance(segment, slice(start, start := start + segment.n * segment.t)))
+    return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+
+
+class CausalConv(Module):
+    """One filter a channel over the last tokens. Parameters: weight, and bias if it has one."""
+
+    def __init__(self, channels: int, kernel: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = mx.zeros((channels, kernel, 1))
+        if bias:
+            self.bias = mx.zeros(channels)
+
+    def __call__(self, window: mx.array) -> mx.array:
+        """`[n, kernel - 1 + t, channels]` -> `[n, t, channels]`."""
+        taps = self.weight.squeeze(-1).T  # [kernel, channels]
+        kernel = taps.shape[0]
+        t = window.shape[1] - kernel + 1
+        if t == 1:
+            out = (window * taps).sum(axis=1, keepdims=True)
+        else:
+            out = window[:, :t] * taps[0]
+            for offset in range(1, kernel):
+                out = out + window[:, offset : offset + t] * taps[offset]
+        return out + self.bias if "bias" in self else out

@@ -1,0 +1,70 @@
+"""LFM2's gated short convolution: a layer that mixes a token with the few before it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.cache.specs import RecurrentState
+from quire.models.base import Module, RecurrentSegment, Step
+from quire.models.recurrent import CausalConv, in_sequence, over_segments
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """A convolution between two gates.
+
+    Attributes:
+        channels: the hidden size.
+        kernel: how many tokens it sees, the current one included.
+        bias: the convolution and both projections have biases.
+    """
+
+    channels: int
+    kernel: int
+    bias: bool = False
+
+    @property
+    def attribute(self) -> str:
+        return "conv"
+
+    @property
+    def rotation(self) -> None:
+        """Order comes from the convolution."""
+
+    @property
+    def spec(self) -> RecurrentState:
+        """What a sequence keeps: the convolution's last inputs."""
+        return RecurrentState((("conv", (self.kernel - 1, self.channels), ""),))
+
+    def module(self, hidden_size: int, layer: int) -> Module:
+        return GatedShortConv(self, hidden_size, layer)
+
+
+class GatedShortConv(Module):
+    """Computes a `ShortConv`."""
+
+    def __init__(self, kind: ShortConv, hidden_size: int, layer: int) -> None:
+        super().__init__()
+        self._layer = layer
+        self.in_proj = nn.Linear(hidden_size, 3 * hidden_size, bias=kind.bias)
+        self.conv = CausalConv(hidden_size, kind.kernel, kind.bias)
+        self.out_proj = nn.Linear(hidden_size, hidden_size, bias=kind.bias)
+
+    def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        segments = step.recurrent(self._layer)
+        order = in_sequence(segments)
+        before, after, value = mx.split(self.in_proj(x[order]), 3, axis=-1)
+        gated = before * value
+
+        def advance(segment: RecurrentSegment, part: slice) -> mx.array:
+            rows = gated[part].reshape(segment.n, segment.t, -1)
+            window = mx.concatenate([segment.read("conv"), rows], axis=1)
+            segment.write("conv", window[:, segment.t :])
+            return self.conv(window).flatten(0, 1)
+
+        out: mx.array = self.out_proj(after * over_segments(segments, advance))
+        return out[mx.argsort(order)]
