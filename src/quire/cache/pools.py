@@ -34,16 +34,16 @@ class KVPool:
         stores = [store for layer, store in self.layers.items() if layer in layers]
         return [array for store in stores for array in store.arrays()]
 
-    def export(self, pages: Ints) -> list[mx.array]:
-        """The contents of pages in all layers (lazy)."""
-        return [array for store in self.layers.values() for array in store.export(pages)]
+    def export(self, blocks: Ints) -> list[mx.array]:
+        """The contents of blocks in all layers (lazy)."""
+        return [array for store in self.layers.values() for array in store.export(blocks)]
 
-    def restore(self, pages: Ints, contents: list[mx.array]) -> None:
-        """Mutates: pages get contents that `export` gave."""
+    def restore(self, blocks: Ints, contents: list[mx.array]) -> None:
+        """Mutates: blocks get contents that `export` gave."""
         at = 0
         for store in self.layers.values():
-            parts = len(store.export(pages[:0]))
-            store.restore(pages, contents[at : at + parts])
+            parts = len(store.export(blocks[:0]))
+            store.restore(blocks, contents[at : at + parts])
             at += parts
 
 
@@ -64,7 +64,7 @@ class Pools:
         self._states: dict[tuple[int, KVFormat], StatePool] = {}
 
     def block_bytes(self, key: PoolKey) -> int:
-        """Bytes of one page of a pool, all layers of its group counted."""
+        """Bytes of one block of a pool, all layers of its group counted."""
         group = self.groups[key.group]
         state = self._recurrent.get(key.group)
         if state is not None:
@@ -123,15 +123,15 @@ class Pools:
             self.restore(key, [i for _, i in ids], contents[key])
 
     def export(self, key: PoolKey, ids: list[int]) -> list[mx.array]:
-        """The contents of pages in all layers (lazy), page after page along each first axis."""
+        """The contents of blocks in all layers (lazy), block after block along each first axis."""
         return self._pool(key).export(np.array(ids, dtype=np.int32))
 
     def restore(self, key: PoolKey, ids: list[int], contents: list[mx.array]) -> None:
-        """Mutates: pages get contents that `export` gave."""
+        """Mutates: blocks get contents that `export` gave."""
         self._pool(key).restore(np.array(ids, dtype=np.int32), contents)
 
     def clear(self) -> None:
-        """Mutates: forgets all pages, as `BlockManager.reset` does."""
+        """Mutates: forgets all blocks, as `BlockManager.reset` does."""
         self._kv.clear()
         self._states.clear()
 

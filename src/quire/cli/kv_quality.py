@@ -78,7 +78,7 @@ class Plan:
 
 
 def bits_an_element(loaded: LoadedModel, format: KVFormat) -> float:
-    """Of keys and values in all attention layers, scales counted, open pages not."""
+    """Of keys and values in all attention layers, scales counted, tail blocks not."""
     groups = group_layers(loaded.model.layout)
     costs = layer_costs(groups, format, PAGE_TOKENS, DTYPES[loaded.dtype])
     stored = sum(len(c.layers) * c.token_bytes for c in costs)
