@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import mlx.core as mx
-
 from quire.attention.backend import AttentionBackend, Backends
 from quire.attention.paged import PagedBackend
 from quire.attention.reference import ReferenceBackend
+from quire.device.device import current_device
 
 
 def open_backends(block_tokens: int) -> Backends:
     """The backends that work on this device, the fastest first; the reference serves the rest."""
     backends: list[AttentionBackend] = []
-    if mx.default_device() == mx.gpu and mx.cuda.is_available():
+    if current_device().kernel_language == "cuda":
         backends.append(PagedBackend(block_tokens))
     return Backends([*backends, ReferenceBackend()])

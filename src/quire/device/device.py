@@ -42,6 +42,7 @@ class Device(ABC):
         code_rows: rows up to which multiplying by codes beats decoding them first.
         slow_code_bits: codes of these sizes are read so slowly that writing them as bytes pays.
         dequantizes_fast: whether `mx.dequantize` is faster than shifts and masks of whole words.
+        kernel_language: of kernels that `mx.fast` compiles: "cuda", "metal" or none.
         kv_share: of the memory that is free once weights are loaded, what KV blocks take unasked.
     """
 
@@ -53,6 +54,7 @@ class Device(ABC):
     code_rows: int
     slow_code_bits: frozenset[int]
     dequantizes_fast: bool
+    kernel_language: str
     kv_share: float
 
     @property
@@ -123,6 +125,7 @@ class CPU(Device):
     code_rows = sys.maxsize
     slow_code_bits = frozenset({2, 3, 5, 6})  # 2 to 8 times as long as 8 bits
     dequantizes_fast = False  # MLX's shifts and masks code by code: 2 to 10 times as long
+    kernel_language = ""
     kv_share = 0.25
 
     @property
@@ -179,6 +182,8 @@ class GPU(Device):
 class CUDA(GPU):
     """NVIDIA."""
 
+    kernel_language = "cuda"
+
     def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
         # MLX 0.32.4's gave wrong results inside `Experts` from 66 pairs of row and expert on (H100,
         # float32; equal to 3e-7 below that).
@@ -193,6 +198,8 @@ class CUDA(GPU):
 
 class Metal(GPU):
     """Apple silicon."""
+
+    kernel_language = "metal"
 
     def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
         return True
