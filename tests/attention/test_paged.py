@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from tests.attention.rows import HandRows
+from tests.support.nvcc import assert_compiles
 
 PLAIN = KVFormat()
 SHAPES = [
@@ -72,9 +71,6 @@ def test_launches_depend_on_rows_and_not_on_lengths() -> None:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
 def test_sources_compile(shape: cuda.Shape, few: bool, tmp_path: Path) -> None:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("no nvcc")
     tiles = 1 if few else shape.many_tiles
     text = (
         cuda.header(shape.dtype, shape.defines(tiles, split=few))
@@ -86,13 +82,7 @@ def test_sources_compile(shape: cuda.Shape, few: bool, tmp_path: Path) -> None:
         + '}\nextern "C" __global__ void combine(const float* partial, const float* stats,'
         "const int* stats_shape, const float* sinks, T* result) {" + cuda.source("combine") + "}\n"
     )
-    path = tmp_path / "kernels.cu"
-    path.write_text(text)
-    command = [nvcc, "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", tmp_path / "k.cubin", path]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    spilled = [line for line in done.stderr.splitlines() if "spill stores" in line]
-    assert all(" 0 bytes spill stores" in line for line in spilled), done.stderr
+    assert_compiles(text, tmp_path)
 
 
 class _Off(ReferenceBackend):

@@ -6,13 +6,14 @@ import ctypes
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
 import psutil
 
 from quire.device.blas import choose_blas, fast_products
+from quire.device.cuda.products import Products
 from quire.errors import ModelError
 
 P = ParamSpec("P")
@@ -75,6 +76,11 @@ class Device(ABC):
     @abstractmethod
     def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
         """Whether `mx.gather_mm` is right for matrices of a type."""
+
+    @property
+    def packed_products(self) -> Products | None:
+        """Products of packed weights by kernels of our own, where there are some."""
+        return None
 
     def times_transposed(self, x: mx.array, y: mx.array) -> mx.array:
         """`[..., M, K]` times the transpose of `[..., N, K]`: `[..., M, N]`."""
@@ -183,6 +189,10 @@ class CUDA(GPU):
     """NVIDIA."""
 
     kernel_language = "cuda"
+
+    @cached_property
+    def packed_products(self) -> Products | None:
+        return Products()
 
     def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
         # MLX 0.32.4's gave wrong results inside `Experts` from 66 pairs of row and expert on (H100,

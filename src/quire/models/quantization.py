@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from quire.device.cuda.products import Packed
 from quire.device.device import current_device
 from quire.errors import ModelError
 from quire.models.base import named_layers
@@ -28,6 +29,11 @@ class PackedLinear(nn.QuantizedLinear):
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[..., in]` -> `[..., out]`."""
+        products = current_device().packed_products
+        if products is not None and self.mode == "affine":
+            few = products.linear(x, packed_weight(self, self.group_size, self.bits))
+            if few is not None:
+                return few + self["bias"] if "bias" in self else few
         rows = x.size // x.shape[-1]
         if rows <= _FEW.get(self.bits, _FEW_ELSE) or not current_device().unpacks_many_rows:
             by_codes: mx.array = super().__call__(x)  # type: ignore[no-untyped-call]  # MLX's
@@ -42,6 +48,11 @@ class PackedLinear(nn.QuantizedLinear):
         )
         y = x @ weight.astype(x.dtype).T
         return y + self["bias"] if "bias" in self else y
+
+
+def packed_weight(layer: nn.Module, group_size: int, bits: int) -> Packed:
+    """The matrix of a packed layer, in affine codes."""
+    return Packed(layer["weight"], layer["scales"], layer["biases"], group_size, bits)
 
 
 def check_config(config: dict[str, Any]) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 
 import mlx.core as mx
 
 from quire.attention.backend import Scoring
+from quire.device.kernel_text import kernel_text
 
 LANES = 128  # threads of a thread block
 _QUERIES = 16  # query vectors of a product on tensor cores
@@ -219,9 +218,6 @@ def _compiled(
     return kernel
 
 
-@cache
 def source(name: str) -> str:
-    """A file of `sources/` without comments: MLX hashes a kernel's text at each call."""
-    text = files("quire.attention.paged").joinpath("sources", f"{name}.cuh").read_text()
-    text = re.sub(r"\s*//.*", "", text)
-    return "\n".join(line.strip() for line in text.splitlines() if line.strip()) + "\n"
+    """A file of `sources/`, as it is compiled."""
+    return kernel_text("quire.attention.paged", f"{name}.cuh")

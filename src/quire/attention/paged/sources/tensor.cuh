@@ -8,8 +8,6 @@
 // Operands come from global memory in 16-byte loads and go to the tensor cores as they are: which
 // elements of a vector stand in which slot of a product does not matter, as long as both sides agree.
 
-struct Scores { float c[4]; };
-
 __device__ __forceinline__ void product(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                                         unsigned b0, unsigned b1) {
 #if BF16

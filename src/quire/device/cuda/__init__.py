@@ -1,0 +1,1 @@
+"""CUDA kernels: products of packed weights for few rows, and by experts."""

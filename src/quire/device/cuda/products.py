@@ -1,0 +1,264 @@
+"""Products of packed weights on tensor cores: affine codes of 4 bits, bfloat16.
+
+MLX's own take as long for 2 to 32 rows as for many, and gather experts pair by pair.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import mlx.core as mx
+
+from quire.device.kernel_text import kernel_text
+
+log = logging.getLogger("quire.device")
+
+_PACKAGE = "quire.device.cuda"
+_MOST_ROWS = 32
+_WARPS = 16
+_EXPERT_WARPS = 8
+_FEW_TILE, _MANY_TILE = 8, 64
+"""Pairs of row and expert in a tile, where few rows come to an expert, and where many do."""
+_MOST_EXPERTS = 1024
+_GROUP_LANES = 1024
+_TOLERANCE = 1e-2
+
+ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
+"""What `experts` can apply, and what the kernels' `GELU` is for each."""
+
+Kernel = Callable[..., list[mx.array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A matrix `[out, in]`, or one an expert, `[experts, out, in]`, in MLX's affine packing.
+
+    Attributes:
+        codes: `[..., out, in / 8]`, uint32.
+        scales, biases: `[..., out, in / group_size]`.
+    """
+
+    codes: mx.array
+    scales: mx.array
+    biases: mx.array
+    group_size: int
+    bits: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether the kernels read it."""
+        return (
+            self.bits == 4
+            and self.group_size in (64, 128)
+            and self.scales.dtype == mx.bfloat16
+            and self.codes.shape[-2] % 16 == 0
+            and self.codes.shape[-1] % 8 == 0
+        )
+
+
+class Products:
+    """The kernels, held against MLX's products once; where they differ, none is used."""
+
+    @cached_property
+    def sound(self) -> bool:
+        """Whether this machine computes them as MLX's products. Compiles all of them."""
+        try:
+            difference = _difference()
+        except Exception as error:  # a compiler's or a driver's, of any type
+            difference = str(error)
+        if difference is not None:
+            log.warning("packed products by MLX's own kernels: %s", difference)
+        return difference is None
+
+    def linear(self, x: mx.array, weight: Packed) -> mx.array | None:
+        """`[..., in]` -> `[..., out]`; None where MLX's own is faster, or the only one."""
+        rows = x.size // x.shape[-1]
+        if not 1 < rows <= _MOST_ROWS or x.dtype != mx.bfloat16:
+            return None
+        if not (weight.fits and self.sound):
+            return None
+        y = _linear(x.reshape(rows, -1), weight)
+        return y.reshape(*x.shape[:-1], -1)
+
+    def experts(
+        self,
+        x: mx.array,
+        chosen: mx.array,
+        matrices: tuple[Packed, Packed, Packed],
+        activation: str,
+    ) -> mx.array | None:
+        """The outputs of the chosen experts' gated MLPs.
+
+        Args:
+            x: `[T, hidden]`.
+            chosen: `[T, k]`, uint32 or int32.
+            matrices: gate, up and down.
+            activation: of the gate.
+
+        Returns:
+            `[T, k, hidden]`; None where the kernels do not serve.
+        """
+        gate, up, down = matrices
+        if x.dtype != mx.bfloat16 or activation not in ACTIVATIONS:
+            return None
+        if not (gate.fits and up.fits and down.fits) or gate.group_size != up.group_size:
+            return None
+        if gate.codes.shape[-2] % 64 or down.codes.shape[-2] % 128:
+            return None
+        if gate.codes.shape[0] > _MOST_EXPERTS or not self.sound:
+            return None
+        return _experts(x, chosen, matrices, ACTIVATIONS[activation])
+
+
+def _linear(x: mx.array, weight: Packed) -> mx.array:
+    """`[M, in]` -> `[M, out]`, 32 rows at most."""
+    rows, outputs = x.shape[0], weight.codes.shape[0]
+    tiles = 1 if rows <= 8 else 2 if rows <= 16 else 4
+    return _linear_kernel(tiles, weight.group_size)(
+        inputs=[x, weight.codes, weight.scales, weight.biases],
+        grid=(outputs // 16 * _WARPS * 32, 1, 1),
+        threadgroup=(_WARPS * 32, 1, 1),
+        output_shapes=[(rows, outputs)],
+        output_dtypes=[mx.bfloat16],
+    )[0]
+
+
+def _experts(
+    x: mx.array, chosen: mx.array, matrices: tuple[Packed, Packed, Packed], gelu: int
+) -> mx.array:
+    gate, up, down = matrices
+    top, pairs, count = chosen.shape[-1], chosen.size, gate.codes.shape[0]
+    many = pairs > _FEW_TILE * count
+    tile = _MANY_TILE if many else _FEW_TILE
+    most = min(pairs, count + pairs // tile)
+    order, tiles = _group_kernel(count, tile)(
+        inputs=[chosen.reshape(-1)],
+        grid=(_GROUP_LANES, 1, 1),
+        threadgroup=(_GROUP_LANES, 1, 1),
+        output_shapes=[(pairs,), (most, 3)],
+        output_dtypes=[mx.int32, mx.int32],
+    )
+    lanes = 128 if many else _EXPERT_WARPS * 32
+    outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
+    inner = _expert_kernel(many, True, gate.group_size, top, gelu)(
+        inputs=[
+            *(x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases),
+            *(order, tiles),
+        ],
+        grid=(outputs // (64 if many else 16) * lanes, most, 1),
+        threadgroup=(lanes, 1, 1),
+        output_shapes=[(pairs, outputs)],
+        output_dtypes=[mx.bfloat16],
+    )[0]
+    y = _expert_kernel(many, False, down.group_size, 1, 0)(
+        inputs=[inner, down.codes, down.scales, down.biases, order, tiles],
+        grid=(hidden // (128 if many else 16) * lanes, most, 1),
+        threadgroup=(lanes, 1, 1),
+        output_shapes=[(pairs, hidden)],
+        output_dtypes=[mx.bfloat16],
+    )[0]
+    return y.reshape(-1, top, hidden)
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def few_defines(tiles: int, group_size: int, *, experts: bool) -> dict[str, int]:
+    """The constants of `few.cuh`; those of gated experts and their activation come beside."""
+    warps = _EXPERT_WARPS if experts else _WARPS
+    return {"TILES": tiles, "WARPS": warps, "EXPERTS": int(experts), "GROUP": group_size}
+
+
+def header(defines: dict[str, int]) -> str:
+    """What stands before a kernel's source."""
+    lines = ["#include <cuda_bf16.h>", *(f"#define {name} {n}" for name, n in defines.items())]
+    return "\n".join([*lines, "typedef __nv_bfloat16 T;", ""]) + kernel_text(_PACKAGE, "common.cuh")
+
+
+@cache
+def _linear_kernel(tiles: int, group_size: int) -> Kernel:
+    defines = few_defines(tiles, group_size, experts=False) | {"GATED": 0, "GELU": 0}
+    return _compiled("few", ["x", "w", "scales", "biases"], ["y"], defines)
+
+
+@cache
+def _expert_kernel(many: bool, gated: bool, group_size: int, top: int, gelu: int) -> Kernel:
+    defines = {"GROUP": group_size} if many else few_defines(1, group_size, experts=True)
+    defines = defines | {"GATED": int(gated), "TOP": top, "GELU": gelu}
+    second = ["w_up", "scales_up", "biases_up"] if gated else []
+    inputs = ["x", "w", "scales", "biases", *second, "order", "tiles"]
+    return _compiled("many" if many else "few", inputs, ["y"], defines)
+
+
+@cache
+def _group_kernel(experts: int, tile: int) -> Kernel:
+    defines = {"EXPERT_COUNT": experts, "TILE": tile, "GELU": 0}
+    return _compiled("group", ["chosen"], ["order", "tiles"], defines)
+
+
+def _compiled(name: str, inputs: list[str], outputs: list[str], defines: dict[str, int]) -> Kernel:
+    own = "_".join(str(n) for n in defines.values())
+    kernel: Kernel = mx.fast.cuda_kernel(  # type: ignore[assignment]  # its stub says object
+        name=f"quire_{name}_{own}",
+        input_names=inputs,
+        output_names=outputs,
+        source=kernel_text(_PACKAGE, f"{name}.cuh"),
+        header=header(defines),
+    )
+    return kernel
+
+
+# -- held against MLX's ----------------------------------------------------------------------------
+
+
+def _difference() -> str | None:
+    """How far the kernels are from MLX's products, of random weights; None if near enough."""
+    for group_size in (64, 128):
+        weight = _random(144, 256, group_size, 0)
+        for rows in (2, 8, 9, 17, 32):
+            x = mx.random.normal((rows, 256), key=mx.random.key(rows)).astype(mx.bfloat16)
+            difference = _compared(_linear(x, weight), x @ _plain(weight).T)
+            if difference:
+                return f"{rows} rows, groups of {group_size}: {difference}"
+    count, hidden = 8, 256
+    gate, up = _random(64, hidden, 64, 1, count), _random(64, hidden, 64, 2, count)
+    down = _random(hidden, 64, 64, 3, count)
+    for rows in (1, 9, 100):
+        x = mx.random.normal((rows, hidden), key=mx.random.key(rows)).astype(mx.bfloat16)
+        chosen = mx.argsort(mx.random.normal((rows, count), key=mx.random.key(rows)))[:, :3]
+        got = _experts(x, chosen, (gate, up, down), 0)
+        inner = [(x[:, None, None] @ _plain(m)[chosen].swapaxes(-1, -2)) for m in (gate, up)]
+        product = (inner[0] * mx.sigmoid(inner[0]) * inner[1]).astype(mx.bfloat16)
+        expected = (product @ _plain(down)[chosen].swapaxes(-1, -2)).squeeze(-2)
+        difference = _compared(got, expected)
+        if difference:
+            return f"experts, {rows} rows: {difference}"
+    return None
+
+
+def _random(outputs: int, inputs: int, group_size: int, seed: int, experts: int = 0) -> Packed:
+    shape = (experts, outputs, inputs) if experts else (outputs, inputs)
+    matrix = (mx.random.normal(shape, key=mx.random.key(seed)) * inputs**-0.5).astype(mx.bfloat16)
+    codes, scales, biases = mx.quantize(matrix, group_size=group_size, bits=4)
+    return Packed(codes, scales, biases, group_size, 4)
+
+
+def _plain(weight: Packed) -> mx.array:
+    """The matrix in float32."""
+    return mx.dequantize(
+        weight.codes,
+        weight.scales.astype(mx.float32),
+        weight.biases.astype(mx.float32),
+        group_size=weight.group_size,
+        bits=weight.bits,
+    )
+
+
+def _compared(got: mx.array, expected: mx.array) -> str | None:
+    expected = expected.astype(mx.float32)
+    error = float(mx.linalg.norm(got.astype(mx.float32) - expected) / mx.linalg.norm(expected))
+    # Written so that a NaN is too much.
+    return None if error <= _TOLERANCE else f"relative error {error:.2g}, allowed {_TOLERANCE}"

@@ -1,0 +1,18 @@
+__device__ __forceinline__ void product(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                                        unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Two 4-bit codes of a word, four apart, as bfloat16 numbers 128 + n.
+__device__ __forceinline__ unsigned raised(unsigned word, int shift) {
+  return ((word >> shift) & 0x000F000Fu) | 0x43004300u;
+}
+__device__ __forceinline__ float gated(float gate, float up) {
+#if GELU
+  const float y = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
+  return gate / (1.f + __expf(-2.f * y)) * up;
+#else
+  return gate / (1.f + __expf(-gate)) * up;
+#endif
+}
