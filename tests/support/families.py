@@ -85,6 +85,22 @@ def _latent(**changes: Any) -> dict[str, Any]:
     )
 
 
+def _hybrid(**changes: Any) -> dict[str, Any]:
+    """Granite 4's layers, one of three with attention."""
+    return {
+        "layer_types": [LINEAR, FULL, LINEAR],
+        "shared_intermediate_size": 96,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 24,
+        "mamba_n_groups": 1,
+        "embedding_multiplier": 6.0,
+        "logits_scaling": 4.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.3,
+    } | changes
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _config("llama", **LLAMA3),
     "llama-dynamic": _config(
@@ -185,6 +201,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         num_experts_per_tok=2,
         shared_intermediate_size=48,
         attention_multiplier=0.25,
+    ),
+    "granitemoehybrid": _config(
+        "granitemoehybrid", **_hybrid(num_local_experts=0, shared_intermediate_size=128)
+    ),
+    "granitemoehybrid-experts": _config(
+        "granitemoehybrid",
+        **_hybrid(num_local_experts=8, num_experts_per_tok=2, mamba_n_groups=2),
+        position_embedding_type="rope",
     ),
     "cohere": _config("cohere", logit_scale=0.5),
     "cohere-qk-norm": _config("cohere", logit_scale=0.5, use_qk_norm=True),

@@ -1,20 +1,27 @@
-"""Granite 3 and its mixtures of experts."""
+"""Granite 3 and 4, dense, of experts and with state spaces."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from quire.models.arguments import require
 from quire.models.base import LanguageModel
-from quire.models.description import FeedForward
+from quire.models.description import FeedForward, Layer, Mixer
 from quire.models.families.common import (
     Family,
+    activation,
     alike,
     attention,
+    by_type,
     decoder,
     mlp,
+    rms,
     softmax_mixture,
 )
-from quire.models.moe import SoftmaxRouter
+from quire.models.feed_forward import MLP
+from quire.models.mamba2 import Mamba2
+from quire.models.moe import Mixture, SoftmaxRouter
 from quire.models.names import Names, Weights
 from quire.models.settings import Settings
 
@@ -24,23 +31,89 @@ def granite(s: Settings) -> LanguageModel:
 
 
 def granitemoe(s: Settings) -> LanguageModel:
+    return _decoder(s, _experts(s), _names(s))
+
+
+def granitemoehybrid(s: Settings) -> LanguageModel:
+    """Granite 4: most layers are state spaces; attention knows no order."""
+    s.only("position_embedding_type", "nope", "rope")
+    experts = s.integer("num_local_experts", default=0)
+    width = s.integer("shared_intermediate_size", default=1024)
+    block = _experts(s) if experts else MLP(width, activation(s))
+    usual = attention(s, scale=s.number("attention_multiplier", default=1.0))
+    if s.values.get("position_embedding_type") != "rope":
+        usual = replace(usual, rope=None)
+    state_space = _state_space(s)
+    mixers: dict[str, Mixer] = {
+        "attention": usual,
+        "full_attention": usual,
+        "mamba": state_space,
+        "linear_attention": state_space,
+    }
+    types = s.values.get("layer_types") or ["mamba"] * s.integer("num_hidden_layers")
+    for kind in types:
+        require("layer_types", kind, mixers)
+    return _whole(s, by_type(tuple(types), mixers, block), _names(s))
+
+
+def _experts(s: Settings) -> Mixture:
     router = SoftmaxRouter(s.integer("num_experts_per_tok", default=2), normalise=True)
+    return softmax_mixture(
+        s.filled(num_experts_per_tok=2),
+        width=s.integer("intermediate_size"),
+        router=router,
+        shared_width=s.integer("shared_intermediate_size", default=0),
+    )
+
+
+def _state_space(s: Settings) -> Mamba2:
+    heads = s.integer("mamba_n_heads", default=128)
+    inner = s.integer("mamba_expand", default=2) * s.integer("hidden_size")
+    if s.values.get("mamba_d_head") in (None, "auto"):
+        s = s.changed(mamba_d_head=inner // heads)
+    least, most = s.values.get("time_step_limit") or (0.0, float("inf"))
+    return Mamba2(
+        heads=heads,
+        head_dim=s.integer("mamba_d_head"),
+        state_dim=s.integer("mamba_d_state", default=256),
+        groups=s.integer("mamba_n_groups", default=1),
+        kernel=s.integer("mamba_d_conv", default=4),
+        activation=activation(s),
+        eps=rms(s).eps,
+        conv_bias=s.flag("mamba_conv_bias", default=True),
+        bias=s.flag("mamba_proj_bias", default=False),
+        least_step=_number(least),
+        most_step=_number(most),
+    )
+
+
+def _number(value: Any) -> float:
+    """A number as transformers 5 writes it, infinity as an object that holds its name."""
+    return float(value["__float__"] if isinstance(value, dict) else value)
+
+
+def _names(s: Settings) -> Names:
     shared = s.integer("shared_intermediate_size", default=0)
-    width = s.integer("intermediate_size")
-    experts = softmax_mixture(s, width=width, router=router, shared_width=shared)
+    dense = not s.integer("num_local_experts", default=0)
     parts = {
         "block_sparse_moe": "mlp",
-        "shared_mlp": "mlp.shared_expert",
+        "shared_mlp": "mlp" if dense else "mlp.shared_expert",
         "router.layer": "gate",
         "router": "gate",
         "output_linear": "down_proj",
     }
     fused = {"input_linear": (("gate_proj", shared), ("up_proj", shared))}
-    return _decoder(s, experts, Names(renamed=parts, fused=fused, prepare=_stacked))
+    return Names(renamed=parts, fused=fused, prepare=_stacked)
 
 
 def _stacked(weights: Weights) -> Weights:
-    """The experts' matrices by the names that they have in other families."""
+    """Experts by the names of other families, and convolutions `[channels, kernel, 1]`."""
+    weights = {
+        name: array.swapaxes(-1, -2)
+        if name.endswith(".conv1d.weight") and array.shape[-1] != 1
+        else array
+        for name, array in weights.items()
+    }
     return {
         name.replace(".block_sparse_moe.input_linear.weight", ".mlp.experts.gate_up_proj").replace(
             ".block_sparse_moe.output_linear.weight", ".mlp.experts.down_proj"
@@ -52,16 +125,21 @@ def _stacked(weights: Weights) -> Weights:
 def _decoder(s: Settings, block: FeedForward, names: Names | None = None) -> LanguageModel:
     s.only("position_embedding_type", "rope")
     usual = attention(s, scale=s.number("attention_multiplier", default=1.0))
+    return _whole(s, alike(s, usual, block), names)
+
+
+def _whole(s: Settings, layers: tuple[Layer, ...], names: Names | None) -> LanguageModel:
     changes: dict[str, Any] = {
         "embedding_multiplier": s.number("embedding_multiplier", default=1.0),
         "residual_multiplier": s.number("residual_multiplier", default=1.0),
         "head_multiplier": 1 / s.number("logits_scaling", default=1.0),
     }
-    return decoder(s, alike(s, usual, block), names, **changes)
+    return decoder(s, layers, names, **changes)
 
 
 FAMILIES = (
     Family("granite", "Granite 3", granite),
     Family("granitemoe", "Granite 3 MoE", granitemoe),
+    Family("granitemoehybrid", "Granite 4", granitemoehybrid),
     Family("granitemoeshared", "Granite 3 MoE with a shared expert", granitemoe),
 )
