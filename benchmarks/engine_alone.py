@@ -10,10 +10,10 @@ import time
 
 from alone import Work, main
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.request import Request, SamplingParams
 from quire.engine.engine import Engine
 from quire.engine.opening import open_engine
-from quire.request import Request, SamplingParams
 
 
 def run_level(

@@ -17,13 +17,13 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from quire.cache.formats.choose import parse_format
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.kv_choice import parse_format
+from quire.core.request import Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.device.device import open_device
 from quire.engine.engine import Engine
 from quire.models.loader import LoadedModel, open_model
-from quire.request import Request, SamplingParams
 
 FORMATS = (
     "plain",

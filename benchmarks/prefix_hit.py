@@ -14,12 +14,12 @@ import statistics
 import time
 from pathlib import Path
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.request import Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.device.device import open_device
 from quire.engine.engine import Engine
 from quire.models.loader import open_model
-from quire.request import Request, SamplingParams
 
 _WARM_RUNS = 5
 

@@ -11,27 +11,27 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "quire"
 
+HTTP_SIDE = {"serving", "media", "text", "constraints"}
+ENGINE_SIDE = {
+    *("engine", "scheduler", "models", "sampling", "attention", "cache", "device", "constraints"),
+}
 LAYERS: dict[str, set[str]] = {
-    # package: the packages that it may import, beside itself and the core types
-    "cli": {
-        *("api", "engine", "attention", "models", "text", "demo", "sampling", "scheduler"),
-        *("cache", "device"),
-    },
-    "api": {"engine", "text", "media", "cache", "sampling"},
-    "engine": {
-        *("scheduler", "models", "sampling", "media", "text", "attention", "cache", "device"),
-    },
+    # package: the packages that it may import, beside itself and the core
+    "cli": {"api", "demo"} | HTTP_SIDE | ENGINE_SIDE,
+    "api": {"serving", "media", "text"},
+    "serving": {"media", "text", "constraints"},
+    "media": set(),
+    "text": set(),
+    "engine": ENGINE_SIDE - {"engine"},
+    "scheduler": {"sampling", "cache", "constraints"},
+    "sampling": {"constraints"},
     "models": {"cache", "device"},
     "attention": {"cache", "device"},
-    "scheduler": {"cache", "sampling"},
-    "sampling": {"cache"},
-    "media": {"text"},
-    "text": {"cache"},
     "cache": {"device"},
+    "constraints": set(),
     "device": set(),
     "demo": set(),
 }
-CORE = {"core", "errors", "config", "request"}
 NO_MLX = [
     "quire.scheduler.scheduler",
     "quire.cache.block_manager",
@@ -39,10 +39,10 @@ NO_MLX = [
     "quire.cache.specs",
     "quire.core.kv_format",
     "quire.api.app",
-    "quire.engine.process",
-    "quire.engine.service",
-    "quire.engine.assembly",
-    "quire.sampling.grammar",
+    "quire.serving.engine_client",
+    "quire.serving.service",
+    "quire.serving.assembly",
+    "quire.constraints.grammar",
 ]
 
 
@@ -69,16 +69,26 @@ def test_every_package_has_its_layer() -> None:
 
 @pytest.mark.parametrize("package", LAYERS)
 def test_imports_go_one_way(package: str) -> None:
-    allowed = LAYERS[package] | CORE | {package}
+    allowed = LAYERS[package] | {"core", package}
     for path in sorted((SOURCE / package).rglob("*.py")):
         extra = imported(path) - allowed
         assert not extra, f"{path.relative_to(SOURCE)} imports {', '.join(sorted(extra))}"
 
 
 def test_the_core_imports_no_other_package() -> None:
-    modules = [SOURCE / f"{name}.py" for name in ("errors", "config", "request")]
-    for path in [*modules, *sorted((SOURCE / "core").rglob("*.py"))]:
-        assert imported(path) <= CORE, path
+    for path in sorted((SOURCE / "core").rglob("*.py")):
+        assert imported(path) <= {"core"}, path
+
+
+def test_the_two_processes_meet_in_the_core_alone() -> None:
+    """What both may import beside it, such as grammars, knows neither."""
+    shared = HTTP_SIDE & ENGINE_SIDE
+    for package in (HTTP_SIDE | {"api"}) - shared:
+        assert LAYERS[package] <= HTTP_SIDE
+    for package in ENGINE_SIDE - shared:
+        assert LAYERS[package] <= ENGINE_SIDE
+    for package in shared:
+        assert not LAYERS[package]
 
 
 @pytest.mark.parametrize("module", NO_MLX)

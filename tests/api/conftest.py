@@ -13,11 +13,11 @@ import pytest
 from openai import OpenAI
 
 from quire.api.app import build_app
-from quire.config import ServerConfig
+from quire.core.config import ServerConfig
+from quire.core.info import ModelInfo
+from quire.core.request import Request
 from quire.demo import MODEL_DIR
-from quire.engine.assembly import assemble
-from quire.engine.interface import ModelInfo
-from quire.request import Request
+from quire.serving.assembly import assemble
 from quire.text.tokenizer import Tokenizer
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import serving

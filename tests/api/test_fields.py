@@ -11,8 +11,8 @@ from openai.types.completion_create_params import (
     CompletionCreateParamsNonStreaming as TextParams,
 )
 
-from quire.api.chat import ChatRequest
-from quire.api.completions import CompletionRequest
+from quire.api.chat.endpoint import ChatRequest
+from quire.api.completions.endpoint import CompletionRequest
 from tests.api.conftest import HTTP, Serve
 from tests.support.server import JSON_TYPE
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.api.foreign import is_known, shown
-from quire.config import ServerConfig
+from quire.api.shared.foreign import is_known, shown
+from quire.core.config import ServerConfig
 from quire.demo import MODEL_DIR
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Serve, Served, openai_client, start

@@ -13,11 +13,11 @@ import pytest
 from anthropic import Anthropic, BadRequestError
 from openai import BadRequestError as OpenAIBadRequestError
 
-from quire.api.responses_schema import MessageItem
-from quire.api.responses_store import ResponseStore
-from quire.api.unseen import LEFT_OUT
-from quire.engine.service import Generation, Service
+from quire.api.responses.schema import MessageItem
+from quire.api.responses.store import ResponseStore
+from quire.api.shared.unseen import LEFT_OUT
 from quire.media.source import ImageSource, not_taken
+from quire.serving.service import Generation, Service
 from tests.api.conftest import HTTP, Serve, Served, openai_client
 
 PNG = b"\x89PNG\r\n\x1a\n"

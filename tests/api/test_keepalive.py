@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from quire.api.chat import ChatChunks
-from quire.api.responses_tools import Toolbox
-from quire.api.sse import KEEPALIVE_S, EventStream
-from quire.config import ServerConfig
+from quire.api.chat.endpoint import ChatChunks
+from quire.api.responses.tools import Toolbox
+from quire.api.shared.sse import KEEPALIVE_S, EventStream
+from quire.core.config import ServerConfig
+from quire.core.info import ModelInfo
 from quire.demo import MODEL_DIR
-from quire.engine.assembly import assemble
-from quire.engine.interface import ModelInfo
-from quire.engine.service import Generation
+from quire.serving.assembly import assemble
+from quire.serving.service import Generation
 from quire.text.tokenizer import Tokenizer
 from tests.support import virtual_time
 from tests.support.scripted_engine import Script, ScriptedEngine

@@ -14,8 +14,8 @@ from starlette.routing import Route
 
 from quire.api.app import build_app
 from quire.api.openapi import OPERATIONS, Operation, document
-from quire.config import ServerConfig
-from quire.engine.assembly import assemble
+from quire.core.config import ServerConfig
+from quire.serving.assembly import assemble
 from tests.api.conftest import HTTP, Serve, Served
 
 ANSWERED = [operation for operation in OPERATIONS if operation.answers]

@@ -15,11 +15,11 @@ import httpx
 import pytest
 from openai import APIStatusError, OpenAI
 
-from quire.api.auth import check_exposure
 from quire.api.openapi import OPERATIONS
-from quire.config import ServerConfig
-from quire.errors import QuireError
-from quire.request import Failure
+from quire.api.shared.auth import check_exposure
+from quire.core.config import ServerConfig
+from quire.core.errors import QuireError
+from quire.core.request import Failure
 from tests.api.conftest import HTTP, NAME, Serve
 from tests.support.scripted_engine import Script
 from tests.support.server import JSON_TYPE, RAW_HEAD

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from quire.errors import ContextOverflow
-from quire.request import Failure
+from quire.core.errors import ContextOverflow
+from quire.core.request import Failure
 from tests.api.conftest import HTTP, Serve
 from tests.support.scripted_engine import Script
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from quire.config import ServerConfig
+from quire.core.config import ServerConfig
+from quire.core.errors import ModelError
+from quire.core.request import SamplingParams
 from quire.demo import MODEL_DIR
-from quire.engine.sampling_defaults import recommended
-from quire.errors import ModelError
-from quire.request import SamplingParams
+from quire.serving.sampling_defaults import recommended
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Served, start
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from openai import BadRequestError
 
-from quire.request import GrammarSpec
-from quire.sampling.grammar import GrammarCompiler
+from quire.constraints.grammar import GrammarCompiler
+from quire.core.request import GrammarSpec
 from tests.api.conftest import HTTP, Serve, Served, openai_client
 from tests.support.scripted_engine import Script
 

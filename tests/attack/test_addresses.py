@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from quire.errors import RequestError
+from quire.core.errors import RequestError
 from quire.media.addresses import is_public
 from quire.media.fetch import FetchPolicy, fetch
 

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from quire.api.connections import Patience, PatientProtocol
-from quire.config import ServerConfig
+from quire.core.config import ServerConfig
 from tests.api.conftest import Serve, Served
 from tests.support.scripted_engine import Script
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.config import ServerConfig
+from quire.core.config import ServerConfig
 from tests.api.conftest import HTTP, NAME, Serve
 
 BODY = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 5}

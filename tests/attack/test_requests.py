@@ -12,7 +12,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from quire.api.seal import Seal
+from quire.api.shared.seal import Seal
 from tests.attack.harness import MIB, Victim
 
 CHAT, MESSAGES, COUNT = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"

@@ -15,13 +15,13 @@ import pytest
 from quire.cache.block_manager import PoolKey
 from quire.cache.disk_store import usage
 from quire.cache.disk_transfer import fits
-from quire.config import DiskConfig, EngineConfig
+from quire.core.config import DiskConfig, EngineConfig
+from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
+from quire.core.request import Request
 from quire.engine.engine import Engine
-from quire.engine.process import ProcessEngine
-from quire.errors import ModelError
 from quire.models.loader import LoadedModel, open_model
-from quire.request import Request
+from quire.serving.engine_client import ProcessEngine
 from tests.support.parity import Answer, Company, alone, assert_same, prompts
 from tests.support.tiny_models import tiny_model
 

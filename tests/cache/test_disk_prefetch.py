@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.core.kv_format import KVFormat
-from quire.request import FinishReason, Request
+from quire.core.request import FinishReason, Request
 from tests.scheduler.simulation import GROUPS, PLAIN, SEALED, Simulation
 from tests.support.scripted_disk import ScriptedDisk
 

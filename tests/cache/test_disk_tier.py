@@ -13,7 +13,7 @@ import pytest
 from quire.cache.disk_page import HostPage, pack, unpack
 from quire.cache.disk_store import DiskStore, usage
 from quire.cache.disk_tier import DiskTier
-from quire.config import DiskConfig
+from quire.core.config import DiskConfig
 
 MB = 1 << 20
 

@@ -10,7 +10,7 @@ import pytest
 
 from quire.cli import main
 from quire.cli.bench import Spread
-from quire.request import Failure, Request
+from quire.core.request import Failure, Request
 from tests.api.conftest import Serve
 from tests.support.scripted_engine import Script
 

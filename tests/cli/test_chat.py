@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from quire.cli import main
-from quire.request import Failure, Request
+from quire.core.request import Failure, Request
 from tests.api.conftest import Serve, Served
 from tests.support.scripted_engine import Script
 

@@ -8,9 +8,9 @@ from io import StringIO
 
 from rich.console import Console
 
-from quire.cache.formats.choose import parse_format
 from quire.cli.kv_quality import Plan, evaluate
 from quire.cli.progress import shown
+from quire.core.kv_choice import parse_format
 from quire.demo import MODEL_DIR
 
 

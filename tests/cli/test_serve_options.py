@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from quire.cli.serve import add_parser, server_config
-from quire.config import ServerConfig
-from quire.errors import QuireError
+from quire.core.config import ServerConfig
+from quire.core.errors import QuireError
 
 
 def config(*options: str) -> ServerConfig:

@@ -12,10 +12,10 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from quire.cache.formats.choose import parse_format
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.kv_choice import parse_format
+from quire.core.request import SamplingParams
 from quire.models.loader import open_model
-from quire.request import SamplingParams
 from tests.support.parity import Company, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.cache.formats.choose import choose_format
+from quire.core.kv_choice import choose_format
 from quire.demo.skills import Answer, SkillItem
 from tests.e2e.client import CHAT, Client
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from quire.core.kv_format import KVFormat
-from quire.request import PlacedImage, SamplingParams
+from quire.core.request import PlacedImage, SamplingParams
 from quire.sampling.rows import RowSampling
 from quire.scheduler.plan import BlockIds, Placement, Positions, ScheduledSequence
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.errors import EngineFailure
+from quire.core.request import FinishReason, GrammarSpec, Request, SamplingParams
 from quire.engine.runner import Step
-from quire.errors import EngineFailure
 from quire.models.loader import LoadedModel, open_model
-from quire.request import FinishReason, GrammarSpec, Request, SamplingParams
 from tests.support.parity import Company, alone, assert_same, prompts
 from tests.support.tiny_models import tiny_model
 
@@ -163,7 +163,7 @@ def test_a_constraint_that_fails_before_the_first_token_ends_the_request_once(
 
 
 def test_more_memory_than_there_is_is_refused(loaded: LoadedModel, config: EngineConfig) -> None:
-    from quire.errors import ModelError
+    from quire.core.errors import ModelError
 
     huge = EngineConfig(str(loaded.path), kv_memory=1 << 50)
     with pytest.raises(ModelError, match="bytes were asked for"):

@@ -8,7 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.request import Request
 from quire.models.gemma4_vision import (
     Gemma4VisionArguments,
     Gemma4VisionEncoder,
@@ -16,7 +17,6 @@ from quire.models.gemma4_vision import (
     VisionTower,
 )
 from quire.models.loader import open_model
-from quire.request import Request
 from tests.engine.test_image_parity import FAMILIES, requests
 from tests.support.parity import SCENARIOS, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model, write_model

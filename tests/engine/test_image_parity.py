@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
+from quire.core.request import FinishReason, Image, PlacedImage, Request
 from quire.models.loader import LoadedModel, open_model
-from quire.request import FinishReason, Image, PlacedImage, Request
 from tests.support.parity import SCENARIOS, Answer, Company, alone, assert_same, prompts
 from tests.support.tiny_models import (
     IMAGE,

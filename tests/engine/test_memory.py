@@ -8,12 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.errors import ModelError
+from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device
 from quire.engine.memory import check_context, kv_budget
 from quire.engine.opening import open_engine
-from quire.errors import ModelError
-from quire.request import Request, SamplingParams
 from tests.support.tiny_models import tiny_model
 
 

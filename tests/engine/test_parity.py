@@ -12,7 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
 from quire.device.blas import choose_blas
 from quire.models.loader import LoadedModel, open_model
 from tests.support.parity import SCENARIOS, Answer, alone, assert_same, prompts

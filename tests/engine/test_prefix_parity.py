@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.request import Request
 from quire.models.loader import LoadedModel, open_model
-from quire.request import Request
 from tests.support.parity import Company, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model
 

@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
+from quire.core.errors import RequestError
+from quire.core.request import Request
 from quire.engine.preparing import Preparing
-from quire.errors import RequestError
-from quire.request import Request
 from quire.scheduler.sequence import TokenConstraint
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.request import Output, Request, SamplingParams, TokenLogprobs
 from quire.models.loader import LoadedModel, open_model
-from quire.request import Output, Request, SamplingParams, TokenLogprobs
 from tests.support.parity import Company
 from tests.support.tiny_models import tiny_model
 

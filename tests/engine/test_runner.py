@@ -12,9 +12,9 @@ import pytest
 
 from quire.cache.block_manager import PoolKey, Resize
 from quire.core.kv_format import KVFormat
+from quire.core.request import SamplingParams
 from quire.engine.runner import Runner
 from quire.models.loader import LoadedModel, open_model
-from quire.request import SamplingParams
 from quire.sampling.rows import RowSampling
 from quire.scheduler.plan import (
     BlockCopy,

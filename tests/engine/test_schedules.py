@@ -13,8 +13,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from quire.cache.formats.choose import parse_format
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.kv_choice import parse_format
 from quire.device.blas import choose_blas
 from quire.models.loader import LoadedModel, open_model
 from tests.support.schedules import Deviation, Schedule, deviation

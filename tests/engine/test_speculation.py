@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
+from quire.core.request import Request, SamplingParams
 from quire.models.loader import LoadedModel, open_model
-from quire.request import Request, SamplingParams
 from tests.support.parity import Answer, Company, assert_same, prompts
 from tests.support.tiny_models import tiny_model
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.request import Embed, FinishReason, Output, Request, Score, Task
 from quire.models.loader import LoadedModel, open_model
-from quire.request import Embed, FinishReason, Output, Request, Score, Task
 from tests.models.solo import SoloStep, solo_logits
 from tests.support.parity import Company, prompts
 from tests.support.tiny_models import tiny_model
@@ -45,7 +45,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
 
 
 def expected(loaded: LoadedModel, request: Request) -> Floats:
-    """By the definitions in `request.py`."""
+    """By the definitions in `core/request.py`."""
     tokens, model = list(request.prompt), loaded.model
     if isinstance(request.task, Score):
         logits = np.array(solo_logits(model, tokens)[-1])

@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from quire.core.messages import Frames, Step
+from quire.core.request import FinishReason, Output, TokenLogprobs
 from quire.engine import worker
 from quire.engine.engine import Engine
-from quire.engine.wire import Frames, Step
-from quire.request import FinishReason, Output, TokenLogprobs
 
 
 class Clock:

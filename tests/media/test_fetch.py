@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from quire.errors import RequestError
+from quire.core.errors import RequestError
 from quire.media.addresses import IPAddress, is_public
 from quire.media.fetch import Fetched, FetchPolicy, fetch
 

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 from PIL import ExifTags
 from PIL.PngImagePlugin import PngInfo
 
-from quire.errors import ModelError, RequestError
+from quire.core.errors import ModelError, RequestError
+from quire.core.request import Image
 from quire.media.images import decode
 from quire.media.processors import ImageProcessor, open_processor
 from quire.media.processors.base import Marks
 from quire.media.processors.gemma4 import BUDGETS, Gemma4ImageProcessor, fitted
-from quire.request import Image
 
 DEMO = Path(__file__).parents[2] / "src" / "quire" / "demo" / "model"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")

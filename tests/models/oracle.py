@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 
-from quire.request import Image, PlacedImage
+from quire.core.request import Image, PlacedImage
 
 torch.set_num_threads(1)
 

@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 
 from quire.cache.specs import LayerSpec, RecurrentState, SharedKV, WindowKV
+from quire.core.request import Image, PlacedImage
 from quire.models.base import LanguageModel, MediaRows, RecurrentSegment, VisionEncoder
-from quire.request import Image, PlacedImage
 
 
 class SoloSegment:

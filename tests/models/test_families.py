@@ -11,9 +11,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.request import Request
 from quire.models.loader import LoadedModel, open_model
-from quire.request import Request
 from tests.models.solo import solo_logits
 from tests.support.families import CONFIGS
 from tests.support.parity import TOLERANCE, Answer, Company, prompts

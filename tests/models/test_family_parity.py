@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
 from quire.models.loader import open_model
 from tests.engine.test_parity import Opened
 from tests.support.families import CONFIGS as HELD_AGAINST_TRANSFORMERS

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.models.loader import open_model
 from tests.models.solo import solo_logits
 from tests.support.tiny_models import qwen3_moe_config, random_weights

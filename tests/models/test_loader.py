@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.models.base import named_parameters
 from quire.models.loader import open_model
 from quire.models.safetensors import find_shards

@@ -10,8 +10,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from quire.core.errors import ModelError
 from quire.device.blas import choose_blas
-from quire.errors import ModelError
 from quire.models.loader import open_model
 from quire.models.quantization import PackedLinear
 from tests.models.solo import solo_logits

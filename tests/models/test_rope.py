@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.models.rope import Rope, RopeParameters
 
 PARAMETERS = {

@@ -10,7 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
-from quire.errors import ModelError, RequestError
+from quire.core.errors import ModelError, RequestError
 from quire.models import gemma4_vision
 from quire.models.base import VisionEncoder
 from quire.models.gemma4_vision import Gemma4VisionArguments

@@ -9,9 +9,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from quire.core.request import Image
 from quire.models.base import MediaRows
 from quire.models.loader import open_model
-from quire.request import Image
 from tests.models.solo import SoloStep, image_features, marked_rows, picture, solo_logits
 from tests.support import tiny_models
 from tests.support.tiny_models import WINDOW

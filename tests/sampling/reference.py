@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from quire.request import SamplingParams
+from quire.core.request import SamplingParams
 from quire.sampling.rows import History
 from quire.sampling.sampler import uniforms
 

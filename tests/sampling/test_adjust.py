@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from quire.request import SamplingParams
+from quire.constraints.masks import mask_of
+from quire.core.request import SamplingParams
 from quire.sampling.adjust import adjust
-from quire.sampling.masks import mask_of
 from quire.sampling.rows import History, RowSampling
 from tests.sampling import reference
 

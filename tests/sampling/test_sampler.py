@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from quire.request import SamplingParams
-from quire.sampling.masks import mask_of
+from quire.constraints.masks import mask_of
+from quire.core.request import SamplingParams
 from quire.sampling.rows import History, RowSampling, Sampled
 from quire.sampling.sampler import sample, uniforms
 from tests.sampling import reference

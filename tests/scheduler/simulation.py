@@ -15,7 +15,7 @@ from quire.cache.block_manager import Block, BlockManager, Change, PoolKey, Rest
 from quire.cache.disk_prefetch import DiskPrefetch
 from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_layers
 from quire.core.kv_format import KVFormat
-from quire.request import Output, Request
+from quire.core.request import Output, Request
 from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
 from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.prefill_budget import PrefillBudget

@@ -7,7 +7,7 @@ import pytest
 from quire.cache.block_manager import BlockManager
 from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_layers
 from quire.core.kv_format import KVFormat
-from quire.request import Request
+from quire.core.request import Request
 from quire.scheduler.plan import SampledTokens, StepResult
 from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.prefill_budget import PrefillBudget

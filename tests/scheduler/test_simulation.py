@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
-from quire.errors import RequestError
-from quire.request import FinishReason, Image, PlacedImage, Request
+from quire.core.request import FinishReason, Image, PlacedImage, Request
 from tests.scheduler.simulation import GROUPS, PLAIN, SEALED, Simulation
 from tests.support.scripted_disk import ScriptedDisk
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import mlx.core as mx
 import numpy as np
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.engine.engine import Engine, no_proposer
 from quire.engine.runner import SampledRow
 from quire.models.loader import LoadedModel
-from quire.request import FinishReason, Output, Request, SamplingParams
 from quire.scheduler.sequence import Proposer
 
 TOLERANCE = 1e-4

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.request import Request, SamplingParams
 from quire.models.loader import LoadedModel
-from quire.request import Request, SamplingParams
 from tests.support.parity import TOLERANCE, Answer, Company, alone
 
 _TOKENS = 10

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from quire.engine.interface import EngineStats, ModelInfo
-from quire.request import Failure, FinishReason, Output, Request, TokenLogprobs
+from quire.core.info import EngineStats, ModelInfo
+from quire.core.request import Failure, FinishReason, Output, Request, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from quire.api.server import serve
-from quire.config import EngineConfig, ServerConfig
+from quire.core.config import EngineConfig, ServerConfig
 
 NAME = "scripted"
 WORKER = "tests.support.scripted_worker"

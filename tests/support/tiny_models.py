@@ -12,9 +12,9 @@ from typing import Any
 
 import mlx.core as mx
 
+from quire.core.request import Image, PlacedImage
 from quire.models.base import named_parameters
 from quire.models.registry import build
-from quire.request import Image, PlacedImage
 
 VOCABULARY = 256
 WINDOW = 32

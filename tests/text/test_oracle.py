@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.errors import RequestError
+from quire.core.errors import RequestError
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from tests.text import made

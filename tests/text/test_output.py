@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.request import Failure, FinishReason, Output, TokenLogprobs
+from quire.core.request import Failure, FinishReason, Output, TokenLogprobs
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import DIALECTS
 from quire.text.events import (

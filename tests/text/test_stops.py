@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.errors import RequestError
+from quire.core.errors import RequestError
 from quire.text.stops import StopMatcher, StopStrings
 from tests.support.work import counted
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.errors import ModelError, RequestError
+from quire.core.errors import ModelError, RequestError
 from quire.text.template import ChatTemplate
 from tests.text.conversations import CALL, CONVERSATIONS, RESULT, TEMPLATES, TOOL, USER
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.text.tokenizer import Tokenizer
 from tests.text import made
 

@@ -12,25 +12,25 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
-from quire.api.access import IGNORED_HEADER, AccessLog
-from quire.api.auth import ApiKeys, callers
-from quire.api.chat import Chat
-from quire.api.completions import Completions
-from quire.api.context import Context
-from quire.api.errors import Failsafe, RunFailed, handle
-from quire.api.limits import Slots, Slotted
-from quire.api.messages import Messages
-from quire.api.metrics import CallerMetrics
-from quire.api.misc import Misc
+from quire.api.chat.endpoint import Chat
+from quire.api.completions.endpoint import Completions
+from quire.api.messages.endpoint import Messages
 from quire.api.openapi import OpenApi
+from quire.api.operation import Operation
 from quire.api.pages import PageGuard, host_names
-from quire.api.responses import Responses
-from quire.api.responses_store import CallerStores
-from quire.api.seal import Seal
-from quire.config import ServerConfig
-from quire.engine.jobs import Jobs
-from quire.engine.service import Service
-from quire.errors import QuireError
+from quire.api.responses.endpoint import Responses
+from quire.api.responses.store import CallerStores
+from quire.api.shared.access import IGNORED_HEADER, AccessLog
+from quire.api.shared.auth import ApiKeys, callers
+from quire.api.shared.context import Context
+from quire.api.shared.errors import Failsafe, RunFailed, handle
+from quire.api.shared.limits import Slots, Slotted
+from quire.api.shared.metrics import CallerMetrics
+from quire.api.shared.seal import Seal
+from quire.core.config import ServerConfig
+from quire.core.errors import QuireError
+from quire.serving.jobs import Jobs
+from quire.serving.service import Service
 
 
 def build_app(service: Service, config: ServerConfig, jobs: Jobs | None = None) -> Starlette:
@@ -46,7 +46,7 @@ def build_app(service: Service, config: ServerConfig, jobs: Jobs | None = None) 
     context = Context(service, config, slots, metrics, seal, stores.of, jobs)
     service.observe(context.metrics.observer)
     slotted = [Middleware(Slotted, slots=context.slots)]
-    chat, completions, misc = Chat(context), Completions(context), Misc(context)
+    chat, completions, misc = Chat(context), Completions(context), Operation(context)
     messages, responses = Messages(context), Responses(context, stores)
     routes = [
         Route("/", misc.root),

@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import quire
-from quire.api.chat import ChatRequest
-from quire.api.completions import CompletionRequest
-from quire.api.errors import speaks_anthropic
-from quire.api.messages_schema import CountRequest, MessagesRequest
-from quire.api.misc import DetokenizeRequest, TokenizeRequest
-from quire.api.responses_schema import ResponsesRequest
-from quire.api.schema import Wire
+from quire.api.chat.endpoint import ChatRequest
+from quire.api.completions.endpoint import CompletionRequest
+from quire.api.messages.schema import CountRequest, MessagesRequest
+from quire.api.operation import DetokenizeRequest, TokenizeRequest
+from quire.api.responses.schema import ResponsesRequest
+from quire.api.shared.errors import speaks_anthropic
+from quire.api.shared.schema import Wire
 
 _JSON, _EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
 

@@ -22,10 +22,10 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.api.auth import is_loopback
-from quire.api.errors import error_response, failure_of
-from quire.config import ServerConfig
-from quire.errors import Forbidden, RequestError, UnsupportedMediaType
+from quire.api.shared.auth import is_loopback
+from quire.api.shared.errors import error_response, failure_of
+from quire.core.config import ServerConfig
+from quire.core.errors import Forbidden, RequestError, UnsupportedMediaType
 
 ANY = "*"
 _HOST = re.compile(r"[\w.:\[\]-]+")

@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from quire.api.context import Context
-from quire.api.limits import Slots
-from quire.api.metrics import CallerMetrics
-from quire.api.responses_schema import Item
-from quire.api.seal import Seal
-from quire.config import ServerConfig
-from quire.engine.assembly import assemble
-from quire.engine.interface import EngineStats, ModelInfo, Ticket
-from quire.engine.job_process import ask
+from quire.api.responses.schema import Item
+from quire.api.shared.context import Context
+from quire.api.shared.limits import Slots
+from quire.api.shared.metrics import CallerMetrics
+from quire.api.shared.seal import Seal
+from quire.core.config import ServerConfig
+from quire.core.info import EngineStats, ModelInfo
+from quire.core.request import Image, Request
 from quire.media.processors.base import ImageKey
-from quire.request import Image, Request
+from quire.serving.assembly import assemble
+from quire.serving.interface import Ticket
+from quire.serving.job_process import ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class _Absent:
 
 
 class _AskedStore:
-    """Responses that the server keeps; implements `responses_store.Kept`."""
+    """Responses that the server keeps; implements `responses.store.Kept`."""
 
     def said(self, response_id: str) -> Sequence[Item] | None:
         said: Sequence[Item] | None = ask("said", response_id)

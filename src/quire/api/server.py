@@ -16,11 +16,11 @@ from quire.api.app import build_app
 from quire.api.connections import PatientProtocol
 from quire.api.reading import ReadingContext
 from quire.api.stopping import StoppingServer
-from quire.config import EngineConfig, ServerConfig
-from quire.engine.assembly import assemble
-from quire.engine.jobs import JobLimits, Jobs
-from quire.engine.process import WORKER, ProcessEngine
-from quire.errors import QuireError
+from quire.core.config import EngineConfig, ServerConfig
+from quire.core.errors import QuireError
+from quire.serving.assembly import assemble
+from quire.serving.engine_client import WORKER, ProcessEngine
+from quire.serving.jobs import JobLimits, Jobs
 
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
 _BYTES_A_PIXEL = 20  # of an image in work: as stored, with its transparency, on white, turned

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
-from quire.engine.process import ProcessEngine
+from quire.serving.engine_client import ProcessEngine
 
 _LAST_WRITES_S = 2.0
 """For the errors of answers that were ended to be written, to readers that read."""

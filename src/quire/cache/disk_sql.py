@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from quire.errors import QuireError
+from quire.core.errors import QuireError
 
 _LOCK = "lock"
 

@@ -19,7 +19,7 @@ from threading import Condition, Thread
 from quire.cache.disk_page import HostPage, pack, page_size, unpack
 from quire.cache.disk_sql import StoreBusy, StoreError, StoreFull
 from quire.cache.disk_store import ROWS_A_COMMIT, DiskStore
-from quire.config import DiskConfig
+from quire.core.config import DiskConfig
 
 log = logging.getLogger("quire.disk")
 

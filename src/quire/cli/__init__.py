@@ -11,7 +11,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # Here, because loading them takes a moment in which Ctrl-C is no error either.
         from quire.cli.commands import run
-        from quire.errors import QuireError
+        from quire.core.errors import QuireError
 
         try:
             return run(argv)

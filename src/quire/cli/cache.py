@@ -14,7 +14,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from quire.cache.disk_store import ModelUse, clear, usage
-from quire.errors import QuireError
+from quire.core.errors import QuireError
 
 _ALL = ""
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (0, "s"))

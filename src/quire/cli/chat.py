@@ -22,7 +22,7 @@ from rich.console import Console
 from quire.cli.keys import KEY_VARIABLE, add_client_key_arguments, client_key
 from quire.cli.load import Target, error_message, served_model
 from quire.cli.values import positive
-from quire.errors import QuireError
+from quire.core.errors import QuireError
 
 HELP = """/reset           forget the conversation
 /system [TEXT]   set the system message, or remove it; begins anew

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from quire.cache.formats.choose import offered, parse_format
 from quire.cli.kv_scores import plot, table
 from quire.cli.progress import shown
+from quire.core.errors import QuireError
+from quire.core.kv_choice import offered, parse_format
 from quire.core.kv_format import KVFormat
 from quire.demo import MODEL_DIR
 from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
-from quire.errors import QuireError
 
 _FORMATS = "page-8,page-6,page-8/4,page-4,page-4/3,page-3,page-2,"
 _FORMATS += "uniform-8-g64,uniform-4-g64,turbo-4,turbo-3.5"

@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from quire.errors import QuireError
+from quire.core.errors import QuireError
 
 KEY_VARIABLE = "QUIRE_API_KEY"
 _SHOWN = "shows in the process list: --api-key-file and " + KEY_VARIABLE + " do not"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from quire.cache.formats.choose import GROUP_SIZES, choose_format, offered
+from quire.core.kv_choice import GROUP_SIZES, choose_format, offered
 from quire.core.kv_format import KVFormat
 
 

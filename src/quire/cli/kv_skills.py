@@ -8,13 +8,13 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 from quire.cli.kv_scores import Score
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
+from quire.core.errors import QuireError
 from quire.core.kv_format import KVFormat
+from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.demo.skills import Answer, SkillItem, judge, load
 from quire.engine.engine import Engine
-from quire.errors import QuireError
 from quire.models.loader import LoadedModel
-from quire.request import FinishReason, Output, Request, SamplingParams
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import choose
 from quire.text.dialects.base import Dialect, Tool, Vocabulary

@@ -18,7 +18,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import cast
 from urllib.parse import urlsplit
 
-from quire.errors import QuireError
+from quire.core.errors import QuireError
 
 # A delta that brings text of any kind: answer, thought, legacy completion, tool arguments or name.
 _TEXT = re.compile(

@@ -14,8 +14,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from quire.core.errors import ModelError
 from quire.demo import MODEL_DIR
-from quire.errors import ModelError
 
 _SIDE_TENSORS = (".scales", ".biases")  # of packed weights; they are no parameters
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from quire.cli.keys import add_server_key_arguments, key_in, server_keys
 from quire.cli.kv_flags import add_kv_arguments, format_of
 from quire.cli.values import at_least, byte_count, duration, number, port, positive
-from quire.config import DiskConfig, EngineConfig, ServerConfig
+from quire.core.config import DiskConfig, EngineConfig, ServerConfig
+from quire.core.errors import QuireError, RequestError
+from quire.core.request import SamplingParams
 from quire.demo import MODEL_DIR
-from quire.engine.sampling_defaults import NAMES, overridden
-from quire.errors import QuireError, RequestError
-from quire.request import SamplingParams
 from quire.sampling.loops import MIN_REPEATS
+from quire.serving.sampling_defaults import NAMES, overridden
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -272,8 +272,8 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     engine, server = engine_config(args), server_config(args)
     # Here, because every command loads this module and no other needs a web server.
-    from quire.api.auth import check_exposure
     from quire.api.server import serve
+    from quire.api.shared.auth import check_exposure
     from quire.text.dialects import named
 
     check_exposure(server, said_twice=args.allow_anyone)

@@ -12,9 +12,9 @@ from typing import ParamSpec, TypeVar
 import mlx.core as mx
 import psutil
 
+from quire.core.errors import ModelError
 from quire.device.blas import choose_blas, fast_products
 from quire.device.cuda.products import Products
-from quire.errors import ModelError
 
 P = ParamSpec("P")
 T = TypeVar("T")

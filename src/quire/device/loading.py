@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from quire.errors import QuireError
+from quire.core.errors import QuireError
 
 _HOW = (
     "pip install 'quire[cpu]' for a machine without a GPU, 'quire[cuda12]' or 'quire[cuda13]' for "

@@ -9,10 +9,10 @@ from weakref import WeakValueDictionary
 import mlx.core as mx
 import numpy as np
 
-from quire.errors import RequestError
-from quire.media.kept import Kept
+from quire.core.errors import RequestError
+from quire.core.kept import Kept
+from quire.core.request import Image, PlacedImage, Request
 from quire.models.base import MediaRows, VisionEncoder
-from quire.request import Image, PlacedImage, Request
 from quire.scheduler.plan import ScheduledSequence
 
 _KEPT_BYTES = 64 << 20

@@ -15,22 +15,23 @@ from quire.cache.disk_prefetch import DiskPrefetch
 from quire.cache.disk_store import MIN_BYTES
 from quire.cache.disk_tier import DiskTier
 from quire.cache.disk_transfer import fits
-from quire.cache.formats.choose import offered, skipped_layers, with_skips
+from quire.cache.formats.skips import skipped_layers, with_skips
 from quire.cache.formats.table import kv_table
-from quire.config import DiskConfig, EngineConfig
+from quire.core.config import DiskConfig, EngineConfig
+from quire.core.errors import EngineFailure, ModelError, RequestError
+from quire.core.info import EngineStats, ModelInfo
+from quire.core.kv_choice import offered
 from quire.core.kv_format import KVFormat
+from quire.core.request import Failure, FinishReason, Output, Request, Score
+from quire.core.sampling_params import check_sampling
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
-from quire.engine.guides import GuideFactory
-from quire.engine.interface import EngineStats, ModelInfo
+from quire.engine.constraints import ConstraintFactory
 from quire.engine.memory import check_context, kv_budget
 from quire.engine.preparing import Made, Preparing
 from quire.engine.runner import Runner, SampledRow, Step
-from quire.errors import EngineFailure, ModelError, RequestError
 from quire.models.loader import LoadedModel
-from quire.request import Failure, FinishReason, Output, Request, Score
 from quire.sampling.loops import LoopDetector
-from quire.sampling.params import check_sampling
 from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import PrefillBudget
@@ -91,7 +92,7 @@ class Engine:
         self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
         limits = self._scheduler.limits
         limits.max_context = check_context(limits.context(self._format(None)), context)
-        self._guides = GuideFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
+        self._guides = ConstraintFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
         self._preparing = Preparing(self._guides.make)
         self._proposers = proposers
         self._running: Step | None = None

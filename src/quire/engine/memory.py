@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quire.core.errors import ModelError
 from quire.device.device import current_device
-from quire.errors import ModelError
 
 _SHORTEST_CONTEXT = 256
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
 from quire.device.device import open_device
 from quire.engine.engine import Engine
 from quire.models.loader import open_model

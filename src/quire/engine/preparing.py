@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
-from quire.request import Request
+from quire.core.request import Request
 from quire.scheduler.sequence import TokenConstraint
 
 STACK_BYTES = 16 << 20

@@ -16,12 +16,12 @@ from quire.cache.block_manager import Change
 from quire.cache.disk_transfer import SpillTo, carry_out
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
+from quire.core.request import TokenLogprobs
 from quire.device.device import current_device
 from quire.engine.encoder import ImageEncoder
 from quire.engine.inputs import StepInputs
 from quire.engine.stages import VectorStage
 from quire.models.base import LanguageModel
-from quire.request import TokenLogprobs
 from quire.sampling.rows import RowSampling, Sampled
 from quire.sampling.sampler import sample
 from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult

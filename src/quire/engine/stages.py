@@ -7,8 +7,8 @@ from typing import assert_never
 
 import mlx.core as mx
 
+from quire.core.request import Embed, Generate, Score
 from quire.models.base import LanguageModel
-from quire.request import Embed, Generate, Score
 from quire.scheduler.plan import ScheduledSequence
 
 

@@ -13,9 +13,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from quire.device.loading import load_mlx
-from quire.device.private import use_private_cache
-from quire.engine.wire import (
+from quire.core.errors import EngineFailure, QuireError
+from quire.core.messages import (
     Abort,
     AskStats,
     Broken,
@@ -29,8 +28,9 @@ from quire.engine.wire import (
     Submit,
     encode,
 )
-from quire.errors import EngineFailure, QuireError
-from quire.request import Output
+from quire.core.request import Output
+from quire.device.loading import load_mlx
+from quire.device.private import use_private_cache
 
 if TYPE_CHECKING:
     from quire.engine.engine import Engine

@@ -20,7 +20,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
-from quire.errors import RequestError
+from quire.core.errors import RequestError
 from quire.media.source import refusal
 
 MAX_PIXELS = 50_000_000

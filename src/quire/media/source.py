@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.errors import RequestError
+from quire.core.errors import RequestError
 
 Detail = Literal["auto", "low", "high"]
 

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 
 A = TypeVar("A")
 

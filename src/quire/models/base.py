@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from quire.cache.specs import LayerSpec
-from quire.request import PlacedImage
+from quire.core.request import PlacedImage
 
 
 class RecurrentSegment(Protocol):

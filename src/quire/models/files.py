@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 
 log = logging.getLogger("quire.models")
 

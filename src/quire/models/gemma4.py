@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import FullKV, LayerSpec, SharedKV, WindowKV
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.models.arguments import read_arguments, require
 from quire.models.base import LanguageModel, Module, Step, VisionEncoder
 from quire.models.gemma4_vision import (

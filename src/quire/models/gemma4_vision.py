@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from quire.core.errors import ModelError, RequestError
 from quire.device.device import current_device
-from quire.errors import ModelError, RequestError
 from quire.models.arguments import read_arguments, require
 from quire.models.base import Module, VisionEncoder
 from quire.models.layers import ACTIVATIONS, GATES

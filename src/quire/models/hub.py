@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")

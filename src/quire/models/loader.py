@@ -11,9 +11,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from quire.core.errors import ModelError
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
-from quire.errors import ModelError
 from quire.models import quantization
 from quire.models.base import LanguageModel, named_layers, named_parameters
 from quire.models.files import read_object

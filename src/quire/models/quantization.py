@@ -8,9 +8,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
+from quire.core.errors import ModelError
 from quire.device.cuda.products import Packed
 from quire.device.device import current_device
-from quire.errors import ModelError
 from quire.models.base import named_layers
 
 _FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}

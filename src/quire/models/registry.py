@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.models.base import LanguageModel
 from quire.models.families import (
     allenai,

@@ -14,8 +14,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from quire.core.errors import ModelError
 from quire.device.device import current_device
-from quire.errors import ModelError
 from quire.models.arguments import check_types, require
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")

@@ -12,7 +12,7 @@ import logging
 import re
 from pathlib import Path
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.models.files import read_object
 
 log = logging.getLogger("quire.models")

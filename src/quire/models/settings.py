@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.models.arguments import require
 from quire.models.rope import RopeParameters
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.models.files import read_object
 
 

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from quire.request import SamplingParams
+from quire.core.request import SamplingParams
 from quire.sampling.rows import History, RowSampling
 
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quire.request import SamplingParams
-from quire.sampling.masks import TokenMask
-from quire.sampling.params import is_greedy
+from quire.constraints.masks import TokenMask
+from quire.core.request import SamplingParams
+from quire.core.sampling_params import is_greedy
 from quire.sampling.rows import History, RowSampling
 
 

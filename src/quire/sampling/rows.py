@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from quire.request import SamplingParams
-from quire.sampling.masks import TokenMask
+from quire.constraints.masks import TokenMask
+from quire.core.request import SamplingParams
 
 if TYPE_CHECKING:
     import mlx.core as mx

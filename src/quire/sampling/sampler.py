@@ -16,9 +16,9 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from quire.request import SamplingParams
+from quire.core.request import SamplingParams
+from quire.core.sampling_params import MAX_LOGPROBS, is_greedy
 from quire.sampling.adjust import adjust, column
-from quire.sampling.params import MAX_LOGPROBS, is_greedy
 from quire.sampling.rows import History, RowSampling, Sampled
 from quire.sampling.top import BLOCK, blocks_of, top
 
@@ -54,7 +54,7 @@ def sample(logits: mx.array, rows: Sequence[RowSampling]) -> Sampled:
     Args:
         logits: float32 [R, V].
         rows: R of them, in the order of the logits. Parameters must have passed
-            `quire.sampling.params.check_sampling`.
+            `quire.core.sampling_params.check_sampling`.
 
     Nothing is evaluated. A row with a NaN, a +inf or nothing but -inf gets some token of the
     vocabulary and harms no other.

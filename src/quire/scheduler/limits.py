@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from quire.cache.block_manager import BlockManager, PoolKey
 from quire.cache.specs import KVGroup
+from quire.core.errors import ContextOverflow, RequestError
 from quire.core.kv_format import KVFormat
-from quire.errors import ContextOverflow, RequestError
-from quire.request import Request
+from quire.core.request import Request
 
 
 class Limits:

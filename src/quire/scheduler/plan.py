@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from quire.cache.block_manager import Change, PoolKey
 from quire.core.kv_format import KVFormat
-from quire.request import Generate, PlacedImage, Task, TokenLogprobs
+from quire.core.request import Generate, PlacedImage, Task, TokenLogprobs
 from quire.sampling.rows import RowSampling
 
 Positions = range | npt.NDArray[np.int32]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from quire.cache.block_manager import Block, BlockManager
 from quire.cache.specs import KVGroup
-from quire.request import Failure
+from quire.core.request import Failure
 from quire.scheduler.block_tables import BlockTables
 from quire.scheduler.plan import StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget

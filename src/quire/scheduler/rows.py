@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.cache.block_manager import Block
-from quire.request import PlacedImage
+from quire.core.request import PlacedImage
 from quire.sampling.rows import RowSampling
 from quire.scheduler.plan import BlockCopy, Placement, ScheduledSequence
 from quire.scheduler.sequence import Sequence

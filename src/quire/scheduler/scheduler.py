@@ -14,9 +14,9 @@ from collections.abc import Sequence as Seq
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.specs import KVGroup
+from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
-from quire.errors import RequestError
-from quire.request import Failure, FinishReason, Output, Request
+from quire.core.request import Failure, FinishReason, Output, Request
 from quire.sampling.acceptance import count_accepted
 from quire.scheduler.limits import Limits, largest_image
 from quire.scheduler.plan import SampledTokens, StepPlan, StepResult

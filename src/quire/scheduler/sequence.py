@@ -9,10 +9,10 @@ from typing import Protocol
 
 from quire.cache.disk_prefetch import PrefetchedPart
 from quire.cache.index import Node, chains, media_tokens
+from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
-from quire.request import Request
+from quire.core.request import Request
 from quire.sampling.history import RowState
-from quire.sampling.masks import TokenMask
 from quire.scheduler.block_tables import SequenceBlocks
 from quire.scheduler.positions import TokenPositions
 

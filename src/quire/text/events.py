@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.request import Failure, FinishReason, TokenLogprobs
+from quire.core.request import Failure, FinishReason, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quire.request import Failure, FinishReason, Output, TokenLogprobs
+from quire.core.request import Failure, FinishReason, Output, TokenLogprobs
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects.base import Parser
 from quire.text.events import (

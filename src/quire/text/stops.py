@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from quire.errors import RequestError
+from quire.core.errors import RequestError
 
 MAX_CHARACTERS = 4096
 """Of all stop strings of a request."""

@@ -21,9 +21,9 @@ import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
 
-from quire.errors import ModelError, RequestError
+from quire.core.errors import ModelError, RequestError
+from quire.core.folder import read_object, read_text
 from quire.text.controls import MARK
-from quire.text.folder import read_object, read_text
 
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"

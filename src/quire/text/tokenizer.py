@@ -15,8 +15,8 @@ from typing import Any
 
 import tokenizers
 
-from quire.errors import ModelError
-from quire.text.folder import read_object
+from quire.core.errors import ModelError
+from quire.core.folder import read_object
 from quire.text.pieces import PieceTable, rule_of
 
 _NAMED = (

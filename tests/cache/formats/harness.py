@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from quire.config import EngineConfig
+from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
+from quire.core.request import FinishReason, Request, SamplingParams
 from quire.engine.engine import Engine
 from quire.engine.runner import SampledRow
 from quire.models.loader import LoadedModel
-from quire.request import FinishReason, Request, SamplingParams
 
 TOLERANCE = 1e-4
 

@@ -10,11 +10,11 @@ from quire.attention.metadata import build_metadata
 from quire.attention.reference import ReferenceBackend
 from quire.cache.block_manager import PoolKey
 from quire.cache.formats.base import LayerShape, LayerStore
-from quire.cache.formats.choose import offered
 from quire.cache.formats.registry import make_store, store_type
 from quire.cache.formats.table import layer_costs
 from quire.cache.pools import Pools
 from quire.cache.specs import FullKV, KVGroup, WindowKV, group_layers
+from quire.core.kv_choice import offered
 from quire.core.kv_format import KVFormat
 from tests.attention.rows import HandRows
 

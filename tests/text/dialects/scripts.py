@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from quire.request import FinishReason, Output
+from quire.core.request import FinishReason, Output
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import DIALECTS, Tool, Vocabulary
 from quire.text.dialects.deepseek import ALL_BEGIN, ALL_END, BEGIN, END, SEPARATOR

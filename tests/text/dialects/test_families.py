@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quire.request import FinishReason
+from quire.core.request import FinishReason
 from quire.text.output import Answer, fold
 from tests.text.dialects.scripts import answer, events, spelled
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from quire.request import FinishReason
+from quire.core.request import FinishReason
 from quire.text.events import ToolCallArguments, ToolCallBegun, ToolCallEnded
 from quire.text.output import fold
 from tests.text.dialects.scripts import encode, events

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from quire.errors import RequestError
-from quire.request import FinishReason
+from quire.core.errors import RequestError
+from quire.core.request import FinishReason
 from quire.text.dialects import DIALECTS, Tool
 from quire.text.output import fold
 from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, encode, events, tokenizer, vocabulary

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.request import FinishReason
+from quire.core.request import FinishReason
 from quire.text.dialects import DIALECTS, Tool
 from quire.text.dialects.strings import whole_pattern
 from quire.text.output import fold

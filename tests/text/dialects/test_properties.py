@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.request import FinishReason
+from quire.core.request import FinishReason
 from quire.text.dialects import DIALECTS, Tool
 from quire.text.dialects.deepseek import END
 from quire.text.dialects.machine import Machine

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.text.dialects import DIALECTS, choose
 from quire.text.dialects.machine import Machine
 from tests.text.dialects.scripts import encode, vocabulary

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from quire.request import FinishReason, GrammarSpec
-from quire.sampling.grammar import GrammarCompiler, GrammarState
+from quire.constraints.grammar import GrammarCompiler, GrammarState
+from quire.core.request import FinishReason, GrammarSpec
 from quire.text.dialects import DIALECTS, Tool
 from quire.text.output import fold
 from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, encode, events, tokenizer, vocabulary

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from quire.core.folder import read_object
 from quire.media.processors.base import ImageProcessor, Settings
 from quire.media.processors.gemma4 import Gemma4ImageProcessor
-from quire.text.folder import read_object
 
 __all__ = ["PROCESSORS", "ImageProcessor", "open_processor"]
 

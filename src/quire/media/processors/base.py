@@ -13,11 +13,11 @@ from typing import Any, Protocol
 
 import PIL.Image
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
+from quire.core.kept import Kept
+from quire.core.request import Image
 from quire.media.images import MAX_PIXELS, decode
-from quire.media.kept import Kept
 from quire.media.source import Detail
-from quire.request import Image
 
 CACHE_BYTES = 64 << 20
 

@@ -12,9 +12,9 @@ import math
 import numpy as np
 import PIL.Image
 
+from quire.core.request import Image
 from quire.media.processors.base import CACHE_BYTES, ImageProcessor, Marks, Settings, image_of
 from quire.media.source import Detail, refusal
-from quire.request import Image
 
 BUDGETS = (70, 140, 280, 560, 1120)
 """Soft tokens that a picture may be given: those that the model was trained with."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.models.base import LanguageModel
 from quire.models.description import Layer
 from quire.models.families.common import Family, attention, decoder, mlp

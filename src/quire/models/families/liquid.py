@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.models.arguments import require
 from quire.models.attention import QKNorm
 from quire.models.base import LanguageModel

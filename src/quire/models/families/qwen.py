@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.models.arguments import require
 from quire.models.attention import Attention, QKNorm
 from quire.models.base import LanguageModel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.errors import ModelError
+from quire.core.errors import ModelError
 from quire.text.dialects.base import Call, Dialect, Parser, Tool, Vocabulary
 from quire.text.dialects.deepseek import DEEPSEEK
 from quire.text.dialects.gemma4 import GEMMA4

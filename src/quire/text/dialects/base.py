@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from quire.errors import RequestError
-from quire.request import FinishReason
+from quire.core.errors import RequestError
+from quire.core.request import FinishReason
 from quire.text.events import Delta
 from quire.text.tokenizer import Tokenizer
 

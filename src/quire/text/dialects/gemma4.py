@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from quire.request import FinishReason
+from quire.core.request import FinishReason
 from quire.text.dialects.base import Call, Dialect, Schema, Start, Tool
 from quire.text.dialects.flow import Begun
 from quire.text.dialects.gemma4_flow import GemmaFlow

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.request import JSON_BLANKS
+from quire.core.request import JSON_BLANKS
 from quire.text.dialects.base import Forced, Schema, Tool, Vocabulary
 from quire.text.dialects.strings import ANY, text_of
 from quire.text.dialects.values import kinds, property_schema

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from quire.request import FinishReason
+from quire.core.request import FinishReason
 from quire.text.dialects.base import Dialect, Forced, Frame, Start, Vocabulary
 from quire.text.dialects.flow import Begun, JsonFlow
 from quire.text.dialects.grammar import alternatives, literal, marker, schema_of

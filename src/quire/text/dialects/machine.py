@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from quire.request import FinishReason
+from quire.core.request import FinishReason
 from quire.text.dialects.base import Call, Start, Tool
 from quire.text.dialects.flow import Begin, Flow
 from quire.text.dialects.scanner import MarkerScanner

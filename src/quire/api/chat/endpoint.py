@@ -1,0 +1,347 @@
+"""OpenAI's `/v1/chat/completions`: its schema, its chunks, its whole answers.
+
+The schema is https://platform.openai.com/docs/api-reference/chat; what other servers added to it in
+common use (`top_k`, `chat_template_kwargs`, ...) is accepted beside.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from quire.api.chat.tools import ChatChoice, ChatTool, call_begun, call_whole, toolbox
+from quire.api.responses.tools import Toolbox
+from quire.api.shared.content import Message, custom_input, to_template
+from quire.api.shared.context import Context, common_fields
+from quire.api.shared.errors import openai_body
+from quire.api.shared.fold import collect
+from quire.api.shared.render import chat_logprobs, finish_reason, stop_reason, usage_body
+from quire.api.shared.schema import (
+    GenerationFields,
+    TokenCount,
+    Verbosity,
+    Wire,
+    note_verbosity,
+    parse_json,
+    tag_by_type,
+)
+from quire.api.shared.sse import EventStream, compact, quoted, run_headers
+from quire.api.shared.thinking import ThinkingFields, offered, template_variables
+from quire.api.shared.unseen import newest, without_unseen
+from quire.core.errors import RequestError
+from quire.serving.runs import ChoiceEvent, Run
+from quire.serving.service import Generation, Prepared
+from quire.text.events import (
+    Event,
+    Failed,
+    Finished,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallBegun,
+    ToolCallEnded,
+)
+from quire.text.output import Answer
+from quire.text.tokenizer import Tokenizer
+
+
+class TextFormat(Wire):
+    """No constraint."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(Wire):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Wire):
+    """A named schema; `strict` changes nothing. The answer meets the schema but for what no grammar
+    enforces, which the header `x-quire-unenforced` names."""
+
+    name: str = Field(max_length=256)
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class JsonSchemaFormat(Wire):
+    """JSON that meets a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("@text")]
+    | Annotated[JsonObjectFormat, Tag("@json_object")]
+    | Annotated[JsonSchemaFormat, Tag("@json_schema")],
+    Discriminator(tag_by_type),
+]
+
+
+class ChatRequest(GenerationFields, ThinkingFields):
+    """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    tools: list[ChatTool] | None = Field(default=None, max_length=1024)
+    tool_choice: ChatChoice | None = None
+    parallel_tool_calls: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    verbosity: Verbosity | None = None
+
+    guided_json: str | dict[str, Any] | None = Field(
+        default=None, description="response_format, as vLLM and llama.cpp call it"
+    )
+    continue_final_message: bool | None = None
+
+    audio: None = Field(default=None, description="answers are text")
+    functions: None = Field(default=None, description="use tools")
+    function_call: None = Field(default=None, description="use tool_choice")
+    web_search_options: None = None
+    moderation: None = None
+
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prediction: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+
+    def generation(self, context: Context, request: Request, tools: Toolbox) -> Generation:
+        """What is asked for, free of the protocol.
+
+        Args:
+            tools: the request's own.
+
+        Raises:
+            RequestError: fields that contradict each other or this server's limits.
+        """
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError(
+                "'top_logprobs' needs 'logprobs' to be true.",
+                param="top_logprobs",
+                code="invalid_value",
+            )
+        logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        common = common_fields(context, self, request.headers, logprobs=logprobs)
+        service, scope = context.service, request.scope
+        note_verbosity(scope, self.verbosity, "verbosity")
+        turns, last = to_template(self.messages), newest("messages", self.messages)
+        return Generation(
+            messages=without_unseen(service, scope, turns, last),
+            tools=tools.templates,
+            strict_tools=tools.strict,
+            tool_choice=tools.choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            max_tokens=self.max_completion_tokens or self.max_tokens,
+            schema=self._schema(),
+            thinking=offered(service, scope, *self.wanted()),
+            template_kwargs=template_variables(service, scope, self.chat_template_kwargs),
+            continue_final=self.continue_final_message is True,
+            **common,
+        )
+
+    def _schema(self) -> str | None:
+        match self.response_format:
+            case JsonObjectFormat():
+                return '{"type":"object"}'
+            case JsonSchemaFormat(json_schema=named):
+                return compact(named.schema_ if named.schema_ is not None else {}).decode()
+            case _ if self.guided_json is not None:
+                return self._guide(self.guided_json)
+            case _:
+                return None
+
+    def _guide(self, schema: str | dict[str, Any]) -> str:
+        """The schema in `guided_json`, which may be JSON text."""
+        try:
+            read = parse_json(schema.encode()) if isinstance(schema, str) else schema
+        except RequestError:
+            read = None
+        if not isinstance(read, dict):
+            raise RequestError(
+                "'guided_json' must be a JSON schema.", param="guided_json", code="invalid_schema"
+            )
+        return compact(read).decode()
+
+
+class ChatChunks:
+    """Renders a stream's chunks. What stays the same in all chunks of a choice is rendered once."""
+
+    def __init__(
+        self,
+        identity: Mapping[str, Any],
+        run: Run,
+        tokenizer: Tokenizer,
+        tools: Toolbox,
+        *,
+        usage: bool,
+    ) -> None:
+        constant = compact({**identity, "object": "chat.completion.chunk"})[:-1]
+        self._constant = b"data: " + constant + b',"choices":['
+        self._heads = [
+            self._constant + b'{"index":%d,"delta":' % index for index in range(len(run.choices))
+        ]
+        self._after = b'],"usage":null}\n\n' if usage else b"]}\n\n"
+        self._tail = b',"logprobs":null,"finish_reason":null}' + self._after
+        self._begun = [False] * len(run.choices)
+        self._run = run
+        self._tokenizer = tokenizer
+        self._tools = tools
+        self._inputs: dict[tuple[int, int], list[str]] = {}  # of custom calls that are not whole
+        self._usage = usage
+
+    def render(self, batch: list[ChoiceEvent]) -> bytes:
+        """The chunks of a batch of events."""
+        pieces = []
+        for index, event in batch:
+            if not self._begun[index]:
+                self._begun[index] = True
+                role = b'{"role":"assistant","content":""}'
+                pieces.append(self._heads[index] + role + self._tail)
+            pieces.append(self._chunk(index, event))
+        return b"".join(pieces)
+
+    def _chunk(self, index: int, event: Event) -> bytes:
+        match event:
+            case Text(text, ()):
+                delta = b'{"content":' + quoted(text) + b"}"
+            case Text(text, entries):
+                logprobs = compact({"content": chat_logprobs(self._tokenizer, entries)})
+                middle = b'{"content":' + quoted(text) + b'},"logprobs":' + logprobs
+                return self._heads[index] + middle + b',"finish_reason":null}' + self._after
+            case Reasoning(text):
+                thought = quoted(text)
+                delta = b'{"reasoning_content":' + thought + b',"reasoning":' + thought + b"}"
+            case ToolCallBegun(number, call_id, name):
+                call = call_begun(self._tools, call_id, name)
+                if call["type"] == "custom":
+                    self._inputs[index, number] = []
+                delta = compact({"tool_calls": [{"index": number, **call}]})
+            case ToolCallArguments(number, json) if (index, number) in self._inputs:
+                self._inputs[index, number].append(json)
+                return b""
+            case ToolCallArguments(number, json):
+                arguments = b'"function":{"arguments":' + quoted(json) + b"}}"
+                delta = b'{"tool_calls":[{"index":%d,' % number + arguments + b"]}"
+            case ToolCallEnded(number) if (index, number) in self._inputs:
+                text = custom_input("".join(self._inputs.pop((index, number))))
+                delta = compact({"tool_calls": [{"index": number, "custom": {"input": text}}]})
+            case ToolCallEnded():
+                return b""
+            case Finished():
+                return self._last(index, event)
+            case Failed(error):
+                return b"data: " + compact(openai_body(error)) + b"\n\n"
+        return self._heads[index] + delta + self._tail
+
+    def _last(self, index: int, end: Finished) -> bytes:
+        reasons = {"finish_reason": finish_reason(end), "stop_reason": stop_reason(end)}
+        closing = b'{},"logprobs":null,' + compact(reasons)[1:]
+        return self._heads[index] + closing + self._after
+
+    def end(self) -> bytes:
+        """The usage, if it was asked for, and the mark that ends OpenAI's streams."""
+        if not self._usage:
+            return b"data: [DONE]\n\n"
+        usage = compact(usage_body(self._run.usage))
+        return self._constant + b'],"usage":' + usage + b"}\n\ndata: [DONE]\n\n"
+
+
+def _choice(
+    index: int, answer: Answer, tokenizer: Tokenizer, tools: Toolbox, *, with_logprobs: bool
+) -> dict[str, Any]:
+    """One choice of a whole answer."""
+    assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
+    calls = [call_whole(tools, call.id, call.name, call.arguments) for call in answer.tool_calls]
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": answer.text or (None if calls else ""),
+        "refusal": None,
+    }
+    if answer.reasoning:
+        message |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
+    if calls:
+        message["tool_calls"] = calls
+    logprobs = {"content": chat_logprobs(tokenizer, answer.logprobs)} if with_logprobs else None
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason(answer.finish),
+        "stop_reason": stop_reason(answer.finish),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What shapes the answer to a request that has been read."""
+
+    prepared: Prepared
+    tools: Toolbox
+    stream: bool
+    usage: bool
+    logprobs: bool
+
+
+async def _read(context: Context, request: Request, body: bytes) -> _Asked:
+    fields = context.parse(request, body, ChatRequest)
+    context.check_messages(len(fields.messages))
+    tools = toolbox(fields.tools, fields.tool_choice)
+    return _Asked(
+        await context.prepare(fields.generation(context, request, tools)),
+        replace(tools, templates=()),
+        stream=fields.stream is True,
+        usage=fields.include_usage(),
+        logprobs=fields.logprobs is True,
+    )
+
+
+class Chat:
+    """The endpoint."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/chat/completions`."""
+        context = self._context
+        asked = await context.read(request, _read)
+        run = await context.begin(request, asked.prepared)
+        identity = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": context.service.name,
+        }
+        tokenizer = context.service.tokenizer
+        if asked.stream:
+            usage = asked.usage
+            return EventStream(run, ChatChunks(identity, run, tokenizer, asked.tools, usage=usage))
+        answers = await collect(request, run)
+        choices = [
+            _choice(index, each, tokenizer, asked.tools, with_logprobs=asked.logprobs)
+            for index, each in enumerate(answers)
+        ]
+        body = {
+            **identity,
+            "object": "chat.completion",
+            "choices": choices,
+            "usage": usage_body(run.usage),
+        }
+        return JSONResponse(body, headers=run_headers(run))

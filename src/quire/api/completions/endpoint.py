@@ -1,0 +1,277 @@
+"""OpenAI's `/v1/completions`: text or token ids in, text out, no template and no dialect.
+
+The schema is https://platform.openai.com/docs/api-reference/completions.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from quire.api.shared.context import Context, common_fields
+from quire.api.shared.errors import openai_body
+from quire.api.shared.fold import collect
+from quire.api.shared.limits import check_count
+from quire.api.shared.render import clamp, finish_reason, stop_reason, token_text, usage_body
+from quire.api.shared.schema import GenerationFields, TokenId
+from quire.api.shared.sse import EventStream, compact, quoted, run_headers
+from quire.core.errors import RequestError
+from quire.core.request import TokenLogprobs
+from quire.serving.runs import ChoiceEvent, Run
+from quire.serving.service import Generation, Prepared, Service
+from quire.text.events import Event, Failed, Finished, Text
+from quire.text.output import Answer
+from quire.text.tokenizer import Tokenizer
+
+_DEFAULT_MAX_TOKENS = 16  # OpenAI's
+_MAX_PROMPTS = 256
+_MAX_CHOICES = 1024
+
+
+def _tag_prompt(value: object) -> str:
+    """Text, token ids, or a list of either; told apart by the first item."""
+    if not isinstance(value, list):
+        return "@text"
+    match value[:1]:
+        case [str()]:
+            return "@texts"
+        case [list()]:
+            return "@lists"
+        case _:
+            return "@ids"
+
+
+Ids = Annotated[list[TokenId], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[str, Tag("@text")]
+    | Annotated[list[str], Field(max_length=_MAX_PROMPTS), Tag("@texts")]
+    | Annotated[Ids, Tag("@ids")]
+    | Annotated[list[Ids], Field(max_length=_MAX_PROMPTS), Tag("@lists")],
+    Discriminator(_tag_prompt),
+]
+
+
+class CompletionRequest(GenerationFields):
+    """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
+
+    prompt: Prompt
+    echo: bool | None = None
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+    best_of: int | None = Field(default=None, ge=1, le=128)
+    suffix: None = Field(default=None, description="answers follow a prompt, they fill no gap")
+
+    def generation(self, context: Context, headers: Mapping[str, str]) -> Generation:
+        """What is asked for, free of the protocol.
+
+        Raises:
+            RequestError: fields that contradict each other or this server's limits.
+        """
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise RequestError(
+                "'best_of' is not offered beyond 'n': every choice that is made is given back.",
+                param="best_of",
+                code="unsupported_parameter",
+            )
+        if self.echo and self.logprobs is not None:
+            raise RequestError(
+                "'echo' is not offered together with 'logprobs': a prompt has no logprobs here.",
+                param="echo",
+                code="unsupported_parameter",
+            )
+        prompts = self.prompts()
+        check_count(len(prompts) * (self.n or 1), _MAX_CHOICES, "prompt")
+        return Generation(
+            prompts=prompts,
+            max_tokens=self.max_tokens or _DEFAULT_MAX_TOKENS,
+            **common_fields(context, self, headers, logprobs=self.logprobs),
+        )
+
+    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+        """The prompts, as text or as token ids."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return (prompt,)
+        if prompt and isinstance(prompt[0], int):
+            return (tuple(each for each in prompt if isinstance(each, int)),)
+        return tuple(
+            each if isinstance(each, str) else tuple(each)
+            for each in prompt
+            if not isinstance(each, int)
+        )
+
+
+class LogprobsWriter:
+    """Writes one choice's `logprobs`, whose offsets count on through a stream's chunks."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._offset = 0
+
+    def write(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """OpenAI's four parallel lists for the next tokens."""
+        names = [token_text(self._tokenizer, entry.token_id) for entry in entries]
+        offsets = []
+        for name in names:
+            offsets.append(self._offset)
+            self._offset += len(name)
+        return {
+            "tokens": names,
+            "token_logprobs": [clamp(entry.logprob) for entry in entries],
+            "top_logprobs": [
+                {token_text(self._tokenizer, token): clamp(value) for token, value in entry.top}
+                for entry in entries
+            ],
+            "text_offset": offsets,
+        }
+
+
+class CompletionChunks:
+    """Renders a stream's chunks. What stays the same in all chunks of a choice is rendered once."""
+
+    def __init__(
+        self,
+        identity: Mapping[str, Any],
+        run: Run,
+        tokenizer: Tokenizer,
+        *,
+        echoes: list[str] | None,
+        usage: bool,
+    ) -> None:
+        self._constant = b"data: " + compact(identity)[:-1] + b',"choices":['
+        self._heads = [
+            self._constant + b'{"index":%d,"text":' % index for index in range(len(run.choices))
+        ]
+        self._after = b'],"usage":null}\n\n' if usage else b"]}\n\n"
+        self._tail = b',"logprobs":null,"finish_reason":null}' + self._after
+        self._echoes = echoes
+        self._echoed = [echoes is None] * len(run.choices)
+        self._logprobs = [LogprobsWriter(tokenizer) for _ in run.choices]
+        self._run = run
+        self._usage = usage
+
+    def render(self, batch: list[ChoiceEvent]) -> bytes:
+        """The chunks of a batch of events."""
+        pieces = []
+        for index, event in batch:
+            if self._echoes is not None and not self._echoed[index]:
+                self._echoed[index] = True
+                pieces.append(self._heads[index] + quoted(self._echoes[index]) + self._tail)
+            pieces.append(self._chunk(index, event))
+        return b"".join(pieces)
+
+    def _chunk(self, index: int, event: Event) -> bytes:
+        head = self._heads[index]
+        match event:
+            case Text(text, ()):
+                return head + quoted(text) + self._tail
+            case Text(text, entries):
+                logprobs = b',"logprobs":' + compact(self._logprobs[index].write(entries))
+                return head + quoted(text) + logprobs + b',"finish_reason":null}' + self._after
+            case Finished():
+                reasons = {"finish_reason": finish_reason(event), "stop_reason": stop_reason(event)}
+                return head + b'"","logprobs":null,' + compact(reasons)[1:] + self._after
+            case Failed(error):
+                return b"data: " + compact(openai_body(error)) + b"\n\n"
+            case _:
+                return b""
+
+    def end(self) -> bytes:
+        """The usage, if it was asked for, and the mark that ends OpenAI's streams."""
+        if not self._usage:
+            return b"data: [DONE]\n\n"
+        usage = compact(usage_body(self._run.usage))
+        return self._constant + b'],"usage":' + usage + b"}\n\ndata: [DONE]\n\n"
+
+
+def _choice(index: int, answer: Answer, echo: str, writer: LogprobsWriter | None) -> dict[str, Any]:
+    """One choice of a whole answer."""
+    assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
+    return {
+        "index": index,
+        "text": echo + answer.text,
+        "logprobs": None if writer is None else writer.write(answer.logprobs),
+        "finish_reason": finish_reason(answer.finish),
+        "stop_reason": stop_reason(answer.finish),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What shapes the answer to a request that has been read.
+
+    Attributes:
+        echoes: the text of each choice's prompt, if it goes before the answer.
+    """
+
+    prepared: Prepared
+    echoes: list[str] | None
+    stream: bool
+    usage: bool
+    logprobs: bool
+
+
+async def _read(context: Context, request: Request, body: bytes) -> _Asked:
+    fields = context.parse(request, body, CompletionRequest)
+    prepared = await context.prepare(fields.generation(context, request.headers))
+    return _Asked(
+        prepared,
+        echoes=_echoes(context.service, fields) if fields.echo else None,
+        stream=fields.stream is True,
+        usage=fields.include_usage(),
+        logprobs=fields.logprobs is not None,
+    )
+
+
+class Completions:
+    """The endpoint."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/completions`."""
+        service = self._context.service
+        asked = await self._context.read(request, _read)
+        echoes = asked.echoes
+        run = await self._context.begin(request, asked.prepared)
+        identity = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": service.name,
+        }
+        if asked.stream:
+            chunks = CompletionChunks(
+                identity, run, service.tokenizer, echoes=echoes, usage=asked.usage
+            )
+            return EventStream(run, chunks)
+        answers = await collect(request, run)
+        choices = [
+            _choice(
+                index,
+                each,
+                echoes[index] if echoes is not None else "",
+                LogprobsWriter(service.tokenizer) if asked.logprobs else None,
+            )
+            for index, each in enumerate(answers)
+        ]
+        body = {**identity, "choices": choices, "usage": usage_body(run.usage)}
+        return JSONResponse(body, headers=run_headers(run))
+
+
+def _echoes(service: Service, fields: CompletionRequest) -> list[str]:
+    """The text of each choice's prompt."""
+    texts = [
+        prompt
+        if isinstance(prompt, str)
+        else service.tokenizer.decode(prompt, skip_special_tokens=True)
+        for prompt in fields.prompts()
+    ]
+    return [text for text in texts for _ in range(fields.n or 1)]

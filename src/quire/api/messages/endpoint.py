@@ -1,0 +1,263 @@
+"""Anthropic's `/v1/messages`: from its requests to generations, and the endpoints.
+
+Thoughts go out signed and come back with later requests. One whose signature does not verify, since
+another server or an earlier process made it, is left out of the prompt, and the answer says so in
+`input_transformations`; a request that sets `thinking.block_binding` gets a 400 instead.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
+
+from quire.api.messages.prompt import Conversation, continues, conversation, loaded_tools
+from quire.api.messages.render import (
+    Answering,
+    MessageChunks,
+    MessageEvents,
+    Thoughts,
+    WireEvent,
+    fold,
+)
+from quire.api.messages.schema import (
+    CountRequest,
+    MessagesRequest,
+    ThinkingAdaptive,
+    ThinkingDisabled,
+    ThinkingEnabled,
+)
+from quire.api.messages.schema import ToolChoice as WireToolChoice
+from quire.api.shared.access import note
+from quire.api.shared.context import Context, decoding
+from quire.api.shared.fold import consume
+from quire.api.shared.lenient_json import parse_lenient
+from quire.api.shared.sse import EventStream, compact, run_headers
+from quire.api.shared.thinking import offered
+from quire.api.shared.unseen import newest, without_unseen
+from quire.core.errors import RequestError
+from quire.serving.service import FieldNames, Generation, Prepared, Thinking, ToolChoice
+
+Fields = TypeVar("Fields", bound=CountRequest)
+
+VERSIONS = ("2026-10-21", "2023-06-01")
+"""Versions of the API that are served alike. The later one of Anthropic's drops `temperature`,
+`top_p` and `top_k`; here they keep their meaning in both."""
+
+_NAMES = FieldNames(
+    stops="stop_sequences", schema="output_config.format", parameters="input_schema"
+)
+_SHARE = 0.8  # of `max_tokens`, for a thought whose length is left to the model
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What shapes the answer to a request that has been read."""
+
+    prepared: Prepared
+    stream: bool
+    max_tokens: int
+    thoughts: Thoughts
+    dropped: tuple[str, ...]
+    edits: bool
+
+
+async def _read(context: Context, request: Request, body: bytes) -> _Asked:
+    fields = _parse(context, request, body, MessagesRequest)
+    if fields.thread is not None:
+        raise _no_threads()
+    said = conversation(fields, context.seal)
+    return _Asked(
+        await context.prepare(_generation(context, fields, said, request)),
+        stream=fields.stream is True,
+        max_tokens=fields.max_tokens,
+        thoughts=_thoughts(fields),
+        dropped=said.dropped,
+        edits=fields.context_management is not None,
+    )
+
+
+async def _count(context: Context, request: Request, body: bytes) -> WireEvent:
+    fields = _parse(context, request, body, CountRequest)
+    said = conversation(fields, context.seal)
+    (prompt,) = await context.tokens(_prompt(context, fields, said, request.scope))
+    counted: WireEvent = {"input_tokens": len(prompt)}
+    if fields.context_management is not None:
+        counted["context_management"] = {"original_input_tokens": len(prompt)}
+    return counted
+
+
+def _parse(context: Context, request: Request, body: bytes, schema: type[Fields]) -> Fields:
+    version = request.headers.get("anthropic-version", VERSIONS[0])
+    if version not in VERSIONS:
+        raise RequestError(
+            f"The header 'anthropic-version' is '{version[:40]}'; "
+            f"served are: {', '.join(VERSIONS)}.",
+            param="anthropic-version",
+        )
+    fields = context.parse(request, body, schema, parse_lenient)
+    context.check_model(fields.model)
+    context.check_messages(len(fields.messages))
+    return fields
+
+
+class Messages:
+    """The endpoints."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/messages`."""
+        context = self._context
+        asked = await context.read(request, _read)
+        if asked.dropped:
+            note(request.scope, {"dropped_thoughts": len(asked.dropped)})
+        run = await context.begin(request, asked.prepared)
+        answering = Answering(
+            id=f"msg_{uuid.uuid4().hex}",
+            model=context.service.name,
+            max_tokens=asked.max_tokens,
+            thoughts=asked.thoughts,
+            dropped=asked.dropped,
+            edits=asked.edits,
+        )
+        events = MessageEvents(answering, run, context.seal)
+        if asked.stream:
+            chunks = MessageChunks(events)
+            return EventStream(run, chunks, keepalive=chunks.waiting)
+        wire: list[WireEvent] = []
+        await consume(request, run, lambda _, event: wire.extend(events.feed(event)))
+        return JSONResponse(fold([*events.begin(), *wire]), headers=run_headers(run))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """`POST /v1/messages/count_tokens`: through the same template, hence exact."""
+        return JSONResponse(await self._context.read(request, _count))
+
+
+def _no_threads() -> RequestError:
+    """The refusal on which SDKs send whole conversations instead, which are cached here."""
+    return RequestError(
+        "'thread' is not offered by this server; send the whole conversation.",
+        param="thread",
+        code="thread_unsupported_request",
+    )
+
+
+def _prompt(context: Context, fields: CountRequest, said: Conversation, scope: Scope) -> Generation:
+    """The part of a generation that shapes its prompt.
+
+    Raises:
+        RequestError: a tool choice without the name that it needs.
+    """
+    choice = fields.tool_choice
+    tools = loaded_tools(fields)
+    last = newest("messages", fields.messages)
+    return Generation(
+        messages=without_unseen(context.service, scope, said.messages, last),
+        tools=tuple(tool.to_template() for tool in tools),
+        strict_tools=frozenset(tool.name for tool in tools if tool.strict),
+        tool_choice=_tool_choice(choice),
+        parallel_tool_calls=choice is None or choice.disable_parallel_tool_use is not True,
+        thinking=_thinking(context, fields, scope),
+        continue_final=continues(fields.messages),
+        names=_NAMES,
+    )
+
+
+def _generation(
+    context: Context, fields: MessagesRequest, said: Conversation, request: Request
+) -> Generation:
+    """What is asked for, free of the protocol.
+
+    Raises:
+        RequestError: fields that contradict each other or this server's limits.
+    """
+    prompt = _prompt(context, fields, said, request.scope)
+    return replace(
+        prompt,
+        max_tokens=fields.max_tokens,
+        stops=tuple(fields.stop_sequences or ()),
+        schema=_schema(fields),
+        thinking=_limited(context, fields, prompt.thinking),
+        **decoding(context, fields, request.headers),
+    )
+
+
+def _tool_choice(choice: WireToolChoice | None) -> ToolChoice:
+    if choice is None:
+        return ToolChoice()
+    if choice.type == "tool":
+        if choice.name is None:
+            raise RequestError(
+                "Missing required parameter: 'tool_choice.name'.",
+                param="tool_choice.name",
+                code="missing_required_parameter",
+            )
+        return ToolChoice("named", choice.name)
+    return ToolChoice("required" if choice.type == "any" else choice.type)
+
+
+def _thinking(context: Context, fields: CountRequest, scope: Scope) -> Thinking:
+    """Whether to think first. A model that has no thoughts keeps within any budget for them."""
+    effort = fields.output_config.effort if fields.output_config is not None else None
+    match fields.thinking:
+        case ThinkingDisabled():
+            return Thinking(False, effort=effort)
+        case ThinkingEnabled() | ThinkingAdaptive():
+            asked = Thinking(True, effort=effort)
+            return offered(context.service, scope, asked, "thinking")
+        case _:
+            return Thinking(effort=effort)
+
+
+def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> Thinking:
+    """The limit on a thought; without one, some of the tokens are still left for the answer.
+
+    Raises:
+        RequestError: a budget that leaves nothing for the answer, or that cannot be kept.
+    """
+    if not thinking.enabled:
+        return thinking
+    asked = fields.thinking
+    budget = asked.budget_tokens if isinstance(asked, ThinkingEnabled) else None
+    if budget is not None and budget >= fields.max_tokens:
+        raise RequestError(
+            f"'thinking.budget_tokens' is {budget}, but must be below 'max_tokens', "
+            f"{fields.max_tokens}.",
+            param="thinking.budget_tokens",
+            code="above_max_value",
+        )
+    if not context.service.can_limit_thoughts:
+        if budget is None:
+            return thinking
+        raise RequestError(
+            "'thinking.budget_tokens' is not offered: the model that is served marks no thoughts.",
+            param="thinking.budget_tokens",
+            code="unsupported_parameter",
+        )
+    if budget is None and thinking.effort is None:
+        budget = int(fields.max_tokens * _SHARE)
+    return replace(thinking, budget=budget)
+
+
+def _schema(fields: MessagesRequest) -> str | None:
+    """JSON text of the schema that the answer must meet."""
+    config = fields.output_config
+    wanted = fields.output_format if config is None or config.format is None else config.format
+    return None if wanted is None else compact(wanted.schema_).decode()
+
+
+def _thoughts(fields: CountRequest) -> Thoughts:
+    """What a client sees of thoughts. Of those that it did not want it gets a seal."""
+    match fields.thinking:
+        case ThinkingDisabled():
+            return "redacted"
+        case ThinkingEnabled(display="omitted") | ThinkingAdaptive(display="omitted"):
+            return "omitted"
+        case _:
+            return "shown"

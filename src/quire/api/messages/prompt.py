@@ -1,0 +1,275 @@
+"""Anthropic's messages as chat templates read them.
+
+An answer's blocks become one message; a message of tool results becomes one message a result. What
+agents change with each request is cut from the result by the service, as for every protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.api.messages.schema import (
+    AssistantBlock,
+    AssistantMessage,
+    ClearThinking,
+    CountRequest,
+    DocumentBlock,
+    ImageBlock,
+    KeptTurns,
+    Message,
+    RedactedThinkingBlock,
+    ResultPart,
+    SearchResultBlock,
+    SystemMessage,
+    SystemText,
+    TextBlock,
+    ThinkingAdaptive,
+    ThinkingBlock,
+    ThinkingEnabled,
+    Tool,
+    ToolReferenceBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    UserBlock,
+    UserMessage,
+)
+from quire.api.shared.content import function_call, image_part
+from quire.api.shared.seal import Seal
+from quire.api.shared.turns import Turn, check_answered, merge
+from quire.core.errors import RequestError
+
+_FAILED = "Error: "
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Messages in the shape that chat templates read.
+
+    Attributes:
+        dropped: paths of thoughts that did not verify, as `messages.0.content.1`.
+    """
+
+    messages: tuple[Turn, ...]
+    dropped: tuple[str, ...] = ()
+
+
+def conversation(fields: CountRequest, seal: Seal) -> Conversation:
+    """The whole conversation, its system prompt first.
+
+    Raises:
+        RequestError: a tool result without its call, or at the end a call without its result; a
+            thought that does not verify, if the request says that this is an error.
+    """
+    translator = _Translator(fields, seal)
+    turns: list[Turn] = []
+    if fields.system:
+        turns.append({"role": "system", "content": _system(fields.system)})
+    last_question = max(
+        (i for i, message in enumerate(fields.messages) if isinstance(message, UserMessage)),
+        default=-1,
+    )
+    for index, message in enumerate(fields.messages):
+        if not (_clears(message) and index < last_question):
+            turns += translator.message(message, index)
+    merged = merge(turns)
+    check_answered(merged, "messages")
+    return Conversation(tuple(merged), tuple(translator.dropped))
+
+
+def loaded_tools(fields: CountRequest) -> tuple[Tool, ...]:
+    """The tools that the model is told of: all but those that no search has found yet."""
+    found = {
+        part.tool_name
+        for message in fields.messages
+        if isinstance(message, UserMessage) and isinstance(message.content, list)
+        for block in message.content
+        if isinstance(block, ToolResultBlock) and isinstance(block.content, list)
+        for part in block.content
+        if isinstance(part, ToolReferenceBlock)
+    }
+    return tuple(
+        tool for tool in fields.tools or () if not tool.defer_loading or tool.name in found
+    )
+
+
+def continues(messages: Sequence[Message]) -> bool:
+    """Whether the last message is the beginning of the answer that is asked for."""
+    return isinstance(messages[-1], AssistantMessage)
+
+
+class _Translator:
+    """Translates one request's messages in order; knows the calls that were made so far."""
+
+    def __init__(self, fields: CountRequest, seal: Seal) -> None:
+        self._seal = seal
+        self._names: dict[str, str] = {}
+        self._forgotten = _forgotten(fields)
+        thinking = fields.thinking
+        self._strict = (
+            isinstance(thinking, ThinkingEnabled | ThinkingAdaptive)
+            and thinking.block_binding is not None
+            and thinking.block_binding.prefix_mismatch_behavior != "drop_block"
+        )
+        self.dropped: list[str] = []
+
+    def message(self, message: Message, index: int) -> list[Turn]:
+        """One message as one turn, or as one for each tool result and what stands around them."""
+        if isinstance(message, SystemMessage):
+            return [{"role": "system", "content": _system(message.content)}]
+        if isinstance(message.content, str):
+            return [{"role": message.role, "content": message.content}]
+        if isinstance(message, UserMessage):
+            return self._user(message.content, f"messages[{index}].content")
+        return [self._assistant(message.content, index)]
+
+    def _user(self, blocks: Sequence[UserBlock], param: str) -> list[Turn]:
+        turns: list[Turn] = []
+        for number, block in enumerate(blocks):
+            name = f"{param}[{number}]"
+            if isinstance(block, ToolResultBlock):
+                turns.append(self._result(block, name))
+            else:
+                turns.append({"role": "user", "content": [_part(block, name)]})
+        return turns or [{"role": "user", "content": ""}]
+
+    def _result(self, block: ToolResultBlock, param: str) -> Turn:
+        called = self._names.get(block.tool_use_id)
+        if called is None:
+            raise RequestError(
+                f"'{param}.tool_use_id' is '{block.tool_use_id}', which no tool_use before it has.",
+                param=f"{param}.tool_use_id",
+                code="invalid_value",
+            )
+        content: str | list[dict[str, Any]]
+        if isinstance(block.content, list):
+            content = [
+                _part(part, f"{param}.content[{number}]")
+                for number, part in enumerate(block.content)
+            ]
+        else:
+            content = block.content or ""
+        if block.is_error:
+            content = _as_error(content)
+        return {
+            "role": "tool",
+            "content": content,
+            "tool_call_id": block.tool_use_id,
+            "name": called,
+        }
+
+    def _assistant(self, blocks: Sequence[AssistantBlock], index: int) -> Turn:
+        texts, thoughts, calls = [], [], []
+        for number, block in enumerate(blocks):
+            match block:
+                case TextBlock(text=text):
+                    texts.append({"type": "text", "text": text})
+                case ToolUseBlock():
+                    self._names[block.id] = block.name
+                    calls.append(function_call(block.id, block.name, block.input))
+                case ThinkingBlock() | RedactedThinkingBlock() if index not in self._forgotten:
+                    thought = self._thought(block, index, number)
+                    if thought is not None:
+                        thoughts.append(thought)
+        turn: Turn = {"role": "assistant", "content": texts or ""}
+        if thoughts:
+            turn["reasoning_content"] = "\n".join(thoughts)
+        if calls:
+            turn["tool_calls"] = calls
+        return turn
+
+    def _thought(
+        self, block: ThinkingBlock | RedactedThinkingBlock, index: int, number: int
+    ) -> str | None:
+        """An earlier thought; one that was not made here is left out, or refused if asked for."""
+        if isinstance(block, RedactedThinkingBlock):
+            thought = self._seal.open(block.data)
+        elif block.thinking:
+            known = self._seal.verifies(block.thinking, block.signature)
+            thought = block.thinking if known else None
+        else:
+            thought = self._seal.open(block.signature)
+        if thought is None:
+            if self._strict:
+                name = f"messages[{index}].content[{number}]"
+                raise RequestError(
+                    f"The signature of '{name}' does not verify.",
+                    param=name,
+                    code="invalid_signature",
+                )
+            self.dropped.append(f"messages.{index}.content.{number}")
+        return thought
+
+
+def _forgotten(fields: CountRequest) -> frozenset[int]:
+    """Numbers of the messages whose thoughts the request asks to clear."""
+    management = fields.context_management
+    edits = (management.edits or []) if management is not None else []
+    kept = [_kept_turns(edit) for edit in edits]
+    limits = [limit for limit in kept if limit is not None]
+    if not limits:
+        return frozenset()
+    thinking = [
+        index
+        for index, message in enumerate(fields.messages)
+        if isinstance(message.content, list)
+        and any(isinstance(b, ThinkingBlock | RedactedThinkingBlock) for b in message.content)
+    ]
+    return frozenset(thinking[: -min(limits)])
+
+
+def _kept_turns(edit: ClearThinking) -> int | None:
+    """How many turns keep their thoughts; None for all. Anthropic's default is one."""
+    match edit.keep:
+        case "all" | KeptTurns(type="all"):
+            return None
+        case KeptTurns(value=value) if value is not None:
+            return value
+        case _:
+            return 1
+
+
+def _clears(message: Message) -> bool:
+    """Whether a message is for the turn that it precedes alone."""
+    return isinstance(message, SystemMessage) and message.clear_at == "next_user_message"
+
+
+def _system(system: SystemText) -> str | list[dict[str, str]]:
+    """Blocks stay apart, since what is cut from a system prompt is a block."""
+    if isinstance(system, str):
+        return system
+    return [{"type": "text", "text": block.text} for block in system]
+
+
+def _part(block: ResultPart, param: str) -> dict[str, Any]:
+    """A block as text, or as an image."""
+    lines: list[str | None]
+    match block:
+        case ImageBlock(type=kind, source=source):
+            return image_part(source.location, f"{param}.source", kind)
+        case TextBlock(text=text):
+            lines = [text]
+        case DocumentBlock():
+            lines = [block.title, block.context, block.source.data]
+        case SearchResultBlock():
+            lines = [block.title, block.source, *(each.text for each in block.content)]
+        case ToolReferenceBlock():
+            lines = [block.tool_name]
+    return {"type": "text", "text": "\n".join(line for line in lines if line)}
+
+
+def _as_error(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """A result that says in words that the tool failed, since templates have no flag for it."""
+    if isinstance(content, str):
+        return content if _says_so(content) else _FAILED + content
+    texts = [part["text"] for part in content if part["type"] == "text"]
+    if texts and _says_so(texts[0]):
+        return content
+    if content and content[0]["type"] == "text":
+        return [{**content[0], "text": _FAILED + texts[0]}, *content[1:]]
+    return [{"type": "text", "text": _FAILED.rstrip()}, *content]
+
+
+def _says_so(text: str) -> bool:
+    return "error" in text[:64].lower()

@@ -1,0 +1,281 @@
+"""Anthropic's answers: the events of a stream, and the message that they add up to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from quire.api.shared.errors import anthropic_body
+from quire.api.shared.seal import Seal
+from quire.api.shared.sse import compact
+from quire.core.request import FinishReason
+from quire.serving.runs import ChoiceEvent, Run
+from quire.text.events import (
+    Event,
+    Failed,
+    Finished,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallBegun,
+    ToolCallEnded,
+    Usage,
+)
+
+WireEvent = dict[str, Any]
+Thoughts = Literal["shown", "omitted", "redacted"]
+
+PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What an answer says beside its content.
+
+    Attributes:
+        max_tokens: as asked for; an answer that was cut off earlier filled the context.
+        thoughts: `omitted` thoughts are blocks without text; `redacted` ones say nothing at all.
+            Either can be sent back.
+        dropped: paths of thoughts that were left out of the prompt.
+        edits: whether the request asked for edits of its prompt, so that they are reported.
+    """
+
+    id: str
+    model: str
+    max_tokens: int
+    thoughts: Thoughts = "shown"
+    dropped: tuple[str, ...] = ()
+    edits: bool = False
+
+    def message(self, usage: WireEvent) -> WireEvent:
+        """The message as a stream begins it."""
+        body: WireEvent = {
+            "id": self.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "stop_details": None,
+            "usage": usage,
+        }
+        if self.edits:
+            body["context_management"] = {"applied_edits": []}
+        if self.dropped:
+            body["input_transformations"] = [
+                {"type": "thinking_dropped", "path": path, "reason": "model_binding_mismatch"}
+                for path in self.dropped
+            ]
+        return body
+
+
+def usage_body(usage: Usage) -> WireEvent:
+    """Anthropic's `usage`, where `input_tokens` are those that were not read from the cache.
+
+    Nothing is ever written to the cache at a price of its own, so `cache_creation` counts nothing.
+    """
+    return {
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached_tokens,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+        "service_tier": "standard",
+    }
+
+
+def stop_reason(end: Finished, max_tokens: int) -> str:
+    """Anthropic's word for why an answer ended. A loop that was cut short used up its tokens."""
+    if end.stop is not None:
+        return "stop_sequence"
+    if end.reason is FinishReason.LENGTH and end.usage.completion_tokens < max_tokens:
+        return "model_context_window_exceeded"
+    if end.reason in (FinishReason.LENGTH, FinishReason.LOOP):
+        return "max_tokens"
+    return "tool_use" if end.tool_calls else "end_turn"
+
+
+@dataclass(slots=True)
+class _OpenBlock:
+    """The content block that grows."""
+
+    kind: str
+    text: list[str] = field(default_factory=list)
+
+
+class MessageEvents:
+    """Turns events into Anthropic's, which count and nest the blocks of the content."""
+
+    def __init__(self, answering: Answering, run: Run, seal: Seal) -> None:
+        self._answering = answering
+        self._run = run
+        self._seal = seal
+        self._begun = False
+        self._index = -1
+        self._block: _OpenBlock | None = None
+
+    def begin(self) -> Iterator[WireEvent]:
+        """The opening of the message, with what the engine has told so far of its cache; the end
+        tells it for good."""
+        if not self._begun:
+            self._begun = True
+            run = self._run
+            usage = Usage(run.prompt_tokens, 0, 0, run.cached_tokens)
+            message = self._answering.message(usage_body(usage))
+            yield {"type": "message_start", "message": message}
+
+    def feed(self, event: Event) -> Iterator[WireEvent]:
+        """The wire's events for one of ours."""
+        match event:
+            case Text(text) if text:
+                yield from self._grow("text", {"type": "text", "text": ""}, text)
+            case Reasoning(thought):
+                yield from self._think(thought)
+            case ToolCallBegun(_, call_id, name):
+                tool = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                yield from self._open("tool_use", tool)
+            case ToolCallArguments(_, piece):
+                yield self._delta({"type": "input_json_delta", "partial_json": piece})
+            case ToolCallEnded():
+                yield from self._close()
+            case Finished():
+                yield from self._close()
+                yield from self._end(event)
+            case Failed(error):
+                yield anthropic_body(error)
+
+    def _think(self, thought: str) -> Iterator[WireEvent]:
+        if self._answering.thoughts == "shown":
+            opening = {"type": "thinking", "thinking": "", "signature": ""}
+            yield from self._grow("thinking", opening, thought)
+        elif self._block is not None and self._block.kind == "hidden":
+            self._block.text.append(thought)
+        else:
+            yield from self._close()
+            self._block = _OpenBlock("hidden", [thought])
+
+    def _grow(self, kind: str, opening: WireEvent, text: str) -> Iterator[WireEvent]:
+        """Adds text to the block of this kind, which opens if it is not open yet."""
+        if self._block is None or self._block.kind != kind:
+            yield from self._open(kind, opening)
+        assert self._block is not None
+        if kind == "thinking":
+            self._block.text.append(text)
+        yield self._delta({"type": f"{kind}_delta", kind: text})
+
+    def _open(self, kind: str, opening: WireEvent) -> Iterator[WireEvent]:
+        yield from self._close()
+        self._block = _OpenBlock(kind)
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": opening}
+
+    def _close(self) -> Iterator[WireEvent]:
+        block, self._block = self._block, None
+        if block is None:
+            return
+        if block.kind == "hidden":
+            yield from self._hidden("".join(block.text))
+        if block.kind == "thinking":
+            signature = self._seal.sign("".join(block.text))
+            yield self._delta({"type": "signature_delta", "signature": signature})
+        yield {"type": "content_block_stop", "index": self._index}
+
+    def _hidden(self, thought: str) -> Iterator[WireEvent]:
+        """A thought that is not shown, whole, up to its end."""
+        sealed = self._seal.seal(thought)
+        omitted = self._answering.thoughts == "omitted"
+        block = (
+            {"type": "thinking", "thinking": "", "signature": ""}
+            if omitted
+            else {"type": "redacted_thinking", "data": sealed}
+        )
+        self._index += 1
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+        if omitted:
+            yield self._delta({"type": "signature_delta", "signature": sealed})
+
+    def _delta(self, delta: WireEvent) -> WireEvent:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+    def _end(self, end: Finished) -> Iterator[WireEvent]:
+        reason = stop_reason(end, self._answering.max_tokens)
+        delta = {"stop_reason": reason, "stop_sequence": end.stop, "stop_details": None}
+        yield {"type": "message_delta", "delta": delta, "usage": usage_body(end.usage)}
+        yield {"type": "message_stop"}
+
+
+class MessageChunks:
+    """Renders a stream. Anthropic sends a ping behind the opening of the first block."""
+
+    def __init__(self, events: MessageEvents) -> None:
+        self._events = events
+        self._pinged = False
+
+    def render(self, batch: list[ChoiceEvent]) -> bytes:
+        """The events of a batch, the opening of the message before the first of them."""
+        pieces = [self._written(event) for event in self._events.begin()]
+        pieces += [self._written(each) for _, event in batch for each in self._events.feed(event)]
+        return b"".join(pieces)
+
+    def waiting(self) -> bytes:
+        """A ping, behind the opening of the message: clients take nothing before that."""
+        return b"".join(map(self._written, self._events.begin())) + PING
+
+    def end(self) -> bytes:
+        """Nothing: `message_stop` is the end."""
+        return b""
+
+    def _written(self, event: WireEvent) -> bytes:
+        kind: str = event["type"]
+        written = b"event: " + kind.encode() + b"\ndata: " + compact(event) + b"\n\n"
+        if kind == "content_block_start" and not self._pinged:
+            self._pinged = True
+            written += PING
+        return written
+
+
+def fold(events: Sequence[WireEvent]) -> WireEvent:
+    """The message that a stream's events add up to."""
+    message: WireEvent = dict(events[0]["message"])
+    content: list[WireEvent] = []
+    pieces: list[str] = []
+    for event in events[1:]:
+        match event["type"]:
+            case "content_block_start":
+                content.append(dict(event["content_block"]))
+                pieces = []
+            case "content_block_delta":
+                _add(event["delta"], content[-1], pieces)
+            case "content_block_stop":
+                if not _complete(content[-1], "".join(pieces)):
+                    content.pop()
+            case "message_delta":
+                message |= {**event["delta"], "usage": event["usage"]}
+    return {**message, "content": content}
+
+
+def _add(delta: WireEvent, block: WireEvent, pieces: list[str]) -> None:
+    match delta:
+        case {"type": "signature_delta", "signature": signature}:
+            block["signature"] = signature
+        case {"text": piece} | {"thinking": piece} | {"partial_json": piece}:
+            pieces.append(piece)
+
+
+def _complete(block: WireEvent, text: str) -> bool:
+    """Fills a block; False for a call that was cut off, which is no part of a message."""
+    match block["type"]:
+        case "tool_use":
+            try:
+                block["input"] = json.loads(text) if text else {}
+            except ValueError:
+                return False
+        case "text":
+            block["text"] = text
+        case "thinking":
+            block["thinking"] = text
+    return True

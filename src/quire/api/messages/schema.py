@@ -1,0 +1,409 @@
+"""What Anthropic's `/v1/messages` and `/v1/messages/count_tokens` take.
+
+The schema is https://platform.claude.com/docs/en/api/messages, with what the official SDKs and
+Claude Code send of its betas. Markers of the prompt cache are accepted and change nothing: every
+prompt is kept for reuse as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from quire.api.shared.content import FunctionName, function_tool
+from quire.api.shared.schema import (
+    DecodingFields,
+    History,
+    TokenCount,
+    Wire,
+    tag_by_role,
+    tag_by_type,
+    tag_text_or_list,
+)
+
+
+class CacheControl(History):
+    """Where a prompt is worth keeping; all of it is."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
+
+
+class Block(History):
+    """What every content block may carry."""
+
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(Block):
+    """Plain text. Citations come back with earlier answers and are not read."""
+
+    type: Literal["text"]
+    text: str
+    citations: list[Any] | None = None
+
+
+class Base64Source(History):
+    """An image, in the request itself."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str = Field(min_length=1)
+
+    @property
+    def location(self) -> str:
+        """The image as a `data:` URL."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(History):
+    """Where an image is: http(s), `data:` or `file://`."""
+
+    type: Literal["url"]
+    url: str = Field(min_length=1)
+
+    @property
+    def location(self) -> str:
+        """The URL."""
+        return self.url
+
+
+class ImageTransformations(History):
+    """What happens to an image before it is seen: one that is too large is scaled down."""
+
+    oversized_image: Literal["downsize"] | None = None
+
+
+class ImageBlock(Block):
+    """An image."""
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source, Tag("@base64")] | Annotated[UrlSource, Tag("@url")],
+        Discriminator(tag_by_type),
+    ]
+    transformations: ImageTransformations | None = None
+
+
+class TextSource(History):
+    """A document's text, in the request itself."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class NoCitations(History):
+    """Citations are not offered."""
+
+    enabled: Literal[False] | None = None
+
+
+class DocumentBlock(Block):
+    """A document; only plain text is offered."""
+
+    type: Literal["document"]
+    source: Annotated[Annotated[TextSource, Tag("@text")], Discriminator(tag_by_type)]
+    title: str | None = None
+    context: str | None = None
+    citations: NoCitations | None = None
+
+
+class SearchResultBlock(Block):
+    """A passage that the client found."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: list[TextBlock]
+    citations: NoCitations | None = None
+
+
+class ToolReferenceBlock(Block):
+    """A tool that a search found, so that the model is told of it; see `Tool.defer_loading`."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+class ThinkingBlock(Block):
+    """An earlier thought, or none but its signature, in which it is then sealed."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class RedactedThinkingBlock(Block):
+    """An earlier thought that was not shown."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class Caller(History):
+    """Who made a call: always the model itself."""
+
+    type: Literal["direct"]
+
+
+class ToolUseBlock(Block):
+    """A call that the assistant made."""
+
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1, max_length=256)
+    name: str = Field(min_length=1, max_length=256)
+    input: dict[str, Any]
+    caller: Caller | None = None
+    toolset_name: None = None
+
+
+ResultPart = Annotated[
+    Annotated[TextBlock, Tag("@text")]
+    | Annotated[ImageBlock, Tag("@image")]
+    | Annotated[DocumentBlock, Tag("@document")]
+    | Annotated[SearchResultBlock, Tag("@search_result")]
+    | Annotated[ToolReferenceBlock, Tag("@tool_reference")],
+    Discriminator(tag_by_type),
+]
+
+
+class ToolResultBlock(Block):
+    """What a tool answered."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: (
+        Annotated[
+            Annotated[str, Tag("@text")] | Annotated[list[ResultPart], Tag("@list")],
+            Discriminator(tag_text_or_list),
+        ]
+        | None
+    ) = None
+    is_error: bool | None = None
+    toolset_name: None = None
+
+
+UserBlock = Annotated[
+    Annotated[TextBlock, Tag("@text")]
+    | Annotated[ImageBlock, Tag("@image")]
+    | Annotated[DocumentBlock, Tag("@document")]
+    | Annotated[SearchResultBlock, Tag("@search_result")]
+    | Annotated[ToolResultBlock, Tag("@tool_result")],
+    Discriminator(tag_by_type),
+]
+AssistantBlock = Annotated[
+    Annotated[TextBlock, Tag("@text")]
+    | Annotated[ThinkingBlock, Tag("@thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("@redacted_thinking")]
+    | Annotated[ToolUseBlock, Tag("@tool_use")],
+    Discriminator(tag_by_type),
+]
+SystemText = Annotated[
+    Annotated[str, Tag("@text")] | Annotated[list[TextBlock], Tag("@list")],
+    Discriminator(tag_text_or_list),
+]
+
+
+class UserMessage(History):
+    """What the user says, and what tools answered."""
+
+    role: Literal["user"]
+    content: Annotated[
+        Annotated[str, Tag("@text")] | Annotated[list[UserBlock], Tag("@list")],
+        Discriminator(tag_text_or_list),
+    ]
+
+
+class AssistantMessage(History):
+    """An earlier answer, or at the end the beginning of the one that is asked for."""
+
+    role: Literal["assistant"]
+    content: Annotated[
+        Annotated[str, Tag("@text")] | Annotated[list[AssistantBlock], Tag("@list")],
+        Discriminator(tag_text_or_list),
+    ]
+
+
+class SystemMessage(History):
+    """What the operator says in the midst of a conversation, for good or for one turn."""
+
+    role: Literal["system"]
+    content: SystemText
+    clear_at: Literal["next_user_message", "never"] | None = None
+
+
+Message = Annotated[
+    Annotated[UserMessage, Tag("@user")]
+    | Annotated[AssistantMessage, Tag("@assistant")]
+    | Annotated[SystemMessage, Tag("@system")],
+    Discriminator(tag_by_role),
+]
+
+
+class Tool(Block):
+    """A tool that the client runs. Those that Anthropic's servers run are not offered.
+
+    The model is told of a tool with `defer_loading` once a `tool_reference` names it.
+    """
+
+    type: Literal["custom"] | None = None
+    name: FunctionName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    input_examples: list[dict[str, Any]] | None = None
+    strict: bool | None = None
+    eager_input_streaming: bool | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+    def to_template(self) -> dict[str, Any]:
+        """The shape that chat templates read."""
+        schema = dict(self.input_schema)
+        if self.input_examples:
+            schema.setdefault("examples", self.input_examples)
+        return function_tool(self.name, self.description, schema)
+
+
+class ToolChoice(Wire):
+    """Whether a tool may, must or must not be called."""
+
+    type: Literal["auto", "any", "none", "tool"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class BlockBinding(Wire):
+    """What happens to a thought that does not verify; by default it is left out."""
+
+    prefix_mismatch_behavior: Literal["error", "drop_block"] | None = None
+
+
+class ThinkingAdaptive(Wire):
+    """Think first, for as long as the model likes within `max_tokens`."""
+
+    type: Literal["adaptive"]
+    display: Literal["summarized", "omitted"] | None = None
+    block_binding: BlockBinding | None = None
+
+
+class ThinkingEnabled(Wire):
+    """Think first, for at most `budget_tokens`."""
+
+    type: Literal["enabled"]
+    budget_tokens: TokenCount | None = None
+    display: Literal["summarized", "omitted"] | None = None
+    block_binding: BlockBinding | None = None
+
+
+class ThinkingDisabled(Wire):
+    """Do not think, or do not show it."""
+
+    type: Literal["disabled"]
+
+
+Thinking = Annotated[
+    Annotated[ThinkingEnabled, Tag("@enabled")]
+    | Annotated[ThinkingAdaptive, Tag("@adaptive")]
+    | Annotated[ThinkingDisabled, Tag("@disabled")],
+    Discriminator(tag_by_type),
+]
+
+
+class OutputFormat(Wire):
+    """A schema that the answer must meet."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+    name: str | None = None
+
+
+class OutputConfig(Wire):
+    """How much to think, and in what form to answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class KeptTurns(Wire):
+    """How many of the last turns keep their thoughts."""
+
+    type: Literal["thinking_turns", "all"]
+    value: int | None = Field(default=None, ge=1)
+
+
+class ClearThinking(Wire):
+    """Leaves thoughts of earlier turns out of the prompt."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: (
+        Annotated[
+            Annotated[Literal["all"], Tag("@text")] | Annotated[KeptTurns, Tag("@turns")],
+            Discriminator(lambda value: "@text" if isinstance(value, str) else "@turns"),
+        ]
+        | None
+    ) = None
+
+
+class ContextManagement(Wire):
+    """Edits of the prompt before it is read; only thoughts can be cleared."""
+
+    edits: (
+        list[
+            Annotated[
+                Annotated[ClearThinking, Tag("@clear_thinking_20251015")],
+                Discriminator(tag_by_type),
+            ]
+        ]
+        | None
+    ) = None
+
+
+class Metadata(History):
+    """Who asks; not read."""
+
+    user_id: str | None = None
+
+
+class CountRequest(Wire):
+    """What the prompt is made of. `count_tokens` takes no more than this."""
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    system: SystemText | None = None
+    tools: list[Tool] | None = Field(default=None, max_length=1024)
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    context_management: ContextManagement | None = None
+    mcp_servers: list[Any] | None = Field(default=None, max_length=0)
+
+    cache_control: CacheControl | None = None
+    speed: Literal["standard"] | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+
+class MessagesRequest(CountRequest, DecodingFields):
+    """Every field of Anthropic's schema: honoured, refused by name, or without effect."""
+
+    max_tokens: TokenCount
+    stream: bool | None = None
+    stop_sequences: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        default=None, max_length=64
+    )
+
+    container: None = None
+    inference_geo: None = None
+    compaction: None = None
+    fallbacks: None = None
+    fallback_credit_token: None = None
+    billing_policy: None = None
+
+    thread: dict[str, Any] | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    diagnostics: dict[str, Any] | None = None

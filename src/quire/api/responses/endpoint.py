@@ -1,0 +1,348 @@
+"""OpenAI's `/v1/responses`: from its requests to generations, and the endpoints."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
+
+from quire.api.responses.items import WireEvent
+from quire.api.responses.prompt import Translator
+from quire.api.responses.render import Responding, ResponseChunks, ResponseEvents
+from quire.api.responses.schema import (
+    HostedTool,
+    Item,
+    MessageItem,
+    Reasoning,
+    ReferenceItem,
+    ResponsesRequest,
+    TextFormat,
+)
+from quire.api.responses.store import CallerStores, Kept
+from quire.api.responses.tools import Toolbox, toolbox
+from quire.api.shared.access import note
+from quire.api.shared.context import Context, decoding
+from quire.api.shared.fold import consume
+from quire.api.shared.limits import check_count
+from quire.api.shared.schema import check_stream_options, note_verbosity
+from quire.api.shared.sse import EventStream, compact, run_headers
+from quire.api.shared.thinking import offered
+from quire.api.shared.unseen import newest, without_unseen
+from quire.core.errors import NotFound, RequestError
+from quire.core.request import SamplingParams
+from quire.serving.service import FieldNames, Generation, Prepared, Thinking
+
+_ITEMS: TypeAdapter[tuple[Item, ...]] = TypeAdapter(tuple[Item, ...])
+_NAMES = FieldNames(messages="input", schema="text.format", parameters="parameters")
+_ROOM = 8  # the share of the context that `truncation: auto` leaves for an answer, one in so many
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What shapes the answer to a request that has been read.
+
+    Attributes:
+        body: the response as it begins.
+        items: everything that was said so far.
+        summary: whether the client sees thoughts.
+        sealed: whether it gets them to carry.
+    """
+
+    prepared: Prepared
+    body: WireEvent
+    items: tuple[Item, ...]
+    tools: Toolbox
+    stream: bool
+    summary: bool
+    sealed: bool
+
+
+async def _read(context: Context, request: Request, body: bytes) -> _Asked:
+    fields = context.parse(request, body, ResponsesRequest)
+    context.check_model(fields.model)
+    kept = context.kept(request)
+    new = _new_items(fields, kept)
+    items = (*_previous(fields, kept), *new)
+    check_count(len(items), context.config.max_messages, "input")
+    tools, translator = toolbox(fields, items), Translator(context.seal)
+    turns = translator.turns(fields.instructions, items, len(new))
+    last = newest("input", items, len(new) - len(items))
+    spec = Generation(
+        messages=without_unseen(context.service, request.scope, turns, last),
+        **_generation(context, fields, tools, request),
+    )
+    if fields.truncation == "auto":
+        spec = await _truncated(context, spec)
+    return _Asked(
+        await context.prepare(spec),
+        _body(context.service.name, fields, spec.sampling, translator.dropped),
+        items,
+        replace(tools, templates=()),
+        stream=fields.stream is True,
+        summary=_summary(fields.reasoning) is not None,
+        sealed=_includes(fields, "reasoning.encrypted_content"),
+    )
+
+
+class Responses:
+    """The endpoints."""
+
+    def __init__(self, context: Context, stores: CallerStores) -> None:
+        self._context = context
+        self._stores = stores
+
+    async def create(self, request: Request) -> Response:
+        """`POST /v1/responses`."""
+        context = self._context
+        store = self._stores.of(request)
+        answers = {"said": store.said, "item": store.item}
+        asked = await context.read(request, _read, answers)
+        if asked.tools.left_out:
+            note(request.scope, {"tools_left_out": asked.tools.left_out})
+        run = await context.begin(request, asked.prepared)
+
+        def keep(body: WireEvent) -> None:
+            if body["store"]:
+                output = _ITEMS.validate_json(compact(body["output"]))
+                store.add(body, (*asked.items, *output))
+
+        events = ResponseEvents(
+            Responding(
+                asked.body,
+                asked.tools,
+                context.service.tokenizer,
+                summary=asked.summary,
+                seal=context.seal if asked.sealed else None,
+                keep=keep,
+            )
+        )
+        if asked.stream:
+            chunks = ResponseChunks(events)
+            return EventStream(run, chunks, keepalive=chunks.waiting)
+        wire: list[WireEvent] = []
+        await consume(request, run, lambda _, event: wire.extend(events.feed(event)))
+        return JSONResponse(wire[-1]["response"], headers=run_headers(run))
+
+    async def retrieve(self, request: Request) -> Response:
+        """`GET /v1/responses/{id}`."""
+        if request.query_params.get("stream", "false") != "false":
+            raise RequestError(
+                "'stream' is not offered for a response that has ended.",
+                param="stream",
+                code="unsupported_parameter",
+            )
+        response_id = request.path_params["id"]
+        stored = self._stores.of(request).get(response_id)
+        if stored is None:
+            raise _missing("response", response_id, "id")
+        return JSONResponse(stored.body)
+
+    async def delete(self, request: Request) -> Response:
+        """`DELETE /v1/responses/{id}`."""
+        response_id = request.path_params["id"]
+        if not self._stores.of(request).remove(response_id):
+            raise _missing("response", response_id, "id")
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+
+def _previous(fields: ResponsesRequest, kept: Kept) -> Sequence[Item]:
+    """What was said up to the response that this request goes on from."""
+    if fields.previous_response_id is None:
+        return ()
+    said = kept.said(fields.previous_response_id)
+    if said is None:
+        raise RequestError(
+            f"'previous_response_id' is '{fields.previous_response_id[:80]}', "
+            "which is not kept here; those used last are.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return said
+
+
+def _new_items(fields: ResponsesRequest, kept: Kept) -> list[Item]:
+    """The request's own items, with references to stored ones resolved."""
+    if isinstance(fields.input, str):
+        return [MessageItem(role="user", content=fields.input)]
+    items: list[Item] = []
+    for index, item in enumerate(fields.input or ()):
+        if isinstance(item, ReferenceItem):
+            found = kept.item(item.id)
+            if found is None:
+                raise _missing("item", item.id, f"input[{index}].id")
+            item = found
+        items.append(item)
+    return items
+
+
+def _missing(what: str, missing_id: str, param: str) -> NotFound:
+    return NotFound(
+        f"There is no {what} '{missing_id[:80]}' here; those used last are kept.",
+        param=param,
+        code=f"{what}_not_found",
+    )
+
+
+def _generation(
+    context: Context, fields: ResponsesRequest, tools: Toolbox, request: Request
+) -> dict[str, Any]:
+    """The parts of a `Generation` beside its messages.
+
+    Raises:
+        RequestError: fields that contradict each other or this server's limits.
+    """
+    check_stream_options(fields.stream_options, stream=fields.stream)
+    if fields.text is not None:
+        note_verbosity(request.scope, fields.text.verbosity, "text.verbosity")
+    wants_logprobs = bool(fields.top_logprobs) or _includes(fields, "message.output_text.logprobs")
+    return {
+        "tools": tools.templates,
+        "strict_tools": tools.strict,
+        "tool_choice": tools.choice,
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "max_tokens": fields.max_output_tokens,
+        "schema": _schema(fields),
+        "thinking": _thinking(context, fields, request.scope),
+        "names": _NAMES,
+        **decoding(
+            context,
+            fields,
+            request.headers,
+            logprobs=fields.top_logprobs or 0 if wants_logprobs else None,
+        ),
+    }
+
+
+def _includes(fields: ResponsesRequest, what: str) -> bool:
+    return what in (fields.include or ())
+
+
+def _summary(reasoning: Reasoning | None) -> str | None:
+    return None if reasoning is None else reasoning.summary or reasoning.generate_summary
+
+
+def _schema(fields: ResponsesRequest) -> str | None:
+    """JSON text of the schema that the answer must meet."""
+    match fields.text.format if fields.text is not None else None:
+        case TextFormat(type="json_object"):
+            return '{"type":"object"}'
+        case TextFormat(type="json_schema", schema_=schema):
+            if schema is None:
+                raise RequestError(
+                    "Missing required parameter: 'text.format.schema'.",
+                    param="text.format.schema",
+                    code="missing_required_parameter",
+                )
+            return compact(schema).decode()
+        case _:
+            return None
+
+
+def _thinking(context: Context, fields: ResponsesRequest, scope: Scope) -> Thinking:
+    """How to think first; a model that cannot is not asked to."""
+    effort = fields.reasoning.effort if fields.reasoning is not None else None
+    match effort:
+        case None:
+            return Thinking()
+        case "none":
+            return Thinking(False)
+        case _:
+            return offered(
+                context.service, scope, Thinking(True, effort=effort), "reasoning.effort"
+            )
+
+
+async def _truncated(context: Context, spec: Generation) -> Generation:
+    """The generation without the turns at its beginning for which the context has no room.
+
+    What is cut ends before a turn of the user's; the system prompt stays. If even the last such
+    turn is too long, nothing is cut, and the service refuses it all.
+    """
+    spec = await context.load_images(spec)
+    limit = context.service.info.context_length
+    room = limit - min(spec.max_tokens or limit // _ROOM, limit // 2)
+    head = 1 if spec.messages and spec.messages[0]["role"] == "system" else 0
+    starts = [
+        index
+        for index, turn in enumerate(spec.messages)
+        if index >= head and turn["role"] == "user"
+    ]
+
+    async def fits(start: int) -> Generation | None:
+        cut = replace(spec, messages=(*spec.messages[:head], *spec.messages[start:]))
+        (prompt,) = await context.tokens(cut)
+        return cut if len(prompt) <= room else None
+
+    fitting = await fits(head)
+    if fitting is not None:
+        return fitting
+    low, high = 0, len(starts)
+    while low < high:  # the first start from which all fits
+        middle = (low + high) // 2
+        cut = await fits(starts[middle])
+        if cut is None:
+            low = middle + 1
+        else:
+            fitting, high = cut, middle
+    return fitting or spec
+
+
+def _body(
+    name: str, fields: ResponsesRequest, sampling: SamplingParams, dropped: Sequence[str]
+) -> WireEvent:
+    """The response as it begins: what was asked for, as far as it was understood."""
+    reasoning, text = fields.reasoning or Reasoning(), fields.text
+    wanted = (
+        text.format if text is not None and text.format is not None else TextFormat(type="text")
+    )
+    body: WireEvent = {
+        "id": f"resp_{uuid.uuid4().hex}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "completed_at": None,
+        "status": "in_progress",
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "model": name,
+        "output": [],
+        "parallel_tool_calls": fields.parallel_tool_calls is not False,
+        "previous_response_id": fields.previous_response_id,
+        "reasoning": {
+            "effort": reasoning.effort,
+            "summary": _summary(fields.reasoning),
+            "context": "auto",
+        },
+        "service_tier": "default",
+        "store": fields.store is not False,
+        "temperature": sampling.temperature,
+        "text": {"format": _dump(wanted), "verbosity": "medium"},
+        "tool_choice": "auto" if fields.tool_choice is None else _dump(fields.tool_choice),
+        "tools": [_dump(t) for t in fields.tools or () if not isinstance(t, HostedTool)],
+        "top_logprobs": fields.top_logprobs or 0,
+        "top_p": sampling.top_p if fields.top_p is None else fields.top_p,
+        "truncation": fields.truncation or "disabled",
+        "usage": None,
+        "user": fields.user,
+    }
+    if dropped:
+        body["input_transformations"] = [
+            {"type": "reasoning", "id": each, "action": "removed", "reason": "model_mismatch"}
+            for each in dropped
+        ]
+    return body
+
+
+def _dump(value: Any) -> Any:
+    """A part of the request as the client spelled it."""
+    return value if isinstance(value, str) else value.model_dump(by_alias=True, exclude_unset=True)

@@ -1,0 +1,258 @@
+"""Items of an answer while they are written: the events that open, grow and close each kind.
+
+Every event carries `type` and `output_index`; whoever sends them numbers them.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from quire.api.responses.tools import Named
+from quire.api.shared.content import custom_input
+from quire.api.shared.render import chat_logprobs
+from quire.api.shared.seal import Seal
+from quire.core.request import TokenLogprobs
+from quire.text.tokenizer import Tokenizer
+
+WireEvent = dict[str, Any]
+
+
+class OpenItem(Protocol):
+    """An item that grows. Its `id` and its place among the items never change."""
+
+    def open(self) -> Iterator[WireEvent]:
+        """The events that begin it."""
+        ...
+
+    def close(self, status: str) -> Iterator[WireEvent]:
+        """The events that end it, with `completed` or `incomplete`."""
+        ...
+
+    def body(self, status: str) -> WireEvent:
+        """The item as it is now."""
+        ...
+
+
+class _Item:
+    """What all items share."""
+
+    prefix = "item"
+
+    def __init__(self, index: int) -> None:
+        self.id = f"{self.prefix}_{uuid.uuid4().hex}"
+        self._index = index
+
+    def body(self, status: str) -> WireEvent:
+        raise NotImplementedError
+
+    def _added(self) -> WireEvent:
+        item = self.body("in_progress")
+        return {"type": "response.output_item.added", "output_index": self._index, "item": item}
+
+    def _done(self, status: str) -> WireEvent:
+        item = self.body(status)
+        return {"type": "response.output_item.done", "output_index": self._index, "item": item}
+
+    def _event(self, kind: str, **more: Any) -> WireEvent:
+        """An event inside the item."""
+        return {
+            "type": f"response.{kind}",
+            "item_id": self.id,
+            "output_index": self._index,
+            **more,
+        }
+
+
+class MessageItem(_Item):
+    """The text of the answer."""
+
+    prefix = "msg"
+
+    def __init__(self, index: int, tokenizer: Tokenizer) -> None:
+        super().__init__(index)
+        self._tokenizer = tokenizer
+        self._text: list[str] = []
+        self._logprobs: list[WireEvent] = []
+        self._begun = False
+
+    def open(self) -> Iterator[WireEvent]:
+        """The message, and its only part."""
+        yield self._added()
+        self._begun = True
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        yield self._event("content_part.added", content_index=0, part=part)
+
+    def add(self, text: str, entries: Sequence[TokenLogprobs]) -> Iterator[WireEvent]:
+        """Text, with the logprobs of the tokens that completed it."""
+        logprobs = chat_logprobs(self._tokenizer, entries) if entries else []
+        self._text.append(text)
+        self._logprobs += logprobs
+        yield self._event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+
+    def close(self, status: str) -> Iterator[WireEvent]:
+        """The whole text, the part, and the message."""
+        part = self._part()
+        yield self._event(
+            "output_text.done", content_index=0, text=part["text"], logprobs=part["logprobs"]
+        )
+        yield self._event("content_part.done", content_index=0, part=part)
+        yield self._done(status)
+
+    def body(self, status: str) -> WireEvent:
+        """The message."""
+        content = [self._part()] if self._begun else []
+        item = {"id": self.id, "type": "message", "status": status, "role": "assistant"}
+        return {**item, "content": content}
+
+    def _part(self) -> WireEvent:
+        return {
+            "type": "output_text",
+            "text": "".join(self._text),
+            "annotations": [],
+            "logprobs": self._logprobs,
+        }
+
+
+class ReasoningItem(_Item):
+    """A thought: in the open, or as its own summary, for there is nobody to sum it up.
+
+    Args:
+        seal: seals the thought for clients that carry it; None where they did not ask for it.
+    """
+
+    prefix = "rs"
+
+    def __init__(self, index: int, *, summary: bool, seal: Seal | None) -> None:
+        super().__init__(index)
+        self._summary = summary
+        self._seal = seal
+        self._text: list[str] = []
+        self._part_type = "summary_text" if summary else "reasoning_text"
+        self._place = {"summary_index": 0} if summary else {"content_index": 0}
+        self._part_events = "reasoning_summary_part" if summary else "content_part"
+        self._text_events = "reasoning_summary_text" if summary else "reasoning_text"
+
+    def open(self) -> Iterator[WireEvent]:
+        """The thought, and its only part."""
+        yield self._added()
+        part = {"type": self._part_type, "text": ""}
+        yield self._event(f"{self._part_events}.added", **self._place, part=part)
+
+    def add(self, text: str) -> Iterator[WireEvent]:
+        """Text of the thought."""
+        self._text.append(text)
+        yield self._event(f"{self._text_events}.delta", **self._place, delta=text)
+
+    def close(self, status: str) -> Iterator[WireEvent]:
+        """The whole text, the part, and the item."""
+        (part,) = self._parts()
+        yield self._event(f"{self._text_events}.done", **self._place, text=part["text"])
+        yield self._event(f"{self._part_events}.done", **self._place, part=part)
+        yield self._done(status)
+
+    def body(self, status: str) -> WireEvent:
+        """The thought; its parts are empty until it has text."""
+        parts = self._parts() if self._text else []
+        item: WireEvent = {"id": self.id, "type": "reasoning", "status": status}
+        item["summary"] = parts if self._summary else []
+        if not self._summary:
+            item["content"] = parts
+        if self._seal is not None and self._text:
+            item["encrypted_content"] = self._seal.seal("".join(self._text))
+        return item
+
+    def _parts(self) -> list[WireEvent]:
+        return [{"type": self._part_type, "text": "".join(self._text)}]
+
+
+class CallItem(_Item):
+    """A call: the pieces of its arguments' JSON, and what the client knows it by."""
+
+    kind = "call"
+
+    def __init__(self, index: int, call_id: str, named: Named) -> None:
+        super().__init__(index)
+        self._call_id = call_id
+        self._named = named
+        self._arguments: list[str] = []
+
+    def open(self) -> Iterator[WireEvent]:
+        """The call, without arguments."""
+        yield self._added()
+
+    def add(self, json_text: str) -> Iterator[WireEvent]:
+        """A piece of the arguments' JSON; kinds that give their arguments as a whole wait."""
+        self._arguments.append(json_text)
+        yield from ()
+
+    def close(self, status: str) -> Iterator[WireEvent]:
+        """The arguments, and the call."""
+        yield self._done(status)
+
+    def _body(self, status: str, **said: str) -> WireEvent:
+        body = {"id": self.id, "type": self.kind, "status": status}
+        body |= {"call_id": self._call_id, "name": self._named.name}
+        if self._named.namespace is not None:
+            body["namespace"] = self._named.namespace
+        return {**body, **said}
+
+    def _joined(self) -> str:
+        return "".join(self._arguments)
+
+
+class FunctionCallItem(CallItem):
+    """A call of a function."""
+
+    prefix, kind = "fc", "function_call"
+
+    def add(self, json_text: str) -> Iterator[WireEvent]:
+        """A piece of the arguments' JSON."""
+        self._arguments.append(json_text)
+        yield self._event("function_call_arguments.delta", delta=json_text)
+
+    def close(self, status: str) -> Iterator[WireEvent]:
+        """The whole arguments, and the call."""
+        yield self._event(
+            "function_call_arguments.done", name=self._named.name, arguments=self._joined()
+        )
+        yield self._done(status)
+
+    def body(self, status: str) -> WireEvent:
+        """The call."""
+        return self._body(status, arguments=self._joined())
+
+
+class SearchCallItem(CallItem):
+    """A search for tools, which the client runs. Its arguments are an object, not its text."""
+
+    prefix, kind = "tsc", "tool_search_call"
+
+    def body(self, status: str) -> WireEvent:
+        """The call."""
+        joined = self._joined()
+        body = {"id": self.id, "type": self.kind, "status": status, "call_id": self._call_id}
+        try:
+            arguments = json.loads(joined) if joined else {}
+        except ValueError:
+            arguments = {}  # the call was cut off
+        return {**body, "execution": "client", "arguments": arguments}
+
+
+class CustomCallItem(CallItem):
+    """A call of a custom tool: the model wrote a function's arguments, one of which is its text."""
+
+    prefix, kind = "ctc", "custom_tool_call"
+
+    def close(self, status: str) -> Iterator[WireEvent]:
+        """The text, and the call."""
+        text = custom_input(self._joined())
+        yield self._event("custom_tool_call_input.delta", delta=text)
+        yield self._event("custom_tool_call_input.done", input=text)
+        yield self._done(status)
+
+    def body(self, status: str) -> WireEvent:
+        """The call."""
+        return self._body(status, input=custom_input(self._joined()))

@@ -1,0 +1,154 @@
+"""Items of a response's input as chat templates read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from quire.api.responses.schema import (
+    AdditionalToolsItem,
+    CallOutputItem,
+    Content,
+    CustomCallItem,
+    CustomTool,
+    FilePart,
+    FunctionCallItem,
+    FunctionTool,
+    ImagePart,
+    Item,
+    MessageItem,
+    NamespaceTool,
+    ReasoningItem,
+    RefusalPart,
+    SearchCallItem,
+    SearchOutputItem,
+    Tool,
+)
+from quire.api.responses.tools import SEARCH, model_name
+from quire.api.shared.content import INPUT, function_call, image_part, read_arguments
+from quire.api.shared.seal import Seal
+from quire.api.shared.turns import Turn, check_answered, merge
+from quire.core.errors import RequestError
+from quire.media.source import not_taken
+
+
+class Translator:
+    """Translates the items of one conversation in order; knows the calls that were made so far.
+
+    Attributes:
+        dropped: ids of thoughts that are sealed by somebody else.
+    """
+
+    def __init__(self, seal: Seal) -> None:
+        self._seal = seal
+        self._names: dict[str, str] = {}
+        self.dropped: list[str] = []
+
+    def turns(self, instructions: str | None, items: Sequence[Item], new: int) -> tuple[Turn, ...]:
+        """The conversation, its instructions first.
+
+        Args:
+            new: how many of the items are the request's own; errors count from these.
+
+        Raises:
+            RequestError: a file, which no model here takes; an image that the assistant said; an
+                output without its call, or at the end a call without its output.
+        """
+        turns: list[Turn] = []
+        if instructions:
+            turns.append({"role": "system", "content": instructions})
+        for index, item in enumerate(items, new - len(items)):
+            turn = self._turn(item, f"input[{index}]")
+            if turn is not None:
+                turns.append(turn)
+        merged = merge(turns)
+        check_answered(merged, "input")
+        return tuple(merged)
+
+    def _turn(self, item: Item, param: str) -> Turn | None:
+        match item:
+            case MessageItem(role=role, content=content):
+                parts = _parts(content, f"{param}.content", images=role != "assistant")
+                return {"role": "system" if role == "developer" else role, "content": parts}
+            case ReasoningItem():
+                thought = self._thought(item)
+                if not thought:
+                    return None
+                return {"role": "assistant", "content": "", "reasoning_content": thought}
+            case FunctionCallItem():
+                arguments = read_arguments(item.arguments)
+                return self._call(item.call_id, model_name(item.name, item.namespace), arguments)
+            case CustomCallItem():
+                name = model_name(item.name, item.namespace)
+                return self._call(item.call_id, name, {INPUT: item.input})
+            case SearchCallItem():
+                return self._call(item.call_id, SEARCH, item.arguments)
+            case CallOutputItem():
+                return self._output(item.call_id, _parts(item.output, f"{param}.output"), param)
+            case SearchOutputItem():
+                return self._output(item.call_id, _told(item.tools), param)
+            case AdditionalToolsItem():
+                return None  # they stand with the request's own
+            case _:  # references have been resolved
+                raise AssertionError(item)
+
+    def _call(self, call_id: str, name: str, arguments: dict[str, Any]) -> Turn:
+        self._names[call_id] = name
+        call = function_call(call_id, name, arguments)
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    def _output(self, call_id: str, content: str | list[dict[str, Any]], param: str) -> Turn:
+        name = self._names.get(call_id)
+        if name is None:
+            raise RequestError(
+                f"'{param}.call_id' is '{call_id}', which no call before it has.",
+                param=f"{param}.call_id",
+                code="invalid_value",
+            )
+        return {"role": "tool", "content": content, "tool_call_id": call_id, "name": name}
+
+    def _thought(self, item: ReasoningItem) -> str:
+        """The text of an earlier thought; empty if the item holds none that can be read."""
+        opened = self._seal.open(item.encrypted_content) if item.encrypted_content else None
+        if opened is not None:
+            return opened
+        parts = item.content or item.summary or []
+        if not parts and item.encrypted_content:
+            self.dropped.append(item.id or "")
+        return "\n".join(part.text for part in parts)
+
+
+def _told(tools: Sequence[Tool]) -> str:
+    """What the model reads as the answer of a search: the names of the tools that it now has."""
+    names: list[str] = []
+    for tool in tools:
+        match tool:
+            case NamespaceTool():
+                names += [model_name(each.name, tool.name) for each in tool.tools]
+            case FunctionTool() | CustomTool():
+                names.append(tool.name)
+    return json.dumps({"tools": names}, ensure_ascii=False)
+
+
+def _parts(content: Content, param: str, *, images: bool = True) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    parts: list[dict[str, Any]] = []
+    for index, part in enumerate(content):
+        match part:
+            case FilePart():
+                raise not_taken(part.type, f"{param}[{index}]")
+            case ImagePart(type=kind) if not images:
+                raise RequestError(
+                    f"'{param}[{index}]' is of type '{kind}', which the assistant never says.",
+                    param=f"{param}[{index}]",
+                    code="invalid_value",
+                )
+            case ImagePart(type=kind, image_url=url, detail=detail):
+                parts.append(image_part(url, f"{param}[{index}].image_url", kind, detail))
+            case RefusalPart(refusal=text):
+                parts.append({"type": "text", "text": text})
+            case _:
+                parts.append({"type": "text", "text": part.text})
+    return parts

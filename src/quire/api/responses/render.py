@@ -1,0 +1,213 @@
+"""OpenAI's responses: the events of a stream, and the response that they add up to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from quire.api.responses.items import (
+    CallItem,
+    CustomCallItem,
+    FunctionCallItem,
+    MessageItem,
+    OpenItem,
+    ReasoningItem,
+    SearchCallItem,
+    WireEvent,
+)
+from quire.api.responses.tools import Toolbox
+from quire.api.shared.seal import Seal
+from quire.api.shared.sse import compact
+from quire.core.request import Failure, FinishReason
+from quire.serving.runs import ChoiceEvent
+from quire.text.events import (
+    Event,
+    Failed,
+    Finished,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallBegun,
+    ToolCallEnded,
+    Usage,
+)
+from quire.text.tokenizer import Tokenizer
+
+_CALLS: dict[str, type[CallItem]] = {
+    "function": FunctionCallItem,
+    "custom": CustomCallItem,
+    "search": SearchCallItem,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Responding:
+    """What a response says beside its output.
+
+    Attributes:
+        body: the response as it begins, in progress and without output.
+        seal: seals thoughts, if the request asks for them sealed.
+        keep: told of the response when it has ended well.
+    """
+
+    body: dict[str, Any]
+    tools: Toolbox
+    tokenizer: Tokenizer
+    summary: bool
+    seal: Seal | None
+    keep: Callable[[WireEvent], None]
+
+
+def usage_body(usage: Usage) -> WireEvent:
+    """OpenAI's `usage` of a response."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
+
+
+class ResponseEvents:
+    """Turns events into OpenAI's, which number and nest the items of the output."""
+
+    def __init__(self, responding: Responding) -> None:
+        self._responding = responding
+        self._sent = 0
+        self._item: OpenItem | None = None
+        self._output: list[WireEvent] = []
+        self._spoken = False
+        self._whole = True
+
+    def begin(self) -> Iterator[WireEvent]:
+        """The opening of the response; nothing once it has begun."""
+        if not self._sent:
+            for kind in ("created", "in_progress"):
+                yield self._number(self._lifecycle(kind, self._responding.body))
+
+    def feed(self, event: Event) -> Iterator[WireEvent]:
+        """The wire's events for one of ours."""
+        for each in self._events(event):
+            yield self._number(each)
+
+    def waiting(self) -> Iterator[WireEvent]:
+        """That the response is still in progress."""
+        yield self._number(self._lifecycle("in_progress", self._responding.body))
+
+    def _number(self, event: WireEvent) -> WireEvent:
+        numbered = {**event, "sequence_number": self._sent}
+        self._sent += 1
+        return numbered
+
+    def _lifecycle(self, kind: str, body: WireEvent) -> WireEvent:
+        return {"type": f"response.{kind}", "response": body}
+
+    def _events(self, event: Event) -> Iterator[WireEvent]:
+        match event:
+            case Text("") if not isinstance(self._item, MessageItem):
+                pass  # log-probabilities of calls and the end, which no item can carry
+            case Text(text, logprobs):
+                if not isinstance(self._item, MessageItem):
+                    yield from self._open(self._message)
+                assert isinstance(self._item, MessageItem)
+                yield from self._item.add(text, logprobs)
+            case Reasoning(text):
+                if not isinstance(self._item, ReasoningItem):
+                    yield from self._open(self._thought)
+                assert isinstance(self._item, ReasoningItem)
+                yield from self._item.add(text)
+            case ToolCallBegun():
+                self._whole = False
+                yield from self._open(lambda index: self._call(index, event))
+            case ToolCallArguments(_, piece):
+                assert isinstance(self._item, CallItem)
+                yield from self._item.add(piece)
+            case ToolCallEnded():
+                self._whole = True
+                yield from self._close("completed")
+            case Finished():
+                yield from self._end(event)
+            case Failed(error):
+                yield self._lifecycle("failed", self._failed(error))
+
+    def _thought(self, index: int) -> ReasoningItem:
+        responding = self._responding
+        return ReasoningItem(index, summary=responding.summary, seal=responding.seal)
+
+    def _call(self, index: int, begun: ToolCallBegun) -> OpenItem:
+        named = self._responding.tools.client_name(begun.name)
+        return _CALLS[named.kind](index, begun.id, named)
+
+    def _message(self, index: int) -> MessageItem:
+        return MessageItem(index, self._responding.tokenizer)
+
+    def _open(self, make: Callable[[int], OpenItem]) -> Iterator[WireEvent]:
+        """Opens an item behind what is open still, which ends."""
+        yield from self._close("completed")
+        self._item = make(len(self._output))
+        self._spoken = self._spoken or not isinstance(self._item, ReasoningItem)
+        yield from self._item.open()
+
+    def _close(self, status: str) -> Iterator[WireEvent]:
+        """Ends the item that is open. A call that its own end does not close was cut off."""
+        item, self._item = self._item, None
+        if item is not None:
+            status = status if self._whole or not isinstance(item, CallItem) else "incomplete"
+            yield from item.close(status)
+            self._output.append(item.body(status))
+
+    def _end(self, end: Finished) -> Iterator[WireEvent]:
+        """The end; an answer that said nothing says so in an empty message."""
+        cut_off = end.reason in (FinishReason.LENGTH, FinishReason.LOOP)
+        status = "incomplete" if cut_off else "completed"
+        if not self._spoken and not cut_off:
+            yield from self._open(self._message)
+        yield from self._close(status)
+        body = {
+            **self._responding.body,
+            "status": status,
+            "completed_at": None if cut_off else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if cut_off else None,
+            "output": self._output,
+            "usage": usage_body(end.usage),
+        }
+        self._responding.keep(body)
+        yield self._lifecycle(status, body)
+
+    def _failed(self, error: Failure) -> WireEvent:
+        code = error.code or "server_error"
+        return {
+            **self._responding.body,
+            "status": "failed",
+            "error": {"code": code, "message": error.message},
+            "output": self._output,
+        }
+
+
+class ResponseChunks:
+    """Renders a stream."""
+
+    def __init__(self, events: ResponseEvents) -> None:
+        self._events = events
+
+    def render(self, batch: list[ChoiceEvent]) -> bytes:
+        """The events of a batch, the opening of the response before the first of them."""
+        pieces = [_written(event) for event in self._events.begin()]
+        pieces += [_written(each) for _, event in batch for each in self._events.feed(event)]
+        return b"".join(pieces)
+
+    def waiting(self) -> bytes:
+        """Says that there is more to come; Codex counts events, not comments, as signs of life."""
+        return b"".join(map(_written, [*self._events.begin()] or [*self._events.waiting()]))
+
+    def end(self) -> bytes:
+        """Nothing: the response's last event is the end."""
+        return b""
+
+
+def _written(event: WireEvent) -> bytes:
+    kind: str = event["type"]
+    return b"event: " + kind.encode() + b"\ndata: " + compact(event) + b"\n\n"

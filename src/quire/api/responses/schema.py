@@ -1,0 +1,411 @@
+"""What OpenAI's `/v1/responses` takes: items, tools, and the fields around them.
+
+The schema is https://platform.openai.com/docs/api-reference/responses, as far as a server can keep
+it that runs no tools of its own; with what Codex and the Agents SDK send.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from quire.api.shared.content import FunctionName
+from quire.api.shared.schema import (
+    DecodingFields,
+    History,
+    StreamOptions,
+    TokenCount,
+    Verbosity,
+    Wire,
+    tag_by_type,
+    tag_text_or_list,
+)
+from quire.media.source import Detail
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class TextPart(History):
+    """Text of an input, of an answer, or of a thought."""
+
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class RefusalPart(History):
+    """What an assistant answered instead; read as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ImagePart(History):
+    """An image: http(s), `data:` or `file://`."""
+
+    type: Literal["input_image"]
+    file_id: None = None  # first, so that what refers to a file is told of that
+    image_url: str = Field(min_length=1)
+    detail: Detail | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class FilePart(History):
+    """A document."""
+
+    type: Literal["input_file"]
+    detail: str | None = None
+    file_id: str | None = None
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("@input_text")]
+    | Annotated[TextPart, Tag("@output_text")]
+    | Annotated[TextPart, Tag("@text")]
+    | Annotated[RefusalPart, Tag("@refusal")]
+    | Annotated[ImagePart, Tag("@input_image")]
+    | Annotated[FilePart, Tag("@input_file")],
+    Discriminator(tag_by_type),
+]
+Content = Annotated[
+    Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
+    Discriminator(tag_text_or_list),
+]
+
+
+class Caller(History):
+    """Who made a call: always the model itself."""
+
+    type: Literal["direct"]
+
+
+class MessageItem(History):
+    """A message of any role; `phase` and `status` come back with earlier answers."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    id: str | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCallItem(History):
+    """A function that the assistant called; `arguments` is JSON text, or its object."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str | dict[str, Any]
+    id: str | None = None
+    namespace: str | None = None
+    caller: Caller | None = None
+    status: Status | None = None
+    async_: Literal[False] | None = Field(default=None, alias="async")
+
+
+class CustomCallItem(History):
+    """A custom tool that the assistant called with a text."""
+
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: str
+    input: str
+    id: str | None = None
+    namespace: str | None = None
+    caller: Caller | None = None
+    status: Status | None = None
+    async_: Literal[False] | None = Field(default=None, alias="async")
+
+
+class CallOutputItem(History):
+    """What a tool answered."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: Content
+    id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    caller: Caller | None = None
+    status: Status | None = None
+
+
+class SearchCallItem(History):
+    """A search for tools that the assistant asked the client for."""
+
+    type: Literal["tool_search_call"]
+    call_id: str
+    arguments: dict[str, Any]
+    execution: Literal["client"]
+    id: str | None = None
+    status: Status | None = None
+
+
+class ReasoningItem(History):
+    """An earlier thought: in the open, summed up, or sealed."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: list[TextPart] | None = None
+    content: list[TextPart] | None = None
+    encrypted_content: str | None = None
+    status: Status | None = None
+
+
+class ReferenceItem(History):
+    """An item of an earlier answer that is stored here."""
+
+    type: Literal["item_reference"] | None = None
+    id: str
+
+
+class FunctionTool(History):
+    """A function that the client runs.
+
+    The model is told of a tool with `defer_loading` once a `tool_search_output` holds it.
+    """
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    output_schema: dict[str, Any] | None = None
+    async_: Literal[False] | None = Field(default=None, alias="async")
+
+
+class CustomFormat(History):
+    """What a custom tool's text has to be; a grammar is told to the model, not enforced."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomTool(History):
+    """A tool that takes a text instead of arguments."""
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+    defer_loading: bool | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    async_: Literal[False] | None = Field(default=None, alias="async")
+
+
+class NamespaceTool(History):
+    """Tools that belong together, called by their namespace and their name."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str | None = None
+    tools: list[
+        Annotated[
+            Annotated[FunctionTool, Tag("@function")] | Annotated[CustomTool, Tag("@custom")],
+            Discriminator(tag_by_type),
+        ]
+    ] = Field(max_length=1024)
+
+
+class SearchTool(History):
+    """A search for further tools, which the client runs."""
+
+    type: Literal["tool_search"]
+    execution: Literal["client"]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class HostedTool(History):
+    """A tool that OpenAI's servers run and that Codex offers unasked.
+
+    The model is not told of it, as none is run here; the answer's `tools` leave it out.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Literal["web_search", "web_search_preview", "image_generation"]
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("@function")]
+    | Annotated[CustomTool, Tag("@custom")]
+    | Annotated[NamespaceTool, Tag("@namespace")]
+    | Annotated[SearchTool, Tag("@tool_search")]
+    | Annotated[HostedTool, Tag("@web_search")]
+    | Annotated[HostedTool, Tag("@web_search_preview")]
+    | Annotated[HostedTool, Tag("@image_generation")],
+    Discriminator(tag_by_type),
+]
+
+
+class AdditionalToolsItem(History):
+    """Tools that join those of the request."""
+
+    type: Literal["additional_tools"]
+    role: Literal["developer"]
+    tools: list[Tool] = Field(max_length=1024)
+    id: str | None = None
+
+
+class SearchOutputItem(History):
+    """The tools that a search found; from now on the model is told of them."""
+
+    type: Literal["tool_search_output"]
+    call_id: str
+    tools: list[Tool] = Field(max_length=1024)
+    execution: Literal["client"]
+    id: str | None = None
+    status: Status | None = None
+
+
+def _tag_item(value: object) -> str | None:
+    """A message may go without a type; so may a reference, which is an id alone."""
+    tag = tag_by_type(value)
+    if tag is not None or not isinstance(value, dict):
+        return tag
+    return "@message" if "role" in value or set(value) - {"id", "type"} else "@item_reference"
+
+
+Item = Annotated[
+    Annotated[MessageItem, Tag("@message")]
+    | Annotated[FunctionCallItem, Tag("@function_call")]
+    | Annotated[CallOutputItem, Tag("@function_call_output")]
+    | Annotated[CustomCallItem, Tag("@custom_tool_call")]
+    | Annotated[CallOutputItem, Tag("@custom_tool_call_output")]
+    | Annotated[SearchCallItem, Tag("@tool_search_call")]
+    | Annotated[SearchOutputItem, Tag("@tool_search_output")]
+    | Annotated[AdditionalToolsItem, Tag("@additional_tools")]
+    | Annotated[ReasoningItem, Tag("@reasoning")]
+    | Annotated[ReferenceItem, Tag("@item_reference")],
+    Discriminator(_tag_item),
+]
+
+
+class NamedChoice(Wire):
+    """The tool that must be called, or in a list of allowed ones, that may be."""
+
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+class AllowedChoice(Wire):
+    """Some of the tools, one of which may or must be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedChoice] = Field(min_length=1)
+
+
+def _tag_choice(value: object) -> str | None:
+    return "@mode" if isinstance(value, str) else tag_by_type(value)
+
+
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("@mode")]
+    | Annotated[NamedChoice, Tag("@function")]
+    | Annotated[NamedChoice, Tag("@custom")]
+    | Annotated[AllowedChoice, Tag("@allowed_tools")],
+    Discriminator(_tag_choice),
+]
+
+
+class TextFormat(Wire):
+    """The form of the answer; `schema` for `json_schema`, which is always met."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(Wire):
+    """How to answer. No model here has a switch for verbosity: the response says `medium`."""
+
+    format: TextFormat | None = None
+    verbosity: Verbosity | None = None
+
+
+class Reasoning(Wire):
+    """How to think. Thoughts come in the open, or where a summary is asked for, as the summary.
+
+    Which earlier thoughts are read again is the chat template's to say: the response says `auto`.
+    """
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: Literal["standard"] | None = None
+
+
+Include = Literal[
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+    "message.input_image.image_url",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+"""The first two are honoured; the others add to items that no answer here holds."""
+
+
+class ResponsesRequest(DecodingFields):
+    """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
+
+    model: str | None = None
+    input: (
+        Annotated[
+            Annotated[str, Tag("@text")] | Annotated[list[Item], Tag("@list")],
+            Discriminator(tag_text_or_list),
+        ]
+        | None
+    ) = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[Tool] | None = Field(default=None, max_length=1024)
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: TokenCount | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    truncation: Literal["auto", "disabled"] | None = None
+    include: list[Include] | None = None
+    metadata: dict[str, str] | None = Field(default=None, max_length=16)
+
+    background: Literal[False] | None = None
+    background_options: None = None
+    conversation: None = Field(default=None, description="use previous_response_id")
+    prompt: None = Field(default=None, description="send instructions and input")
+    context_management: None = None
+    moderation: None = None
+    image: None = None
+
+    max_tool_calls: int | None = None
+    access_programs: dict[str, Any] | None = None
+    client_metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    user: str | None = None

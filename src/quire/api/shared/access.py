@@ -1,0 +1,112 @@
+"""One structured line a request, and the header by which a client can name its request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.api.shared.auth import caller_of
+from quire.api.shared.foreign import shown
+
+log = logging.getLogger("quire.access")
+
+_KEY = "quire.note"
+_IGNORED = "ignored_fields"
+_CLIENT_LEFT = 499
+_MOST_IGNORED = 64
+
+IGNORED_HEADER = b"x-quire-ignored-fields"
+"""Tells a client which fields of its request had no effect."""
+
+
+def notes(scope: Scope) -> dict[str, Any]:
+    """What was noted of the request that `scope` belongs to."""
+    details: dict[str, Any] = scope.setdefault(_KEY, {})
+    return details
+
+
+def note(scope: Scope, details: dict[str, Any]) -> None:
+    """Adds fields to the log line of the request that `scope` belongs to."""
+    scope.setdefault(_KEY, {}).update(details)
+
+
+def note_ignored(scope: Scope, fields: Iterable[str]) -> None:
+    """Names fields of a request that pass without effect, in its log line and to its client.
+
+    Args:
+        fields: their paths; a client may have made them up.
+    """
+    named: list[str] = scope.setdefault(_KEY, {}).setdefault(_IGNORED, [])
+    for path in fields:
+        name = shown(path)
+        if name not in named and len(named) < _MOST_IGNORED:
+            named.append(name)
+
+
+class AccessLog:
+    """Outermost middleware: names each request, times it, logs it as one line of JSON.
+
+    Args:
+        observe: told path, status, seconds and caller of each; 499 if the client left before the
+            status.
+        routes: a path is observed as its route's template, and as `other` where there is none, so
+            that nobody can make up labels.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        observe: Callable[[str, int, float, str], None],
+        routes: Sequence[Route],
+    ) -> None:
+        self._app = app
+        self._observe = observe
+        self._routes = [(route.path_regex, route.path_format) for route in routes]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id, started, status = uuid.uuid4().hex, time.perf_counter(), _CLIENT_LEFT
+        details = scope.setdefault(_KEY, {})
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    (b"x-request-id", request_id.encode()),
+                    (b"request-id", request_id.encode()),
+                ]
+                if ignored := details.get(_IGNORED):
+                    message["headers"].append((IGNORED_HEADER, ", ".join(ignored).encode()))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception:  # raised on: only the log line and the metrics need to know
+            status = 500
+            raise
+        finally:
+            seconds = time.perf_counter() - started
+            self._observe(self._label(scope["path"]), status, seconds, caller_of(scope))
+            line = {
+                "id": request_id,
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status,
+                "ms": round(seconds * 1000, 1),
+                **details,
+            }
+            log.info("%s", json.dumps(line))
+
+    def _label(self, path: str) -> str:
+        return next((name for pattern, name in self._routes if pattern.match(path)), "other")

@@ -1,0 +1,117 @@
+"""API keys: who asks, and the rule that a server which others can reach has one."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quire.api.shared.errors import error_response, failure_of
+from quire.core.config import ServerConfig
+from quire.core.errors import AuthenticationError, QuireError
+
+OPEN_PATHS = frozenset({"/health"})
+METRICS_PATH = "/metrics"
+EVERYONE = ""
+"""The caller of a server on which nobody is told apart."""
+
+_CALLER = "quire.caller"
+
+
+def caller_of(scope: Scope) -> str:
+    """Who asks: a word for the API key that was given, the same whenever the server runs.
+
+    `EVERYONE` where there is at most one key, on open paths, and for the metrics of all.
+    """
+    caller: str = scope.get(_CALLER, EVERYONE)
+    return caller
+
+
+def callers(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """The word for each key: a digest, since it goes where the key must not."""
+    if len(set(keys)) < 2:
+        return (EVERYONE,) * len(keys)
+    return tuple(hashlib.sha256(b"quire caller " + key.encode()).hexdigest()[:32] for key in keys)
+
+
+class ApiKeys:
+    """Middleware that lets only requests with a known key pass, on every path but `/health`.
+
+    The key comes as `Authorization: Bearer KEY` (OpenAI) or `x-api-key: KEY` (Anthropic).
+
+    Args:
+        metrics_key: opens `/metrics` only, and shows everybody's.
+    """
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...], metrics_key: str | None = None) -> None:
+        self._app = app
+        pairs = zip(keys, callers(keys), strict=True)
+        self._callers = {key.encode(): caller for key, caller in pairs}
+        self._metrics_key = None if metrics_key is None else metrics_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        caller = self._caller(Request(scope))
+        if caller is not None:
+            scope[_CALLER] = caller
+            await self._app(scope, receive, send)
+            return
+        error = AuthenticationError(
+            "A valid API key is needed: Authorization: Bearer KEY, or x-api-key: KEY.",
+            code="invalid_api_key",
+        )
+        headers = {"www-authenticate": "Bearer"}
+        await error_response(scope["path"], failure_of(error), headers)(scope, receive, send)
+
+    def _caller(self, request: Request) -> str | None:
+        """Who asks; None is nobody known.
+
+        Compares with every key, whichever matches first, so that time tells nothing.
+        """
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = [request.headers.get("x-api-key", "")]
+        if scheme.lower() == "bearer":
+            given.append(bearer.strip())
+        # Header values are bytes, which Starlette shows as latin-1.
+        known = dict(self._callers)
+        if self._metrics_key is not None and request.url.path == METRICS_PATH:
+            known[self._metrics_key] = EVERYONE
+        matches = [
+            caller
+            for value in given
+            for key, caller in known.items()
+            if hmac.compare_digest(value.encode("latin-1"), key)
+        ]
+        return matches[0] if matches else None
+
+
+def check_exposure(config: ServerConfig, *, said_twice: bool) -> None:
+    """Refuses to serve strangers by accident.
+
+    Args:
+        said_twice: the operator asked a second time for an open server without a key.
+
+    Raises:
+        QuireError: the host is reachable from other machines and no key is set.
+    """
+    if config.api_keys or said_twice or is_loopback(config.host):
+        return
+    raise QuireError(
+        f"Binding {config.host} lets other machines in, and no API key is set. "
+        "Set --api-key, or say --allow-anyone as well if that is what you want."
+    )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host to bind can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

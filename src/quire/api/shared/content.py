@@ -1,0 +1,337 @@
+"""OpenAI's messages, content parts and tools, and their translation to what templates read.
+
+Templates read the shape that Hugging Face's chat templates agreed on: content is a string, or a
+list of typed parts; a tool call's arguments are an object, not JSON text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+from pydantic_core import from_json
+
+from quire.api.shared.schema import History, tag_by_role, tag_by_type, tag_text_or_list
+from quire.media.source import Detail, ImageSource, not_taken
+
+INPUT = "input"
+"""The one argument of the function that stands for a custom tool."""
+
+MALFORMED = "arguments"
+"""The argument that stands for arguments that are no JSON object."""
+
+
+class TextPart(History):
+    """Plain text."""
+
+    type: Literal["text"]
+    text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class RefusalPart(History):
+    """What an assistant answered instead; read as text."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ImageUrl(History):
+    """Where an image is: http(s), `data:` or `file://`."""
+
+    url: str = Field(min_length=1)
+    detail: Detail | None = None
+
+
+class ImagePart(History):
+    """An image."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+class InputAudio(History):
+    """Sound as base64."""
+
+    data: str
+    format: Literal["wav", "mp3"]
+
+
+class AudioPart(History):
+    """A sound."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
+class File(History):
+    """A file, by id or as base64."""
+
+    file_data: str | None = None
+    file_id: str | None = None
+    filename: str | None = None
+
+
+class FilePart(History):
+    """A document."""
+
+    type: Literal["file"]
+    file: File
+
+
+Part = Annotated[
+    Annotated[TextPart, Tag("@text")]
+    | Annotated[ImagePart, Tag("@image_url")]
+    | Annotated[AudioPart, Tag("@input_audio")]
+    | Annotated[FilePart, Tag("@file")]
+    | Annotated[RefusalPart, Tag("@refusal")],
+    Discriminator(tag_by_type),
+]
+Content = Annotated[
+    Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
+    Discriminator(tag_text_or_list),
+]
+WrittenPart = Annotated[
+    Annotated[TextPart, Tag("@text")] | Annotated[RefusalPart, Tag("@refusal")],
+    Discriminator(tag_by_type),
+]
+WrittenContent = Annotated[
+    Annotated[str, Tag("@text")] | Annotated[list[WrittenPart], Tag("@list")],
+    Discriminator(tag_text_or_list),
+]
+
+
+class SystemMessage(History):
+    """What the operator asks for."""
+
+    role: Literal["system", "developer"]
+    content: WrittenContent
+    name: str | None = None
+
+
+class UserMessage(History):
+    """What the user says."""
+
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class CalledFunction(History):
+    """A call's name and the JSON text of its arguments; some clients send the object itself."""
+
+    name: str
+    arguments: str | dict[str, Any]
+
+
+class FunctionCall(History):
+    """A call that the assistant made; `index` comes from clients that fold streams."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The function's name."""
+        return self.function.name
+
+    def to_template(self) -> dict[str, Any]:
+        """The shape that chat templates read."""
+        return function_call(self.id, self.name, read_arguments(self.function.arguments))
+
+
+class CalledCustom(History):
+    """The name of a custom tool, and the text that it was called with."""
+
+    name: str
+    input: str
+
+
+class CustomCall(History):
+    """A call of a custom tool that the assistant made."""
+
+    id: str
+    type: Literal["custom"]
+    custom: CalledCustom
+    index: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The tool's name."""
+        return self.custom.name
+
+    def to_template(self) -> dict[str, Any]:
+        """The shape that chat templates read."""
+        return function_call(self.id, self.name, {INPUT: self.custom.input})
+
+
+ToolCall = Annotated[
+    Annotated[FunctionCall, Tag("@function")] | Annotated[CustomCall, Tag("@custom")],
+    Discriminator(lambda value: tag_by_type(value) or "@function"),
+]
+
+
+class AssistantMessage(History):
+    """An earlier answer. Clients send back what they got, so what we emit is accepted here."""
+
+    role: Literal["assistant"]
+    content: WrittenContent | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    annotations: list[Any] | None = None
+    audio: None = Field(default=None, description="earlier audio answers cannot be referred to")
+    function_call: None = Field(default=None, description="use tool_calls")
+
+
+class ToolMessage(History):
+    """What a tool answered. Agents send images here, though OpenAI's schema has text alone."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    name: str | None = None
+
+
+Message = Annotated[
+    Annotated[SystemMessage, Tag("@system")]
+    | Annotated[SystemMessage, Tag("@developer")]
+    | Annotated[UserMessage, Tag("@user")]
+    | Annotated[AssistantMessage, Tag("@assistant")]
+    | Annotated[ToolMessage, Tag("@tool")],
+    Discriminator(tag_by_role),
+]
+
+
+FunctionName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[A-Za-z0-9_.:/-]+$")]
+
+
+class Function(History):
+    """A function that the model may call; `parameters` is a JSON schema.
+
+    Calls that `tool_choice` forces always meet it. With `strict` so do those that the model makes
+    of its own accord, if its dialect marks calls with tokens of their own.
+    """
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(History):
+    """A function that the client runs."""
+
+    type: Literal["function"]
+    function: Function
+
+
+def function_tool(
+    name: str, description: str | None, parameters: dict[str, Any] | None
+) -> dict[str, Any]:
+    """A function in the shape that chat templates read."""
+    function: dict[str, Any] = {"name": name}
+    if description is not None:
+        function["description"] = description
+    function["parameters"] = (
+        {"type": "object", "properties": {}} if parameters is None else parameters
+    )
+    return {"type": "function", "function": function}
+
+
+def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
+    """Messages as chat templates read them.
+
+    Raises:
+        RequestError: sound or a file, which no model here takes.
+    """
+    names = {
+        call.id: call.name
+        for message in messages
+        if isinstance(message, AssistantMessage)
+        for call in message.tool_calls or ()
+    }
+    return tuple(
+        _message(message, f"messages[{index}]", names) for index, message in enumerate(messages)
+    )
+
+
+def _message(message: Message, param: str, names: dict[str, str]) -> dict[str, Any]:
+    content = None if message.content is None else _parts(message.content, f"{param}.content")
+    role = "system" if message.role == "developer" else message.role
+    shaped: dict[str, Any] = {"role": role, "content": content or ""}
+    if message.name is not None:
+        shaped["name"] = message.name
+    if isinstance(message, AssistantMessage):
+        if not shaped["content"] and message.refusal:
+            shaped["content"] = message.refusal
+        thought = message.reasoning_content or message.reasoning
+        if thought:
+            shaped["reasoning_content"] = thought
+        if message.tool_calls:
+            shaped["tool_calls"] = [call.to_template() for call in message.tool_calls]
+    if isinstance(message, ToolMessage):
+        shaped["tool_call_id"] = message.tool_call_id
+        if message.name is None and message.tool_call_id in names:
+            shaped["name"] = names[message.tool_call_id]
+    return shaped
+
+
+def _parts(content: Content | WrittenContent, param: str) -> str | list[dict[str, Any]]:
+    """Content as templates read it; parts stay apart, since what is cut from a prompt is a part."""
+    if isinstance(content, str):
+        return content
+    parts: list[dict[str, Any]] = []
+    for index, part in enumerate(content):
+        match part:
+            case TextPart(text=text) | RefusalPart(refusal=text):
+                parts.append({"type": "text", "text": text})
+            case ImagePart(type=kind, image_url=image):
+                name = f"{param}[{index}].image_url.url"
+                parts.append(image_part(image.url, name, kind, image.detail))
+            case _:
+                raise not_taken(part.type, f"{param}[{index}]")
+    return parts
+
+
+def image_part(url: str, param: str, kind: str, detail: Detail | None = None) -> dict[str, Any]:
+    """An image as the service takes it, which fetches it and puts it in its place in the prompt."""
+    return {"type": "image", "source": ImageSource(url, param, kind, detail or "auto")}
+
+
+def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A call that the assistant made, in the shape that chat templates read."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def read_arguments(arguments: str | dict[str, Any]) -> dict[str, Any]:
+    """A call's arguments as an object, whatever the model wrote: the conversation has to go on.
+
+    Of an object that was cut off, what there is of it; an empty text is an empty object. What is
+    none stays as the text of a single argument, so that the model sees its mistake.
+    """
+    if isinstance(arguments, dict):
+        return arguments
+    if not arguments.strip():
+        return {}
+    try:
+        read = from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
+    except ValueError:
+        read = None
+    return read if isinstance(read, dict) else {MALFORMED: arguments}
+
+
+def custom_input(arguments: str) -> str:
+    """The text in a call of a custom tool, for which the model wrote a function's arguments."""
+    try:
+        text = json.loads(arguments).get(INPUT) if arguments else ""
+    except ValueError:
+        return ""  # the call was cut off
+    return text if isinstance(text, str) else arguments

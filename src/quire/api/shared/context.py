@@ -1,0 +1,294 @@
+"""What every endpoint is given, and the steps that all of them begin with."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Receive, Scope
+
+from quire.api.responses.store import Kept
+from quire.api.shared.access import note, note_ignored, notes
+from quire.api.shared.auth import caller_of
+from quire.api.shared.limits import Slots, check_count, check_headers, read_body
+from quire.api.shared.metrics import CallerMetrics
+from quire.api.shared.schema import (
+    DecodingFields,
+    GenerationFields,
+    Wire,
+    check_stream_options,
+    nucleus,
+    parse,
+    parse_json,
+)
+from quire.api.shared.seal import Seal
+from quire.core.config import ServerConfig
+from quire.core.errors import NotFound, RequestError
+from quire.core.kv_choice import choose_format
+from quire.core.kv_format import KVFormat
+from quire.core.request import Image, SamplingParams
+from quire.serving.jobs import Jobs
+from quire.serving.runs import Run
+from quire.serving.service import Elsewhere, Generation, Prepared, Service
+
+BITS_HEADER = "x-quire-kv-bits"
+SCHEME_HEADER = "x-quire-kv-scheme"
+"""For clients whose SDK drops fields that it does not know."""
+
+Parsed = TypeVar("Parsed", bound=Wire)
+Result = TypeVar("Result")
+Reader = Callable[["Context", Request, bytes], Awaitable[Result]]
+"""Reads a request and its body. A function of a module's top level, since it may run in another
+process, where the request has its headers and its notes."""
+
+_SMALL = 16 << 10
+"""Bytes of a body up to which reading it holds up no stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The served model and the operator's settings.
+
+    Attributes:
+        kept: the answers that a request may refer to.
+        jobs: where requests are read that are large, or hold images; None reads all of them here,
+            as within a job.
+    """
+
+    service: Service
+    config: ServerConfig
+    slots: Slots
+    metrics: CallerMetrics
+    seal: Seal
+    kept: Callable[[Request], Kept]
+    jobs: Jobs | None = None
+
+    async def begin(self, request: Request, prepared: Prepared) -> Run:
+        """Queues a generation for whoever asks.
+
+        Raises:
+            RequestError: it cannot be served; nothing has been queued.
+            EngineFailure: the engine cannot go on.
+        """
+        caller, spec = caller_of(request.scope), prepared.spec
+        salt = spec.cache_salt if self.config.share_prefixes else caller + spec.cache_salt
+        spec = replace(spec, caller=caller, cache_salt=salt)
+        return await self.service.begin(replace(prepared, spec=spec))
+
+    async def read(
+        self,
+        request: Request,
+        reader: Reader[Result],
+        answers: Mapping[str, Callable[..., object]] | None = None,
+    ) -> Result:
+        """What `reader` makes of the request's body and headers.
+
+        Takes the request's slot once its body is there. What might take more than a few
+        milliseconds is done in a process of its own, which is killed when the client leaves.
+
+        Args:
+            answers: for what a reader asks that is away from here.
+
+        Raises:
+            RequestError: too large, or what the reader raises.
+            ClientDisconnect: the client left.
+        """
+        check_headers(request)
+        with self.slots.bodies.reading() as counted:
+            body = await read_body(request, self.config.max_body_bytes, counted)
+            self.slots.enter(request.scope)
+            if self.jobs is None or len(body) <= _SMALL:
+                with suppress(Elsewhere):
+                    return await reader(self, request, body)
+            assert self.jobs is not None, "nothing is elsewhere without jobs"
+            lent: list[Image] = []  # as long as the result refers to them
+            images = self.service.pictures.answers(lent)
+            known = images | dict(answers or {})
+            work = self.jobs.run(_read_away, reader, _carried(request), body, answers=known)
+            read: tuple[Result, dict[str, Any]] = await until_gone(request.receive, work)
+            note(request.scope, read[1])
+            return read[0]
+
+    def parse(
+        self,
+        request: Request,
+        body: bytes,
+        schema: type[Parsed],
+        decode: Callable[[bytes], object] = parse_json,
+    ) -> Parsed:
+        """A body, validated; `decode` reads its JSON.
+
+        The client is told of fields that pass without effect.
+
+        Raises:
+            RequestError: not JSON, or not as the schema wants it.
+        """
+        fields, unknown = parse(schema, decode(body), strict_fields=self.config.strict_fields)
+        note_ignored(request.scope, unknown)
+        return fields
+
+    async def prepare(self, spec: Generation) -> Prepared:
+        """See `Service.prepare`."""
+        return await self.service.prepare(spec, light=self.jobs is not None)
+
+    async def load_images(self, spec: Generation) -> Generation:
+        """See `Service.load_images`."""
+        return await self.service.load_images(spec, light=self.jobs is not None)
+
+    async def tokens(self, spec: Generation) -> list[tuple[int, ...]]:
+        """See `Service.tokens`."""
+        return await self.service.tokens(spec, light=self.jobs is not None)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises `NotFound` for a model that is not served; None means the one that is."""
+        served = self.service.name
+        if name is not None and name != served and name not in self.config.also_named:
+            raise NotFound(
+                f"The model '{name}' is not served here; '{served}' is.",
+                param="model",
+                code="model_not_found",
+            )
+
+    def kv_format(
+        self, bits: float | str | None, scheme: str | None, headers: Mapping[str, str]
+    ) -> KVFormat | None:
+        """The KV format that a request asks for, by its fields or else by its headers.
+
+        Raises:
+            RequestError: it is not offered.
+        """
+        return choose_format(
+            self.service.info.kv_formats,
+            bits if bits is not None else headers.get(BITS_HEADER),
+            scheme if scheme is not None else headers.get(SCHEME_HEADER),
+        )
+
+    def check_messages(self, count: int) -> None:
+        """Raises `RequestError` for more messages than the operator allows."""
+        check_count(count, self.config.max_messages, "messages")
+
+
+async def _read_away(
+    context: Context, reader: Reader[Result], scope: Scope, body: bytes
+) -> tuple[Result, dict[str, Any]]:
+    """What the reader makes of a request, and what it noted; within a job."""
+    return await reader(context, Request(scope), body), notes(scope)
+
+
+def _carried(request: Request) -> Scope:
+    """What a job is told of a request."""
+    return {name: request.scope[name] for name in ("type", "method", "path", "headers")}
+
+
+async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """The result of `work`, which is cancelled when the client leaves.
+
+    Raises:
+        ClientDisconnect: it left.
+    """
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+        await asyncio.wait({task, gone})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def common_fields(
+    context: Context,
+    fields: GenerationFields,
+    headers: Mapping[str, str],
+    *,
+    logprobs: int | None,
+) -> dict[str, Any]:
+    """The parts of a `Generation` that OpenAI's two generating endpoints spell alike.
+
+    Raises:
+        RequestError: a value that only this server's model or settings rule out.
+    """
+    context.check_model(fields.model)
+    check_stream_options(fields.stream_options, stream=fields.stream)
+    return {
+        "n": fields.n or 1,
+        "stops": fields.stops(),
+        **decoding(context, fields, headers, logprobs=logprobs),
+    }
+
+
+def decoding(
+    context: Context,
+    fields: DecodingFields,
+    headers: Mapping[str, str],
+    *,
+    logprobs: int | None = None,
+) -> dict[str, Any]:
+    """The parts of a `Generation` that every endpoint spells alike.
+
+    Raises:
+        RequestError: a value that only this server's model or settings rule out.
+    """
+    return {
+        "sampling": _sampling(fields, context.service, logprobs),
+        "stop_token_ids": frozenset(fields.stop_token_ids or ()),
+        "ignore_eos": fields.ignore_eos is True,
+        "kv_format": context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
+        "cache_salt": fields.cache_salt or "",
+    }
+
+
+def _sampling(fields: DecodingFields, service: Service, logprobs: int | None) -> SamplingParams:
+    """Sampling parameters; what is left out has the server's default, and a seed of its own.
+
+    Raises:
+        RequestError: a bias is for no token.
+    """
+    named = {
+        "temperature": fields.temperature,
+        "top_p": None if fields.top_p is None else nucleus(fields.top_p),
+        "top_k": None if fields.top_k is None else max(0, fields.top_k),
+        "min_p": fields.min_p,
+        "presence_penalty": fields.presence_penalty,
+        "frequency_penalty": fields.frequency_penalty,
+        "repetition_penalty": fields.repetition_penalty,
+    }
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    return replace(
+        service.sampling,
+        **given,
+        logit_bias=_logit_bias(fields.logit_bias or {}, service.info.vocab_size),
+        seed=secrets.randbits(63) if fields.seed is None else fields.seed % 2**63,
+        logprobs=logprobs,
+    )
+
+
+def _logit_bias(biases: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
+    """Biases by token id.
+
+    Raises:
+        RequestError: a key that is not the id of a token.
+    """
+    pairs = []
+    for key, bias in biases.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocabulary):
+            raise RequestError(
+                f"'logit_bias' has the key '{key[:40]}', which is not the id of one of this "
+                f"model's {vocabulary} tokens.",
+                param="logit_bias",
+                code="invalid_value",
+            )
+        pairs.append((int(key), bias))
+    return tuple(pairs)

@@ -1,0 +1,152 @@
+"""The one place where errors become responses, in the shape of the protocol that was spoken.
+
+A protocol registers nothing: its paths decide. Everything under `/v1/messages` speaks Anthropic,
+everything else OpenAI.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.core.errors import EngineFailure, Overloaded, RequestError
+from quire.core.request import Failure
+
+log = logging.getLogger("quire.api")
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+class RunFailed(Exception):
+    """An answer that is not streamed ended in an error, which the engine or the text side named."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+def failure_of(error: Exception) -> Failure:
+    """The fields of an error as they go over the wire; what is no `QuireError` tells no details."""
+    match error:
+        case RequestError():
+            return Failure.of(error)
+        case RunFailed():
+            return error.failure
+        case EngineFailure():
+            return Failure(str(error), 503, "server_error", code="engine_failure")
+        case ClientDisconnect():
+            return Failure("The client left before its request was whole.", 499)
+        case HTTPException(status_code=404):
+            return Failure("There is no such route.", 404, "not_found_error", code="unknown_url")
+        case HTTPException(status_code=405):
+            what = "This route does not take this method."
+            return Failure(what, 405, "invalid_request_error", code="method_not_allowed")
+        case HTTPException():
+            return Failure(error.detail, error.status_code, "invalid_request_error")
+        case _:
+            return Failure("The server met an unexpected error.", 500, code="internal_error")
+
+
+def openai_body(failure: Failure) -> dict[str, Any]:
+    """`{"error": {message, type, param, code}}`."""
+    return {
+        "error": {
+            "message": failure.message,
+            "type": failure.type,
+            "param": failure.param,
+            "code": failure.code,
+        }
+    }
+
+
+def anthropic_body(failure: Failure) -> dict[str, Any]:
+    """`{"type": "error", "error": {type, message, details}}`; the SDKs act on the error's code.
+
+    Claude Code compacts a conversation on Anthropic's wording of an overflow and on no other.
+    """
+    message = failure.message
+    if failure.overflow is not None:
+        tokens, limit = failure.overflow
+        message = f"prompt is too long: {tokens} tokens > {limit} maximum"
+    other = "api_error" if failure.status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(failure.status, other)
+    error: dict[str, Any] = {"type": kind, "message": message}
+    if failure.code is not None:
+        error["details"] = {"error_code": failure.code}
+    return {"type": "error", "error": error}
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether a path belongs to Anthropic's protocol."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
+
+
+def body_for(path: str, failure: Failure) -> dict[str, Any]:
+    """The error's body in the shape of the protocol that `path` belongs to."""
+    return anthropic_body(failure) if speaks_anthropic(path) else openai_body(failure)
+
+
+def error_response(path: str, failure: Failure, headers: dict[str, str] | None = None) -> Response:
+    """A whole response for a request that failed before anything of its answer was sent.
+
+    The SDKs would send a request again that ran into its deadline, and would double the load of a
+    server that is slow already; both let this header tell them not to.
+    """
+    headers = dict(headers or {})
+    if failure.status == 408:
+        headers["x-should-retry"] = "false"
+    content = json.dumps(body_for(path, failure))
+    return Response(content, failure.status, headers, media_type="application/json")
+
+
+class Failsafe:
+    """Middleware that answers what nobody expected, so that the connection lives on.
+
+    An error that leaves the application ends its connection, with answers that wait on it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception as error:
+            if begun or scope["type"] != "http":
+                raise
+            log.exception("%s %s", scope["method"], scope["path"])
+            response = error_response(scope["path"], failure_of(error))
+            await response(scope, receive, send)
+
+
+async def handle(request: Request, error: Exception) -> Response:
+    """Starlette's handler for every class of error; the server logs those nobody expected."""
+    failure = failure_of(error)
+    headers: dict[str, str] = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, HTTPException) and error.headers:
+        headers.update(error.headers)
+    return error_response(request.url.path, failure, headers)

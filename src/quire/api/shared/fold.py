@@ -1,0 +1,44 @@
+"""Answers that are not streamed: the same events as a stream's, folded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+from starlette.requests import Request
+
+from quire.api.shared.access import note
+from quire.api.shared.errors import RunFailed
+from quire.api.shared.sse import abort_when_gone
+from quire.serving.runs import Run
+from quire.text.events import Event, Failed
+from quire.text.output import Answer, Fold
+
+
+async def collect(request: Request, run: Run) -> list[Answer]:
+    """The answers of a run, by choice; see `consume`."""
+    folds = [Fold() for _ in run.choices]
+    await consume(request, run, lambda index, event: folds[index].add(event))
+    return [each.answer() for each in folds]
+
+
+async def consume(request: Request, run: Run, take: Callable[[int, Event], None]) -> None:
+    """Hands every event of a run to `take`, with the number of its choice.
+
+    The run is aborted as soon as the client goes away.
+
+    Raises:
+        RunFailed: a choice failed; the others are aborted.
+    """
+    watcher = asyncio.create_task(abort_when_gone(request.receive, run))
+    try:
+        async with aclosing(run.batches()) as batches:
+            async for batch in batches:
+                for index, event in batch:
+                    if isinstance(event, Failed):
+                        raise RunFailed(event.error)
+                    take(index, event)
+    finally:
+        watcher.cancel()
+        note(request.scope, run.summary())

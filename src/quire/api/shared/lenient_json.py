@@ -1,0 +1,110 @@
+"""JSON as some agents write it: escapes that JSON does not have, raw line ends inside strings.
+
+Tool schemas hold regular expressions and Windows paths, and clients have been seen to put them into
+a body without doubling their backslashes, and texts without escaping their tabs. What was meant is
+plain, so it is read: a backslash that begins no escape is a backslash, and a control character
+stands for itself. Everything else that is not JSON stays an error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quire.api.shared.schema import finite_json, whole_characters
+from quire.core.errors import RequestError
+
+# What needs no look: all between strings, and strings without escapes and control characters.
+_CLEAN = re.compile(rb'(?:[^"]++|"[^"\\\x00-\x1f]*+")*+')
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+# An escape that JSON has, a backslash that begins none, or a raw control character.
+_SUSPECT = re.compile(rb'\\(?:u[0-9A-Fa-f]{4}|["\\/bfnrt])|\\|[\x00-\x1f]')
+_POSITION = re.compile(r"line (\d+) column (\d+)")
+_BACKSLASH = b"\\\\"
+# Backspace and form feed do not come up in texts; beside `\d`, `\b` is a word's border.
+_DOUBTFUL = (b"\\b", b"\\f")
+
+
+@dataclass(frozen=True, slots=True)
+class _Edit:
+    """A replacement: where it stands in the repaired body, and what it took the place of."""
+
+    repaired: int
+    original: int
+    grown: int
+
+
+def parse_lenient(body: bytes) -> object:
+    """Reads a request body as JSON, repaired where it is not.
+
+    Raises:
+        RequestError: it is broken in another way; with the position, code `invalid_json`.
+    """
+    try:
+        return finite_json(body)
+    except ValueError:
+        body = whole_characters(body)
+        repaired, edits = _repair(body)
+    try:
+        return finite_json(repaired)
+    except ValueError as error:
+        message = _POSITION.sub(lambda at: _position(at, repaired, body, edits), str(error))
+        raise RequestError(f"The body is not valid JSON: {message}.", code="invalid_json") from None
+
+
+def _repair(body: bytes) -> tuple[bytes, list[_Edit]]:
+    """The body with its strings made valid, and where it was changed, in order."""
+    pieces: list[bytes] = []
+    edits: list[_Edit] = []
+    done = size = 0
+    for start, end in _strings(body):
+        found = list(_SUSPECT.finditer(body, start, end))
+        loose = any(match.group() == b"\\" for match in found)
+        for match in found:
+            old = match.group()
+            new = _meant(old, loose=loose)
+            if new == old:
+                continue
+            size += match.start() - done
+            edits.append(_Edit(size, match.start(), len(new) - len(old)))
+            pieces += (body[done : match.start()], new)
+            size += len(new)
+            done = match.end()
+    pieces.append(body[done:])
+    return b"".join(pieces), edits
+
+
+def _strings(body: bytes) -> Iterator[tuple[int, int]]:
+    """Where the strings stand that may need repair, up to one that never ends."""
+    position = 0
+    while True:
+        clean = _CLEAN.match(body, position)
+        string = _STRING.match(body, clean.end() if clean else position)
+        if string is None:
+            return
+        yield string.span()
+        position = string.end()
+
+
+def _meant(old: bytes, *, loose: bool) -> bytes:
+    """What a piece of a string is in valid JSON; `loose` strings hold an escape that is none."""
+    if old == b"\\":
+        return _BACKSLASH
+    if loose and old in _DOUBTFUL:
+        return b"\\" + old
+    return b"\\u%04x" % old[0] if len(old) == 1 else old
+
+
+def _position(at: re.Match[str], repaired: bytes, body: bytes, edits: list[_Edit]) -> str:
+    """A position in the repaired body as one in the body that was sent."""
+    line, column = int(at[1]), int(at[2])
+    offset = len(repaired) - len(repaired.split(b"\n", line - 1)[-1]) + column
+    for edit in reversed(edits):
+        if edit.repaired < offset:
+            shift = sum(each.grown for each in edits if each.repaired < offset)
+            offset = max(offset - shift, edit.original)
+            break
+    newlines = body.count(b"\n", 0, offset)
+    last = body.rfind(b"\n", 0, offset)
+    return f"line {newlines + 1} column {offset - last - 1}"

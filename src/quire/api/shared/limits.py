@@ -1,0 +1,141 @@
+"""What one client may ask of the server: sizes, counts, requests at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quire.core.errors import Overloaded, RequestError, TooLarge
+
+MAX_HEADER_BYTES = 32 << 10
+
+_BODIES = 16
+"""Bodies of the largest size that may be held at once."""
+_SLOT = "quire.slot"
+
+
+async def read_body(request: Request, limit: int, counted: Counted) -> bytes:
+    """The whole body.
+
+    Raises:
+        TooLarge: it is longer than `limit` bytes; refused before it is read if it says so.
+        Overloaded: others hold too much.
+    """
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise _too_large(limit)
+    pieces, size = [], 0
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit:
+            raise _too_large(limit)
+        counted.add(len(piece))
+        pieces.append(piece)
+    return b"".join(pieces)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"The body is larger than {limit} bytes.", code="request_too_large")
+
+
+def check_headers(request: Request) -> None:
+    """Raises `TooLarge` if the headers together are longer than `MAX_HEADER_BYTES`."""
+    size = sum(len(name) + len(value) for name, value in request.headers.raw)
+    if size > MAX_HEADER_BYTES:
+        raise TooLarge(f"The headers are larger than {MAX_HEADER_BYTES} bytes.")
+
+
+def check_count(items: int, limit: int, param: str) -> None:
+    """Raises `RequestError` if a list holds more than the operator allows."""
+    if items > limit:
+        raise RequestError(
+            f"'{param}' holds {items} items; this server takes {limit}.",
+            param=param,
+            code="array_above_max_length",
+        )
+
+
+class Bodies:
+    """Counts the bytes of all bodies that are held, over all requests."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.held = 0
+
+    @contextmanager
+    def reading(self) -> Iterator[Counted]:
+        """Counts one body until the block ends."""
+        counted = Counted(self)
+        try:
+            yield counted
+        finally:
+            self.held -= counted.size
+
+
+class Counted:
+    """One body as it comes in."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self.size = 0
+
+    def add(self, size: int) -> None:
+        """Raises `Overloaded` if there is no room for so many bytes more."""
+        if self._bodies.held + size > self._bodies.limit:
+            raise Overloaded(
+                f"Requests hold {self._bodies.held} bytes, of {self._bodies.limit}.",
+                code="too_many_requests",
+            )
+        self._bodies.held += size
+        self.size += size
+
+
+class Slots:
+    """Counts the requests in flight that were received whole, over all endpoints."""
+
+    def __init__(self, limit: int, body_bytes: int) -> None:
+        self.limit = limit
+        self.taken = 0
+        self.bodies = Bodies(_BODIES * body_bytes)
+
+    def check(self) -> None:
+        """Raises `Overloaded` if there is no slot."""
+        if self.taken >= self.limit:
+            raise Overloaded(
+                f"{self.limit} requests are in flight, which is as many as this server takes.",
+                code="too_many_requests",
+            )
+
+    def enter(self, scope: Scope) -> None:
+        """Takes a slot for a request whose body is there, if its route has one; once.
+
+        Raises:
+            Overloaded: there is none.
+        """
+        if scope.get(_SLOT) is False:
+            self.check()
+            self.taken += 1
+            scope[_SLOT] = True
+
+    def leave(self, scope: Scope) -> None:
+        """Gives back a slot, if one was taken."""
+        self.taken -= scope.pop(_SLOT)
+
+
+class Slotted:
+    """Route middleware: a slot is held from a request's last byte to the last of its answer."""
+
+    def __init__(self, app: ASGIApp, slots: Slots) -> None:
+        self._app = app
+        self._slots = slots
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._slots.check()
+        scope[_SLOT] = False
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._slots.leave(scope)

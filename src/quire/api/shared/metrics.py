@@ -1,0 +1,205 @@
+"""What Prometheus reads. Counting must cost next to nothing, so the samples are kept as plain lists
+and become metric families only when somebody asks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from quire.api.shared.auth import EVERYONE
+from quire.core.info import EngineStats
+from quire.serving.runs import Observer
+from quire.text.events import Failed, Finished
+
+_TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+_BETWEEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_REQUEST_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+
+
+class Histogram:
+    """Counts of samples by upper bound, and their sum."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Adds `count` samples of `value`."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def family(self, name: str, text: str) -> HistogramMetricFamily:
+        """The samples as Prometheus wants them: cumulative."""
+        buckets, total = [], 0
+        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
+            total += count
+            buckets.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
+        return HistogramMetricFamily(name, text, buckets=buckets, sum_value=self._sum)
+
+
+class Metrics:
+    """The HTTP side's counters; `quire.serving.runs.Observer` is how the service feeds them."""
+
+    def __init__(self) -> None:
+        self.time_to_first_token = Histogram(_TTFT_S)
+        self.between_tokens = Histogram(_BETWEEN_S)
+        self.request_seconds = Histogram(_REQUEST_S)
+        self.responses: Counter[tuple[str, str]] = Counter()
+        self.ends: Counter[str] = Counter()
+
+    def first_token(self, seconds: float) -> None:
+        """A request got its first token."""
+        self.time_to_first_token.observe(seconds)
+
+    def tokens(self, seconds: float, count: int) -> None:
+        """A request got `count` further tokens after `seconds`."""
+        self.between_tokens.observe(seconds / count, count)
+
+    def ended(self, event: Finished | Failed) -> None:
+        """A choice ended."""
+        self.ends[event.reason.value if isinstance(event, Finished) else "error"] += 1
+
+    def response(self, path: str, status: int, seconds: float) -> None:
+        """A response was sent whole, or its client went away."""
+        self.responses[path, str(status)] += 1
+        self.request_seconds.observe(seconds)
+
+    def render(self, stats: EngineStats | None = None, in_flight: int = 0) -> bytes:
+        """The text exposition of all counters, with the engine's if they are given."""
+        engine = () if stats is None else _engine_families(stats, in_flight)
+        registry = CollectorRegistry()
+        registry.register(_Snapshot([*self._families(), *engine]))
+        return generate_latest(registry)
+
+    def _families(self) -> Iterator[Metric]:
+        responses = CounterMetricFamily(
+            "quire_http_responses", "HTTP responses", labels=["path", "status"]
+        )
+        for (path, status), count in self.responses.items():
+            responses.add_metric([path, status], count)
+        yield responses
+        yield _counted("quire_answers", "Answers by how they ended", "reason", self.ends.items())
+        yield self.request_seconds.family("quire_http_request_seconds", "Whole HTTP requests")
+        yield self.time_to_first_token.family(
+            "quire_time_to_first_token_seconds", "From the request's submission to its first token"
+        )
+        yield self.between_tokens.family(
+            "quire_inter_token_seconds", "Between two tokens of one request"
+        )
+
+
+class CallerMetrics:
+    """Everybody's counters, and each caller's own where callers are told apart."""
+
+    def __init__(self, callers: Iterable[str]) -> None:
+        self.all = Metrics()
+        self._own = {caller: Metrics() for caller in callers if caller != EVERYONE}
+
+    def of(self, caller: str) -> Metrics:
+        """What a caller may see."""
+        return self._own.get(caller, self.all)
+
+    def response(self, path: str, status: int, seconds: float, caller: str) -> None:
+        """A response was sent whole, or its client went away."""
+        for metrics in self._of_both(caller):
+            metrics.response(path, status, seconds)
+
+    def observer(self, caller: str) -> Observer:
+        """What counts a caller's generations."""
+        return _Both(self._of_both(caller))
+
+    def _of_both(self, caller: str) -> tuple[Metrics, ...]:
+        own = self._own.get(caller)
+        return (self.all,) if own is None else (self.all, own)
+
+
+class _Both:
+    """Counts the same in several places; implements `quire.serving.runs.Observer`."""
+
+    def __init__(self, places: tuple[Metrics, ...]) -> None:
+        self._places = places
+
+    def first_token(self, seconds: float) -> None:
+        for place in self._places:
+            place.first_token(seconds)
+
+    def tokens(self, seconds: float, count: int) -> None:
+        for place in self._places:
+            place.tokens(seconds, count)
+
+    def ended(self, event: Finished | Failed) -> None:
+        for place in self._places:
+            place.ended(event)
+
+
+class _Snapshot(Collector):
+    """Families that are there already, for a registry that lives for one answer."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _counted(
+    name: str, text: str, label: str, items: Iterable[tuple[str, int]]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text, labels=[label])
+    for key, count in items:
+        family.add_metric([key], count)
+    return family
+
+
+def _engine_families(stats: EngineStats, in_flight: int) -> Iterator[Metric]:
+    gauges = {
+        "quire_http_in_flight": ("Generating HTTP requests in flight", in_flight),
+        "quire_running_sequences": ("Sequences that generate or are being read", stats.running),
+        "quire_waiting_sequences": ("Sequences that wait for room", stats.waiting),
+        "quire_kv_budget_bytes": ("Bytes for all KV pages", stats.kv_budget),
+    }
+    for name, (text, value) in gauges.items():
+        yield GaugeMetricFamily(name, text, value=value)
+    counters = {
+        "quire_steps": ("Steps of the engine", stats.steps),
+        "quire_prompt_tokens": ("Prompt tokens of all requests", stats.prompt_tokens),
+        "quire_cached_tokens": ("Prompt tokens read from the prefix cache", stats.cached_tokens),
+        "quire_generated_tokens": ("Tokens generated", stats.generated_tokens),
+        "quire_preemptions": ("Sequences put back to wait for memory", stats.preemptions),
+    }
+    for name, (text, value) in counters.items():
+        yield CounterMetricFamily(name, text, value=value)
+    yield _counted(
+        "quire_prefix_misses", "Requests by why no more was reused", "reason", stats.reuse_misses
+    )
+    yield _counted(
+        "quire_sequences_finished", "Sequences by how they ended", "reason", stats.finished
+    )
+    used = GaugeMetricFamily(
+        "quire_kv_bytes", "Bytes of KV pages by group and format", labels=["pool", "state"]
+    )
+    for state, pools in (("live", stats.kv_used), ("kept", stats.kv_kept)):
+        for pool, size in pools:
+            used.add_metric([pool, state], size)
+    yield used
+    disk = dict(stats.disk)
+    if disk:
+        size = disk.pop("bytes")
+        yield GaugeMetricFamily("quire_disk_bytes", "Size of the disk tier's file", value=size)
+        yield _counted(
+            "quire_disk_pages",
+            "Pages of the disk tier by what became of them",
+            "what",
+            disk.items(),
+        )

@@ -1,0 +1,68 @@
+"""Parts of OpenAI's bodies that chat and text completions share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from quire.core.request import FinishReason, TokenLogprobs
+from quire.text.events import Finished, Usage
+from quire.text.tokenizer import Tokenizer
+
+_LOWEST = -9999.0  # OpenAI's stand-in for the logarithm of nothing, which JSON cannot say
+
+
+def usage_body(usage: Usage) -> dict[str, Any]:
+    """OpenAI's `usage`."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+    }
+
+
+def finish_reason(end: Finished) -> str:
+    """OpenAI's word for why a choice ended. A loop that was cut short was not the model's end."""
+    if end.reason in (FinishReason.LENGTH, FinishReason.LOOP):
+        return "length"
+    return "tool_calls" if end.tool_calls else "stop"
+
+
+def stop_reason(end: Finished) -> str | None:
+    """What `finish_reason` cannot say: the stop string that matched, or `loop`."""
+    return "loop" if end.reason is FinishReason.LOOP else end.stop
+
+
+def clamp(logprob: float) -> float:
+    """A logarithm that JSON can say."""
+    return max(logprob, _LOWEST)
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> str:
+    """A token as text; bytes that are no whole character are spelled `bytes:\\xNN...`."""
+    raw = tokenizer.token_bytes(token_id)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def chat_logprobs(tokenizer: Tokenizer, entries: Iterable[TokenLogprobs]) -> list[dict[str, Any]]:
+    """Chat's `logprobs.content`."""
+    return [
+        {
+            **_token(tokenizer, entry.token_id, entry.logprob),
+            "top_logprobs": [_token(tokenizer, token, value) for token, value in entry.top],
+        }
+        for entry in entries
+    ]
+
+
+def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
+    return {
+        "token": token_text(tokenizer, token_id),
+        "logprob": clamp(logprob),
+        "bytes": list(tokenizer.token_bytes(token_id)),
+    }

@@ -1,0 +1,406 @@
+"""What every protocol's request schema shares: strict parsing, and errors that name the field.
+
+A schema is a pydantic model. What may be accepted stands in it with its type and range; what this
+server does not offer stands in it as a field of type `None`, so that it is refused by name; what
+cannot change an answer stands in it and is not read. What stands in no schema is `foreign`'s to
+judge, but for names within the conversation, which pass: they came with answers of other servers.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    ValidationError,
+)
+from pydantic_core import CoreSchema, ErrorDetails, from_json
+from starlette.types import Scope
+
+from quire.api.shared import foreign
+from quire.api.shared.access import note_ignored
+from quire.core.errors import RequestError
+
+Parsed = TypeVar("Parsed", bound="Wire")
+
+_LONGEST_NAME = 256  # characters of an unknown field's name that its refusal repeats
+_BRANCHES = frozenset({"str", "int", "float", "bool", "function-after", "none"})
+
+
+# A whole pair, half of one, or an escaped backslash, behind which nothing is escaped.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}"
+    rb"|(?P<half>u[dD][89a-fA-F][0-9A-Fa-f]{2})|\\)"
+)
+
+
+# What a number has that is too large for a float: a long exponent, or many digits.
+_LONG_NUMBER = re.compile(rb"\d[eE]\+?\d{3}|\d{309}")
+
+
+def _end_at_first_error(schema: Any) -> None:
+    """Marks all lists within a core schema."""
+    if isinstance(schema, list | tuple):
+        for each in schema:
+            _end_at_first_error(each)
+    elif isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for each in schema.values():
+            _end_at_first_error(each)
+
+
+class Wire(BaseModel):
+    """Base of every request model: strict types. Unknown fields are kept, for `parse` to judge.
+
+    Unions are told apart by tags that begin with `@`, so that they can be left out of the name of
+    the field at fault.
+    """
+
+    model_config = ConfigDict(
+        extra="allow",
+        strict=True,
+        frozen=True,
+        populate_by_name=True,
+        json_schema_extra={"additionalProperties": False},
+    )
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of pydantic, in which a list is read up to its first error.
+
+        A body can hold a million faults, and building an error takes far more memory than a fault.
+        """
+        schema = handler(source)
+        _end_at_first_error(schema)
+        return schema
+
+
+class History(Wire):
+    """Base of what conversations are made of: messages, parts, tools. Unknown fields pass."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={})
+
+
+def finite_json(body: bytes) -> object:
+    """The value of a JSON text. `1e400` is JSON too, but no number that an answer could repeat.
+
+    Raises:
+        ValueError: it is not JSON, or a number in it is beyond what a float holds.
+    """
+    value = from_json(body, allow_inf_nan=False)
+    if _LONG_NUMBER.search(body):
+        waiting = [value]
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, float) and math.isinf(node):
+                raise ValueError("a number is out of range")
+            if isinstance(node, dict | list):
+                waiting += node.values() if isinstance(node, dict) else node
+    return value
+
+
+def parse_json(body: bytes) -> object:
+    """Reads a request body as JSON; NaN and infinities are not JSON.
+
+    Raises:
+        RequestError: with the position, code `invalid_json`.
+    """
+    try:
+        return finite_json(body)
+    except ValueError:
+        body = whole_characters(body)
+    try:
+        return finite_json(body)
+    except ValueError as error:
+        raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+
+
+def whole_characters(body: bytes) -> bytes:
+    """JSON in which no string holds half a character, with every byte in its old place.
+
+    Half of an emoji is left where a client cuts off a text, as agents do with what tools said.
+    JSON can spell it and UTF-8 cannot, so a replacement character stands for it.
+    """
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found["half"] else found[0], body)
+
+
+def parse(
+    model: type[Parsed], payload: object, *, strict_fields: bool = True
+) -> tuple[Parsed, list[str]]:
+    """Validates a decoded body against a schema.
+
+    Args:
+        strict_fields: refuse fields that nobody knows; False lets them pass as well.
+
+    Returns:
+        The fields, and the paths of those that pass without effect.
+
+    Raises:
+        RequestError: naming the first field at fault (`param`) with OpenAI's `code`.
+    """
+    if not isinstance(payload, dict):
+        raise RequestError("The body must be a JSON object.", code="invalid_type")
+    names = foreign.renamed(payload, model.model_fields)
+    try:
+        fields = model.model_validate(_with_own_names(payload, names))
+    except ValidationError as error:
+        raise _explain(model, error.errors(include_url=False)[0], names) from error
+    unknown = [
+        path for path, value in _unknown(fields, "") if not foreign.holds_anyway(path, value)
+    ]
+    if strict_fields:
+        for path in unknown:
+            if not foreign.is_known(path):
+                raise _nobody_knows(fields, path)
+    return fields, unknown
+
+
+def _with_own_names(payload: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The body with the schema's own names.
+
+    Args:
+        names: for each of the schema's that the body gives by another name, that name.
+
+    Raises:
+        RequestError: a field is given by both, with different values.
+    """
+    own = {key: value for key, value in payload.items() if key not in names.values()}
+    for field, other in names.items():
+        if own.get(field) not in (None, payload[other]):
+            raise RequestError(
+                f"'{other}' and '{field}' are one thing and cannot differ.",
+                param=other,
+                code="invalid_value",
+            )
+        own[field] = payload[other]
+    return own
+
+
+def _unknown(fields: Wire, prefix: str) -> Iterator[tuple[str, object]]:
+    """Paths and values of fields that no schema has, but for those within the conversation."""
+    for name, value in (fields.model_extra or {}).items():
+        yield f"{prefix}{name}", value
+    for name in type(fields).model_fields:
+        value = getattr(fields, name)
+        path = f"{prefix}{type(fields).model_fields[name].alias or name}"
+        match value:
+            case History():
+                pass
+            case Wire():
+                yield from _unknown(value, f"{path}.")
+            case [Wire() as first, *_] if not isinstance(first, History):
+                for index, each in enumerate(value):
+                    yield from _unknown(each, f"{path}[{index}].")
+
+
+def _nobody_knows(fields: Wire, path: str) -> RequestError:
+    """The refusal of a field that stands in no schema and that no other server honours."""
+    meant = foreign.nearest(path, type(fields).model_fields)
+    hint = "" if meant is None else f" Did you mean '{meant}'?"
+    shown = path if len(path) <= _LONGEST_NAME else f"{path[:_LONGEST_NAME]}..."
+    return RequestError(
+        f"Unknown parameter: '{shown}'.{hint}", param=shown, code="unknown_parameter"
+    )
+
+
+def field_name(loc: tuple[int | str, ...]) -> str:
+    """`("messages", 0, "@user", "content")` as clients write it: `messages[0].content`."""
+    name = ""
+    for position, part in enumerate(loc):
+        if isinstance(part, int):
+            name += f"[{part}]"
+        elif not part.startswith("@") and (position == 0 or not _is_branch(part)):
+            name += f".{part}" if name else part
+    return name
+
+
+def _is_branch(part: str) -> bool:
+    """Whether pydantic named a member of a union here, not a field."""
+    return part in _BRANCHES or "[" in part
+
+
+_CODES = {
+    "missing": "missing_required_parameter",
+    "union_tag_not_found": "missing_required_parameter",
+    "none_required": "unsupported_parameter",
+    "greater_than": "below_min_value",
+    "greater_than_equal": "below_min_value",
+    "less_than": "above_max_value",
+    "less_than_equal": "above_max_value",
+    "too_long": "array_above_max_length",
+    "too_short": "array_below_min_length",
+    "string_too_long": "string_above_max_length",
+    "string_too_short": "string_below_min_length",
+    "literal_error": "invalid_value",
+    "union_tag_invalid": "invalid_value",
+    "value_error": "invalid_value",
+}
+
+
+def _explain(model: type[Wire], detail: ErrorDetails, names: Mapping[str, str]) -> RequestError:
+    """One validation error as one sentence that begins with the field's name.
+
+    Args:
+        names: what the client calls fields that it does not call by their own names.
+    """
+    first, *rest = detail["loc"] or ("",)
+    kind, param = detail["type"], field_name((names.get(str(first), first), *rest))
+    code = _CODES.get(kind, "invalid_type")
+    match kind:
+        case "missing":
+            message = f"Missing required parameter: '{param}'."
+        case "none_required":
+            hint = _hint(model, detail["loc"])
+            message = f"'{param}' is not offered by this server{hint}."
+        case "union_tag_invalid":
+            context = detail["ctx"]
+            param = f"{param}.{_tag_field(context)}"
+            known = ", ".join(re.findall(r"@([\w.-]+)", str(context["expected_tags"])))
+            tag = str(context["tag"]).removeprefix("@")
+            message = f"Invalid value for '{param}': '{tag}'. Known here: {known}."
+        case "union_tag_not_found":
+            param = f"{param}.{_tag_field(detail['ctx'])}"
+            message = f"Missing required parameter: '{param}'."
+        case "value_error":
+            message = f"Invalid value for '{param}': {detail['ctx']['error']}."
+        case _:
+            message = f"Invalid value for '{param}': {_lower(detail['msg'])}."
+    return RequestError(message, param=param, code=code)
+
+
+def _tag_field(context: dict[str, Any]) -> str:
+    """The field that tells a union's members apart, from the name of the function that reads it."""
+    return "role" if "role" in str(context["discriminator"]) else "type"
+
+
+def _hint(model: type[Wire], loc: tuple[int | str, ...]) -> str:
+    """What to do instead of a refused field: its description in the schema, if it has one."""
+    field = model.model_fields.get(str(loc[0])) if len(loc) == 1 else None
+    return f": {field.description}" if field is not None and field.description else ""
+
+
+def _lower(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
+
+
+def tag_by_type(value: object) -> str | None:
+    """The union tag of a part that says its kind in `type`."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return f"@{kind}" if isinstance(kind, str) else None
+
+
+def tag_by_role(value: object) -> str | None:
+    """The union tag of a message."""
+    role = value.get("role") if isinstance(value, dict) else getattr(value, "role", None)
+    return f"@{role}" if isinstance(role, str) else None
+
+
+def tag_text_or_list(value: object) -> str:
+    """The union tag of a field that may be one string or a list."""
+    return "@list" if isinstance(value, list) else "@text"
+
+
+Strings = Annotated[
+    Annotated[str, Tag("@text")]
+    | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64), Tag("@list")],
+    Discriminator(tag_text_or_list),
+]
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenCount = Annotated[int, Field(ge=1, lt=2**31)]
+TopP = Annotated[float, Field(ge=0.0, le=1.0)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+
+
+Verbosity = Literal["low", "medium", "high"]
+
+
+def note_verbosity(scope: Scope, verbosity: Verbosity | None, param: str) -> None:
+    """Tells a client that no model here has a switch for how much it says."""
+    if verbosity not in (None, "medium"):
+        note_ignored(scope, [param])
+
+
+_LEAST_TOP_P = 1e-7
+"""Less than the likeliest token of any vocabulary has."""
+
+
+def nucleus(top_p: float) -> float:
+    """`top_p` as samplers take it: 0 leaves the likeliest token, as anything that small does."""
+    return max(top_p, _LEAST_TOP_P)
+
+
+class StreamOptions(Wire):
+    """OpenAI's `stream_options`. Obfuscation pads chunks and changes no answer; it is not done."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+def check_stream_options(options: StreamOptions | None, *, stream: bool | None) -> None:
+    """Raises `RequestError` for options of a stream where none is asked for."""
+    if options is not None and not stream:
+        raise RequestError(
+            "'stream_options' needs 'stream' to be true.",
+            param="stream_options",
+            code="invalid_value",
+        )
+
+
+class DecodingFields(Wire):
+    """How tokens are drawn and kept, in every generating endpoint, whatever its protocol has.
+
+    What is left out has the server's default; `Service.sampling` holds those that models recommend.
+    """
+
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0)
+    top_p: TopP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Bias] | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 and -1 keep all tokens")
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    repetition_penalty: float | None = Field(default=None, gt=0.0, le=10.0)
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
+    ignore_eos: bool | None = None
+    kv_bits: float | str | None = None
+    kv_scheme: str | None = None
+    cache_salt: str | None = Field(default=None, max_length=256)
+
+
+class GenerationFields(DecodingFields):
+    """Fields that OpenAI's two generating endpoints share.
+
+    `user`, `metadata` and their like cannot change an answer: accepted, not read.
+    """
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=128)
+    max_tokens: TokenCount | None = None
+    stop: Strings | None = None
+    user: str | None = None
+
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings; an empty one never matches and is left out."""
+        stop = self.stop
+        if stop is None or stop == "":
+            return ()
+        return (stop,) if isinstance(stop, str) else tuple(stop)
+
+    def include_usage(self) -> bool:
+        """Whether a stream ends with a chunk of usage."""
+        options = self.stream_options
+        return options is not None and options.include_usage is True

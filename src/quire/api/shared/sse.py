@@ -1,0 +1,153 @@
+"""Server-sent events: a run's batches of events as one write each, until the reader goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import aclosing
+from json.encoder import encode_basestring_ascii
+from typing import Any, Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.api.shared.access import note
+from quire.api.shared.errors import error_response
+from quire.serving.runs import ChoiceEvent, Run
+from quire.text.events import Failed, Finished
+
+KEEPALIVE_S = 15.0
+"""Silence after which something is sent: a long prefill, or a long call that is held back until it
+is complete, shall not look like a dead stream."""
+
+_COMMENT = b": waiting\n\n"
+
+
+class Renderer(Protocol):
+    """Renders events as one protocol's chunks."""
+
+    def render(self, batch: list[ChoiceEvent]) -> bytes:
+        """All chunks of a batch, ready to be sent."""
+        ...
+
+    def end(self) -> bytes:
+        """What follows the last batch."""
+        ...
+
+
+_MAX_TOLD = 1024
+"""Characters of a header that grows with the request."""
+
+
+def quoted(text: str) -> bytes:
+    """`text` as a JSON string."""
+    return encode_basestring_ascii(text).encode()
+
+
+def compact(value: Any) -> bytes:
+    """A value as JSON without spaces."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def run_headers(run: Run) -> dict[str, str]:
+    """How much of the prompt was read from the prefix cache, and why no more; what of the
+    client's schemas is left to the model."""
+    reuse = run.reuse.encode("ascii", "replace").decode()
+    headers = {"x-quire-cached-tokens": str(run.cached_tokens), "x-quire-cache-reuse": reuse}
+    if run.unenforced:
+        told = json.dumps("; ".join(run.unenforced))[1:-1]  # ASCII, whatever properties are called
+        headers["x-quire-unenforced"] = told[:_MAX_TOLD]
+    return headers
+
+
+async def abort_when_gone(receive: Receive, run: Run) -> None:
+    """Waits until the client goes away, then aborts the run."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    run.abort()
+
+
+class EventStream(Response):
+    """A streamed answer.
+
+    The status line waits for the first events (or for `KEEPALIVE_S`): a request that the engine
+    refuses gets its own status, and the headers say what was read from the prefix cache. A batch is
+    one write; `send` returns late when the reader is slow, and what is ready by then goes as one.
+
+    Args:
+        keepalive: makes what a silent stream is kept open with.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, run: Run, renderer: Renderer, *, keepalive: Callable[[], bytes] = lambda: _COMMENT
+    ) -> None:
+        super().__init__(media_type=self.media_type)
+        self._run = run
+        self._renderer = renderer
+        self._keepalive = keepalive
+        self._started = False
+        self._silent_since = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._silent_since = asyncio.get_running_loop().time()
+        watcher = asyncio.create_task(abort_when_gone(receive, self._run))
+        keeper = asyncio.create_task(self._keep_alive(send))
+        running = len(self._run.choices)
+        body = b""
+        try:
+            async with aclosing(self._run.batches()) as batches:
+                async for batch in batches:
+                    if not self._started and (refusal := _refusal(batch)) is not None:
+                        keeper.cancel()
+                        failed = error_response(scope["path"], refusal.error)
+                        await failed(scope, receive, send)
+                        return
+                    body = self._renderer.render(batch)
+                    running -= sum(isinstance(event, Finished | Failed) for _, event in batch)
+                    if not running:
+                        break  # the last events and what follows them are one write
+                    await self._write(send, body)
+                    body = b""
+            keeper.cancel()
+            await self._write(send, body + self._renderer.end(), last=True)
+        finally:
+            watcher.cancel()
+            keeper.cancel()
+            note(scope, self._run.summary())
+
+    async def _write(self, send: Send, body: bytes, *, last: bool = False) -> None:
+        if not self._started:
+            self._started = True
+            headers = {
+                "content-type": "text/event-stream; charset=utf-8",
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+                **run_headers(self._run),
+            }
+            raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+            await send({"type": "http.response.start", "status": 200, "headers": raw})
+        if body or last:
+            self._silent_since = asyncio.get_running_loop().time()
+            await send({"type": "http.response.body", "body": body, "more_body": not last})
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Breaks every silence, before the first token and while a call is held back."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            rest = self._silent_since + KEEPALIVE_S - clock()
+            if rest > 0:
+                await asyncio.sleep(rest)
+            else:
+                await self._write(send, self._keepalive())
+
+
+def _refusal(batch: list[ChoiceEvent]) -> Failed | None:
+    """The failure that a stream begins with, if it does."""
+    match batch[:1]:
+        case [(_, Failed() as failed)]:
+            return failed
+        case _:
+            return None

@@ -1,0 +1,93 @@
+"""The ways in which clients of OpenAI's protocols ask for thoughts, and what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field
+from starlette.types import Scope
+
+from quire.api.shared.access import note_ignored
+from quire.api.shared.schema import Wire
+from quire.core.errors import RequestError
+from quire.serving.service import RESERVED_VARIABLES, THINKING_VARIABLES, Service, Thinking
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class ThinkingSwitch(Wire):
+    """`thinking`, as DeepSeek, GLM and Kimi have it."""
+
+    type: Literal["enabled", "disabled", "adaptive", "auto"]
+    budget_tokens: int | None = Field(default=None, ge=0, lt=2**31)
+    clear_thinking: bool | None = None
+
+
+class ReasoningOptions(Wire):
+    """`reasoning`, as OpenRouter has it."""
+
+    effort: Effort | None = None
+    enabled: bool | None = None
+    max_tokens: int | None = Field(default=None, ge=0, lt=2**31)
+
+
+class ThinkingFields(Wire):
+    """Fields by which thoughts are asked for; the first that says whether to think decides."""
+
+    enable_thinking: bool | None = None
+    thinking: ThinkingSwitch | None = None
+    reasoning: ReasoningOptions | None = None
+    think: bool | Effort | None = None
+    reasoning_effort: Effort | None = None
+    thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def wanted(self) -> tuple[Thinking, str]:
+        """What is asked for, and the field that says so."""
+        switch, options = self.thinking or ThinkingSwitch(type="auto"), self.reasoning
+        options = options or ReasoningOptions()
+        think = None if isinstance(self.think, bool) else self.think
+        efforts = (self.reasoning_effort, options.effort, think)
+        effort = next((each for each in efforts if each is not None), None)
+        said: tuple[tuple[str, bool | None], ...] = (
+            ("enable_thinking", self.enable_thinking),
+            ("thinking", None if switch.type == "auto" else switch.type != "disabled"),
+            ("reasoning", options.enabled),
+            ("think", self.think if isinstance(self.think, bool) else None),
+            ("reasoning_effort", None if effort is None else effort != "none"),
+        )
+        param, enabled = next(
+            ((name, value) for name, value in said if value is not None), ("thinking_budget", None)
+        )
+        budgets = (self.thinking_budget, switch.budget_tokens, options.max_tokens)
+        budget = next((each for each in budgets if each is not None), None)
+        return Thinking(enabled, budget, None if effort == "none" else effort), param
+
+
+def offered(service: Service, scope: Scope, thinking: Thinking, param: str) -> Thinking:
+    """What of it the served model can do; a client is told if that is nothing."""
+    if thinking.enabled and not service.can_think:
+        note_ignored(scope, [param])
+        return Thinking()
+    return thinking
+
+
+def template_variables(
+    service: Service, scope: Scope, given: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Variables for the template; a client is told of those that the template does not read.
+
+    Raises:
+        RequestError: one that the server sets.
+    """
+    variables = dict(given or {})
+    for name in RESERVED_VARIABLES & variables.keys():
+        raise RequestError(
+            f"'chat_template_kwargs.{name}' is set by the server.",
+            param=f"chat_template_kwargs.{name}",
+            code="unknown_parameter",
+        )
+    unread = variables.keys() - service.template.variables - THINKING_VARIABLES
+    note_ignored(scope, [f"chat_template_kwargs.{name}" for name in sorted(unread)])
+    return variables

@@ -1,0 +1,56 @@
+"""Images in the history of a model that takes text only: left out, so that conversations go on.
+
+A conversation may have begun with another model, and agents' tools answer with screenshots. Only an
+image in the newest message of the user's is refused, since it is what the question is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.types import Scope
+
+from quire.api.shared.access import note_ignored
+from quire.api.shared.turns import Turn
+from quire.serving.service import Service
+
+LEFT_OUT = "[An image stood here. The model that answers now reads text only.]"
+
+
+def newest(name: str, said: Sequence[object], first: int = 0) -> str:
+    """The path of the newest message of the user's, e.g. `messages[3]`.
+
+    Args:
+        name: of the field that holds what was said.
+        first: the number of its first entry.
+    """
+    asked = (at for at, each in enumerate(said, first) if getattr(each, "role", "") == "user")
+    return f"{name}[{max(asked, default=first)}]"
+
+
+def without_unseen(
+    service: Service, scope: Scope, turns: Sequence[Turn], newest: str
+) -> tuple[Turn, ...]:
+    """The turns with words in the place of images that the served model cannot see.
+
+    The client is told of each by its path. What stays is the service's to refuse.
+
+    Args:
+        newest: see the function of that name.
+    """
+    if "image" in service.modalities:
+        return tuple(turns)
+    return tuple(_readable(scope, turn, newest) for turn in turns)
+
+
+def _readable(scope: Scope, turn: Turn, newest: str) -> Turn:
+    if isinstance(turn["content"], str):
+        return turn
+    parts = []
+    for part in turn["content"]:
+        path = part["source"].param if part["type"] == "image" else ""
+        if path and not (turn["role"] == "user" and path.startswith(f"{newest}.")):
+            note_ignored(scope, [path])
+            part = {"type": "text", "text": LEFT_OUT}
+        parts.append(part)
+    return {**turn, "content": parts}

@@ -1,0 +1,213 @@
+"""Answers bound to a JSON schema, a regular expression or a Lark grammar, through llguidance.
+
+Imports no mlx: a process without it compiles each grammar before the engine does.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from tokenizers import Tokenizer
+
+from quire.constraints.masks import TokenMask, mask_of
+from quire.constraints.sequence import SequenceWatcher
+from quire.core.errors import RequestError
+from quire.core.request import JSON_BLANKS, GrammarSpec
+
+MAX_KEPT = 64
+
+_LIMITS = LLParserLimits(verbose_errors=False)
+
+
+def check_grammar(spec: GrammarSpec, param: str = "response_format") -> None:
+    """Refuses what cannot be compiled, without needing a tokenizer.
+
+    A Lark grammar that names special tokens needs `GrammarCompiler.compile` instead.
+
+    Raises:
+        RequestError: `param` is at fault (code `invalid_schema`); the message says why.
+    """
+    if message := LLMatcher.validate_grammar(_grammar_text(spec, param), limits=_LIMITS):
+        raise _refused(spec, message, param)
+
+
+def compiles_as_pattern(pattern: str) -> bool:
+    """Whether the grammar of a schema can hold a string to this regular expression."""
+    text = LLMatcher.grammar_from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
+    return not LLMatcher.validate_grammar(text, limits=_LIMITS)
+
+
+class GrammarCompiler:
+    """Makes grammar states for one tokenizer. Safe to share between threads.
+
+    Args:
+        tokenizer: a `tokenizer.json`, or one that is loaded already.
+        vocab_size: the logits a row has; may be more than the tokenizer's tokens, whose surplus is
+            never allowed, or less.
+        eos_ids: the tokens that may follow a complete answer, at least one.
+        kept: compiled grammars kept for the next request that brings the same one.
+
+    Raises:
+        ValueError: no `eos_ids`, or a file that is not a tokenizer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Path | Tokenizer,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        kept: int = MAX_KEPT,
+    ) -> None:
+        if not eos_ids:
+            raise ValueError("a grammar needs a token that ends the answer")
+        if isinstance(tokenizer, Path):
+            tokenizer = Tokenizer.from_file(str(tokenizer))
+        else:
+            tokenizer = Tokenizer.from_str(tokenizer.to_str())
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        self._vocab_size = max(vocab_size, tokenizer.get_vocab_size())
+        self._tokenizer = LLTokenizer(
+            tokenizer.to_str(), n_vocab=self._vocab_size, eos_token=sorted(eos_ids)
+        )
+        self._matcher = lru_cache(kept)(self._compile)
+
+    def compile(self, spec: GrammarSpec, param: str = "response_format") -> GrammarState:
+        """The state of an answer that has not begun.
+
+        Raises:
+            RequestError: `param` is at fault (code `invalid_schema`); the message says why.
+            ValueError: `opened_by` without `start_after`, or `lazy` without `opener`.
+        """
+        if spec.opened_by and not spec.start_after:
+            raise ValueError("what opens the free part must come with what ends it")
+        if spec.lazy and spec.opener is None:
+            raise ValueError("a lazy grammar needs the token that begins what it binds")
+        matcher = self._matcher(GrammarSpec(spec.kind, spec.source), param)
+        return GrammarState(matcher, spec, self._vocab_size)
+
+    def _compile(self, spec: GrammarSpec, param: str) -> LLMatcher:
+        text = _grammar_text(spec, param)
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # each state is a copy of this one and finds it done
+        if matcher.is_error():
+            raise _refused(spec, matcher.get_error(), param)
+        return matcher
+
+
+class GrammarState:
+    """Follows one answer. Made by `GrammarCompiler.compile`.
+
+    The answer is free until `start_after` has come, then bound. With `opened_by` it may also be
+    bound from its first token: the model chooses whether to open the free part. A lazy grammar
+    binds from each `opener` to where it is met.
+    """
+
+    def __init__(self, matcher: LLMatcher, spec: GrammarSpec, vocab_size: int) -> None:
+        self._unused = matcher
+        self._matcher = matcher.deep_copy()
+        self._opener = spec.opener
+        self._lazy = spec.lazy
+        self._vocab_size = vocab_size
+        self._words = -(-vocab_size // 32)
+        self._opening = spec.opened_by
+        self._opened = 0  # how many ids of `_opening` have come
+        self._end = SequenceWatcher(spec.start_after)
+        self._free = spec.lazy or (bool(spec.start_after) and not spec.opened_by)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the answer is free but has to become bound: any token may come but its end."""
+        return self._free and not self._lazy
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing but an end token may follow, or one came."""
+        return not self._free and bool(self._matcher.is_stopped())
+
+    def mask(self) -> TokenMask | None:
+        """What may come next; None while the answer is free.
+
+        Raises:
+            RequestError: the grammar outgrew its limits on the way (code `grammar_failed`).
+        """
+        if self._free:
+            return None
+        if self._opened:
+            return mask_of(self._opening[self._opened : self._opened + 1], self._vocab_size)
+        # llguidance gives one word more where the vocabulary fills its last one.
+        words = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)[: self._words]
+        self._raise_if_failed()
+        return words | mask_of(self._opening[:1], self._vocab_size) if self._opening else words
+
+    def accept(self, token_id: int) -> None:
+        """Takes the next token of the answer.
+
+        Raises:
+            RequestError: the mask did not allow it (code `grammar_failed`).
+        """
+        if self._free:
+            self._accept_free(token_id)
+        elif self._opening and token_id == self._opening[self._opened]:
+            self._opened += 1
+            if self._opened == len(self._opening):
+                self._opening, self._opened, self._free = (), 0, True
+        else:
+            self._opening = ()
+            self._matcher.consume_token(token_id)
+            self._raise_if_failed()
+            self._free = self._lazy and bool(self._matcher.is_accepting())
+
+    def _accept_free(self, token_id: int) -> None:
+        if token_id != self._opener:
+            self._free = self._lazy or not self._end.push(token_id)
+            return
+        matcher = self._unused.deep_copy()
+        if matcher.try_consume_tokens([token_id]):
+            self._matcher, self._free = matcher, False
+
+    def _raise_if_failed(self) -> None:
+        if self._matcher.is_error():
+            reason = _first_line(self._matcher.get_error())
+            raise RequestError(
+                f"The answer could not be kept to its grammar: {reason}.",
+                param="response_format",
+                code="grammar_failed",
+            )
+
+
+def _grammar_text(spec: GrammarSpec, param: str) -> str:
+    """The grammar in llguidance's own form."""
+    try:
+        match spec.kind:
+            case "json_schema":
+                # Not lenient: a keyword that llguidance can't enforce is refused, not ignored.
+                text = LLMatcher.grammar_from_json_schema(
+                    spec.source, overrides={"whitespace_pattern": JSON_BLANKS, "lenient": False}
+                )
+            case "regex":
+                text = LLMatcher.grammar_from_regex(spec.source)
+            case "lark":
+                text = LLMatcher.grammar_from_lark(spec.source)
+            case _:
+                raise _refused(spec, "there is no such kind of grammar", param)
+    except ValueError as error:
+        raise _refused(spec, str(error), param) from error
+    return str(text)
+
+
+def _refused(spec: GrammarSpec, reason: str, param: str) -> RequestError:
+    return RequestError(
+        f"{param} cannot be compiled as {spec.kind}: {reason.strip()}",
+        param=param,
+        code="invalid_schema",
+    )
+
+
+def _first_line(text: str) -> str:
+    return text.strip().split("\n", 1)[0].rstrip(".")

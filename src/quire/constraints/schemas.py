@@ -1,0 +1,198 @@
+"""JSON schemas before a grammar is made of them.
+
+What would break the compiler is refused, and what no grammar can hold an answer to is taken out
+and named, so that the client can be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.core.errors import RequestError
+
+MAX_NESTING = 120
+"""Arrays and objects within each other; llguidance reads 128."""
+MAX_CHAIN = 400
+"""Objects within each other, references followed. The compiler recurses, some 4 KB for each."""
+
+FORMATS = frozenset(
+    {"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"}
+)
+"""Formats that the grammar enforces; all others are annotations."""
+
+_STANDARD_FORMATS = frozenset(
+    {"idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference", "uri-template"}
+) | {"json-pointer", "relative-json-pointer", "regex"}
+"""Formats of JSON Schema, draft 2020-12, that a client may expect to be enforced."""
+
+_UNENFORCED = frozenset(
+    {"propertyNames", "uniqueItems", "contains", "minContains", "maxContains", "not", "if"}
+    | {"then", "else", "dependentRequired", "dependentSchemas", "dependencies"}
+    | {"unevaluatedProperties", "unevaluatedItems", "$dynamicRef", "$recursiveRef"}
+)
+_NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+"""Keywords whose value maps names to schemas."""
+_LISTED = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
+"""Keywords whose value is a list of schemas."""
+_SINGLE = frozenset({"items", "additionalItems", "additionalProperties"})
+_BROKEN = -(2.0**63)
+"""llguidance 1.9 recurses without end on integers of 64 bits in `enum` and `const` that this float
+stands for: see docs/upstream-llguidance.md."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A schema that can be compiled.
+
+    Attributes:
+        unenforced: what was taken out of it, as `path: keyword`, each once.
+    """
+
+    schema: dict[str, Any]
+    unenforced: tuple[str, ...] = ()
+
+
+def prepare(schema: Any, param: str, compiles: Callable[[str], bool]) -> Prepared:
+    """The part of a schema that a grammar can enforce.
+
+    Args:
+        compiles: whether a regular expression can be a grammar.
+
+    Raises:
+        RequestError: `param` is no schema, or one that is nested too deeply or holds a number that
+            cannot be compiled (code `invalid_schema`).
+    """
+    if not isinstance(schema, dict):
+        raise _refused(param, "a schema is a JSON object")
+    _check_values(schema, param)
+    _check_chain(schema, param)
+    relaxing = _Relaxing(compiles)
+    relaxed = relaxing.schema(schema, "")
+    return Prepared(relaxed, tuple(dict.fromkeys(relaxing.unenforced)))
+
+
+def _refused(param: str, reason: str) -> RequestError:
+    return RequestError(
+        f"'{param}' cannot be compiled: {reason}.", param=param, code="invalid_schema"
+    )
+
+
+def _children(node: Any) -> Iterator[Any]:
+    if isinstance(node, Mapping):
+        yield from node.values()
+    elif isinstance(node, list):
+        yield from node
+
+
+def _check_values(schema: Any, param: str) -> None:
+    waiting = [(schema, 1)]
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > MAX_NESTING:
+            raise _refused(param, f"it is nested more than {MAX_NESTING} levels deep")
+        if isinstance(node, int) and node >= _BROKEN and float(node) == _BROKEN:
+            raise _refused(param, f"the integer {node} is too small")
+        waiting += [(child, depth + 1) for child in _children(node)]
+
+
+def _check_chain(schema: Any, param: str) -> None:
+    """Follows references as the compiler does: each when it is met first, and then no more."""
+    waiting, seen = [(schema, 1)], set()
+    while waiting:
+        node, depth = waiting.pop()
+        if depth > MAX_CHAIN:
+            raise _refused(param, f"its references make a chain of more than {MAX_CHAIN} objects")
+        reference = node.get("$ref") if isinstance(node, Mapping) else None
+        inner = (
+            [node[key] for key in node if key not in ("$defs", "definitions")]
+            if isinstance(node, Mapping)
+            else list(_children(node))
+        )
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            inner.append(target(reference, schema))
+        waiting += [(child, depth + isinstance(child, Mapping)) for child in reversed(inner)]
+
+
+def target(reference: str, root: Any) -> Any:
+    """What `#/...` points at in `root`; None for what points nowhere, or outside."""
+    if not reference.startswith("#"):
+        return None
+    found = root
+    for part in reference[1:].split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list):
+            found = found[int(part)] if part.isdecimal() and int(part) < len(found) else None
+        else:
+            found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+@dataclass(slots=True)
+class _Relaxing:
+    compiles: Callable[[str], bool]
+    unenforced: list[str] = field(default_factory=list)
+    known: dict[str, bool] = field(default_factory=dict)
+
+    def schema(self, schema: Any, path: str) -> Any:
+        if not isinstance(schema, dict):
+            return schema
+        kept: dict[str, Any] = {}
+        for key, value in schema.items():
+            if self._drops(key, value):
+                if self._worth_a_word(key, value):
+                    self.unenforced.append(f"{path or '#'}: {key}")
+            else:
+                kept[key] = self._value(key, value, path)
+        return kept
+
+    def _value(self, key: str, value: Any, path: str) -> Any:
+        if key in _NAMED and isinstance(value, dict):
+            return {
+                name: self.schema(inner, _join(path, key, name))
+                for name, inner in value.items()
+                if key != "patternProperties" or self._fits(name, path)
+            }
+        if key in _LISTED and isinstance(value, list):
+            return [self.schema(inner, f"{path}[{i}]") for i, inner in enumerate(value)]
+        if key in _SINGLE:
+            return self.schema(value, f"{path}[]" if key == "items" else f"{path}.*")
+        return value
+
+    def _fits(self, pattern: str, path: str) -> bool:
+        if self._compiles(pattern):
+            return True
+        self.unenforced.append(f"{path or '#'}: patternProperties")
+        return False
+
+    def _drops(self, key: str, value: Any) -> bool:
+        if key == "format":
+            return value not in FORMATS if isinstance(value, str) else False
+        if key == "pattern" and isinstance(value, str):
+            return not self._compiles(value)
+        return key in _UNENFORCED
+
+    @staticmethod
+    def _worth_a_word(key: str, value: Any) -> bool:
+        match key:
+            case "format":
+                return value in _STANDARD_FORMATS
+            case "uniqueItems":
+                return value is not False
+            case "minContains" | "maxContains" | "then" | "else":
+                return False  # said of the keyword that they belong to
+            case _:
+                return True
+
+    def _compiles(self, pattern: str) -> bool:
+        if pattern not in self.known:
+            self.known[pattern] = self.compiles(pattern)
+        return self.known[pattern]
+
+
+def _join(path: str, key: str, name: str) -> str:
+    if key in ("$defs", "definitions"):
+        return f"{key}.{name}"
+    return f"{path}.{name}" if path else name

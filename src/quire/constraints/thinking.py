@@ -1,0 +1,65 @@
+"""Ends thoughts that outgrow their budget. Pure Python."""
+
+from __future__ import annotations
+
+from quire.constraints.sequence import SequenceWatcher
+from quire.core.request import ThinkingBudget
+
+
+class ThinkingState:
+    """Follows one answer and forces its thought to end when the budget is spent.
+
+    A thought is open from `start_ids` (from the first token when they are empty) until `end_ids`
+    appear as a whole, written by the model or forced. The budget is for all thoughts of an answer
+    together. Neither `start_ids` nor forced tokens count.
+
+    Raises:
+        ValueError: the budget names no `end_ids`, so that no thought could ever be ended.
+    """
+
+    def __init__(self, budget: ThinkingBudget) -> None:
+        if not budget.end_ids:
+            raise ValueError("a thinking budget needs the tokens that end a thought")
+        self._budget = budget
+        self._start = SequenceWatcher(budget.start_ids)
+        self._end = SequenceWatcher(budget.end_ids)
+        self._thinking = not budget.start_ids
+        self._left = budget.max_tokens
+        self._forced: list[int] = []
+        self._force_if_spent()
+
+    @property
+    def thinking(self) -> bool:
+        """Whether a thought is open."""
+        return self._thinking
+
+    def forced(self) -> int | None:
+        """The token that must come next, or None while the model is free."""
+        return self._forced[0] if self._forced else None
+
+    def accept(self, token: int) -> None:
+        """Takes the next token of the answer; the forced one, where there is one.
+
+        Raises:
+            ValueError: another token came than the forced one.
+        """
+        forced = self.forced()
+        if forced is not None and token != forced:
+            raise ValueError(f"token {token} came where {forced} was forced")
+        started, ended = self._start.push(token), self._end.push(token)
+        if forced is not None:
+            self._forced.pop(0)
+            self._thinking = bool(self._forced)
+        elif not self._thinking:
+            self._thinking = started
+            self._force_if_spent()
+        elif ended:
+            self._thinking = False
+        else:
+            self._left -= 1
+            self._force_if_spent()
+
+    def _force_if_spent(self) -> None:
+        """Forces what is missing of `end_ids`; the model may have begun them itself."""
+        if self._thinking and self._left <= 0:
+            self._forced = list(self._budget.end_ids[self._end.matched() :])

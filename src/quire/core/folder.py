@@ -1,0 +1,41 @@
+"""Reads the text files of a model folder, with errors that name the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import ModelError
+
+
+def read_text(path: Path) -> str | None:
+    """The file's text, or None where there is no such file.
+
+    Raises:
+        ModelError: the file is there but cannot be read as UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"cannot read {path}: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is no such file.
+
+    Raises:
+        ModelError: the file holds something else.
+    """
+    text = read_text(path)
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} holds a JSON {type(value).__name__}, not an object")
+    return value

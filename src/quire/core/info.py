@@ -1,0 +1,55 @@
+"""What the engine says of itself: what it serves, and how it fares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is served.
+
+    Attributes:
+        path: the folder that holds tokenizer and template.
+        context_length: tokens that prompt and answer may have together.
+        kv_formats: names of the formats that a request may choose.
+        kv_table: lines of the start-up table: layers, format, bytes a token.
+    """
+
+    path: str
+    model_type: str
+    vocab_size: int
+    context_length: int
+    dtype: str
+    device: str
+    kv_memory: int
+    kv_formats: tuple[str, ...] = ("plain",)
+    kv_table: tuple[str, ...] = ()
+    modalities: tuple[str, ...] = ("text",)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since start, and gauges of now. Bytes are bytes.
+
+    Attributes:
+        kv_used: (group and format, bytes of pages that live sequences hold).
+        kv_kept: (group and format, bytes of pages kept for reuse).
+        reuse_misses: (reason, requests).
+        disk: (what, number) of the disk tier, empty without one: bytes of its file; pages written,
+            dropped (no room, no time), hits and misses of those it was asked for.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
+    kv_budget: int = 0
+    kv_used: tuple[tuple[str, int], ...] = ()
+    kv_kept: tuple[tuple[str, int], ...] = ()
+    reuse_misses: tuple[tuple[str, int], ...] = ()
+    disk: tuple[tuple[str, int], ...] = ()
+    finished: tuple[tuple[str, int], ...] = field(default=())

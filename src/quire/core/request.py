@@ -1,0 +1,267 @@
+"""What a request is to the engine, and what the engine says back.
+
+Everything here is frozen and picklable: it crosses the queue between the HTTP side and the
+process that owns MLX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, Literal, Self
+
+from quire.core.errors import RequestError
+from quire.core.kv_format import KVFormat
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one row draws its tokens. Defaults are OpenAI's; `temperature == 0` is greedy.
+
+    Attributes:
+        top_k: keep the k likeliest tokens; 0 keeps all.
+        min_p: drop tokens less likely than `min_p` times the likeliest.
+        presence_penalty, frequency_penalty: subtracted from logits of generated tokens, once and
+            per occurrence (OpenAI).
+        repetition_penalty: divides positive and multiplies negative logits of every token of the
+            prompt and the answer (CTRL, arXiv:1909.05858). 1 is off.
+        logit_bias: (token id, bias) pairs added to the logits.
+        seed: with the position, the row's only source of randomness.
+        logprobs: None for none, else how many alternatives to report beside the chosen token.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    logprobs: int | None = None
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a row's logits depend on the tokens before it."""
+        return (
+            self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or self.repetition_penalty != 1
+        )
+
+
+JSON_BLANKS = r"\x20"
+"""What may stand between the parts of JSON in a bound answer: at most one blank. No tokens go into
+layout, and a model that has lost its way cannot write blanks until its tokens run out."""
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """A constraint on the answer, compiled with llguidance.
+
+    Attributes:
+        kind: "json_schema", "regex" or "lark".
+        source: the schema as JSON text, or the grammar's text.
+        start_after: token ids after the last of which the constraint binds (the end of a thought);
+            empty binds from the first token.
+        opened_by: token ids with which the model may open that thought first; if it begins
+            otherwise, the constraint binds at once. Empty: the thought is open already, or there
+            is none.
+        opener: the token that begins a tool call. Where the answer is free it binds at once, so
+            that no call escapes within a thought. None: there is no such token.
+        lazy: the answer is free but for stretches that begin with `opener`, each of which has to
+            meet the constraint as a whole.
+    """
+
+    kind: str
+    source: str
+    start_after: tuple[int, ...] = ()
+    opened_by: tuple[int, ...] = ()
+    opener: int | None = None
+    lazy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """Ends a thought by force, so that tokens are left for the answer.
+
+    Attributes:
+        max_tokens: thought tokens allowed.
+        start_ids: the tokens that open a thought (empty: the prompt leaves it open).
+        end_ids: the tokens forced when the budget is spent.
+    """
+
+    max_tokens: int
+    start_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Image:
+    """A picture cut into patches, as a vision encoder takes it.
+
+    Attributes:
+        pixels: uint8 `[rows * columns, size * size * 3]`: patch after patch, row by row; within a
+            patch row by row too, red, green and blue of each pixel together.
+        rows, columns: of patches.
+        tokens: soft tokens that the encoder makes of it, its place in a prompt.
+        digest: of pixels, rows and columns: equal ones stand for equal soft tokens.
+    """
+
+    pixels: bytes
+    rows: int
+    columns: int
+    tokens: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """An image, and the position in the prompt of its first soft token."""
+
+    start: int
+    image: Image
+
+    @property
+    def end(self) -> int:
+        """The position behind its last soft token."""
+        return self.start + self.image.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Task: tokens, each drawn from what the model says of those before it."""
+
+    samples: ClassVar[bool] = True
+    needs_every_row: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """Task: one vector, made of the final hidden states of the prompt.
+
+    Attributes:
+        pooling: "last" takes the last token's, "mean" the mean over all tokens.
+        normalized: whether the vector is scaled to length one.
+    """
+
+    pooling: Literal["last", "mean"] = "last"
+    normalized: bool = True
+
+    samples: ClassVar[bool] = False
+
+    @property
+    def needs_every_row(self) -> bool:
+        """Whether the hidden states of all tokens enter the result."""
+        return self.pooling == "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Task: natural-log probabilities of given tokens as the next one after the prompt.
+
+    A reranker is asked so whether a document answers a question: "yes" or "no" (Qwen3-Reranker).
+
+    Attributes:
+        labels: token ids, at least one.
+    """
+
+    labels: tuple[int, ...]
+
+    samples: ClassVar[bool] = False
+    needs_every_row: ClassVar[bool] = False
+
+
+Task = Generate | Embed | Score
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One sequence, as the engine sees it.
+
+    Attributes:
+        prompt: token ids, at least one. Soft tokens of images have the id of the model's mark.
+        images: in order; their places do not overlap.
+        max_tokens: the most tokens to generate, at least one.
+        stop_token_ids: tokens that end the answer; the one that does is reported, but is no text.
+        kv_format: how this sequence's cache is stored; None is the server's default.
+        cache_salt: joins the identity of the cached pages; different salts never share.
+        snapshots: prompt positions at which recurrent state is worth keeping (message ends).
+        deadline_s: seconds after arrival at which the request ends with an error; None is never.
+        task: what the request gets: tokens, or a vector.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int = 16
+    stop_token_ids: frozenset[int] = frozenset()
+    kv_format: KVFormat | None = None
+    grammar: GrammarSpec | None = None
+    thinking: ThinkingBudget | None = None
+    cache_salt: str = ""
+    snapshots: tuple[int, ...] = ()
+    deadline_s: float | None = None
+    images: tuple[PlacedImage, ...] = ()
+    task: Task = field(default_factory=Generate)
+
+
+class FinishReason(StrEnum):
+    """Why a sequence ended. Exactly one ends each accepted request."""
+
+    STOP = "stop"  # an end token, or a stop string seen by the text side
+    LENGTH = "length"  # max_tokens or the context is used up
+    LOOP = "loop"  # --stop-on-loop saw an exact cycle
+    ABORT = "abort"  # the client went away
+    ERROR = "error"  # `Output.error` says what happened
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Natural-log probabilities at one generated position, before temperature and filters."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that crossed the queue: the fields of a `RequestError`, or status 500."""
+
+    message: str
+    status: int = 500
+    type: str = "server_error"
+    param: str | None = None
+    code: str | None = None
+    overflow: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, error: RequestError) -> Self:
+        """The fields of an error."""
+        return cls(error.message, error.status, error.type, error.param, error.code, error.overflow)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one step gave one request. The last one of a request carries `finish`.
+
+    Attributes:
+        token_ids: new tokens, in order; the stop token is included when one ended the answer.
+        logprobs: one entry a token when the request asked for them.
+        prompt_tokens, cached_tokens: set on every output; how many prompt tokens there were and how
+            many of them were read from the prefix cache.
+        reuse: why no more was reused, e.g. "new", "first difference at token 812", "evicted".
+        vector: the result of a task that is not to generate; the output has `finish` then.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish: FinishReason | None = None
+    error: Failure | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    reuse: str = ""
+    vector: tuple[float, ...] | None = None

@@ -1,0 +1,1 @@
+"""The HTTP side without HTTP: prompts, constraints, submission, streams of events."""

@@ -1,0 +1,131 @@
+"""From settings to a service that answers: the engine's process, and what the HTTP side needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.core.config import ServerConfig
+from quire.core.errors import ModelError
+from quire.core.request import SamplingParams
+from quire.media.fetch import FetchPolicy
+from quire.media.processors import ImageProcessor, open_processor
+from quire.serving.interface import EngineClient
+from quire.serving.media import ImageLimits, Pictures
+from quire.serving.sampling_defaults import overridden, recommended
+from quire.serving.sandbox import BinderOpening, GrammarSandbox
+from quire.serving.service import Service
+from quire.text.controls import Controls, control_tokens
+from quire.text.detokenizer import Detokenizer
+from quire.text.dialects import NONE, choose
+from quire.text.dialects.base import Dialect, Tool, Vocabulary, vocabulary_of
+from quire.text.output import OutputStream
+from quire.text.stops import StopMatcher, StopStrings
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+
+
+class Sources:
+    """Makes the output stream of each request; implements `service.EventSources`."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+
+    def __call__(
+        self,
+        dialect: Dialect,
+        prompt_ids: Sequence[int],
+        tools: Sequence[Tool],
+        stops: StopStrings,
+        *,
+        goes_on: bool,
+    ) -> OutputStream:
+        return OutputStream(
+            Detokenizer(self._tokenizer, after=prompt_ids if goes_on else ()),
+            dialect.parser(prompt_ids, tools, self._vocabulary),
+            StopMatcher(stops),
+        )
+
+
+def _controls(
+    tokenizer: Tokenizer,
+    template: ChatTemplate,
+    dialect: Dialect,
+    image_mark: str | None,
+    *,
+    allow: bool,
+) -> Controls:
+    """What keeps clients' text from becoming control tokens.
+
+    Args:
+        image_mark: the token that stands for an image; never text, even if others are allowed.
+    """
+    texts = frozenset() if allow else control_tokens(tokenizer, template.source)
+    if image_mark is not None:
+        texts |= {image_mark}
+    # A thought that stands in a message of its own ends with the mark that ends any message.
+    thought = dialect.thought if dialect.frame is None else None
+    return Controls(tokenizer, texts, thought)
+
+
+def _image_mark(folder: Path, tokenizer: Tokenizer, processor: ImageProcessor | None) -> str | None:
+    """The token by which the model's template marks an image."""
+    if processor is None:
+        return None
+    mark = tokenizer.token_text(processor.mark)
+    if mark is None:
+        raise ModelError(
+            f"{folder}: the tokenizer has no token {processor.mark}, which marks images"
+        )
+    return mark
+
+
+def _pictures(processor: ImageProcessor | None, config: ServerConfig) -> Pictures:
+    """What reads images, if both the model and its processor are known."""
+    policy = FetchPolicy(
+        config.allow_media_hosts,
+        tuple(Path(each) for each in config.media_folders),
+        config.max_image_bytes,
+        config.media_timeout_s,
+    )
+    limits = ImageLimits(config.max_images, config.max_image_pixels)
+    return Pictures(processor, policy, limits)
+
+
+def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
+    """The service for a model that an engine has opened.
+
+    Args:
+        name: what clients call the model.
+
+    Raises:
+        ModelError: the folder lacks a tokenizer, a file of it cannot be understood, or
+            `config.dialect` names none.
+    """
+    folder = Path(client.info.path)
+    tokenizer = Tokenizer.open(folder)
+    template = ChatTemplate.open(folder, tokenizer.special_tokens)
+    dialect = choose(template.source, client.info.model_type, config.dialect)
+    vocabulary = vocabulary_of(tokenizer)
+    own = recommended(folder) if config.sampling_defaults == "model" else SamplingParams()
+    processor = open_processor(folder) if "image" in client.info.modalities else None
+    mark = _image_mark(folder, tokenizer, processor)
+    allow = config.allow_special_tokens
+    return Service(
+        client,
+        tokenizer,
+        template,
+        vocabulary,
+        dialect,
+        NONE,
+        Sources(tokenizer, vocabulary),
+        _pictures(processor, config),
+        _controls(tokenizer, template, dialect, mark, allow=allow),
+        GrammarSandbox(BinderOpening(folder, dialect.name, client.info.vocab_size)),
+        name=name,
+        default_max_tokens=config.default_max_tokens,
+        deadline_s=config.request_deadline_s,
+        drop_volatile=config.drop_volatile_headers,
+        sampling=overridden(own, config.sampling_overrides),
+    )

@@ -1,0 +1,349 @@
+"""The engine in a process of its own, as the HTTP side's event loop sees it.
+
+Python's interpreter lock would make building graphs and rendering streams take turns in one
+process. Apart, they run at the same time; and when the engine dies, the server is there to say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import psutil
+
+from quire.core.config import EngineConfig
+from quire.core.errors import EngineFailure, ModelError
+from quire.core.info import EngineStats, ModelInfo
+from quire.core.messages import (
+    Abort,
+    AskStats,
+    Broken,
+    Frames,
+    Open,
+    Ready,
+    Refused,
+    Stats,
+    Step,
+    Submit,
+    ToEngine,
+    encode,
+)
+from quire.core.request import Failure, FinishReason, Output, Request
+
+log = logging.getLogger("quire.process")
+
+WORKER = "quire.engine.worker"
+"""The module that runs as the engine's process."""
+
+_GRACE_S = 5.0
+_SIGNS = 4
+"""How often the engine is asked for a sign of life until it counts as stopped."""
+_SIGN_OF_LIFE = 0  # the number of a question whose answer nobody waits for
+_DEATH_S = 0.2
+_MERGED = 256
+"""Tokens that one waiting output takes in; joining them costs time by their square."""
+
+
+class ProcessTicket:
+    """A request in flight; implements `interface.Ticket`."""
+
+    def __init__(self, engine: ProcessEngine, request_id: str) -> None:
+        self._engine = engine
+        self._id = request_id
+        self._ready: deque[Output] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._last: Output | None = None
+        self._ended = False
+
+    def put(self, output: Output) -> None:
+        """Called by the engine's reader."""
+        self._last = output
+        self._ready.append(output)
+        self._ended = output.finish is not None
+        self._notify()
+
+    def put_tokens(self, tokens: tuple[int, ...]) -> None:
+        """Called by the engine's reader for an output that is just more tokens."""
+        assert self._last is not None, "the first output of a request comes whole"
+        waiting = self._ready[-1] if self._ready else None
+        if waiting is not None and not waiting.logprobs and len(waiting.token_ids) < _MERGED:
+            self._ready[-1] = replace(waiting, token_ids=waiting.token_ids + tokens)
+        else:
+            last = self._last
+            self._ready.append(
+                Output(
+                    self._id,
+                    tokens,
+                    prompt_tokens=last.prompt_tokens,
+                    cached_tokens=last.cached_tokens,
+                    reuse=last.reuse,
+                )
+            )
+        self._notify()
+
+    def take(self) -> list[Output]:
+        """See `interface.Ticket.take`."""
+        outputs = list(self._ready)
+        self._ready.clear()
+        return outputs
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        while True:
+            while not self._ready:
+                if self._ended:
+                    return
+                self._wake = asyncio.get_running_loop().create_future()
+                await self._wake
+            output = self._ready.popleft()
+            yield output
+            if output.finish is not None:
+                return
+
+    def abort(self) -> None:
+        """See `interface.Ticket.abort`."""
+        if not self._ended:
+            self._engine.abort(self._id)
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+
+class ProcessEngine:
+    """Owns the engine's process; implements `interface.EngineClient`. Made by `start`."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], pipe: socket.socket, patience_s: float
+    ) -> None:
+        self._process = process
+        self._pipe = pipe
+        self._frames = Frames(pipe)
+        self._loop = asyncio.get_running_loop()
+        self._outgoing = bytearray()
+        self._tickets: dict[str, ProcessTicket] = {}
+        self._stats: dict[int, asyncio.Future[EngineStats]] = {}
+        self._asked = 0
+        self._opened: asyncio.Future[ModelInfo] = self._loop.create_future()
+        self._failure: str | None = None
+        self._silence: str | None = None
+        self._heard = False
+        self._watch = asyncio.create_task(self._watch_silence(patience_s))
+        self._closing = False
+        self.broken = asyncio.Event()
+        """Set when the engine cannot go on."""
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        log_level: str = "info",
+        worker: str = WORKER,
+        patience_s: float = 30.0,
+    ) -> ProcessEngine:
+        """Starts the process and waits until the model is open.
+
+        Args:
+            worker: the module that the process runs; one that registers families of its own ends in
+                `quire.engine.worker.main`.
+            patience_s: silence without work after which what is in flight fails.
+
+        Raises:
+            ModelError: it cannot be opened.
+        """
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", worker, str(theirs.fileno())]
+        # In a group of its own, which a terminal's Ctrl-C does not reach: this process decides.
+        process = subprocess.Popen(
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
+        )
+        theirs.close()
+        ours.setblocking(False)
+        engine = cls(process, ours, patience_s)
+        engine._loop.add_reader(ours, engine._read)
+        engine._send(Open(config, log_level))
+        try:
+            await asyncio.shield(engine._opened)
+        except BaseException:
+            await engine.close()
+            raise
+        return engine
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is served."""
+        return self._opened.result()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine cannot go on, or does not answer at present; None while it does."""
+        return self._failure or self._silence
+
+    def submit(self, requests: Sequence[Request]) -> list[ProcessTicket]:
+        """Queues requests.
+
+        Raises:
+            EngineFailure: the engine is gone.
+        """
+        if self.failure is not None:
+            raise EngineFailure(self.failure)
+        tickets = [ProcessTicket(self, request.id) for request in requests]
+        self._tickets.update(zip((request.id for request in requests), tickets, strict=True))
+        self._send(Submit(tuple(requests)))
+        return tickets
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request by the next step."""
+        if request_id in self._tickets:
+            self._send(Abort(request_id))
+
+    async def stats(self) -> EngineStats:
+        """Counters and gauges, asked of the engine between two steps.
+
+        Raises:
+            EngineFailure: the engine is gone.
+        """
+        if self.failure is not None:
+            raise EngineFailure(self.failure)
+        self._asked += 1
+        answer = self._stats[self._asked] = self._loop.create_future()
+        self._send(AskStats(self._asked))
+        stats: EngineStats = await answer
+        return stats
+
+    async def close(self) -> None:
+        """Ends the process; what is in flight fails. May be called again.
+
+        One that still opens its model has nothing to lose and is not waited for.
+        """
+        if not self._closing:
+            self._closing = True
+            self._watch.cancel()
+            self._loop.remove_reader(self._pipe)
+            self._loop.remove_writer(self._pipe)
+            self._pipe.close()
+            self._break("the server is shutting down")
+        if self._opened.exception() is not None:
+            self._process.kill()
+        try:
+            await asyncio.to_thread(self._process.wait, _GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+    # -- the pipe ------------------------------------------------------------------------------
+
+    def _send(self, message: ToEngine) -> None:
+        waiting = bool(self._outgoing)
+        self._outgoing += encode(message)
+        if not waiting:
+            self._write()
+
+    def _write(self) -> None:
+        try:
+            sent = self._pipe.send(self._outgoing)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            return  # the reader sees the end of the pipe and says why
+        del self._outgoing[:sent]
+        if self._outgoing:
+            self._loop.add_writer(self._pipe, self._write)
+        else:
+            self._loop.remove_writer(self._pipe)
+
+    def _read(self) -> None:
+        messages = self._frames.read()
+        if messages is None:
+            self._loop.remove_reader(self._pipe)
+            self._break(f"the engine's process ended ({self._exit()})")
+            return
+        if messages:
+            self._heard, self._silence = True, None
+        for message in messages:
+            if isinstance(message, Step):
+                self._deliver(message)
+            elif isinstance(message, Stats):
+                if (answer := self._stats.pop(message.number, None)) is not None:
+                    answer.set_result(message.stats)
+            elif isinstance(message, Ready):
+                self._opened.set_result(message.info)
+            elif isinstance(message, Refused):
+                self._failure = message.message  # so that its end is no news
+                self._opened.set_exception(ModelError(message.message))
+            elif isinstance(message, Broken):
+                self._break(message.message)
+
+    def _exit(self) -> str:
+        """How the process ended, which the system tells a moment after its pipe has closed."""
+        try:
+            code = self._process.wait(_DEATH_S)
+        except subprocess.TimeoutExpired:
+            return "it still runs, but has closed its pipe"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+    def _deliver(self, step: Step) -> None:
+        for name, tokens in step.tokens:
+            if name in self._tickets:
+                self._tickets[name].put_tokens(tokens)
+        for output in step.outputs:
+            ticket = self._tickets.get(output.request_id)
+            if ticket is None:
+                continue
+            if output.finish is not None:
+                del self._tickets[output.request_id]
+            ticket.put(output)
+
+    def _break(self, reason: str) -> None:
+        """Every request in flight ends with an error; nothing new is taken."""
+        if self._failure is not None:
+            return
+        self._failure = reason
+        if not self._closing:
+            log.error("%s", reason)
+            self.broken.set()
+        self._fail_all(reason)
+        if not self._opened.done():
+            self._opened.set_exception(ModelError(reason))
+
+    def _fail_all(self, reason: str) -> None:
+        failure = Failure(reason, 503, "server_error", code="engine_failure")
+        for name, ticket in self._tickets.items():
+            ticket.put(Output(name, finish=FinishReason.ERROR, error=failure))
+        self._tickets.clear()
+        for answer in self._stats.values():
+            answer.set_exception(EngineFailure(reason))
+        self._stats.clear()
+
+    async def _watch_silence(self, patience_s: float) -> None:
+        """Asks the engine for a sign of life again and again.
+
+        A step may take long, and nothing is read meanwhile; but then the process uses the
+        processor. One that neither answers nor works has been stopped, or hangs.
+        """
+        await asyncio.wait([self._opened])
+        if self._opened.exception() is not None:
+            return
+        process, worked = psutil.Process(self._process.pid), 0.0
+        quiet = 0
+        while self._failure is None:
+            self._heard = False
+            self._send(AskStats(_SIGN_OF_LIFE))
+            await asyncio.sleep(patience_s / _SIGNS)
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                used = times.user + times.system
+                quiet = 0 if self._heard or used > worked else quiet + 1
+                worked = used
+            if quiet >= _SIGNS and self._silence is None:
+                self._silence = f"the engine has not answered for {patience_s:g} s"
+                log.error("%s", self._silence)
+                for name in self._tickets:
+                    self._send(Abort(name))
+                self._fail_all(self._silence)

@@ -1,0 +1,168 @@
+"""The process that forks a child for each job, and what runs in the child; see `jobs`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import pickle
+import resource
+import select
+import signal
+import socket
+import sys
+from typing import Any, NoReturn
+
+from quire.core.errors import QuireError
+from quire.serving.jobs import (
+    KILL,
+    LENGTH,
+    ORDER,
+    START,
+    Ask,
+    Done,
+    Failed,
+    JobLimits,
+    Opening,
+    framed,
+    too_costly,
+)
+
+log = logging.getLogger("quire.jobs")
+
+_DATA = b"VmData:"
+
+_pipe: socket.socket | None = None
+"""In a child: to the server."""
+
+
+def main() -> None:
+    """Starts jobs until the other end closes. Argument 1: the file descriptor of the pipe."""
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the server decides, by closing the pipe
+        signal.signal(ignored, signal.SIG_IGN)
+    control = socket.socket(fileno=int(sys.argv[1]))
+    opening = _read(control)
+    assert isinstance(opening, Opening)
+    logging.basicConfig(
+        level=opening.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    opened = opening.opener()
+    gc.collect()
+    gc.freeze()  # children share these pages as long as nobody writes to them
+    control.sendall(framed(True))
+    _Nursery(control, opened, opening.limits).run()
+
+
+def ask(question: str, *arguments: object) -> Any:
+    """From within a job: what the server answers, see `Jobs.run`."""
+    assert _pipe is not None, "called within a job"
+    _pipe.sendall(framed(Ask(question, arguments)))
+    return _read(_pipe)
+
+
+class _Nursery:
+    def __init__(self, control: socket.socket, opened: object, limits: JobLimits) -> None:
+        self._control = control
+        self._opened = opened
+        self._limits = limits
+        self._children: dict[int, int] = {}
+        """Job numbers and process ids. A pid is not used again before it is reaped, here."""
+
+    def run(self) -> None:
+        """Forks, kills and reaps until the pipe closes."""
+        ended, wake = socket.socketpair()
+        for end in (ended, wake):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(ended, select.POLLIN)
+        while True:
+            ready = {handle for handle, _ in poll.poll()}
+            if ended.fileno() in ready:
+                ended.recv(4096)
+                self._reap()
+            if self._control.fileno() in ready and not self._obey():
+                break
+        for pid in self._children.values():
+            os.kill(pid, signal.SIGKILL)
+
+    def _obey(self) -> bool:
+        """Takes one order; False when the pipe has closed."""
+        order, files, _, _ = socket.recv_fds(self._control, ORDER.size, 1)
+        if not order:
+            return False
+        what, number = ORDER.unpack(order)
+        if what == START:
+            with socket.socket(fileno=files[0]) as pipe:
+                pid = os.fork()
+                if pid == 0:
+                    self._control.close()
+                    _run(pipe, self._opened, self._limits)
+                self._children[number] = pid
+        elif what == KILL and number in self._children:
+            os.kill(self._children[number], signal.SIGKILL)
+        return True
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (pid := os.waitpid(-1, os.WNOHANG)[0]) != 0:
+                self._children = {n: p for n, p in self._children.items() if p != pid}
+
+
+def _run(pipe: socket.socket, opened: object, limits: JobLimits) -> NoReturn:
+    """The whole life of a child."""
+    global _pipe
+    _pipe = pipe
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        _bound(limits)
+        pipe.sendall(framed(_outcome(pipe, opened, limits)))
+    except (OSError, EOFError):
+        pass  # nobody waits any more
+    finally:
+        os._exit(0)
+
+
+def _outcome(pipe: socket.socket, opened: object, limits: JobLimits) -> Done | Failed:
+    try:
+        function, arguments = _read(pipe)
+        return Done(asyncio.run(function(opened, *arguments)))
+    except QuireError as error:
+        return Failed(error)
+    except MemoryError:
+        return Failed(too_costly(limits))
+    except (ConnectionError, EOFError):
+        raise
+    except Exception as error:
+        log.exception("a job failed")
+        return Failed(RuntimeError(type(error).__name__))
+
+
+def _bound(limits: JobLimits) -> None:
+    """From here on the kernel ends the process if it takes more."""
+    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError, ValueError):  # only Linux says what is there, and minds
+        with open("/proc/self/status", "rb") as status:  # noqa: PTH123
+            (line,) = [line for line in status if line.startswith(_DATA)]
+        most = (int(line.split()[1]) << 10) + limits.memory
+        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+def _read(pipe: socket.socket) -> Any:
+    """The next frame.
+
+    Raises:
+        EOFError: the other end is gone.
+    """
+    with pipe.makefile("rb", buffering=1 << 18) as file:
+        head = file.read(LENGTH.size)
+        if len(head) < LENGTH.size:
+            raise EOFError
+        (length,) = LENGTH.unpack(head)
+        return pickle.loads(file.read(length))

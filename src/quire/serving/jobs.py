@@ -1,0 +1,271 @@
+"""Work that may take long, much memory, or crash: each piece in a process of its own.
+
+A first process opens what all jobs need, once, and forks a child for each job (`job_process`). So a
+job begins in milliseconds, leaves nothing behind, and can be killed at any moment: when its client
+leaves, when it takes too long, or too much memory. A fault of native code costs one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from quire.core.errors import EngineFailure, RequestError
+
+log = logging.getLogger("quire.jobs")
+
+Result = TypeVar("Result")
+
+LENGTH = struct.Struct("<Q")
+ORDER = struct.Struct("<cQ")
+"""To the first process: what to do, and the number of the job."""
+START, KILL = b"s", b"k"
+TOO_COSTLY = "request_too_costly"
+"""The code of what is refused because its job took too much, or crashed."""
+
+_READ = 1 << 18
+_OPENING_S = 120.0
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+"""Threads do not survive a fork; nor is one request to have all cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """What jobs may take.
+
+    Attributes:
+        at_once: others wait.
+        cpu_s: processor seconds of one.
+        wall_s: seconds of one, from its start.
+        memory: bytes of one, beside what all share. Kept on Linux.
+    """
+
+    at_once: int = max(2, min(8, (os.cpu_count() or 2) // 2))
+    cpu_s: int = 60
+    wall_s: float = 300.0
+    memory: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What the first process begins with: makes the first argument of every job."""
+
+    opener: Callable[[], object]
+    limits: JobLimits
+    log_level: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """From a job: it wants to know something that only the server knows."""
+
+    question: str
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    error: Exception
+
+
+def framed(value: object) -> bytes:
+    """A pickle behind its length."""
+    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return LENGTH.pack(len(body)) + body
+
+
+def too_costly(limits: JobLimits) -> RequestError:
+    """The refusal of a request whose job took too much, or crashed."""
+    return RequestError(
+        f"The request could not be read: doing so took more than {limits.cpu_s} s of processor "
+        f"time or {limits.memory >> 20} MiB of memory, or crashed a decoder.",
+        code=TOO_COSTLY,
+    )
+
+
+class Jobs:
+    """Runs jobs. Belongs to one event loop.
+
+    Args:
+        opener: makes the first argument of every job; has to be picklable.
+    """
+
+    def __init__(
+        self, opener: Callable[[], object], limits: JobLimits, log_level: str = "info"
+    ) -> None:
+        self._opening = Opening(opener, limits, log_level)
+        self._limits = limits
+        self._room = asyncio.Semaphore(limits.at_once)
+        self._parent: _Parent | None = None
+        self._starting = asyncio.Lock()
+        self._number = 0
+        self._closed = False
+
+    async def open(self) -> None:
+        """Starts the first process ahead of the first job.
+
+        Raises:
+            EngineFailure: it does not start.
+        """
+        await self._started()
+
+    async def run(
+        self,
+        function: Callable[..., Awaitable[Result]],
+        *arguments: object,
+        answers: Mapping[str, Callable[..., object]] | None = None,
+    ) -> Result:
+        """Runs `function(opened, *arguments)` in a process of its own; killed when cancelled.
+
+        Args:
+            function: of a module's top level.
+            answers: for what the job asks, see `job_process.ask`.
+
+        Raises:
+            RequestError: by the job; or it took too much, or crashed.
+            EngineFailure: no job can be started.
+        """
+        async with self._room:
+            parent = await self._started()
+            self._number += 1
+            number = self._number
+            ours, theirs = socket.socketpair()
+            ours.setblocking(False)
+            try:
+                with theirs:
+                    parent.order(START, number, theirs)
+                async with asyncio.timeout(self._limits.wall_s):
+                    result: Result = await _talk(ours, (function, arguments), answers)
+                    return result
+            except (ConnectionError, EOFError, TimeoutError) as error:
+                raise too_costly(self._limits) from error
+            finally:
+                ours.close()
+                with contextlib.suppress(OSError):
+                    parent.order(KILL, number)
+
+    async def close(self) -> None:
+        """Ends all jobs. May be called again."""
+        self._closed = True
+        if self._parent is not None:
+            await self._parent.close()
+
+    async def _started(self) -> _Parent:
+        async with self._starting:
+            if self._closed:
+                raise EngineFailure("the server is shutting down")
+            if self._parent is None or not self._parent.alive:
+                if self._parent is not None:
+                    log.error("the process that starts jobs has ended; starting another")
+                    await self._parent.close()
+                self._parent = await _Parent.start(self._opening)
+            return self._parent
+
+
+class _Parent:
+    """The first process, whose children do the jobs."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
+        self._process = process
+        self._control = control
+
+    @classmethod
+    async def start(cls, opening: Opening) -> _Parent:
+        ours, theirs = socket.socketpair()
+        # Not by -m, under which jobs would import the module a second time.
+        code = "from quire.serving.job_process import main; main()"
+        command = [sys.executable, "-c", code, str(theirs.fileno())]
+        with theirs:
+            process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | _ENVIRONMENT,
+                process_group=0,  # out of reach of a terminal's Ctrl-C
+            )
+        ours.setblocking(False)
+        parent = cls(process, ours)
+        try:
+            async with asyncio.timeout(_OPENING_S):
+                await asyncio.get_running_loop().sock_sendall(ours, framed(opening))
+                await _receive(ours)
+        except (OSError, EOFError) as error:
+            await parent.close()
+            raise EngineFailure("the process that starts jobs did not start") from error
+        return parent
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def order(self, what: bytes, number: int, pipe: socket.socket | None = None) -> None:
+        """Starts the job at the other end of `pipe`, or kills one. An order is 9 bytes long."""
+        files = [] if pipe is None else [pipe.fileno()]
+        socket.send_fds(self._control, [ORDER.pack(what, number)], files)
+
+    async def close(self) -> None:
+        """It kills its children when its end of the pipe closes."""
+        self._control.close()
+        try:
+            await asyncio.to_thread(self._process.wait, 5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+
+
+async def _talk(
+    pipe: socket.socket, task: object, answers: Mapping[str, Callable[..., object]] | None
+) -> Any:
+    """Hands a job its task, answers what it asks, and takes its result."""
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(pipe, framed(task))
+    while True:
+        match await _receive(pipe):
+            case Done(result):
+                return result
+            case Failed(error):
+                raise error
+            case Ask(question, arguments):
+                answer = (answers or {})[question](*arguments)
+                await loop.sock_sendall(pipe, framed(answer))
+
+
+async def _receive(pipe: socket.socket) -> object:
+    """The next frame.
+
+    Raises:
+        EOFError: the other end is gone.
+    """
+    loop = asyncio.get_running_loop()
+    head = await _exactly(loop, pipe, LENGTH.size)
+    (length,) = LENGTH.unpack(head)
+    return pickle.loads(await _exactly(loop, pipe, length))
+
+
+async def _exactly(loop: asyncio.AbstractEventLoop, pipe: socket.socket, size: int) -> bytearray:
+    data = bytearray()
+    while len(data) < size:
+        piece = await loop.sock_recv(pipe, min(_READ, size - len(data)))
+        if not piece:
+            raise EOFError
+        data += piece
+    return data

@@ -1,0 +1,311 @@
+"""Requests in flight: from the engine's outputs to batches of events, and the way out.
+
+Each choice ends in exactly one terminal event; a consumer that goes away aborts what still runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from quire.core.request import Failure, FinishReason, Output
+from quire.serving.interface import Ticket
+from quire.text.events import (
+    Event,
+    Failed,
+    Finished,
+    Reasoning,
+    Text,
+    ToolCallArguments,
+    ToolCallEnded,
+    Usage,
+)
+
+log = logging.getLogger("quire.service")
+
+ChoiceEvent = tuple[int, Event]
+
+
+class EventSource(Protocol):
+    """Turns one request's outputs into events."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string matched, so that the engine need not go on."""
+        ...
+
+    def feed(self, output: Output) -> list[Event]: ...
+
+
+class Observer(Protocol):
+    """Told what happens to a run, for metrics. Seconds are seconds."""
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def tokens(self, seconds: float, count: int) -> None: ...
+
+    def ended(self, event: Finished | Failed) -> None: ...
+
+
+class Unobserved:
+    """The observer of a service that nobody watches."""
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def tokens(self, seconds: float, count: int) -> None: ...
+
+    def ended(self, event: Finished | Failed) -> None: ...
+
+
+class Choice:
+    """One answer in the making: a ticket, and what turns its outputs into events.
+
+    Args:
+        one_call: the answer ends with its first tool call.
+    """
+
+    def __init__(
+        self, ticket: Ticket, source: EventSource, observer: Observer, *, one_call: bool = False
+    ) -> None:
+        self._ticket = ticket
+        self._source = source
+        self._observer = observer
+        self._one_call = one_call
+        self._called = False
+        self._started = self._last = time.perf_counter()
+        self.first_token_s: float | None = None
+        self.cached_tokens = 0
+        self.reuse = ""
+        self.end: Finished | Failed | None = None
+
+    def abort(self) -> None:
+        """Ends the request by the engine's next step."""
+        self._ticket.abort()
+
+    async def batches(self) -> AsyncGenerator[list[Event], None]:
+        """All events that are ready at each wake-up; the last batch ends with the terminal one.
+
+        The first batch comes with the first token, and is empty if that token says nothing yet.
+        What waits while a slow reader holds up its stream comes as one batch, merged.
+        """
+        try:
+            async for output in self._ticket:
+                begun = self.first_token_s is not None
+                events = self._feed(output)
+                for waiting in self._ticket.take():
+                    if self.end is None:
+                        events += self._feed(waiting)
+                if len(events) > 1:
+                    events = merge(events)
+                if events or not begun:
+                    yield events
+                if self.end is not None:
+                    return
+            yield [self._fail("The engine ended the request without saying why.")]
+        finally:
+            self._ticket.abort()
+
+    def _feed(self, output: Output) -> list[Event]:
+        self._observe(output)
+        try:
+            events = self._source.feed(output)
+        except Exception:  # a parser's fault ends this request with an error, not its neighbours
+            log.exception("request %s: its output could not be read", output.request_id)
+            return [self._fail("The model's output could not be read.")]
+        if self._source.stopped:
+            self._ticket.abort()
+        if self._one_call:
+            events = self._until_first_call(events)
+        if events and isinstance(end := events[-1], Finished | Failed):
+            self._finish(end)
+        return events
+
+    def _until_first_call(self, events: list[Event]) -> list[Event]:
+        """Drops what follows the first call; the end that follows was asked for here."""
+        kept: list[Event] = []
+        for event in events:
+            if not self._called:
+                kept.append(event)
+                if isinstance(event, ToolCallEnded):
+                    self._called = True
+                    self._ticket.abort()
+            elif isinstance(event, Finished):
+                kept.append(replace(event, reason=FinishReason.STOP, tool_calls=1))
+            elif isinstance(event, Failed):
+                kept.append(event)
+        return kept
+
+    def _observe(self, output: Output) -> None:
+        self.cached_tokens, self.reuse = output.cached_tokens, output.reuse
+        if not output.token_ids:
+            return
+        now = time.perf_counter()
+        if self.first_token_s is not None:
+            self._observer.tokens(now - self._last, len(output.token_ids))
+        else:
+            self.first_token_s = now - self._started
+            self._observer.first_token(self.first_token_s)
+        self._last = now
+
+    def _fail(self, message: str) -> Failed:
+        event = Failed(Failure(message, code="internal_error"), Usage(0, 0))
+        self._finish(event)
+        return event
+
+    def _finish(self, event: Finished | Failed) -> None:
+        self.end = event
+        self._observer.ended(event)
+
+
+class Run:
+    """An accepted generation: one or several choices, numbered prompt by prompt.
+
+    Attributes:
+        prompt_tokens: of all prompts, each counted once.
+        unenforced: what the client's schemas ask for and no grammar enforces, see `Bound`.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        choices: Sequence[Choice],
+        unenforced: Sequence[str] = (),
+    ) -> None:
+        self.prompts = prompts
+        self.unenforced = unenforced
+        self.prompt_tokens = sum(map(len, prompts))
+        self.choices = choices
+
+    def abort(self) -> None:
+        """Ends all choices by the engine's next step."""
+        for choice in self.choices:
+            choice.abort()
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were read from the prefix cache; known from the first batch on."""
+        copies = len(self.choices) // len(self.prompts)
+        return sum(choice.cached_tokens for choice in self.choices[::copies])
+
+    @property
+    def reuse(self) -> str:
+        """Why no more of the first prompt was reused; known from the first batch on."""
+        return self.choices[0].reuse
+
+    @property
+    def usage(self) -> Usage:
+        """Counts of all choices that have ended."""
+        ended = [choice.end.usage for choice in self.choices if choice.end is not None]
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=sum(usage.completion_tokens for usage in ended),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in ended),
+            cached_tokens=self.cached_tokens,
+            reuse=self.reuse,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """What a log line says of a run that is over."""
+        usage, first = self.usage, self.choices[0].first_token_s
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "cached_tokens": usage.cached_tokens,
+            "reuse": usage.reuse,
+            "completion_tokens": usage.completion_tokens,
+            "finish": ",".join(_outcome(choice.end) for choice in self.choices),
+            "ttft_ms": None if first is None else round(first * 1000, 1),
+        }
+
+    async def batches(self) -> AsyncGenerator[list[ChoiceEvent], None]:
+        """Batches of events with the number of their choice, until every choice has ended."""
+        if len(self.choices) == 1:
+            async for events in self.choices[0].batches():
+                yield [(0, event) for event in events]
+            return
+        ready: asyncio.Queue[list[ChoiceEvent] | None] = asyncio.Queue()
+        pumps = [
+            asyncio.create_task(_pump(index, choice, ready))
+            for index, choice in enumerate(self.choices)
+        ]
+        try:
+            running = len(pumps)
+            while running:
+                batch: list[ChoiceEvent] = []
+                item = await ready.get()
+                while True:
+                    if item is None:
+                        running -= 1
+                    else:
+                        batch += item
+                    if ready.empty():
+                        break
+                    item = ready.get_nowait()
+                if batch:
+                    yield batch
+        finally:
+            self.abort()
+            for pump in pumps:
+                pump.cancel()
+
+
+def _outcome(end: Finished | Failed | None) -> str:
+    """How a choice ended, in one word; one that nobody waited for was aborted."""
+    match end:
+        case Finished():
+            return end.reason.value
+        case Failed():
+            return end.error.code or "error"
+        case None:
+            return "abort"
+
+
+async def _pump(index: int, choice: Choice, ready: asyncio.Queue[list[ChoiceEvent] | None]) -> None:
+    """Moves one choice's batches to the queue that all choices share; None marks its end."""
+    try:
+        async for events in choice.batches():
+            ready.put_nowait([(index, event) for event in events])
+    finally:
+        ready.put_nowait(None)
+
+
+def merge(events: list[Event]) -> list[Event]:
+    """Joins neighbouring pieces of the same kind; what they spell stays the same."""
+    merged: list[Event] = []
+    alike: list[Event] = []
+    for event in events:
+        if alike and not _goes_on(alike[0], event):
+            merged.append(_join(alike))
+            alike = []
+        alike.append(event)
+    if alike:
+        merged.append(_join(alike))
+    return merged
+
+
+def _goes_on(first: Event, event: Event) -> bool:
+    """Whether `event` is a further piece of what `first` begins."""
+    match first, event:
+        case (Text(), Text()) | (Reasoning(), Reasoning()):
+            return True
+        case ToolCallArguments(), ToolCallArguments():
+            return first.index == event.index
+        case _:
+            return False
+
+
+def _join(alike: list[Event]) -> Event:
+    """Pieces of the same kind as one, in time linear in their length."""
+    if len(alike) == 1:
+        return alike[0]
+    texts = [event for event in alike if isinstance(event, Text)]
+    if texts:
+        logprobs = tuple(entry for event in texts for entry in event.logprobs)
+        return Text("".join(event.text for event in texts), logprobs)
+    calls = [event for event in alike if isinstance(event, ToolCallArguments)]
+    if calls:
+        return ToolCallArguments(calls[0].index, "".join(event.json for event in calls))
+    return Reasoning("".join(event.text for event in alike if isinstance(event, Reasoning)))

@@ -1,0 +1,117 @@
+"""Where grammars are made: in jobs, whose death costs one request.
+
+The compiler is native code that a client's schema may send into endless recursion, or keep busy
+for as long as it likes. What a job accepted, within its limits on time, memory and stack, is
+compiled once more in the engine's process, within wider ones.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.core.errors import RequestError
+from quire.serving.bounds import Bound, Wanted
+from quire.serving.jobs import TOO_COSTLY, JobLimits, Jobs
+
+if TYPE_CHECKING:
+    from quire.serving.binding import Binder
+
+STACK_BYTES = 4 << 20
+"""A quarter of what the engine gives the same work, see `engine.preparing`."""
+_LIMITS = JobLimits(at_once=2, cpu_s=3, wall_s=60.0, memory=1 << 30)
+_KEPT = 64
+_MAX_KEPT_BYTES = 1 << 18
+"""A grammar whose request and source are larger is not kept for the next that asks alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class BinderOpening:
+    """Makes what jobs share, in their process; see `Jobs`."""
+
+    folder: Path
+    dialect: str
+    vocab_size: int
+
+    def __call__(self) -> Binder:
+        from quire.serving.binding import Binder  # the HTTP side never loads the compiler
+
+        return Binder(self.folder, self.dialect, self.vocab_size)
+
+
+class GrammarSandbox:
+    """Makes the grammars of one model. Its process starts when it is first needed.
+
+    Args:
+        opening: makes the binder.
+    """
+
+    def __init__(self, opening: BinderOpening) -> None:
+        self._jobs = Jobs(opening, _LIMITS)
+        self._kept: OrderedDict[bytes, Bound] = OrderedDict()
+
+    async def bind(self, wanted: Wanted) -> Bound:
+        """The grammar of an answer.
+
+        Raises:
+            RequestError: it cannot be compiled, or not within the limits.
+            EngineFailure: there is no process to do it.
+        """
+        field = "tools" if wanted.schema is None else wanted.schema_field
+        try:
+            asked = pickle.dumps(wanted)
+            key = blake2b(asked, digest_size=16).digest()
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+            bound = await self._jobs.run(_bind, wanted)
+        except RecursionError:
+            raise _refused(field, "it is nested too deeply") from None
+        except RequestError as error:
+            if error.code != TOO_COSTLY:
+                raise
+            raise _refused(
+                field,
+                f"it takes more than {_LIMITS.cpu_s} s of processor time, or outgrows the "
+                "compiler's memory or stack",
+            ) from error
+        if len(asked) + len(bound.grammar.source if bound.grammar else "") <= _MAX_KEPT_BYTES:
+            self._kept[key] = bound
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return bound
+
+    async def close(self) -> None:
+        """Ends the process. May be called again."""
+        await self._jobs.close()
+
+
+def _refused(field: str, why: str) -> RequestError:
+    return RequestError(f"'{field}' cannot be compiled: {why}.", param=field, code="invalid_schema")
+
+
+async def _bind(binder: Binder, wanted: Wanted) -> Bound:
+    """Runs in a job: in a thread whose stack is small."""
+    outcome: list[Bound | Exception] = []
+
+    def work() -> None:
+        try:
+            outcome.append(binder.bind(wanted))
+        except RecursionError:
+            outcome.append(RequestError("A schema is nested too deeply.", code="invalid_schema"))
+        except Exception as error:
+            outcome.append(error)
+
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    found = outcome[0]
+    if isinstance(found, Exception):
+        raise found
+    return found

@@ -1,0 +1,310 @@
+"""Every field of Anthropic's messages is honoured, refused by name, or known to change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from anthropic import Anthropic
+from anthropic.types.message_count_tokens_params import MessageCountTokensParams
+from anthropic.types.message_create_params import MessageCreateParamsBase
+
+from quire.api.messages.schema import CountRequest, MessagesRequest
+from quire.core.config import ServerConfig
+from tests.api.conftest import Serve, Served
+
+ASK = [{"role": "user", "content": "Hi."}]
+PIXEL = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
+IMAGE = {"type": "image", "source": PIXEL}
+USE = {"type": "tool_use", "id": "t1", "name": "f", "input": {}}
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+BAD = {"name": "f", "input_schema": {"type": "nonsense"}}
+HEADER = "x-anthropic-billing-header: cc_version=2.1.177.01c; cc_entrypoint=cli; cch=36ee5;"
+COUNTDOWN = "<total_tokens>14999841 tokens left</total_tokens>"
+
+
+def post(served: Served, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+    body = {"model": "quire-demo", "max_tokens": 8, "messages": ASK, **body}
+    return httpx.post(f"{served.url}/v1/messages", json=body, headers=headers, timeout=20)
+
+
+def prompt_of(served: Served) -> str:
+    return served.tokenizer.decode(served.engine.requests[-1].prompt)
+
+
+def user(*blocks: Any) -> list[Any]:
+    return [{"role": "user", "content": list(blocks)}]
+
+
+def test_the_schemas_know_every_field_of_the_official_sdk() -> None:
+    create = set(MessageCreateParamsBase.__annotations__) | {"stream"}
+    assert create - set(MessagesRequest.model_fields) == set()
+    count = set(MessageCountTokensParams.__annotations__)
+    assert count - set(CountRequest.model_fields) == set()
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": None}, "max_tokens"),
+    ({"model": None}, "model"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+    ({"messages": user({"type": "smell"})}, "messages[0].content[0].type"),
+    ({"messages": user({"type": "thinking"})}, "messages[0].content[0].type"),
+    ({"messages": user({"type": "text"})}, "messages[0].content[0].text"),
+    ({"messages": user(IMAGE)}, "messages[0].content[0].source"),
+    ({"messages": user({"type": "image"})}, "messages[0].content[0].source"),
+    (
+        {"messages": user({"type": "image", "source": {"type": "file", "file_id": "f"}})},
+        "messages[0].content[0].source.type",
+    ),
+    (
+        {"messages": user({"type": "image", "source": {"type": "url", "url": ""}})},
+        "messages[0].content[0].source.url",
+    ),
+    (
+        {"messages": user({"type": "image", "source": {**PIXEL, "data": ""}})},
+        "messages[0].content[0].source.data",
+    ),
+    (
+        {"messages": user({"type": "image", "source": {**PIXEL, "media_type": "image/bmp"}})},
+        "messages[0].content[0].source.media_type",
+    ),
+    (
+        {"messages": user({**IMAGE, "transformations": {"oversized_image": "error"}})},
+        "messages[0].content[0].transformations.oversized_image",
+    ),
+    ({"system": [IMAGE]}, "system[0]"),
+    ({"messages": [*ASK, {"role": "assistant", "content": [IMAGE]}]}, "messages[1].content[0]"),
+    (
+        {"messages": user({"type": "document", "source": {**PIXEL, "type": "url"}})},
+        "messages[0].content[0].source.type",
+    ),
+    (
+        {"messages": user({"type": "tool_result", "tool_use_id": "t9"})},
+        "messages[0].content[0].tool_use_id",
+    ),
+    ({"messages": [*ASK, {"role": "assistant", "content": [USE]}]}, "messages"),
+    ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{**TOOL, "defer_loading": True}], "tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tools": [{**TOOL, "allowed_callers": ["code_execution"]}]}, "tools[0].allowed_callers[0]"),
+    ({"tools": [{**TOOL, "name": "no spaces"}]}, "tools[0].name"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tool_choice": {"type": "tool", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
+    ({"tool_choice": {"type": "tool"}}, "'tool_choice.name'"),
+    ({"tools": [BAD], "tool_choice": {"type": "any"}}, "tools[0].input_schema"),
+    (
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "nonsense"}}}},
+        "output_config.format",
+    ),
+    ({"tool_choice": {"type": "maybe"}}, "tool_choice.type"),
+    ({"thinking": {"type": "sometimes"}}, "thinking.type"),
+    ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, "thinking.budget_tokens"),
+    ({"stop_sequences": [""]}, "stop_sequences[0]"),
+    ({"temperature": 3}, "temperature"),
+    ({"top_k": -2}, "top_k"),
+    ({"speed": "fast"}, "speed"),
+    ({"thread": {"type": "create"}}, "thread"),
+    ({"container": "c"}, "container"),
+    ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
+    ({"output_config": {"task_budget": {}}}, "output_config.task_budget"),
+    ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "edits[0].type"),
+    ({"kv_bits": 3}, "kv_bits"),
+    ({"beam_width": 4}, "beam_width"),
+]
+
+
+def test_what_is_wrong_is_named(serve: Serve) -> None:
+    served = serve()
+    for body, name in WRONG:
+        answer = post(served, **body)
+        assert answer.status_code == 400, (body, answer.text)
+        error = answer.json()
+        assert set(error) == {"type", "error"}
+        assert error["type"] == "error"
+        assert error["error"]["type"] == "invalid_request_error"
+        assert name in error["error"]["message"], (body, error)
+    assert served.engine.requests == []
+
+
+def test_errors_of_the_route_have_their_shape(serve: Serve) -> None:
+    answer = httpx.get(f"{serve().url}/v1/messages")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (405, "invalid_request_error")
+    answer = httpx.get(f"{serve().url}/v1/messages/batches")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+
+
+def test_a_model_that_is_not_served_is_a_404(serve: Serve) -> None:
+    answer = post(serve(), model="claude-opus")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["type"] == "not_found_error"
+
+
+def test_what_changes_nothing_is_accepted(serve: Serve) -> None:
+    cached = {"cache_control": {"type": "ephemeral", "ttl": "1h", "scope": "global"}}
+    served = serve("x")
+    answer = post(
+        served,
+        messages=user({"type": "text", "text": "Hi.", "citations": None, **cached}),
+        system=[{"type": "text", "text": "Be brief.", **cached}],
+        tools=[{**TOOL, "type": "custom", "strict": True, "eager_input_streaming": True, **cached}],
+        metadata={"user_id": "u"},
+        service_tier="auto",
+        mcp_servers=[],
+        diagnostics={"previous_message_id": None},
+        **cached,
+    )
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("version", ["2026-10-21", "2023-06-01", None])
+def test_versions_that_are_served(serve: Serve, version: str | None) -> None:
+    headers = {"anthropic-version": version} if version else {}
+    assert post(serve("x"), headers).status_code == 200
+
+
+def test_other_versions_are_refused(serve: Serve) -> None:
+    answer = post(serve(), {"anthropic-version": "2023-01-01"})
+    assert answer.status_code == 400
+    assert "anthropic-version" in answer.json()["error"]["message"]
+
+
+def test_betas_are_accepted(serve: Serve) -> None:
+    served = serve("Fine.")
+    sdk = Anthropic(base_url=served.url, api_key="none", max_retries=0)
+    message = sdk.beta.messages.create(  # posts to ?beta=true
+        model="quire-demo",
+        max_tokens=8,
+        messages=[{"role": "user", "content": "Hi."}],
+        betas=["interleaved-thinking-2025-05-14", "fine-grained-tool-streaming-2025-05-14"],
+    )
+    assert message.content[0].to_dict() == {"type": "text", "text": "Fine."}
+    counted = sdk.beta.messages.count_tokens(
+        model="quire-demo", messages=[{"role": "user", "content": "Hi."}]
+    )
+    assert counted.input_tokens == message.usage.input_tokens
+
+
+def test_system_messages_stay_where_they_stand(serve: Serve) -> None:
+    served = serve()
+    messages = [
+        *ASK,
+        {"role": "assistant", "content": "Hello."},
+        {"role": "system", "content": [{"type": "text", "text": "Now be rude."}]},
+        {"role": "user", "content": "Bye."},
+    ]
+    post(served, messages=messages, system="Be kind.")
+    prompt = prompt_of(served)
+    order = ["system\nBe kind.", "user\nHi.", "model\nHello.", "system\nNow be rude.", "user\nBye."]
+    places = [prompt.index(f"<|turn>{each}") for each in order]
+    assert places == sorted(places)
+
+
+def test_neighbours_of_one_role_are_one_turn(serve: Serve) -> None:
+    served = serve()
+    post(served, messages=[*ASK, {"role": "user", "content": "Again."}])
+    assert "<|turn>user\nHi.\nAgain.<turn|>" in prompt_of(served)
+
+
+def test_documents_of_plain_text_are_read(serve: Serve) -> None:
+    served = serve()
+    source = {"type": "text", "media_type": "text/plain", "data": "Once upon a time."}
+    document = {"type": "document", "source": source, "title": "A tale"}
+    post(served, messages=user(document, {"type": "text", "text": "Who?"}))
+    assert "<|turn>user\nA tale\nOnce upon a time.\nWho?<turn|>" in prompt_of(served)
+
+
+def test_what_a_search_found_is_read(serve: Serve) -> None:
+    served = serve()
+    found = {
+        "type": "search_result",
+        "source": "https://a.example",
+        "title": "A page",
+        "content": [{"type": "text", "text": "It rains."}],
+    }
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [found]}
+    post(served, messages=[*ASK, {"role": "assistant", "content": [USE]}, *user(result)])
+    assert "A page\nhttps://a.example\nIt rains." in prompt_of(served)
+
+
+def test_a_deferred_tool_is_told_of_once_a_search_found_it(serve: Serve) -> None:
+    served = serve()
+    tools = [TOOL, {**TOOL, "name": "hidden", "defer_loading": True}]
+    post(served, tools=tools)
+    assert "declaration:f{" in prompt_of(served)
+    assert "hidden" not in prompt_of(served)
+    reference = {"type": "tool_reference", "tool_name": "hidden"}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [reference]}
+    messages = [*ASK, {"role": "assistant", "content": [USE]}, *user(result)]
+    post(served, tools=tools, messages=messages)
+    assert "declaration:hidden{" in prompt_of(served)
+    assert 'response:f{value:<|"|>hidden<|"|>}' in prompt_of(served)
+
+
+def test_a_system_message_may_be_for_one_turn(serve: Serve) -> None:
+    served = serve()
+    note = {"role": "system", "content": "It is late.", "clear_at": "next_user_message"}
+    post(served, messages=[*ASK, note])
+    assert "It is late." in prompt_of(served)
+    post(served, messages=[*ASK, note, {"role": "assistant", "content": "Yes?"}, *ASK])
+    assert "It is late." not in prompt_of(served)
+
+
+@pytest.mark.parametrize(
+    ("content", "seen"),
+    [
+        ("no such file", "Error: no such file"),
+        ([{"type": "text", "text": "no such file"}], "Error: no such file"),
+        ("<tool_use_error>no</tool_use_error>", "<tool_use_error>no</tool_use_error>"),
+        (None, "Error:"),
+    ],
+)
+def test_a_tools_failure_is_told_to_the_model(serve: Serve, content: Any, seen: str) -> None:
+    served = serve()
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": content, "is_error": True}
+    messages = [*ASK, {"role": "assistant", "content": [USE]}, *user(result)]
+    assert post(served, messages=messages).status_code == 200
+    assert f'response:f{{value:<|"|>{seen}<|"|>}}' in prompt_of(served)
+
+
+def test_examples_of_a_tools_input_are_part_of_its_schema(serve: Serve) -> None:
+    served = serve()
+    post(served, tools=[{**TOOL, "input_examples": [{"city": "Oslo"}]}])
+    assert 'examples:[{city:<|"|>Oslo<|"|>}]' in prompt_of(served)
+
+
+def _claude_code(header: str, countdown: str) -> dict[str, Any]:
+    """A request as Claude Code sends it, with the parts that it changes each time."""
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "4 degrees"}
+    return {
+        "system": [{"type": "text", "text": header}, {"type": "text", "text": "You are an agent."}],
+        "messages": [
+            *ASK,
+            {"role": "assistant", "content": [USE]},
+            *user(result, {"type": "text", "text": countdown}),
+        ],
+        "tools": [TOOL],
+    }
+
+
+def test_what_agents_change_each_time_is_not_in_the_prompt(serve: Serve) -> None:
+    served = serve()
+    prompts = []
+    for number in (1, 2):
+        post(
+            served,
+            **_claude_code(
+                HEADER.replace("36ee5", f"36ee{number}"), COUNTDOWN.replace("149", f"{number}")
+            ),
+        )
+        prompts.append(prompt_of(served))
+    assert prompts[0] == prompts[1]
+    assert "billing" not in prompts[0]
+    assert "tokens left" not in prompts[0]
+    assert "You are an agent." in prompts[0]
+    kept = serve("x", ServerConfig(drop_volatile_headers=False))
+    post(kept, **_claude_code(HEADER, COUNTDOWN))
+    assert HEADER in prompt_of(kept)
+    assert COUNTDOWN in prompt_of(kept)

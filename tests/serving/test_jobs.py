@@ -1,0 +1,108 @@
+"""Jobs: each in a process of its own, within limits, killed when nobody waits any more."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from quire.core.errors import EngineFailure, RequestError
+from quire.serving.jobs import JobLimits, Jobs
+from tests.serving import job_functions as functions
+
+LIMITS = JobLimits(at_once=2, cpu_s=1, wall_s=60, memory=256 << 20)
+
+
+@pytest_asyncio.fixture
+async def jobs() -> AsyncIterator[Jobs]:
+    jobs = Jobs(functions.opened, LIMITS)
+    yield jobs
+    await jobs.close()
+
+
+async def gone(pid: int) -> None:
+    """Waits until a process is no more."""
+    async with asyncio.timeout(30):
+        while psutil.pid_exists(pid):
+            await asyncio.sleep(0.01)
+
+
+async def test_each_job_has_a_process_of_its_own(jobs: Jobs) -> None:
+    first, second = await asyncio.gather(
+        jobs.run(functions.join, "a", "b"), jobs.run(functions.join, "c")
+    )
+    assert (first[1], second[1]) == ("opened changed a b", "opened changed c")
+    assert first[0] != second[0]
+    await gone(first[0])
+
+
+async def test_large_arguments_and_results_pass(jobs: Jobs) -> None:
+    text = "x" * (8 << 20)
+    assert len((await jobs.run(functions.join, text))[1]) > len(text)
+
+
+async def test_a_refusal_comes_back_as_it_was_raised(jobs: Jobs) -> None:
+    with pytest.raises(RequestError) as caught:
+        await jobs.run(functions.refuse)
+    error = caught.value
+    assert (error.message, error.param, error.code) == ("'x' is no good.", "x", "bad")
+
+
+async def test_an_unexpected_error_tells_no_details(jobs: Jobs) -> None:
+    with pytest.raises(RuntimeError, match=r"^ValueError$"):
+        await jobs.run(functions.break_down)
+
+
+async def test_a_crash_costs_one_job(jobs: Jobs) -> None:
+    other = asyncio.create_task(jobs.run(functions.join, "a"))
+    with pytest.raises(RequestError) as caught:
+        await jobs.run(functions.crash)
+    assert caught.value.code == "request_too_costly"
+    assert (await other)[1] == "opened changed a"
+
+
+async def test_memory_is_limited(jobs: Jobs) -> None:
+    assert await jobs.run(functions.fill, 1 << 20) == 1 << 20
+    with pytest.raises(RequestError, match="256 MiB"):
+        await jobs.run(functions.fill, 1 << 30)
+
+
+async def test_processor_time_is_limited(jobs: Jobs, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="1 s"):
+        await jobs.run(functions.spin, str(tmp_path / "pid"))
+
+
+async def test_a_job_nobody_waits_for_is_killed(tmp_path: Path) -> None:
+    jobs, started = Jobs(functions.opened, JobLimits(at_once=1)), tmp_path / "pid"
+    task = asyncio.create_task(jobs.run(functions.spin, str(started)))
+    async with asyncio.timeout(60):
+        while not (started.exists() and started.read_text()):
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await gone(int(started.read_text()))
+    assert (await jobs.run(functions.join))[1] == "opened changed"  # its place is free
+    await jobs.close()
+
+
+async def test_a_job_asks_the_server(jobs: Jobs) -> None:
+    answers = {"double": lambda value: 2 * value}
+    assert await jobs.run(functions.ask_twice, answers=answers) == [4, 42]
+
+
+async def test_the_first_process_is_started_anew_if_it_dies(jobs: Jobs) -> None:
+    await jobs.open()
+    (first,) = [p for p in psutil.Process().children() if "job_process" in " ".join(p.cmdline())]
+    first.kill()
+    os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+    assert (await jobs.run(functions.join, "a"))[1] == "opened changed a"
+
+
+async def test_nothing_starts_after_the_end(jobs: Jobs) -> None:
+    await jobs.close()
+    with pytest.raises(EngineFailure):
+        await jobs.run(functions.join)

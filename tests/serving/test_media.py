@@ -1,0 +1,104 @@
+"""Images on the HTTP side: what is held, what is hidden, what is placed where."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import io
+from pathlib import Path
+from typing import Any
+
+import PIL.Image
+import pytest
+
+from quire.core.errors import Overloaded, RequestError
+from quire.core.request import Image
+from quire.demo import MODEL_DIR
+from quire.media.fetch import FetchPolicy
+from quire.media.processors import open_processor
+from quire.media.source import ImageSource
+from quire.serving import media as pictures
+from quire.serving.media import ImageLimits, Pictures, Prompt, as_template_reads, images_of
+
+
+def url(colour: str) -> str:
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (64, 64), colour).save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def asking(*colours: str) -> tuple[dict[str, Any], ...]:
+    sources = [ImageSource(url(c), f"messages[0].content[{n}]", "x") for n, c in enumerate(colours)]
+    parts: list[dict[str, Any]] = [{"type": "image", "source": source} for source in sources]
+    return ({"role": "user", "content": [*parts, {"type": "text", "text": "?"}]},)
+
+
+@pytest.fixture
+def reader() -> Pictures:
+    processor = open_processor(Path(MODEL_DIR))
+    return Pictures(processor, FetchPolicy(), ImageLimits(3, 10_000))
+
+
+class Run:
+    pass
+
+
+async def test_images_in_flight_are_bounded(
+    reader: Pictures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = images_of(await reader.load(asking("red")))
+    monkeypatch.setattr(pictures, "_HELD_BYTES", 3 * len(first.pixels))
+    held = [Run(), Run()]
+    for number in range(2):
+        reader.hold(held[number], [reader.place([18], [first])])
+    await reader.load(asking("green"))
+    with pytest.raises(Overloaded, match="in flight") as refused:
+        await reader.load(asking("green", "blue"))
+    assert refused.value.code == "too_many_images_in_flight"
+    held.pop()
+    gc.collect()
+    await reader.load(asking("green", "blue"))
+
+
+async def test_alone_a_request_may_hold_more(
+    reader: Pictures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it could never be served."""
+    monkeypatch.setattr(pictures, "_HELD_BYTES", 10)
+    assert len(images_of(await reader.load(asking("red", "green")))) == 2
+
+
+async def test_the_first_image_too_many_is_named(reader: Pictures) -> None:
+    with pytest.raises(RequestError, match="at most 3") as refused:
+        await reader.load(asking("red", "green", "blue", "black"))
+    assert refused.value.param == "messages[0].content[3]"
+
+
+def image(tokens: int) -> Image:
+    return Image(b"", 1, tokens, tokens, bytes([tokens]))
+
+
+def test_soft_tokens_take_the_places_of_marks(reader: Pictures) -> None:
+    two, three = image(2), image(3)
+    prompt = reader.place([1, 18, 5, 18, 6], [two, three])
+    assert prompt.tokens == (1, 17, 18, 18, 19, 5, 17, 18, 18, 18, 19, 6)
+    assert [(each.start, each.end) for each in prompt.images] == [(2, 4), (7, 10)]
+    assert [each.image for each in prompt.images] == [two, three]
+
+
+def test_an_image_without_a_place_is_refused(reader: Pictures) -> None:
+    with pytest.raises(RequestError, match="a place for 1 of 2 images"):
+        reader.place([18], [image(1), image(2)])
+
+
+def test_texts_are_joined_up_to_an_image() -> None:
+    text = {"type": "text", "text": "a"}
+    message = {"role": "user", "content": [text, text, {"type": "image", "image": 1}, text]}
+    parts = as_template_reads(message)["content"]
+    assert parts == [{"type": "text", "text": "a\na"}, {"type": "image"}, text]
+    assert as_template_reads({"role": "user", "content": [text, text]})["content"] == "a\na"
+
+
+def test_a_prompt_without_images_holds_nothing(reader: Pictures) -> None:
+    reader.hold(Run(), [Prompt((1, 2))])
+    assert reader._held == 0

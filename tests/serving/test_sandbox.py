@@ -1,0 +1,135 @@
+"""The process that makes grammars: what it accepts, refuses, leaves to the model, and dies of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.core.errors import EngineFailure, RequestError
+from quire.demo import MODEL_DIR
+from quire.serving.bounds import Wanted
+from quire.serving.sandbox import BinderOpening, GrammarSandbox
+from quire.text.dialects import Tool
+
+SLOW = {
+    "type": "object",
+    "properties": {f"p{i}": {"type": "integer", "minimum": i} for i in range(16000)},
+    "required": [f"p{i}" for i in range(16000)],
+}
+
+
+def wanted(schema: object = None, *tools: Tool, forced: bool = False, strict: str = "") -> Wanted:
+    text = None if schema is None else json.dumps(schema)
+    names = frozenset({strict} - {""})
+    return Wanted(text, tools, names, forced, "", True, "response_format", "function.parameters")
+
+
+@asynccontextmanager
+async def opened(dialect: str = "gemma4") -> AsyncIterator[GrammarSandbox]:
+    made = GrammarSandbox(BinderOpening(MODEL_DIR, dialect, 3072))
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+def run(play: Callable[[GrammarSandbox], Any]) -> None:
+    async def within() -> None:
+        async with opened() as made:
+            await play(made)
+
+    asyncio.run(within())
+
+
+def test_a_schema_that_is_too_slow_ends_the_process_and_not_the_next_request() -> None:
+    async def play(made: GrammarSandbox) -> None:
+        with pytest.raises(RequestError, match="cannot be compiled") as caught:
+            await made.bind(wanted(SLOW))
+        assert (caught.value.param, caught.value.code) == ("response_format", "invalid_schema")
+        assert (await made.bind(wanted({"type": "null"}))).grammar is not None
+
+    run(play)
+
+
+def test_whoever_leaves_takes_the_work_along() -> None:
+    async def play(made: GrammarSandbox) -> None:
+        await made.bind(wanted({"type": "null"}))
+        slow = asyncio.create_task(made.bind(wanted(SLOW)))
+        waiting = asyncio.create_task(made.bind(wanted({"type": "boolean"})))
+        await asyncio.sleep(0.1)
+        slow.cancel()
+        assert (await waiting).grammar is not None
+        with pytest.raises(asyncio.CancelledError):
+            await slow
+
+    run(play)
+
+
+def test_the_same_request_is_compiled_once() -> None:
+    async def play(made: GrammarSandbox) -> None:
+        first = await made.bind(wanted({"type": "null"}))
+        assert await made.bind(wanted({"type": "null"})) is first
+
+    run(play)
+
+
+def test_what_the_grammar_cannot_enforce_is_named() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+            "price": {"type": "string", "pattern": "^(?!^[-+.]*$)[+-]?0*\\d*\\.?\\d*$"},
+            "secret": {"type": "string", "format": "password"},
+            "map": {"type": "object", "propertyNames": {"minLength": 2}},
+            "link": {"type": "string", "format": "iri"},
+        },
+        "$defs": {"uniqueItems": {"type": "null"}},
+    }
+    said = ("tags: uniqueItems", "price: pattern", "map: propertyNames", "link: format")
+
+    async def play(made: GrammarSandbox) -> None:
+        assert (await made.bind(wanted(schema))).unenforced == said
+        tool = Tool("f", schema)
+        in_tool = tuple(f"f: {each}" for each in said)
+        assert (await made.bind(wanted(None, tool, forced=True))).unenforced == in_tool
+        assert (await made.bind(wanted(None, tool, strict="f"))).unenforced == in_tool
+
+    run(play)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"enum": [-(2**63)]}, "too small"),
+        ({"const": {"a": [-(2**63) + 512]}}, "too small"),
+        ({"enum": [-(2**63) + 513, 2**63]}, ""),
+        ({"type": "strin"}, "strin"),
+        ({"type": "string", "pattern": "^(a{1000}){1000}$"}, "too many"),
+        ([], "object"),
+    ],
+)
+def test_what_is_refused(schema: object, why: str) -> None:
+    async def play(made: GrammarSandbox) -> None:
+        if not why:
+            assert (await made.bind(wanted(schema))).grammar is not None
+            return
+        with pytest.raises(RequestError, match=why):
+            await made.bind(wanted(schema))
+
+    run(play)
+
+
+def test_a_process_that_does_not_start_is_no_fault_of_the_schema(tmp_path: Path) -> None:
+    async def play() -> None:
+        made = GrammarSandbox(BinderOpening(tmp_path, "gemma4", 3072))
+        with pytest.raises(EngineFailure, match="did not start"):
+            await made.bind(wanted({"type": "null"}))
+        await made.close()
+
+    asyncio.run(play())
