@@ -125,9 +125,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
 def _for_context(config: dict[str, Any], limit: int | None) -> dict[str, Any]:
     """The configuration with LongRoPE's rotations for short contexts, if the limit is one."""
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    scaling, key = config.get(name) or {}, "original_max_position_embeddings"
+    scaling, key = config.get(name), "original_max_position_embeddings"
+    if not limit or not isinstance(scaling, dict):
+        return config
     trained = config.get(key) or scaling.get(key)
-    if not limit or not trained or limit > trained:
+    if not trained or limit > trained:
         return config
     return config | {name: scaling | {"longer": False}}
 
