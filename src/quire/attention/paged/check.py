@@ -22,7 +22,7 @@ _TOLERANCE = {mx.float32: 1e-4, mx.bfloat16: 2e-2, mx.float16: 4e-3}
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
+class Rows:
     """Rows of one sequence; implements `AttentionRows`."""
 
     start: int
@@ -79,7 +79,7 @@ def _filled(
 
     def rows(start: int, count: int, number: int) -> AttentionRows:
         tail = number if store.has_tail else None
-        return _Rows(start, count, case.format, tables[number], tail)
+        return Rows(start, count, case.format, tables[number], tail)
 
     before = [rows(0, start, n) for n, (start, _) in enumerate(_SPANS) if start]
     metadata = build_metadata(0, case.spec, before, block_tokens)

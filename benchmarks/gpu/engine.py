@@ -1,0 +1,106 @@
+"""Runs Quire's engine on a model, without HTTP: `engine.py FOLDER OUT [what]`.
+
+What: `reference` for MLX's own operations alone; `page-4` and the like for a KV format; `quick`
+without the long prompts.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from quire.attention.backend import Backends
+from quire.attention.reference import ReferenceBackend
+from quire.core.config import EngineConfig
+from quire.core.kv_choice import parse_format
+from quire.core.kv_format import KVFormat
+from quire.core.request import Request, SamplingParams
+from quire.device.device import CUDA
+from quire.engine import runner
+from quire.engine.engine import Engine
+from quire.engine.opening import open_engine
+
+LONG = 20_000
+
+
+def without_kernels() -> None:
+    """From here on MLX's own operations serve."""
+    runner.open_backends = lambda block_tokens: Backends([ReferenceBackend()])  # type: ignore[assignment]
+    CUDA.packed_products = property(lambda self: None)  # type: ignore[assignment]
+
+
+def drawn(count: int, seed: int) -> tuple[int, ...]:
+    """A prompt of random tokens."""
+    numbers = random.Random(seed)
+    return tuple(numbers.randrange(10, 100_000) for _ in range(count))
+
+
+def run(engine: Engine, prompts: list[tuple[int, ...]], tokens: int, name: str) -> dict[str, Any]:
+    """All at once, to their ends; times in ms."""
+    begun = time.perf_counter()
+    for number, prompt in enumerate(prompts):
+        sampling = SamplingParams(temperature=0.0)
+        engine.add(Request(f"{name}-{number}", prompt, sampling=sampling, max_tokens=tokens))
+    first: dict[str, float] = {}
+    steps: list[float] = []
+    generated: dict[str, list[int]] = {}
+    last = begun
+    while engine.has_work:
+        outputs = engine.step()
+        now = time.perf_counter()
+        if len(outputs) == len(prompts) and len(first) == len(prompts):
+            steps.append((now - last) * 1e3)
+        last = now
+        for output in outputs:
+            if output.error is not None:
+                raise SystemExit(f"{name}: {output.error.message}")
+            first.setdefault(output.request_id, now - begun)
+            generated.setdefault(output.request_id, []).extend(output.token_ids)
+    took = time.perf_counter() - begun
+    step = statistics.median(steps) if steps else None
+    result = {
+        "what": name,
+        "streams": len(prompts),
+        "prompt": len(prompts[0]),
+        "seconds": round(took, 3),
+        "first token, s": round(max(first.values()), 3),
+        "step, ms": step and round(step, 2),
+        "tokens/s while all generate": step and round(len(prompts) / step * 1e3, 1),
+    }
+    print(json.dumps(result), flush=True)
+    return result | {"tokens": generated[f"{name}-0"][:32]}
+
+
+def main(folder: str, out: Path, what: list[str]) -> None:
+    if "reference" in what:
+        without_kernels()
+    named = [part for part in what if part.startswith(("page", "turbo", "uniform"))]
+    format = parse_format(named[0]) if named else KVFormat()
+    begun = time.perf_counter()
+    engine = open_engine(EngineConfig(folder, kv_memory=40 << 30, kv_format=format))
+    rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - begun}]
+    print(rows[0], flush=True)
+    for again in ("first", "second", "third"):
+        for streams in (1, 8, 32):
+            prompts = [drawn(128, 1000 * streams + n + 7 * len(again)) for n in range(streams)]
+            rows.append(run(engine, prompts, 60, f"{streams} streams, {again}"))
+    if "quick" not in what:
+        long = drawn(LONG, 1)
+        rows.append(run(engine, [long], 32, "one long"))
+        shared = [(*long[:-1], n + 10) for n in range(8)]
+        rows.append(run(engine, shared, 32, "8 long, all but a token shared"))
+    if "own" in what:
+        rows.append(run(engine, [drawn(LONG, n + 2) for n in range(8)], 32, "8 long"))
+    rows.append({"what": "memory", "peak GB": round(mx.get_peak_memory() / 1e9, 1)})
+    out.write_text(json.dumps({"model": folder, "options": what, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])

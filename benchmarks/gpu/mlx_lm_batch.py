@@ -1,0 +1,71 @@
+"""The same requests through mlx-lm's BatchGenerator. `python mlx_lm_batch.py FOLDER OUT`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.utils import load_model
+
+from engine import LONG, drawn
+
+
+def run(model: Any, prompts: list[tuple[int, ...]], tokens: int, name: str) -> dict[str, Any]:
+    """All at once, to their ends; times in ms."""
+    begun = time.perf_counter()
+    generator = BatchGenerator(
+        model,
+        max_tokens=tokens,
+        completion_batch_size=len(prompts),
+        prefill_batch_size=len(prompts),
+    )
+    generator.insert([list(prompt) for prompt in prompts], [tokens] * len(prompts))
+    first: dict[int, float] = {}
+    steps: list[float] = []
+    last = begun
+    done = 0
+    while done < len(prompts):
+        _, responses = generator.next()
+        now = time.perf_counter()
+        if len(responses) == len(prompts) and len(first) == len(prompts):
+            steps.append((now - last) * 1e3)
+        last = now
+        for response in responses:
+            first.setdefault(response.uid, now - begun)
+            done += response.finish_reason is not None
+    generator.close()
+    step = statistics.median(steps) if steps else None
+    result = {
+        "what": name,
+        "streams": len(prompts),
+        "prompt": len(prompts[0]),
+        "seconds": round(time.perf_counter() - begun, 3),
+        "first token, s": round(max(first.values()), 3),
+        "step, ms": step and round(step, 2),
+        "tokens/s while all generate": step and round(len(prompts) / step * 1e3, 1),
+    }
+    print(json.dumps(result), flush=True)
+    return result
+
+
+def main(folder: str, out: Path) -> None:
+    begun = time.perf_counter()
+    model, _ = load_model(Path(folder))
+    mx.eval(model.parameters())
+    rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - begun}]
+    for again in ("first", "second"):
+        for streams in (1, 8, 32):
+            prompts = [drawn(128, 1000 * streams + n) for n in range(streams)]
+            rows.append(run(model, prompts, 60, f"{streams} streams, {again}"))
+    rows.append(run(model, [drawn(LONG, 1)], 32, "one long"))
+    out.write_text(json.dumps({"model": folder, "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

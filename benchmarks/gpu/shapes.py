@@ -1,0 +1,138 @@
+"""Random models in the shapes of published ones: 4 bits, groups of 64, bfloat16.
+
+`python benchmarks/gpu/shapes.py SHAPE FOLDER`. The folder opens in Quire and in mlx-lm.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from quire.models.base import named_parameters
+from quire.models.registry import build
+
+GROUP, BITS = 64, 4
+_SHARD = 4 << 30
+
+_GEMMA_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {
+        "rope_type": "proportional",
+        "partial_rotary_factor": 0.25,
+        "rope_theta": 1_000_000.0,
+    },
+}
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "gemma-4-26b-a4b": {
+        "model_type": "gemma4_text",
+        "architectures": ["Gemma4ForCausalLM"],
+        "vocab_size": 262_144,
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "attention_k_eq_v": True,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "layer_types": [
+            "sliding_attention" if (i + 1) % 6 else "full_attention" for i in range(30)
+        ],
+        "max_position_embeddings": 262_144,
+        "rms_norm_eps": 1e-6,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": 30.0,
+        "rope_parameters": _GEMMA_ROPE,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+        "tie_word_embeddings": True,
+        "eos_token_id": 1,
+    },
+    "llama-3.1-8b": {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+    },
+}
+
+
+def write(shape: str, folder: Path, layers: int | None = None) -> None:
+    """Writes a model of a shape.
+
+    Args:
+        layers: only so many, for a quick look.
+    """
+    config = dict(SHAPES[shape])
+    if layers:
+        config["num_hidden_layers"] = layers
+        if "layer_types" in config:
+            config["layer_types"] = config["layer_types"][:layers]
+    folder.mkdir(parents=True, exist_ok=True)
+    shard: dict[str, mx.array] = {}
+    index: dict[str, str] = {}
+    count = 0
+
+    def flush() -> None:
+        nonlocal count
+        name = f"model-{count:05d}.safetensors"
+        mx.save_safetensors(str(folder / name), shard, {"format": "mlx"})
+        index.update(dict.fromkeys(shard, name))
+        shard.clear()
+        count += 1
+
+    mx.random.seed(0)
+    for name, place in named_parameters(build(config)).items():
+        shard |= _tensors(name, place.shape)
+        mx.eval(list(shard.values()))
+        if sum(each.nbytes for each in shard.values()) > _SHARD:
+            flush()
+    flush()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    config["quantization"] = {"group_size": GROUP, "bits": BITS}
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def _tensors(name: str, shape: tuple[int, ...]) -> dict[str, mx.array]:
+    """A parameter as files have it; matrices in codes, drawn as codes, so that it is quick."""
+    for part in ("gate", "up", "down"):  # mlx-lm's name, which Quire reads too
+        name = name.replace(f".experts.{part}_proj.", f".experts.switch_glu.{part}_proj.")
+    if len(shape) < 2:
+        ones = mx.ones(shape) if name.endswith(("norm.weight", "scale", "scalar")) else None
+        return {name: (mx.zeros(shape) if ones is None else ones).astype(mx.bfloat16)}
+    *lead, width = shape
+    words = (*lead, width * BITS // 32)
+    codes = mx.random.randint(-(2**31), 2**31 - 1, words, dtype=mx.int32).view(mx.uint32)
+    # The deviation of 16 equally frequent codes is 4.6.
+    step = mx.full((*lead, width // GROUP), 1 / (4.6 * math.sqrt(width)), dtype=mx.bfloat16)
+    base = name.removesuffix(".weight")
+    return {f"{base}.weight": codes, f"{base}.scales": step, f"{base}.biases": -7.5 * step}
+
+
+if __name__ == "__main__":
+    write(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
