@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="module")
 def own_products() -> Iterator[None]:
-    """Each file begins with MLX's own BLAS: an engine that a test opens may choose another."""
+    """Each file begins with MLX's own products: an engine that a test opens may choose others."""
     yield
-    if (blas := sys.modules.get("quire.device.blas")) is not None:
-        blas.choose_blas("mlx")
+    if (device := sys.modules.get("quire.device.device")) is not None:
+        device.current_device().choose_products("mlx")

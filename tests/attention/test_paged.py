@@ -103,7 +103,7 @@ class _OffPrepared(PreparedAttention):
 
 
 def test_the_check_sees_a_difference() -> None:
-    case = AttentionCase(KVFormat("page", 8, 8), FullKV(2, 64), 4, 1, mx.float32, True, True)
+    case = AttentionCase(KVFormat("page", 8, 8), FullKV(2, 64), 64, 4, 1, mx.float32, True, True)
     assert differs(ReferenceBackend(), case, 64) is None
     assert "relative error 1," in (differs(_Off(), case, 64) or "")
 

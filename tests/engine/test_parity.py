@@ -1,6 +1,6 @@
 """Promise 1 of DESIGN section 7: each request as if it were alone, whatever its company.
 
-On Linux with MLX's own products, and with OpenBLAS's.
+On a CPU with the compiled kernels, with OpenBLAS, and with MLX's own products.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import mlx.core as mx
 import pytest
 
 from quire.core.config import EngineConfig
-from quire.device.blas import choose_blas
+from quire.device.device import current_device
 from quire.models.loader import LoadedModel, open_model
 from tests.support.parity import SCENARIOS, Answer, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model
@@ -23,15 +23,15 @@ Opened = tuple[LoadedModel, EngineConfig, dict[str, Answer]]
 
 @pytest.fixture(
     scope="module",
-    params=["mlx", "auto"]
+    params=["auto", "openblas", "mlx"]
     if sys.platform == "linux" and mx.default_device() == mx.cpu
     else ["mlx"],
 )
 def products(request: pytest.FixtureRequest) -> Iterator[None]:
     """What multiplies matrices."""
-    choose_blas(request.param)
+    current_device().choose_products(request.param)
     yield
-    choose_blas("mlx")
+    current_device().choose_products("mlx")
 
 
 @pytest.fixture(scope="module")

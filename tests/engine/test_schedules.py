@@ -15,7 +15,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
-from quire.device.blas import choose_blas
+from quire.device.device import current_device
 from quire.models.loader import LoadedModel, open_model
 from tests.support.schedules import Deviation, Schedule, deviation
 from tests.support.tiny_models import tiny_model
@@ -31,14 +31,14 @@ def exact_products() -> list[str]:
     if sys.platform != "linux" or mx.default_device() != mx.cpu:
         return ["mlx"]
     wide = "avx512f" in Path("/proc/cpuinfo").read_text()
-    return ["mlx", "auto"] if wide else ["mlx"]
+    return ["auto", "openblas", "mlx"] if wide else ["auto", "mlx"]
 
 
 @pytest.fixture(scope="module", params=exact_products())
 def products(request: pytest.FixtureRequest) -> Iterator[str]:
-    choose_blas(request.param)
+    current_device().choose_products(request.param)
     yield request.param
-    choose_blas("mlx")
+    current_device().choose_products("mlx")
 
 
 @pytest.fixture(scope="module")

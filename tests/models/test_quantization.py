@@ -11,9 +11,9 @@ import mlx.nn as nn
 import pytest
 
 from quire.core.errors import ModelError
-from quire.device.blas import choose_blas
+from quire.device.device import current_device
+from quire.models.linear import PackedLinear
 from quire.models.loader import open_model
-from quire.models.quantization import PackedLinear
 from tests.models.solo import solo_logits
 from tests.support.tiny_models import CONFIGS, random_weights
 
@@ -72,8 +72,8 @@ def test_packed_weights_compute_what_they_stand_for(
     model = open_model(packed_folder).model
     theirs = solo_logits(open_model(_write(tmp_path / "plain", config, plain)).model, PROMPT)
     assert any(isinstance(module, PackedLinear) for module in model.modules())
-    for blas in ("mlx", "auto"):
-        choose_blas(blas)
+    for blas in ("mlx", "openblas", "auto"):
+        current_device().choose_products(blas)
         assert mx.max(mx.abs(solo_logits(model, PROMPT) - theirs)).item() < 1e-4
 
 
@@ -136,8 +136,9 @@ def test_many_rows_are_multiplied_unpacked(bits: int, group: int, mode: str) -> 
     x = mx.random.normal((70, 128))
     codes = linear(x)
     mx.eval(codes)
-    linear.__class__ = PackedLinear
-    choose_blas("auto")
-    assert mx.abs(linear(x) - codes).max().item() < 1e-4
-    choose_blas("mlx")
-    assert mx.array_equal(linear(x), codes)
+    ours = PackedLinear(128, 96, group_size=group, bits=bits, mode=mode)
+    ours.update(linear.parameters())
+    current_device().choose_products("openblas")
+    assert mx.abs(ours(x) - codes).max().item() < 1e-4
+    current_device().choose_products("mlx")
+    assert mx.array_equal(ours(x), codes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.attention.backend import AttentionBackend, Backends
+from quire.attention.cpu import CPUBackend
 from quire.attention.paged import PagedBackend
 from quire.attention.reference import ReferenceBackend
 from quire.device.device import current_device
@@ -10,7 +11,10 @@ from quire.device.device import current_device
 
 def open_backends(block_tokens: int) -> Backends:
     """The backends that work on this device, the fastest first; the reference serves the rest."""
+    device = current_device()
     backends: list[AttentionBackend] = []
-    if current_device().kernel_language == "cuda":
+    if device.kernels is not None:
+        backends.append(CPUBackend(device.kernels))
+    if device.kernel_language == "cuda":
         backends.append(PagedBackend(block_tokens))
     return Backends([*backends, ReferenceBackend()])

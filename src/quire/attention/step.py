@@ -182,7 +182,16 @@ class StepAttention:
         counts = metadata.counts.tolist()
         by_count = {
             count: self._backends.choose(
-                AttentionCase(store.format, metadata.spec, heads, count, dtype, softcap, sinks)
+                AttentionCase(
+                    store.format,
+                    metadata.spec,
+                    metadata.block_tokens,
+                    heads,
+                    count,
+                    dtype,
+                    softcap,
+                    sinks,
+                )
             )
             for count in set(counts)
         }

@@ -85,9 +85,9 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     add(
         "--blas",
         default=defaults.blas,
-        choices=("auto", "mlx"),
-        help="multiplies on a Linux CPU: auto is OpenBLAS, mlx is MLX's own: slow, a row's "
-        "products have the same bits in any company",
+        choices=("auto", "openblas", "mlx"),
+        help="what multiplies on a CPU: auto is our own kernels where they were built (a row's "
+        "bits are the same in any company), else OpenBLAS; mlx is MLX's own, slow",
     )
     add(
         "--max-context",

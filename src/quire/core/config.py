@@ -38,8 +38,8 @@ class EngineConfig:
             of one that only generates; see `scheduler.prefill_budget`.
         stall_factor: see `step_ms`.
         max_step_tokens: rows of a step at most, whatever the clock says.
-        blas: what multiplies matrices on a Linux CPU: "auto" is OpenBLAS where it is installed,
-            "mlx" the slow one that MLX carries, by which a row's bits never depend on its company.
+        blas: what multiplies on a CPU: "auto" is the compiled kernels where they were built, else
+            OpenBLAS; "openblas"; or "mlx", the slow products that MLX carries.
         prefix_cache: whether computed pages are kept and shared.
         stop_on_loop: stop an answer after this many exact repeats of a cycle; 0 is off.
     """
@@ -55,7 +55,7 @@ class EngineConfig:
     step_ms: float = 60.0
     stall_factor: float = 2.0
     max_step_tokens: int = 2048
-    blas: Literal["auto", "mlx"] = "auto"
+    blas: Literal["auto", "openblas", "mlx"] = "auto"
     prefix_cache: bool = True
     disk: DiskConfig | None = None
     stop_on_loop: int = 0

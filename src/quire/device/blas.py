@@ -26,6 +26,8 @@ from pathlib import Path
 import mlx.core as mx
 import psutil
 
+from quire.device.operations import PackedWeight, UnfusedOperations
+
 log = logging.getLogger("quire.blas")
 
 _SYMBOL = "cblas_sgemm"
@@ -38,39 +40,53 @@ _replaced: dict[int, int] = {}
 """While OpenBLAS multiplies: the slot that points to it, and the address that stood there."""
 
 
-def fast_products() -> bool:
-    """Whether OpenBLAS multiplies."""
-    return bool(_replaced)
+_FEW = {3: 64, 5: 64, 6: 64}
+"""By bits, rows up to which multiplying by codes is faster than unpacking them for OpenBLAS."""
+_FEW_ELSE = 8
 
 
-def choose_blas(name: str) -> None:
+class OpenBLASOperations(UnfusedOperations):
+    """MLX's, where it calls OpenBLAS: many rows are multiplied by unpacked codes."""
+
+    def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
+        if x.size // x.shape[-1] <= _FEW.get(weight.packing.bits, _FEW_ELSE):
+            return super().packed_linear(x, weight, bias)
+        y = x @ weight.unpacked().astype(x.dtype).T
+        return y if bias is None else y + bias
+
+
+def choose_blas(name: str) -> bool:
     """Says what does MLX's products in this process.
 
     Args:
-        name: "auto" for OpenBLAS where that can be, "mlx" for what MLX carries.
+        name: "openblas" where that can be, "mlx" for what MLX carries.
+
+    Returns:
+        Whether OpenBLAS multiplies.
     """
     while _replaced:
         mx.synchronize()
         _point(*_replaced.popitem())
-    if name != "auto" or sys.platform != "linux":
-        return
+    if name == "mlx" or sys.platform != "linux":
+        return False
     if find_spec("scipy_openblas32") is None or find_spec("elftools") is None:
         log.warning("prompts are read slowly without OpenBLAS: pip install 'quire[cpu]'")
-        return
+        return False
     try:
         slot, function = _slot_of_mlx(), _function_of_openblas()
         expected = _products(1.0)
         _replaced[slot] = _point(slot, function)
     except (OSError, LookupError, AttributeError, ValueError) as error:
         log.warning("matrix products stay with MLX's own BLAS: %s", error)
-        return
+        return False
     # Of the opposite sign, so that an output that nothing was written to is never taken for right.
     pairs = zip(expected, _products(-1.0), strict=True)
     if not all(mx.all(mx.abs(a + b) <= _TOLERANCE).item() for a, b in pairs):
         choose_blas("mlx")
         log.warning("matrix products stay with MLX's own BLAS: OpenBLAS's are wrong here")
-        return
+        return False
     log.info("matrix products by OpenBLAS")
+    return True
 
 
 def _function_of_openblas() -> int:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cache
 from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
 import psutil
 
 from quire.core.errors import ModelError
-from quire.device.blas import choose_blas, fast_products
-from quire.device.cuda.products import Products
+from quire.device.blas import OpenBLASOperations, choose_blas
+from quire.device.cpu.kernels import CPUKernels, NoKernels, load_kernels
+from quire.device.cpu.operations import KernelOperations
+from quire.device.cuda.operations import CUDAOperations
+from quire.device.operations import Operations, UnfusedOperations
+
+log = logging.getLogger("quire.device")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,29 +64,25 @@ class Device(ABC):
     kernel_language: str
     kv_share: float
 
+    def __init__(self) -> None:
+        self.operations = Operations()
+        """What computes with weights; `choose_products` may choose others."""
+        self.kernels: CPUKernels | None = None
+        """The compiled CPU kernels, while they are in use."""
+
     @property
     def name(self) -> str:
         return str(mx.default_device())
 
     # -- products ------------------------------------------------------------------------------
 
-    @property
-    def unpacks_many_rows(self) -> bool:
-        """Whether packed weights are unpacked to multiply many rows."""
-        return False
-
     @abstractmethod
     def choose_products(self, blas: str) -> None:
-        """Says what does MLX's products in this process: `EngineConfig.blas`."""
+        """Says what multiplies in this process: `EngineConfig.blas`. Call it before any weights."""
 
     @abstractmethod
     def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
         """Whether `mx.gather_mm` is right for matrices of a type."""
-
-    @property
-    def packed_products(self) -> Products | None:
-        """Products of packed weights by kernels of our own, where there are some."""
-        return None
 
     def times_transposed(self, x: mx.array, y: mx.array) -> mx.array:
         """`[..., M, K]` times the transpose of `[..., N, K]`: `[..., M, N]`."""
@@ -118,12 +120,11 @@ class Device(ABC):
 
 
 class CPU(Device):
-    """MLX's CPU backend, with OpenBLAS's products where they can be had."""
+    """MLX's CPU backend, with compiled kernels, or else OpenBLAS's products, where they exist."""
 
     fuses = False
     compiles = False
     default_dtype = mx.float32  # there is no faster type
-    weights_by_columns = True
     begins_with_first_layer = True
     # A token gets the same codes however it is read, with MLX's own products to the bit, if they
     # are always multiplied alike. That is also 2 to 3 times as fast. OpenBLAS would multiply many
@@ -134,12 +135,25 @@ class CPU(Device):
     kernel_language = ""
     kv_share = 0.25
 
-    @property
-    def unpacks_many_rows(self) -> bool:
-        return fast_products()
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = UnfusedOperations()
+        self.weights_by_columns = True  # for MLX's products; the kernels want rows
 
     def choose_products(self, blas: str) -> None:
-        choose_blas(blas)
+        self.kernels = None
+        self.operations = UnfusedOperations()
+        choose_blas("mlx")
+        if blas == "auto":
+            try:
+                self.kernels = load_kernels()
+            except NoKernels as error:
+                log.warning("%s", error)
+        if self.kernels is not None:
+            self.operations = KernelOperations(self.kernels)
+        elif blas != "mlx" and choose_blas("openblas"):
+            self.operations = OpenBLASOperations()
+        self.weights_by_columns = self.kernels is None
 
     def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
         return dtype == mx.float32
@@ -190,9 +204,9 @@ class CUDA(GPU):
 
     kernel_language = "cuda"
 
-    @cached_property
-    def packed_products(self) -> Products | None:
-        return Products()
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = CUDAOperations()
 
     def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
         # MLX 0.32.4's gave wrong results inside `Experts` from 66 pairs of row and expert on (H100,

@@ -18,6 +18,7 @@ import mlx.nn as nn
 
 from quire.cache.specs import FullKV, LayerSpec, SharedKV, WindowKV
 from quire.core.errors import ModelError
+from quire.device.device import current_device
 from quire.models.arguments import read_arguments, require
 from quire.models.base import LanguageModel, Module, Step, VisionEncoder
 from quire.models.gemma4_vision import (
@@ -193,7 +194,7 @@ class Attention(Module):
             width = self._kv_heads * self._head_dim
             self.k_proj = nn.Linear(args.hidden_size, width, bias=bias)
             self.k_norm = RMSNorm(self._head_dim, eps=self._eps)
-            self._v_norm = unweighted_norm(self._head_dim, self._eps)
+            self._v_norm = unweighted_norm(self._eps)
             if not self._one_projection:
                 self.v_proj = nn.Linear(args.hidden_size, width, bias=bias)
         self.o_proj = nn.Linear(self._heads * self._head_dim, args.hidden_size, bias=bias)
@@ -229,7 +230,7 @@ class Router(Module):
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """`[T, hidden]` -> (experts `[T, k]`, weights `[T, k]` in float32)."""
-        x = mx.fast.rms_norm(x, self.scale * self._root, self._eps)
+        x = current_device().operations.rms_norm(x, self.scale * self._root, self._eps)
         chosen, scores = choose(self.proj(x), self._k)
         # A softmax over all, cut to the chosen and scaled to one, is a softmax over the chosen.
         weights = mx.softmax(scores.astype(mx.float32), axis=-1)

@@ -145,7 +145,7 @@ class Attention(Module):
         self.v_proj = ClippedLinear(args, hidden, self._kv_heads * dim)
         self.o_proj = ClippedLinear(args, self._heads * dim, hidden)
         self.q_norm, self.k_norm = RMSNorm(dim, eps=eps), RMSNorm(dim, eps=eps)
-        self._v_norm = unweighted_norm(dim, eps)
+        self._v_norm = unweighted_norm(eps)
         self._head_dim = dim
 
     def __call__(self, x: mx.array, rotate: Rotate) -> mx.array:
@@ -271,7 +271,7 @@ class Projector(Module):
     def __init__(self, args: Gemma4VisionArguments) -> None:
         super().__init__()
         self.embedding_projection = nn.Linear(args.hidden_size, args.text_hidden_size, bias=False)
-        self._norm = unweighted_norm(args.hidden_size, args.rms_norm_eps)
+        self._norm = unweighted_norm(args.rms_norm_eps)
 
     def __call__(self, soft_tokens: mx.array, dtype: mx.Dtype) -> mx.array:
         """float32 `[tokens, hidden]` -> `[tokens, text_hidden]` of `dtype`."""

@@ -60,12 +60,18 @@ ACTIVATIONS: dict[str, Activation] = {
 """The values of `hidden_act` and `hidden_activation` that are known."""
 
 
-def _gate(activation: Activation) -> Gate:
-    return current_device().fused(lambda x, y: activation(x) * y)
+def _gate(name: str, activation: Activation) -> Gate:
+    spelled_out = current_device().fused(lambda x, y: activation(x) * y)
+
+    def gate(x: mx.array, y: mx.array) -> mx.array:
+        gated = current_device().operations.gate(name, x, y)
+        return spelled_out(x, y) if gated is None else gated
+
+    return gate
 
 
-GATES: dict[str, Gate] = {name: _gate(function) for name, function in ACTIVATIONS.items()}
-"""By the same names, `activation(x) * y`, one kernel on a GPU."""
+GATES: dict[str, Gate] = {name: _gate(name, function) for name, function in ACTIVATIONS.items()}
+"""By the same names, `activation(x) * y`, one kernel where the device has one."""
 
 
 def clamped_gate(alpha: float, limit: float) -> Gate:

@@ -83,7 +83,7 @@ class GroupNorm(Module):
         super().__init__()
         self.weight = mx.ones(dim)
         self._groups = groups
-        self._norm = unweighted_norm(dim // groups, eps)
+        self._norm = unweighted_norm(eps)
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T, dim]` -> the same."""

@@ -13,11 +13,10 @@ from typing import Any, Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from quire.device.cuda.products import Packed
 from quire.device.device import current_device
+from quire.device.operations import ExpertMatrices, GatedExperts, PackedWeight, Packing
 from quire.models.base import Module
 from quire.models.layers import GATES, Gate, GatedMLP, clamped_gate
-from quire.models.quantization import packed_weight
 
 # From this many (row, expert) pairs on, sorting them by expert pays: rows of one expert are
 # multiplied together instead of one at a time.
@@ -47,6 +46,11 @@ class ExpertLinear(Module):
         )
         return _biased(y, self, experts)
 
+    @property
+    def matrices(self) -> ExpertMatrices:
+        """As the device's operations take them."""
+        return ExpertMatrices(self.weight, self.get("bias"))
+
     def _by_copies(self, x: mx.array, experts: mx.array) -> mx.array:
         """The same product from gathered copies of the matrices, so many at once as fit a bound.
 
@@ -62,10 +66,6 @@ class ExpertLinear(Module):
         ]
         y = parts[0] if len(parts) == 1 else mx.concatenate(parts)
         return y.reshape(*experts.shape, 1, -1)
-
-    def affine_codes(self) -> Packed | None:
-        """The matrices where they are affine codes and nothing else; they are not."""
-        return None
 
     def to_quantized(self, group_size: int, bits: int, mode: str) -> PackedExpertLinear:
         """The packed twin; `nn.quantize` looks for this method."""
@@ -111,11 +111,12 @@ class PackedExpertLinear(Module):
         )
         return _biased(y, self, experts)
 
-    def affine_codes(self) -> Packed | None:
-        """The matrices where they are affine codes, with no bias beside."""
-        if not self._affine or "bias" in self:
-            return None
-        return packed_weight(self, self._packing["group_size"], self._packing["bits"])
+    @property
+    def matrices(self) -> ExpertMatrices:
+        """As the device's operations take them."""
+        packing = Packing(**self._packing)
+        weight = PackedWeight(self.weight, self.scales, self.get("biases"), packing)
+        return ExpertMatrices(weight, self.get("bias"))
 
 
 class Experts(Module):
@@ -129,6 +130,7 @@ class Experts(Module):
         self.up_proj = ExpertLinear(count, hidden, intermediate, bias)
         self.down_proj = ExpertLinear(count, intermediate, hidden, bias)
         self._gate = gate
+        self._activation = next((name for name, known in GATES.items() if known is gate), None)
 
     def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
         """The weighted sum of the chosen experts' outputs.
@@ -141,7 +143,14 @@ class Experts(Module):
         Returns:
             `[T, hidden]` in the dtype of `x`.
         """
-        y = self._by_kernels(x, chosen)
+        whole = GatedExperts(
+            self.gate_proj.matrices,
+            self.up_proj.matrices,
+            self.down_proj.matrices,
+            self._gate,
+            self._activation,
+        )
+        y = current_device().operations.experts(x, chosen, whole)
         if y is not None:
             return (weights.astype(x.dtype)[:, None] @ y).squeeze(1)
         rows, k = chosen.shape
@@ -154,18 +163,6 @@ class Experts(Module):
             y = y[mx.argsort(order)].reshape(rows, k, 1, -1)
         mixed = weights.astype(x.dtype)[:, None] @ y.squeeze(-2)  # [T, 1, k] @ [T, k, hidden]
         return mixed.squeeze(1)
-
-    def _by_kernels(self, x: mx.array, chosen: mx.array) -> mx.array | None:
-        """The chosen experts' outputs, `[T, k, hidden]`, where the device has kernels for them."""
-        products = current_device().packed_products
-        activation = next((name for name, gate in GATES.items() if gate is self._gate), None)
-        layers = self.gate_proj, self.up_proj, self.down_proj
-        if products is None or activation is None:
-            return None
-        gate, up, down = (layer.affine_codes() for layer in layers)
-        if gate is None or up is None or down is None:
-            return None
-        return products.experts(x, chosen, (gate, up, down), activation)
 
     def _mlp(self, x: mx.array, experts: mx.array, sorted_experts: bool) -> mx.array:
         gate = self.gate_proj(x, experts, sorted_experts)

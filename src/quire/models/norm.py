@@ -1,8 +1,4 @@
-"""Normalisation, in few operations on every device: RMS (arXiv:1910.07467) and LayerNorm.
-
-GPUs have a fused kernel. On a CPU MLX spells `mx.fast.rms_norm` out in ten operations; here they
-are seven: models with many small norms (Gemma) spend a good part of a step there.
-"""
+"""Normalisation: RMS (arXiv:1910.07467) and LayerNorm (arXiv:1607.06450)."""
 
 from __future__ import annotations
 
@@ -16,29 +12,13 @@ from quire.models.base import Module
 Norm = Callable[[mx.array], mx.array]
 
 
-def _normalised(x: mx.array, share: mx.array, eps: mx.array) -> mx.array:
-    wide = x.astype(mx.float32)
-    scale = mx.rsqrt(mx.square(wide).sum(axis=-1, keepdims=True) * share + eps)
-    return (wide * scale).astype(x.dtype)
-
-
-def _constants(dim: int, eps: float) -> tuple[mx.array, mx.array]:
-    """As arrays, because MLX makes one of a number in every call."""
-    share, epsilon = mx.array(1.0 / dim), mx.array(eps)
-    mx.eval(share, epsilon)
-    return share, epsilon
-
-
-def unweighted_norm(dim: int, eps: float) -> Norm:
-    """`x / rms(x)` over a last axis of `dim` elements."""
-    if current_device().fuses:
-        return lambda x: mx.fast.rms_norm(x, None, eps)
-    share, epsilon = _constants(dim, eps)
-    return lambda x: _normalised(x, share, epsilon)
+def unweighted_norm(eps: float) -> Norm:
+    """`x / rms(x)` over the last axis."""
+    return lambda x: current_device().operations.rms_norm(x, None, eps)
 
 
 class LayerNorm(Module):
-    """Centred and scaled over the last axis (arXiv:1607.06450).
+    """Centred and scaled over the last axis.
 
     Parameters: weight of `shape`, and bias if it has one. A weight of two axes is one a head.
     """
@@ -66,12 +46,7 @@ class RMSNorm(Module):
         super().__init__()
         self.weight = mx.ones((dim,))
         self._eps = eps
-        self._fused = current_device().fuses
-        self._constants = _constants(dim, eps)
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[..., dim]` -> the same."""
-        if self._fused:
-            return mx.fast.rms_norm(x, self.weight, self._eps)
-        share, eps = self._constants
-        return _normalised(x, share, eps) * self.weight
+        return current_device().operations.rms_norm(x, self.weight, self._eps)

@@ -9,9 +9,8 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from quire.core.errors import ModelError
-from quire.device.cuda.products import Packed
-from quire.device.device import current_device
 from quire.models.base import named_layers
+from quire.models.linear import PackedEmbedding, PackedLinear
 
 _FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
@@ -19,40 +18,6 @@ _AFFINE_GROUPS = (32, 64, 128)
 _FOREIGN_NAMES = (".qweight", ".weight_zero_point")
 _FOREIGN_TYPES = ("F8_E5M2", "I8")
 _MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
-_FEW = {3: 64, 5: 64, 6: 64}
-"""By bits, rows up to which multiplying by codes is faster than unpacking them for OpenBLAS."""
-_FEW_ELSE = 8
-
-
-class PackedLinear(nn.QuantizedLinear):
-    """MLX's, which on a CPU reads codes anew for each row: many rows are multiplied unpacked."""
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """`[..., in]` -> `[..., out]`."""
-        products = current_device().packed_products
-        if products is not None and self.mode == "affine":
-            few = products.linear(x, packed_weight(self, self.group_size, self.bits))
-            if few is not None:
-                return few + self["bias"] if "bias" in self else few
-        rows = x.size // x.shape[-1]
-        if rows <= _FEW.get(self.bits, _FEW_ELSE) or not current_device().unpacks_many_rows:
-            by_codes: mx.array = super().__call__(x)  # type: ignore[no-untyped-call]  # MLX's
-            return by_codes
-        weight = mx.dequantize(
-            self["weight"],
-            scales=self["scales"],
-            biases=self.get("biases"),
-            group_size=self.group_size,
-            bits=self.bits,
-            mode=self.mode,
-        )
-        y = x @ weight.astype(x.dtype).T
-        return y + self["bias"] if "bias" in self else y
-
-
-def packed_weight(layer: nn.Module, group_size: int, bits: int) -> Packed:
-    """The matrix of a packed layer, in affine codes."""
-    return Packed(layer["weight"], layer["scales"], layer["biases"], group_size, bits)
 
 
 def check_config(config: dict[str, Any]) -> None:
@@ -121,6 +86,9 @@ def _twin(module: Any, packing: dict[str, Any]) -> nn.Module:
     if isinstance(module, nn.Linear):
         linear: PackedLinear = PackedLinear.from_linear(module, **packing)
         return linear
+    if isinstance(module, nn.Embedding):
+        table: PackedEmbedding = PackedEmbedding.from_embedding(module, **packing)
+        return table
     other: nn.Module = module.to_quantized(**packing)
     return other
 

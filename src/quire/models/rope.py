@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -186,14 +187,19 @@ class Rope:
         else:
             angles = positions[self._axes].T.astype(mx.float32) * self._frequencies
         cos, sin = mx.cos(angles) * self._gain, mx.sin(angles) * self._gain
+        if current_device().operations.rotates:
+            return partial(current_device().operations.rotate, (cos, sin), self._interleaved)
+        return self._spelled_out(cos, sin)
+
+    def _spelled_out(self, cos: mx.array, sin: mx.array) -> Rotate:
         join, swap = (_join_pairs, _swap_pairs) if self._interleaved else (_join, _swap)
         cos, sin = join(cos, cos)[:, None], join(-sin, sin)[:, None]  # [T, 1, dims]
-        dims, partial = self._dims, self._dims < self._head_dim
+        dims, in_part = self._dims, self._dims < self._head_dim
 
         def rotate(x: mx.array) -> mx.array:
-            y = x[..., :dims] if partial else x
+            y = x[..., :dims] if in_part else x
             y = _turned(y, swap(y), cos, sin)
-            return mx.concatenate([y, x[..., dims:]], axis=-1) if partial else y
+            return mx.concatenate([y, x[..., dims:]], axis=-1) if in_part else y
 
         return rotate
 

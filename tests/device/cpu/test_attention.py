@@ -47,31 +47,37 @@ def ints(values: list[int]) -> mx.array:
     return mx.array(np.array(values, np.int32))
 
 
+Part = tuple[int, mx.array, list[int], list[int]]
+"""A sequence, q `[t, heads, dim]`, and the first and last visible key of each row."""
+
+
+def tables_of(blocks: Blocks, parts: list[Part]) -> list[mx.array]:
+    """As in `AttentionMetadata`: earlier blocks than any row sees are not listed."""
+    starts, tables, table_starts, firsts = [0], list[int](), [0], []
+    for sequence, q, first, _ in parts:
+        starts.append(starts[-1] + q.shape[0])
+        firsts.append(min(first) // BLOCK)
+        tables += blocks.tables[sequence][firsts[-1] :]
+        table_starts.append(len(tables))
+    first_visible = [key for _, _, first, _ in parts for key in first]
+    last_visible = [key for _, _, _, last in parts for key in last]
+    listed = (tables, table_starts, firsts, starts, first_visible, last_visible)
+    return [ints(each) for each in listed]
+
+
 def attend(
     ops: Any,
     blocks: Blocks,
-    parts: list[tuple[int, mx.array, list[int], list[int]]],
+    parts: list[Part],
     *,
     softcap: float = 0.0,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """Parts are (sequence, q `[t, heads, dim]`, first and last visible key of each row)."""
-    starts, tables, table_starts, firsts = [0], [], [0], []
-    for sequence, q, first, _ in parts:
-        starts.append(starts[-1] + q.shape[0])
-        firsts.append(min(first) // BLOCK)  # earlier blocks are not listed
-        tables += blocks.tables[sequence][firsts[-1] :]
-        table_starts.append(len(tables))
     return ops.attend(
         mx.concatenate([q for _, q, _, _ in parts]),
         blocks.keys,
         blocks.values,
-        ints(tables),
-        ints(table_starts),
-        ints(firsts),
-        ints(starts),
-        ints([f for _, _, first, _ in parts for f in first]),
-        ints([each for _, _, _, last in parts for each in last]),
+        tables_of(blocks, parts),
         kv_heads=blocks.kv_heads,
         scale=0.25,
         softcap=softcap,
@@ -81,7 +87,7 @@ def attend(
 
 def expected(
     blocks: Blocks,
-    part: tuple[int, mx.array, list[int], list[int]],
+    part: Part,
     softcap: float = 0.0,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
@@ -106,7 +112,7 @@ def expected(
 
 def causal(
     sequence: int, start: int, count: int, heads: int, dim: int, window: int = 10**6
-) -> tuple[int, mx.array, list[int], list[int]]:
+) -> Part:
     rng = np.random.default_rng(sequence + 10)
     q = rng.standard_normal((400, heads, dim)).astype(np.float32)[start : start + count]
     last = list(range(start, start + count))

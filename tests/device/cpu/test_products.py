@@ -125,3 +125,17 @@ def test_norm_and_gates(ops: Any) -> None:
     far = mx.array([-200.0, -90.0, 90.0, 200.0])
     near = mx.array([0.0, 0.0, 90.0, 200.0])
     assert mx.allclose(ops.gate(far, mx.ones(4), "silu"), near, rtol=0, atol=1e-30)
+
+
+@pytest.mark.parametrize("neighbours", [True, False])
+@pytest.mark.parametrize("half", [32, 8])
+def test_rotation(ops: Any, neighbours: bool, half: int) -> None:
+    x, angles = drawn(5, 3, 64), 10 * drawn(5, half, seed=1)
+    y = ops.rotate(x, mx.cos(angles), mx.sin(angles), neighbours)
+    step = 1 if neighbours else half
+    first = mx.arange(half) * (2 if neighbours else 1)
+    a, b = x[..., first], x[..., first + step]
+    cos, sin = mx.cos(angles)[:, None], mx.sin(angles)[:, None]
+    assert mx.allclose(y[..., first], a * cos - b * sin, atol=1e-6)
+    assert mx.allclose(y[..., first + step], a * sin + b * cos, atol=1e-6)
+    assert mx.array_equal(y[..., 2 * half :], x[..., 2 * half :])

@@ -61,6 +61,24 @@ class BlockReader(ABC):
         """`[..., M, S]` times the values: `[..., M, value_dim]`."""
 
 
+@dataclass(frozen=True, slots=True)
+class CodedArrays:
+    """A store's codes as a kernel reads them.
+
+    Attributes:
+        keys, values: codes `[rows, vectors, size * bits / 32]`, scales, and biases, float16; with a
+            codebook a scale a vector, and in place of biases the levels, float32 `[2 ** bits]`.
+        by_channel: whether a vector of keys is a channel of a block, not a token.
+    """
+
+    keys: list[mx.array]
+    key_bits: int
+    values: list[mx.array]
+    value_bits: int
+    codebook: bool
+    by_channel: bool
+
+
 class LayerStore(ABC):
     """One layer's blocks in one format. Owned by the pool of its group; mutated by the runner only.
 
@@ -132,6 +150,18 @@ class PackedStore(LayerStore):
     @abstractmethod
     def read(self, rows: mx.array) -> BlockReader:
         """The full blocks in rows `[..., P]` of the arrays; S is `P * block_tokens`."""
+
+    @abstractmethod
+    def coded(self) -> CodedArrays:
+        """The arrays of codes, for kernels."""
+
+    @abstractmethod
+    def turn_back(self, x: mx.array) -> mx.array:
+        """Sums of coded values, `[..., size]`, in the model's coordinates `[..., value_dim]`."""
+
+    def tail_arrays(self) -> tuple[mx.array, mx.array]:
+        """Keys and values of the tail pool, `[tails * kv_heads, block_tokens, dim]`."""
+        raise NotImplementedError(f"the format {self.format.scheme} has no tails")
 
     def tails(self, rows: mx.array) -> tuple[mx.array, mx.array]:
         """Keys and values of the tails in rows `[...]` of the tail pool, as written."""

@@ -42,6 +42,16 @@ class Codec(ABC):
         self.dim = dim
         self.size = padded(dim)
 
+    @property
+    @abstractmethod
+    def bits(self) -> int:
+        """Of a code."""
+
+    @property
+    def levels(self) -> mx.array | None:
+        """`[2 ** bits]` the numbers that codes stand for, if they are no affine ones."""
+        return None
+
     @abstractmethod
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         """(elements a vector, type) of each array that holds codes."""
@@ -101,6 +111,10 @@ class AffineCodec(Codec):
         self._rotation = rotation(self.size) if rotate else None
         self._refit = refit
 
+    @property
+    def bits(self) -> int:
+        return self._layout.bits
+
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return affine_parts(self.size, self._layout)
 
@@ -139,14 +153,23 @@ class CodebookCodec(Codec):
 
     def __init__(self, dim: int, bits: int) -> None:
         super().__init__(dim)
-        self.bits = bits
+        self._bits = bits
         self._rotation = rotation(self.size)
         # Coordinates count in steps of a grid of bytes.
         self._step, levels = _grid(self.size, bits)
+        self._levels = mx.array(levels, dtype=mx.float32)
         self._signed = byte_table(levels)
         self._unsigned = byte_table([level + 128 for level in levels])
         self._read = Affine(next(g for g in (128, 64, 32) if self.size % g == 0), 8)
         self._edges = mx.array([(a + b) / 2 * self._step for a, b in pairwise(levels)])
+
+    @property
+    def bits(self) -> int:
+        return self._bits
+
+    @property
+    def levels(self) -> mx.array:
+        return self._levels
 
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return [(self.size * self.bits // 32, mx.uint32), (1, SCALE)]

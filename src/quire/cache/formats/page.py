@@ -12,7 +12,13 @@ from typing import ClassVar
 
 import mlx.core as mx
 
-from quire.cache.formats.base import BlockReader, LayerShape, PackedStore, WrittenBlocks
+from quire.cache.formats.base import (
+    BlockReader,
+    CodedArrays,
+    LayerShape,
+    PackedStore,
+    WrittenBlocks,
+)
 from quire.cache.formats.codecs import AffineCodec
 from quire.cache.formats.packing import Affine, affine, affine_parts, multiplies_codes
 from quire.cache.formats.paging import block_rows, gathered, resized
@@ -31,6 +37,11 @@ class PageKeys:
     def __init__(self, shape: LayerShape, bits: int) -> None:
         self._tokens = shape.block_tokens
         self._layout = Affine(64 if shape.block_tokens % 64 == 0 else 32, bits)
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return self._layout.bits
 
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         """(elements a channel, type) of each array."""
@@ -155,6 +166,16 @@ class PageStore(PackedStore):
     def read(self, rows: mx.array) -> CodedBlocks:
         keys = [array[rows] for array in self._keys]
         return CodedBlocks(self._key_codec, self._value_codec, keys, gathered(self._values, rows))
+
+    def coded(self) -> CodedArrays:
+        keys, values = self._key_codec.bits, self._value_codec.bits
+        return CodedArrays(self._keys, keys, self._values, values, codebook=False, by_channel=True)
+
+    def turn_back(self, x: mx.array) -> mx.array:
+        return self._value_codec.turn_back(x)
+
+    def tail_arrays(self) -> tuple[mx.array, mx.array]:
+        return self._tail_keys, self._tail_values
 
     def tails(self, rows: mx.array) -> tuple[mx.array, mx.array]:
         return self._tail_keys[rows], self._tail_values[rows]

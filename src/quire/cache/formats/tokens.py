@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from quire.cache.formats.base import BlockReader, LayerShape, PackedStore, WrittenBlocks
+from quire.cache.formats.base import (
+    BlockReader,
+    CodedArrays,
+    LayerShape,
+    PackedStore,
+    WrittenBlocks,
+)
 from quire.cache.formats.codecs import Codec
 from quire.cache.formats.paging import block_rows, gathered, resized
 from quire.cache.formats.slots import SlotMapping
@@ -97,6 +103,21 @@ class TokenStore(PackedStore):
     def read(self, rows: mx.array) -> CodedTokens:
         keys, values = gathered(self._keys, rows), gathered(self._values, rows)
         return CodedTokens(self._key_codec, self._value_codec, keys, values)
+
+    def coded(self) -> CodedArrays:
+        keys, values = self._key_codec, self._value_codec
+        codebook = keys.levels is not None
+        return CodedArrays(
+            self._keys if keys.levels is None else [*self._keys, keys.levels],
+            keys.bits,
+            self._values if values.levels is None else [*self._values, values.levels],
+            values.bits,
+            codebook=codebook,
+            by_channel=False,
+        )
+
+    def turn_back(self, x: mx.array) -> mx.array:
+        return self._value_codec.turn_back(x)
 
     def arrays(self) -> list[mx.array]:
         return [*self._keys, *self._values]

@@ -42,7 +42,7 @@ _X86_FLAGS = {
         "-mfma",
         "-mf16c",
     ],
-    "isa_avx2.cpp": ["-mavx2", "-mfma", "-mf16c"],
+    "isa_avx2.cpp": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
 }
 
 

@@ -3,7 +3,8 @@
 #include "table.inc"
 namespace quire {
 const Kernels* avx2_kernels() {
-    const bool here = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool here = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                      __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
     return here ? avx2::table() : nullptr;
 }
 }  // namespace quire

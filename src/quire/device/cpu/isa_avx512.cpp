@@ -4,7 +4,8 @@
 namespace quire {
 const Kernels* avx512_kernels() {
     const bool here = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c");
     return here ? avx512::table() : nullptr;
 }
 }  // namespace quire

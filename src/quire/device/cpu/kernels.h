@@ -33,6 +33,22 @@ struct Rows {
     int64_t stride;
 };
 
+// Vectors of codes with a float16 scale (and bias) a group, or with a codebook and a scale each.
+struct Coded {
+    const void* codes;        // [vectors, size * bits / 32] words, as MLX packs them
+    const uint16_t* scales;   // [vectors, size / group], or [vectors] with a codebook
+    const uint16_t* biases;   // likewise; none with a codebook
+    const float* levels;      // [2^bits] the codebook, or null
+    int size, bits, group;
+};
+
+// How the blocks of a pool are stored.
+enum class Blocks : int {
+    floats,    // keys and values as they are
+    tokens,    // each key and each value is a coded vector
+    channels,  // each channel of a block's keys is a coded vector, and each value is one
+};
+
 // A step's rows of one sequence, and its blocks. Head sizes and blocks are multiples of 16.
 struct PagedRows {
     const float* q;        // [rows, heads, key_dim]
@@ -42,9 +58,19 @@ struct PagedRows {
     const int32_t* last;   // [rows] last visible key
     int heads, kv_heads, key_dim, value_dim;
     int block;             // tokens
-    const void* keys;      // [blocks * kv_heads, block, key_dim]
-    const void* values;    // [blocks * kv_heads, block, value_dim]
-    Storage storage;       // of keys and values: a type of floats
+    Blocks blocks;
+    const void* keys;      // floats: [blocks * kv_heads, block, key_dim]
+    const void* values;    // floats: [blocks * kv_heads, block, value_dim]
+    Storage storage;       // floats: their type
+    Coded coded_keys, coded_values;
+    // Blocks from number `first_written` on are read as written, where codes are made of full blocks:
+    // block `first_written + n` lies at place `written_place + n`.
+    int first_written;     // INT32_MAX: none
+    int64_t written_place;
+    const float* written_keys;    // [places * kv_heads, block, key_dim]
+    const float* written_values;  // [places * kv_heads, block, written_dim]
+    float* written_out;           // [rows, heads, written_dim], the sum over blocks as written
+    int written_dim;
     float scale, softcap;  // softcap 0: none
     const float* sinks;    // [heads], or null
 };

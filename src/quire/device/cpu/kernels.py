@@ -42,6 +42,7 @@ def load_kernels(threads: int = 0) -> CPUKernels:
     Raises:
         NoKernels: it was not built, or for another MLX.
     """
+    importlib.import_module("mlx.core")  # first: the extension needs MLX's library
     try:
         ops = importlib.import_module("quire.device.cpu._cpu")
     except ImportError as error:

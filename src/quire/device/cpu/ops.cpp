@@ -3,8 +3,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -52,16 +54,44 @@ float* scratch_rows(int64_t floats) {
     return kept.data();
 }
 
-// An operation whose task is made from its inputs and its one output.
+// A task that writes a view row by row.
+auto copying(const array& from, array& to) {
+    return [shape = from.shape(), strides = from.strides(), size = (int64_t)from.itemsize(),
+            source = from.data<char>(), target = to.data<char>(), count = (int64_t)from.size()] {
+        const int axes = (int)shape.size();
+        std::vector<int> place(axes, 0);
+        int64_t offset = 0;
+        for (int64_t i = 0; i < count; i++) {
+            std::memcpy(target + i * size, source + offset * size, size);
+            for (int axis = axes - 1; axis >= 0; axis--) {
+                offset += strides[axis];
+                if (++place[axis] < shape[axis]) break;
+                offset -= strides[axis] * shape[axis];
+                place[axis] = 0;
+            }
+        }
+    };
+}
+
+// An operation whose task is made from its inputs and its outputs, all of them floats.
 template <class Make> class Operation : public mlx::core::Primitive {
 public:
     Operation(mlx::core::Stream stream, const char* name, Make make)
         : Primitive(stream), name_(name), make_(std::move(make)) {}
 
     void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
-        array& out = outputs[0];
-        out.set_data(mlx::core::allocator::malloc(out.nbytes()));
-        mlx::core::cpu::get_command_encoder(stream()).dispatch(make_(inputs, out));
+        for (array& out : outputs) out.set_data(mlx::core::allocator::malloc(out.nbytes()));
+        auto& encoder = mlx::core::cpu::get_command_encoder(stream());
+        std::vector<array> rows = inputs;  // that lie row by row
+        for (array& input : rows) {
+            if (input.flags().row_contiguous) continue;
+            array copy(input.shape(), input.dtype(), nullptr, {});
+            copy.set_data(mlx::core::allocator::malloc(copy.nbytes()));
+            encoder.dispatch(copying(input, copy));
+            encoder.add_temporary(copy);
+            input = copy;
+        }
+        encoder.dispatch(make_(rows, outputs));
     }
     void eval_gpu(const std::vector<array>&, std::vector<array>&) override {
         throw std::runtime_error("quire's CPU kernels do not run on a GPU");
@@ -74,12 +104,13 @@ private:
 };
 
 template <class Make>
-array operation(const char* name, mlx::core::Shape shape, std::vector<array> inputs, Make make) {
+std::vector<array> operation(const char* name, std::vector<mlx::core::Shape> shapes,
+                             std::vector<array> inputs, Make make) {
     const auto stream = mlx::core::default_stream(mlx::core::Device(mlx::core::Device::cpu));
-    for (array& input : inputs) input = mlx::core::contiguous(input, false, stream);
     std::shared_ptr<mlx::core::Primitive> primitive =
         std::make_shared<Operation<Make>>(stream, name, std::move(make));
-    return array(std::move(shape), mlx::core::float32, primitive, std::move(inputs));
+    const std::vector<mlx::core::Dtype> types(shapes.size(), mlx::core::float32);
+    return array::make_arrays(std::move(shapes), types, primitive, inputs);
 }
 
 void require(bool holds, const char* what) {
@@ -202,14 +233,14 @@ array product(const array& x, const array& weight, const std::optional<array>& s
     require(weight.ndim() == 2, "the weight must be a matrix");
     auto shape = x.shape();
     shape.back() = (int)o.tensors.columns;
-    return operation("quire::product", shape, o.arrays,
-                     [t = o.tensors](const std::vector<array>& in, array& out) {
+    return operation("quire::product", {shape}, o.arrays,
+                     [t = o.tensors](const std::vector<array>& in, std::vector<array>& out) {
         const Weight w = t.weight(in);
-        return [w, x = in[0].data<float>(), y = out.data<float>(), count = (int64_t)in[0].size() / t.depth] {
+        return [w, x = in[0].data<float>(), y = out[0].data<float>(), count = (int64_t)in[0].size() / t.depth] {
             float* arranged = scratch_rows(count * kernels().arranged_depth(w));
             multiply(w, x, w.depth, Rows{count, arranged, y, nullptr, w.columns}, arranged);
         };
-    });
+    })[0];
 }
 
 // Products with experts: row i of x with the matrix `experts[i]` of a stack `[experts, columns, ...]`.
@@ -229,12 +260,12 @@ array expert_product(const array& x, const array& experts, const array& weight,
     o.arrays.push_back(astype(experts, int32));
     const size_t at = o.arrays.size() - 1;
     return operation("quire::expert_product",
-                     Shape{experts.shape(0), experts.shape(1), (int)o.tensors.columns}, o.arrays,
-                     [t = o.tensors, at, k, pairs, shared, count](const std::vector<array>& in, array& out) {
+                     {Shape{experts.shape(0), experts.shape(1), (int)o.tensors.columns}}, o.arrays,
+                     [t = o.tensors, at, k, pairs, shared, count](const std::vector<array>& in, std::vector<array>& out) {
         // The weights of all experts are looked up when the task runs: their ids are data.
         std::vector<Weight> stack;
         for (int64_t e = 0; e < count; e++) stack.push_back(t.weight(in, e));
-        return [stack, ids = in[at].data<int32_t>(), x = in[0].data<float>(), y = out.data<float>(), k, pairs,
+        return [stack, ids = in[at].data<int32_t>(), x = in[0].data<float>(), y = out[0].data<float>(), k, pairs,
                 shared] {
             const Kernels& kernel = kernels();
             std::vector<std::vector<int32_t>> rows(stack.size());
@@ -261,7 +292,7 @@ array expert_product(const array& x, const array& experts, const array& weight,
             };
             split(columns, kLeastWork / (depth * pairs) + 1, 12, run);
         };
-    });
+    })[0];
 }
 
 array rms_norm(const array& x, const std::optional<array>& weight, float eps) {
@@ -272,16 +303,16 @@ array rms_norm(const array& x, const std::optional<array>& weight, float eps) {
         require(weight->dtype() == float32 && weight->size() == (size_t)x.shape(-1), "weight must be float32");
         inputs.push_back(*weight);
     }
-    return operation("quire::rms_norm", x.shape(), inputs,
-                     [eps](const std::vector<array>& in, array& out) {
+    return operation("quire::rms_norm", {x.shape()}, inputs,
+                     [eps](const std::vector<array>& in, std::vector<array>& out) {
         const float* weight = in.size() > 1 ? in[1].data<float>() : nullptr;
-        return [eps, weight, x = in[0].data<float>(), y = out.data<float>(), depth = in[0].shape(-1),
+        return [eps, weight, x = in[0].data<float>(), y = out[0].data<float>(), depth = in[0].shape(-1),
                 rows = (int64_t)in[0].size() / in[0].shape(-1)] {
             split(rows, kLeastWork / depth + 1, 1, [&](int64_t begin, int64_t end) {
                 kernels().rms_norm(x, weight, eps, depth, begin, end, y);
             });
         };
-    });
+    })[0];
 }
 
 array gate(const array& gates, const array& up, const std::string& activation) {
@@ -290,15 +321,35 @@ array gate(const array& gates, const array& up, const std::string& activation) {
     require(gates.shape() == up.shape(), "both must have one shape");
     const int act = activation == "silu" ? 0 : 1;
     require(act == 0 || activation == "gelu_pytorch_tanh", "no such activation");
-    return operation("quire::gate", gates.shape(), {gates, up},
-                     [act](const std::vector<array>& in, array& out) {
-        return [act, a = in[0].data<float>(), b = in[1].data<float>(), y = out.data<float>(),
-                size = (int64_t)out.size()] {
+    return operation("quire::gate", {gates.shape()}, {gates, up},
+                     [act](const std::vector<array>& in, std::vector<array>& out) {
+        return [act, a = in[0].data<float>(), b = in[1].data<float>(), y = out[0].data<float>(),
+                size = (int64_t)out[0].size()] {
             split(size, kLeastWork, 64, [&](int64_t begin, int64_t end) {
                 kernels().gate(act, a, b, begin, end, y);
             });
         };
-    });
+    })[0];
+}
+
+// Rotates the first `2 * half` elements of each head: x [rows, heads, dim] by [rows, half] cosines and
+// sines; pairs are halves apart, or neighbours.
+array rotate(const array& x, const array& cosines, const array& sines, bool neighbours) {
+    using namespace mlx::core;
+    require(x.dtype() == float32 && x.ndim() == 3, "x must be float32 [rows, heads, dim]");
+    require(cosines.dtype() == float32 && cosines.shape() == sines.shape() && cosines.ndim() == 2 &&
+                cosines.shape(0) == x.shape(0) && 2 * cosines.shape(1) <= x.shape(2),
+            "cosines and sines must be float32 [rows, half]");
+    return operation("quire::rotate", {x.shape()}, {x, cosines, sines},
+                     [neighbours](const std::vector<array>& in, std::vector<array>& out) {
+        return [neighbours, x = in[0].data<float>(), c = in[1].data<float>(), s = in[2].data<float>(),
+                y = out[0].data<float>(), heads = in[0].shape(1), dim = in[0].shape(2),
+                half = in[1].shape(1), rows = (int64_t)in[0].shape(0)] {
+            split(rows, kLeastWork / (heads * dim) + 1, 1, [&](int64_t begin, int64_t end) {
+                kernels().rotate(x, c, s, heads, dim, 2 * half, neighbours, begin, end, y);
+            });
+        };
+    })[0];
 }
 
 Storage storage_of(const array& pool) {
@@ -309,55 +360,208 @@ Storage storage_of(const array& pool) {
     return Storage::float32;
 }
 
-// Attention of a step's rows over blocks; the arrays are those of `attention.metadata`.
-array attend(const array& q, const array& keys, const array& values, const array& table,
-             const array& table_starts, const array& first_blocks, const array& query_starts,
-             const array& first, const array& last, int kv_heads, float scale, float softcap,
-             const std::optional<array>& sinks) {
+// The arrays of `attention.metadata` among an operation's inputs, from `at` on.
+struct Tables {
+    static constexpr int kCount = 6;
+    const int32_t *table, *starts, *blocks, *rows, *first, *last;
+    int sequences;
+    Tables(const std::vector<array>& in, size_t at)
+        : table(in[at].data<int32_t>()), starts(in[at + 1].data<int32_t>()),
+          blocks(in[at + 2].data<int32_t>()), rows(in[at + 3].data<int32_t>()),
+          first(in[at + 4].data<int32_t>()), last(in[at + 5].data<int32_t>()),
+          sequences((int)in[at + 3].size() - 1) {}
+};
+
+// Rows of one sequence that are attended together, for one KV head.
+struct Task {
+    int sequence, kv_head;
+    int64_t begin, end;
+};
+
+constexpr int64_t kTaskRows = 16;
+
+// Cuts rows where `ends` says, and after `kTaskRows`.
+template <class Ends> std::vector<Task> tasks_of(const Tables& t, int kv_heads, const Ends& ends) {
+    std::vector<Task> tasks;
+    for (int s = 0; s < t.sequences; s++) {
+        for (int64_t row = t.rows[s]; row < t.rows[s + 1];) {
+            int64_t end = row + 1;
+            while (end < t.rows[s + 1] && end - row < kTaskRows && !ends(s, end)) end++;
+            for (int head = 0; head < kv_heads; head++) tasks.push_back({s, head, row, end});
+            row = end;
+        }
+    }
+    return tasks;
+}
+
+void check_tables(const std::vector<array>& tables) {
+    require(tables.size() == Tables::kCount, "there are six tables");
+    for (const array& each : tables) require(each.dtype() == mlx::core::int32, "tables must be int32");
+}
+
+void check_heads(const PagedRows& p) {
+    require(p.heads % p.kv_heads == 0, "the heads are no multiple of the KV heads");
+    require(p.key_dim % 16 == 0 && p.value_dim % 16 == 0 && p.block % 16 == 0,
+            "head sizes and blocks must be multiples of 16");
+}
+
+// Attention of a step's rows over blocks of floats; the tables are those of `attention.metadata`.
+array attend(const array& q, const array& keys, const array& values, const std::vector<array>& tables,
+             int kv_heads, float scale, float softcap, const std::optional<array>& sinks) {
     using namespace mlx::core;
     require(q.dtype() == float32 && q.ndim() == 3, "q must be float32 [rows, heads, key_dim]");
     require(keys.dtype() == values.dtype() && keys.shape(1) == values.shape(1), "keys and values differ");
-    require(keys.shape(2) == q.shape(2) && q.shape(1) % kv_heads == 0, "q does not fit the keys");
-    require(keys.shape(2) % 16 == 0 && values.shape(2) % 16 == 0 && keys.shape(1) % 16 == 0,
-            "head sizes and blocks must be multiples of 16");
+    require(keys.shape(2) == q.shape(2), "q does not fit the keys");
+    check_tables(tables);
     PagedRows p{};
     p.heads = q.shape(1);
     p.kv_heads = kv_heads;
     p.key_dim = q.shape(2);
     p.value_dim = values.shape(2);
     p.block = keys.shape(1);
+    p.blocks = Blocks::floats;
     p.storage = storage_of(keys);
+    p.first_written = INT32_MAX;
     p.scale = scale;
     p.softcap = softcap;
-    std::vector<array> inputs = {q,            keys,         values, table, table_starts,
-                                 first_blocks, query_starts, first,  last};
-    for (size_t i = 3; i < inputs.size(); i++) require(inputs[i].dtype() == int32, "tables must be int32");
+    check_heads(p);
+    std::vector<array> inputs = {q, keys, values};
+    inputs.insert(inputs.end(), tables.begin(), tables.end());
     if (sinks) inputs.push_back(astype(*sinks, float32));
-    return operation("quire::attend", Shape{q.shape(0), p.heads, p.value_dim}, inputs,
-                     [p](const std::vector<array>& in, array& out) mutable {
+    return operation("quire::attend", {Shape{q.shape(0), p.heads, p.value_dim}}, inputs,
+                     [p](const std::vector<array>& in, std::vector<array>& out) mutable {
         p.q = in[0].data<float>();
         p.keys = in[1].data<char>();
         p.values = in[2].data<char>();
         p.sinks = in.size() > 9 ? in[9].data<float>() : nullptr;
-        p.out = out.data<float>();
-        const auto ints = [&](int i) { return in[i].data<int32_t>(); };
-        return [p, table = ints(3), starts = ints(4), blocks = ints(5), rows = ints(6), first = ints(7),
-                last = ints(8), sequences = (int)in[6].size() - 1] {
-            struct Task {
-                int sequence, kv_head;
-                int64_t begin, end;
-            };
-            std::vector<Task> tasks;
-            for (int s = 0; s < sequences; s++)
-                for (int64_t row = rows[s]; row < rows[s + 1]; row += 16)
-                    for (int head = 0; head < p.kv_heads; head++)
-                        tasks.push_back({s, head, row, std::min<int64_t>(rows[s + 1], row + 16)});
+        p.out = out[0].data<float>();
+        return [p, t = Tables(in, 3)] {
+            const auto tasks = tasks_of(t, p.kv_heads, [](int, int64_t) { return false; });
             parallel((int)tasks.size(), [&](int number) {
                 const Task& task = tasks[number];
                 PagedRows part = p;
-                part.table = table + starts[task.sequence] - blocks[task.sequence];
-                part.first = first;
-                part.last = last;
+                part.table = t.table + t.starts[task.sequence] - t.blocks[task.sequence];
+                part.first = t.first;
+                part.last = t.last;
+                kernels().attend(part, task.kv_head, task.begin, task.end,
+                                 scratch(kernels().attend_scratch_floats(part)));
+            });
+        };
+    })[0];
+}
+
+// Codes, scales and biases of vectors, `[vectors, size * bits / 32]` and so on; with a codebook there
+// are its levels in place of biases.
+struct Codes {
+    array codes, scales, offsets;
+    int bits;
+    bool codebook;
+
+    Codes(const std::vector<array>& parts, int bits, bool codebook)
+        : codes(parts.at(0)), scales(parts.at(1)), offsets(parts.at(2)), bits(bits), codebook(codebook) {
+        using namespace mlx::core;
+        require(codes.dtype() == uint32 && scales.dtype() == float16, "codes are uint32, scales float16");
+        require(offsets.dtype() == (codebook ? float32 : float16), "biases are float16, levels float32");
+        require(bits >= 2 && bits <= 8 && bits != 7, "codes have 2, 3, 4, 5, 6 or 8 bits");
+    }
+    int size() const { return (int)((int64_t)codes.shape(-1) * 32 / bits); }
+};
+
+struct CodedShape {
+    int bits, size, group;
+    bool codebook;
+    explicit CodedShape(const Codes& c)
+        : bits(c.bits), size(c.size()), group(c.codebook ? 0 : c.size() / (int)c.scales.shape(-1)),
+          codebook(c.codebook) {
+        require(codebook || group % 16 == 0, "groups must be multiples of 16");
+    }
+    Coded at(const std::vector<array>& in, size_t first) const {
+        const auto halves = [&](size_t i) { return (const uint16_t*)in[i].data<char>(); };
+        return {in[first].data<char>(), halves(first + 1), codebook ? nullptr : halves(first + 2),
+                codebook ? in[first + 2].data<float>() : nullptr, size, bits, group};
+    }
+};
+
+// The same over blocks of codes. Where `written` holds arrays, row r of sequence s reads the block
+// `first_written[r] + n` as written: its keys are those at place `written_places[r] + n` of
+// `written[2 * written_sources[s]]`, its values of the array after that. `places` are these three:
+// first_written, written_sources, written_places.
+//
+// Returns [rows, heads, value size] in the coordinates of the coded values, and the part that comes
+// from blocks as written, in the model's; one array alone where nothing is.
+std::vector<array> attend_coded(const array& q, const std::vector<array>& keys, int key_bits,
+                                const std::vector<array>& values, int value_bits, bool codebook,
+                                bool by_channel, int block, const std::vector<array>& tables,
+                                const std::vector<array>& written, const std::vector<array>& places,
+                                int kv_heads, float scale, float softcap,
+                                const std::optional<array>& sinks) {
+    using namespace mlx::core;
+    require(q.dtype() == float32 && q.ndim() == 3, "q must be float32 [rows, heads, key_dim]");
+    check_tables(tables);
+    const Codes k(keys, key_bits, codebook), v(values, value_bits, codebook);
+    const CodedShape k_shape(k), v_shape(v);
+    require(k_shape.size == (by_channel ? block : (int)q.shape(2)), "q does not fit the keys");
+    require(written.empty() || places.size() == 3, "written blocks need their three tables");
+    PagedRows p{};
+    p.heads = q.shape(1);
+    p.kv_heads = kv_heads;
+    p.key_dim = q.shape(2);
+    p.value_dim = v_shape.size;
+    p.block = block;
+    p.blocks = by_channel ? Blocks::channels : Blocks::tokens;
+    p.storage = Storage::float32;
+    p.first_written = INT32_MAX;
+    p.scale = scale;
+    p.softcap = softcap;
+    check_heads(p);
+    std::vector<array> inputs = {q, k.codes, k.scales, k.offsets, v.codes, v.scales, v.offsets};
+    inputs.insert(inputs.end(), tables.begin(), tables.end());
+    std::vector<Shape> shapes = {Shape{q.shape(0), p.heads, p.value_dim}};
+    const bool tails = !written.empty();
+    if (tails) {
+        for (const array& each : places) require(each.dtype() == int32, "places must be int32");
+        for (const array& each : written) require(each.dtype() == float32, "written blocks must be float32");
+        p.written_dim = written[1].shape(-1);
+        require(p.written_dim % 16 == 0, "head sizes must be multiples of 16");
+        shapes.push_back(Shape{q.shape(0), p.heads, p.written_dim});
+        inputs.insert(inputs.end(), places.begin(), places.end());
+        inputs.insert(inputs.end(), written.begin(), written.end());
+    }
+    const size_t sink_at = inputs.size();
+    if (sinks) inputs.push_back(astype(*sinks, float32));
+    return operation("quire::attend_coded", shapes, inputs,
+                     [p, k_shape, v_shape, tails, sink_at](const std::vector<array>& in,
+                                                           std::vector<array>& out) mutable {
+        constexpr size_t kTables = 7, kPlaces = kTables + Tables::kCount, kWritten = kPlaces + 3;
+        p.q = in[0].data<float>();
+        p.coded_keys = k_shape.at(in, 1);
+        p.coded_values = v_shape.at(in, 4);
+        p.sinks = in.size() > sink_at ? in[sink_at].data<float>() : nullptr;
+        p.out = out[0].data<float>();
+        p.written_out = tails ? out[1].data<float>() : nullptr;
+        std::vector<const float*> sources;
+        for (size_t i = kWritten; tails && i < sink_at; i++) sources.push_back(in[i].data<float>());
+        const auto place = [&](size_t i) { return tails ? in[kPlaces + i].data<int32_t>() : nullptr; };
+        return [p, t = Tables(in, kTables), sources, first_written = place(0), source = place(1),
+                at = place(2), tails] {
+            // Rows that are read together have one own block, from which on blocks are as written.
+            const auto ends = [&](int, int64_t row) {
+                return tails && first_written[row] != first_written[row - 1];
+            };
+            const auto tasks = tasks_of(t, p.kv_heads, ends);
+            parallel((int)tasks.size(), [&](int number) {
+                const Task& task = tasks[number];
+                const int s = task.sequence;
+                PagedRows part = p;
+                part.table = t.table + t.starts[s] - t.blocks[s];
+                part.first = t.first;
+                part.last = t.last;
+                if (tails) {
+                    part.written_keys = sources[2 * source[s]];
+                    part.written_values = sources[2 * source[s] + 1];
+                    part.first_written = first_written[task.begin];
+                    part.written_place = at[task.begin];
+                }
                 kernels().attend(part, task.kv_head, task.begin, task.end,
                                  scratch(kernels().attend_scratch_floats(part)));
             });
@@ -386,9 +590,14 @@ NB_MODULE(_cpu, m) {
           nb::arg("offsets").none() = nb::none(), nb::arg("group_size") = 0, nb::arg("bits") = 0,
           nb::arg("mode") = "affine");
     m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight").none(), nb::arg("eps"));
-    m.def("attend", &attend, nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("block_table"),
-          nb::arg("table_starts"), nb::arg("first_blocks"), nb::arg("query_starts"),
-          nb::arg("first_visible"), nb::arg("last_visible"), nb::arg("kv_heads"), nb::arg("scale"),
-          nb::arg("softcap") = 0.0f, nb::arg("sinks").none() = nb::none());
+    m.def("attend", &attend, nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("tables"),
+          nb::arg("kv_heads"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
+          nb::arg("sinks").none() = nb::none());
+    m.def("attend_coded", &attend_coded, nb::arg("q"), nb::arg("keys"), nb::arg("key_bits"),
+          nb::arg("values"), nb::arg("value_bits"), nb::arg("codebook"), nb::arg("by_channel"),
+          nb::arg("block_tokens"), nb::arg("tables"), nb::arg("written"), nb::arg("places"),
+          nb::arg("kv_heads"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
+          nb::arg("sinks").none() = nb::none());
+    m.def("rotate", &rotate, nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("neighbours"));
     m.def("gate", &gate, nb::arg("gates"), nb::arg("up"), nb::arg("activation"));
 }

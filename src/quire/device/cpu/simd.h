@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
@@ -260,6 +261,18 @@ struct Table16 {
 };
 
 #endif
+
+// Eight codes of `bits` bits, the lowest first, to a byte each.
+template <int bits> inline uint64_t spread_to_bytes(uint64_t codes) {
+#if defined(__BMI2__)
+    constexpr uint64_t mask = ((1u << bits) - 1) * 0x0101010101010101u;
+    return _pdep_u64(codes, mask);
+#else
+    uint64_t bytes = 0;
+    for (int i = 0; i < 8; i++) bytes |= (codes >> (bits * i) & ((1u << bits) - 1)) << (8 * i);
+    return bytes;
+#endif
+}
 
 // 2 to the power of x, to about one unit in the last place, for x of at most 126; below -126 it is 0.
 inline F exp2(F x) {

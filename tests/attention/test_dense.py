@@ -1,7 +1,4 @@
-"""The reference backend against dense attention in float64: all codes decoded, each row sees what
-
-it may.
-"""
+"""The backends against dense attention in float64: all codes decoded, each row sees what it may."""
 
 from __future__ import annotations
 
@@ -11,7 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from quire.attention.backend import Scoring
+from quire.attention.backend import AttentionBackend, Scoring
+from quire.attention.cpu import CPUBackend
 from quire.attention.metadata import build_metadata
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerShape
@@ -20,7 +18,20 @@ from quire.cache.formats.packing import Affine, affine
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
+from quire.device.cpu.kernels import NoKernels, load_kernels
 from tests.attention.rows import HandRows
+
+
+@pytest.fixture(params=["reference", "cpu"])
+def backend(request: pytest.FixtureRequest) -> AttentionBackend:
+    """Each backend that runs here."""
+    if request.param == "reference":
+        return ReferenceBackend()
+    try:
+        return CPUBackend(load_kernels(threads=1))
+    except NoKernels as error:
+        pytest.skip(str(error))
+
 
 PAGE, KV_HEADS, GROUPED = 64, 2, 3
 HEADS = KV_HEADS * GROUPED
@@ -59,9 +70,11 @@ def codes_of(format: KVFormat, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray
         return np.array(k_read), np.array(codec.turn_back(codec.decode(codec.encode(values))))
 
     def read_back(x: mx.array, bits: int) -> np.ndarray:
-        codec: AffineCodec | CodebookCodec = CodebookCodec(x.shape[-1], bits)
+        codec: AffineCodec | CodebookCodec
         if format.scheme == "uniform":
             codec = AffineCodec(x.shape[-1], bits, format.group_size, rotate=False, refit=False)
+        else:
+            codec = CodebookCodec(x.shape[-1], bits)
         return np.array(codec.turn_back(codec.decode(codec.encode(x))))
 
     return read_back(keys, int(format.key_bits)), read_back(values, int(format.value_bits + 0.5))
@@ -100,8 +113,14 @@ class Cache:
     """A store that is written and read as the engine would, for a few sequences of random keys."""
 
     def __init__(
-        self, format: KVFormat, spec: AttentionSpec, lengths: list[int], scoring: Scoring
+        self,
+        backend: AttentionBackend,
+        format: KVFormat,
+        spec: AttentionSpec,
+        lengths: list[int],
+        scoring: Scoring,
     ) -> None:
+        self.backend = backend
         self.store = make_store(LayerShape.of(spec, PAGE, mx.float32), format)
         self.format, self.spec, self.scoring = format, spec, scoring
         rng = np.random.default_rng(spec.head_dim)
@@ -136,7 +155,7 @@ class Cache:
             for i in range(3)
         )
         written = self.store.write(k, v, metadata.slots)
-        prepared = ReferenceBackend().prepare(metadata)
+        prepared = self.backend.prepare(metadata)
         return np.array(prepared.forward(q, self.store, written, self.scoring))
 
     def expected(self, number: int, position: int) -> np.ndarray:
@@ -155,9 +174,11 @@ class Cache:
         )
 
 
-def agrees(format: KVFormat, spec: AttentionSpec, scoring: Scoring) -> None:
+def agrees(
+    backend: AttentionBackend, format: KVFormat, spec: AttentionSpec, scoring: Scoring
+) -> None:
     """Two sequences in chunks, then in steps of one token each, against dense attention."""
-    cache = Cache(format, spec, [1100, 130], scoring)
+    cache = Cache(backend, format, spec, [1100, 130], scoring)
     got: dict[tuple[int, int], np.ndarray] = {}
     steps: list[list[tuple[int, int, int]]] = [
         *([span] for span in ((0, 0, 700), (1, 0, 100), (0, 700, 1090), (1, 100, 125))),
@@ -195,13 +216,15 @@ def _cases() -> Sequence[object]:
 
 @pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize(("format", "dim"), _cases())
-def test_agrees_with_dense_attention(format: KVFormat, dim: int, window: int | None) -> None:
+def test_agrees_with_dense_attention(
+    backend: AttentionBackend, format: KVFormat, dim: int, window: int | None
+) -> None:
     spec: AttentionSpec = FullKV(KV_HEADS, dim)
     sinks = None
     if window is not None:
         spec = WindowKV(KV_HEADS, dim, window, sees_whole_images=True)
         sinks = mx.linspace(-1, 1, HEADS)
-    agrees(format, spec, Scoring(dim**-0.5, sinks=sinks))
+    agrees(backend, format, spec, Scoring(dim**-0.5, sinks=sinks))
 
 
 KINDS = [
@@ -214,22 +237,26 @@ KINDS = [
 
 @pytest.mark.parametrize("format", KINDS, ids=lambda each: each.name)
 @pytest.mark.parametrize(("dim", "value_dim"), [(96, 64), (32, 80)])
-def test_values_of_another_size_than_keys(format: KVFormat, dim: int, value_dim: int) -> None:
+def test_values_of_another_size_than_keys(
+    backend: AttentionBackend, format: KVFormat, dim: int, value_dim: int
+) -> None:
     spec = WindowKV(KV_HEADS, dim, 70, sees_whole_images=True, value_dim=value_dim)
-    agrees(format, spec, Scoring(dim**-0.5))
+    agrees(backend, format, spec, Scoring(dim**-0.5))
 
 
 @pytest.mark.parametrize("format", KINDS, ids=lambda each: each.name)
 @pytest.mark.parametrize("sinks", [None, mx.linspace(-1, 1, HEADS)], ids=["", "sinks"])
-def test_logits_are_capped(format: KVFormat, sinks: mx.array | None) -> None:
+def test_logits_are_capped(
+    backend: AttentionBackend, format: KVFormat, sinks: mx.array | None
+) -> None:
     """By 1.5, where the largest of some hundred logits would be 3 or more."""
-    agrees(format, FullKV(KV_HEADS, 64), Scoring(64**-0.5, 1.5, sinks))
+    agrees(backend, format, FullKV(KV_HEADS, 64), Scoring(64**-0.5, 1.5, sinks))
 
 
-def test_blocks_travel() -> None:
+def test_blocks_travel(backend: AttentionBackend) -> None:
     """What `export` gives, `restore` puts elsewhere, and attention reads the same from there."""
     for format in (KVFormat("page", 4, 4), KVFormat("turbo", 2, 2)):
-        cache = Cache(format, FullKV(KV_HEADS, 64, value_dim=32), [256], Scoring(0.125))
+        cache = Cache(backend, format, FullKV(KV_HEADS, 64, value_dim=32), [256], Scoring(0.125))
         cache.step((0, 0, 192))
         before = cache.step((0, 192, 193))
         old = cache.tables[0]

@@ -1,0 +1,95 @@
+"""The compiled kernels in the places of MLX's operations."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from quire.device.cpu.kernels import CPUKernels
+from quire.device.operations import (
+    ExpertMatrices,
+    GatedExperts,
+    PackedWeight,
+    UnfusedOperations,
+)
+
+_GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
+_FLOATS = (mx.float32, mx.bfloat16)
+
+
+class KernelOperations(UnfusedOperations):
+    """Rows in float32 by weights in float32, bfloat16 or codes. A row's bits are its own."""
+
+    def __init__(self, kernels: CPUKernels) -> None:
+        self.kernels = kernels
+        self._ops = kernels.ops
+
+    def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
+        if x.dtype != mx.float32 or weight.dtype not in _FLOATS:
+            return super().linear(x, weight, bias)
+        y: mx.array = self._ops.product(x, weight, offsets=bias)
+        return y
+
+    def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
+        if not _serves(x, weight):
+            return super().packed_linear(x, weight, bias)
+        packing = weight.packing
+        y: mx.array = self._ops.product(
+            x,
+            weight.codes,
+            weight.scales,
+            weight.biases,
+            bias,
+            group_size=packing.group_size,
+            bits=packing.bits,
+            mode=packing.mode,
+        )
+        return y
+
+    def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array | None:
+        if x.dtype != mx.float32:
+            return None
+        gated = mlp.gating(self._by_expert(x, chosen, mlp.gate), self._by_expert(x, chosen, mlp.up))
+        return self._by_expert(gated, chosen, mlp.down)
+
+    def _by_expert(self, x: mx.array, chosen: mx.array, matrices: ExpertMatrices) -> mx.array:
+        """`[T, in]`, or `[T, k, in]`, by the experts `[T, k]` of each row -> `[T, k, out]`."""
+        weight = matrices.weight
+        if isinstance(weight, mx.array):
+            plain: mx.array = self._ops.expert_product(x, chosen, weight, offsets=matrices.bias)
+            return plain
+        packing = weight.packing
+        packed: mx.array = self._ops.expert_product(
+            x,
+            chosen,
+            weight.codes,
+            weight.scales,
+            weight.biases,
+            matrices.bias,
+            group_size=packing.group_size,
+            bits=packing.bits,
+            mode=packing.mode,
+        )
+        return packed
+
+    def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+        if x.dtype != mx.float32:
+            return super().rms_norm(x, weight, eps)
+        y: mx.array = self._ops.rms_norm(x, weight, eps)
+        return y
+
+    rotates = True
+
+    def rotate(self, angles: tuple[mx.array, mx.array], neighbours: bool, x: mx.array) -> mx.array:
+        rotated: mx.array = self._ops.rotate(x.astype(mx.float32), *angles, neighbours)
+        return rotated.astype(x.dtype)
+
+    def gate(self, name: str, x: mx.array, y: mx.array) -> mx.array | None:
+        if name not in _GATES or x.dtype != mx.float32:
+            return None
+        gated: mx.array = self._ops.gate(x, y, _GATES[name])
+        return gated
+
+
+def _serves(x: mx.array, weight: PackedWeight) -> bool:
+    scales = mx.float32 if weight.packing.mode == "affine" else mx.uint8
+    return x.dtype == mx.float32 and weight.scales.dtype == scales

@@ -1,0 +1,144 @@
+"""What a model computes with weights, as a device does it best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How codes are packed, in MLX's terms.
+
+    Attributes:
+        mode: "affine", "mxfp4", "mxfp8" or "nvfp4".
+    """
+
+    group_size: int
+    bits: int
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """Codes `[..., out, in * bits / 32]` with their scales, and biases where the mode is affine."""
+
+    codes: mx.array
+    scales: mx.array
+    biases: mx.array | None
+    packing: Packing
+
+    def unpacked(self) -> mx.array:
+        """`[..., out, in]`."""
+        return mx.dequantize(
+            self.codes,
+            self.scales,
+            self.biases,
+            group_size=self.packing.group_size,
+            bits=self.packing.bits,
+            mode=self.packing.mode,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrices:
+    """A matrix an expert, `[experts, out, in]` or codes, and perhaps a bias, `[experts, out]`."""
+
+    weight: mx.array | PackedWeight
+    bias: mx.array | None
+
+
+@dataclass(frozen=True, slots=True)
+class GatedExperts:
+    """`down(gating(gate(x), up(x)))` of each expert.
+
+    Attributes:
+        activation: the name of what `gating` applies to its first operand; None has none.
+    """
+
+    gate: ExpertMatrices
+    up: ExpertMatrices
+    down: ExpertMatrices
+    gating: Callable[[mx.array, mx.array], mx.array]
+    activation: str | None
+
+
+class Operations:
+    """MLX's own. A device that has better ones overrides them; what they don't serve stays here."""
+
+    def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
+        """`[..., in]` times the transpose of `[out, in]`, plus `[out]`: `[..., out]`."""
+        return x @ weight.T if bias is None else mx.addmm(bias, x, weight.T)
+
+    def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
+        """The same by codes."""
+        packing = weight.packing
+        y = mx.quantized_matmul(
+            x,
+            weight.codes,
+            weight.scales,
+            weight.biases,
+            transpose=True,
+            group_size=packing.group_size,
+            bits=packing.bits,
+            mode=packing.mode,
+        )
+        return y if bias is None else y + bias
+
+    def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array | None:
+        """Each row by the gated MLPs of its experts.
+
+        Args:
+            x: `[T, hidden]`.
+            chosen: `[T, k]`.
+
+        Returns:
+            `[T, k, hidden]`; None where there is no kernel that does so.
+        """
+        return None
+
+    def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+        """`x / sqrt(mean(x^2) + eps) * weight` over the last axis (arXiv:1910.07467)."""
+        return mx.fast.rms_norm(x, weight, eps)
+
+    rotates = False
+    """Whether there is a kernel behind `rotate`."""
+
+    def rotate(self, angles: tuple[mx.array, mx.array], neighbours: bool, x: mx.array) -> mx.array:
+        """Rotary position embedding (arXiv:2104.09864) of the first `2 * half` elements of heads.
+
+        Args:
+            angles: cosines and sines `[T, half]`, float32.
+            neighbours: whether the two of a pair are neighbours, not half the elements apart.
+            x: `[T, heads, dim]`.
+        """
+        raise NotImplementedError("see `rotates`")
+
+    def gate(self, name: str, x: mx.array, y: mx.array) -> mx.array | None:
+        """`activation(x) * y` for an activation by its name; None where there is no such kernel."""
+        return None
+
+
+class UnfusedOperations(Operations):
+    """Where MLX has no fused kernels: on a CPU it spells `mx.fast.rms_norm` out in ten operations.
+
+    Here they are seven: models with many small norms (Gemma) spend a good part of a step there.
+    """
+
+    def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
+        share, epsilon = _constants(x.shape[-1], eps)
+        wide = x.astype(mx.float32)
+        scale = mx.rsqrt(mx.square(wide).sum(axis=-1, keepdims=True) * share + epsilon)
+        y = (wide * scale).astype(x.dtype)
+        return y if weight is None else y * weight
+
+
+@cache
+def _constants(dim: int, eps: float) -> tuple[mx.array, mx.array]:
+    """As arrays, because MLX makes one of a number in every call."""
+    share, epsilon = mx.array(1.0 / dim), mx.array(eps)
+    mx.eval(share, epsilon)
+    return share, epsilon

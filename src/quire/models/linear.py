@@ -1,0 +1,60 @@
+"""Matrices as layers, multiplied as the device does it best. Their parameters are MLX's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_unflatten
+
+from quire.device.device import current_device
+from quire.device.operations import PackedWeight, Packing
+from quire.models.base import named_layers
+
+
+class Linear(nn.Linear):
+    """`[..., in]` -> `[..., out]`."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return current_device().operations.linear(x, self["weight"], self.get("bias"))
+
+
+class Embedding(nn.Embedding):
+    """A table of rows, which a tied head multiplies by."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """`[..., dim]` -> `[..., rows]`."""
+        return current_device().operations.linear(x, self["weight"], None)
+
+
+class PackedLinear(nn.QuantizedLinear):
+    """`Linear` over codes and scales."""
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return current_device().operations.packed_linear(x, _packed(self), self.get("bias"))
+
+
+class PackedEmbedding(nn.QuantizedEmbedding):
+    """`Embedding` over codes and scales."""
+
+    def as_linear(self, x: mx.array) -> mx.array:
+        """`[..., dim]` -> `[..., rows]`."""
+        return current_device().operations.packed_linear(x, _packed(self), None)
+
+
+def _packed(module: Any) -> PackedWeight:
+    packing = Packing(module.group_size, module.bits, module.mode)
+    return PackedWeight(module["weight"], module["scales"], module.get("biases"), packing)
+
+
+def use_device_products(model: nn.Module) -> None:
+    """Has the device multiply: MLX's linear layers and tables give way to those above."""
+    own: list[tuple[str, nn.Module]] = []
+    for path, module in named_layers(model).items():
+        if type(module) is nn.Linear:
+            outputs, inputs = module["weight"].shape
+            own.append((path, Linear(inputs, outputs, bias="bias" in module)))
+        elif type(module) is nn.Embedding:
+            own.append((path, Embedding(*module["weight"].shape)))
+    model.update_modules(tree_unflatten(own))
