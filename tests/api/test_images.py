@@ -17,7 +17,8 @@ from quire.api.responses.schema import MessageItem
 from quire.api.responses.store import ResponseStore
 from quire.api.shared.unseen import LEFT_OUT
 from quire.media.source import ImageSource, not_taken
-from quire.serving.service import Generation, Service
+from quire.serving.generation import Generation
+from quire.serving.service import Service
 from tests.api.conftest import HTTP, Serve, Served, openai_client
 
 PNG = b"\x89PNG\r\n\x1a\n"

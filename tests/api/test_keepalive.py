@@ -15,7 +15,7 @@ from quire.core.config import ServerConfig
 from quire.core.info import ModelInfo
 from quire.demo import MODEL_DIR
 from quire.serving.assembly import assemble
-from quire.serving.service import Generation
+from quire.serving.generation import Generation
 from quire.text.tokenizer import Tokenizer
 from tests.support import virtual_time
 from tests.support.scripted_engine import Script, ScriptedEngine

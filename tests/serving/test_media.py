@@ -17,7 +17,7 @@ from quire.demo import MODEL_DIR
 from quire.media.fetch import FetchPolicy
 from quire.media.processors import open_processor
 from quire.media.source import ImageSource
-from quire.serving import media as pictures
+from quire.serving import media
 from quire.serving.media import ImageLimits, Pictures, Prompt, as_template_reads, images_of
 
 
@@ -47,25 +47,29 @@ async def test_images_in_flight_are_bounded(
     reader: Pictures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (first,) = images_of(await reader.load(asking("red")))
-    monkeypatch.setattr(pictures, "_HELD_BYTES", 3 * len(first.pixels))
+    prompt = reader.place([18], [first])
+    monkeypatch.setattr(media, "_HELD_BYTES", 3 * len(first.pixels))
     held = [Run(), Run()]
-    for number in range(2):
-        reader.hold(held[number], [reader.place([18], [first])])
-    await reader.load(asking("green"))
+    for run in held:
+        reader.check_room([prompt])
+        reader.hold(run, [prompt])
+    reader.check_room([prompt])
     with pytest.raises(Overloaded, match="in flight") as refused:
-        await reader.load(asking("green", "blue"))
+        reader.check_room([prompt, prompt])
     assert refused.value.code == "too_many_images_in_flight"
+    del run
     held.pop()
     gc.collect()
-    await reader.load(asking("green", "blue"))
+    reader.check_room([prompt, prompt])
 
 
 async def test_alone_a_request_may_hold_more(
     reader: Pictures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it could never be served."""
-    monkeypatch.setattr(pictures, "_HELD_BYTES", 10)
-    assert len(images_of(await reader.load(asking("red", "green")))) == 2
+    monkeypatch.setattr(media, "_HELD_BYTES", 10)
+    images = images_of(await reader.load(asking("red", "green")))
+    reader.check_room([reader.place([18, 18], images)])
 
 
 async def test_the_first_image_too_many_is_named(reader: Pictures) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from quire.core.errors import EngineFailure, RequestError
 from quire.demo import MODEL_DIR
-from quire.serving.bounds import Wanted
+from quire.serving.bounds import AnswerFormat, Wanted
 from quire.serving.sandbox import BinderOpening, GrammarSandbox
 from quire.text.dialects import Tool
 
@@ -27,7 +27,8 @@ SLOW = {
 def wanted(schema: object = None, *tools: Tool, forced: bool = False, strict: str = "") -> Wanted:
     text = None if schema is None else json.dumps(schema)
     names = frozenset({strict} - {""})
-    return Wanted(text, tools, names, forced, "", True, "response_format", "function.parameters")
+    format = None if text is None else AnswerFormat("json_schema", text, "response_format")
+    return Wanted(format, tools, names, forced, "", True, "function.parameters")
 
 
 @asynccontextmanager

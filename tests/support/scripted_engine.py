@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.request import Failure, FinishReason, Output, Request, TokenLogprobs
+from quire.serving.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,35 +32,16 @@ class Script:
     reuse: str = "new"
 
 
-class ScriptedTicket:
-    """A request in flight."""
+class ScriptedTicket(Ticket):
+    """A ticket that remembers whether it was aborted."""
 
-    def __init__(self) -> None:
-        self._ready: deque[Output] = deque()
-        self._wake = asyncio.Event()
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id, self._note)
         self.aborted = False
         self.ended = False
 
-    def put(self, output: Output) -> None:
-        """Hands an output to whoever iterates."""
-        self._ready.append(output)
-        self._wake.set()
-
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        while True:
-            while not self._ready:
-                self._wake.clear()
-                await self._wake.wait()
-            yield self._ready.popleft()
-
-    def take(self) -> list[Output]:
-        taken = list(self._ready)
-        self._ready.clear()
-        return taken
-
-    def abort(self) -> None:
-        if not self.ended:
-            self.aborted = True
+    def _note(self, request_id: str) -> None:
+        self.aborted = not self.ended
 
 
 class ScriptedEngine:
@@ -82,7 +63,7 @@ class ScriptedEngine:
         return [self._submit(request) for request in requests]
 
     def _submit(self, request: Request) -> ScriptedTicket:
-        ticket = ScriptedTicket()
+        ticket = ScriptedTicket(request.id)
         self.requests.append(request)
         self.tickets.append(ticket)
         task = asyncio.create_task(self._play(request, ticket, self.script(request)))

@@ -19,8 +19,8 @@ from quire.api.shared.schema import TokenId, Wire
 from quire.api.shared.sse import compact
 from quire.api.shared.unseen import newest, without_unseen
 from quire.core.errors import NotOffered, RequestError
+from quire.serving.generation import Generation, Thinking
 from quire.serving.sampling_defaults import NAMES
-from quire.serving.service import Generation, Thinking
 
 
 class TokenizeRequest(Wire):
@@ -77,7 +77,7 @@ async def _detokenize(context: Context, request: Request, body: bytes) -> bytes:
     """The rendered answer."""
     fields = context.parse(request, body, DetokenizeRequest)
     context.check_model(fields.model)
-    context.service.check_vocabulary(fields.tokens, "tokens")
+    context.service.prompts.check_vocabulary(fields.tokens, "tokens")
     return compact({"prompt": context.service.tokenizer.decode(fields.tokens)})
 
 

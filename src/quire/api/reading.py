@@ -16,8 +16,8 @@ from quire.core.info import EngineStats, ModelInfo
 from quire.core.request import Image, Request
 from quire.media.processors.base import ImageKey
 from quire.serving.assembly import assemble
-from quire.serving.interface import Ticket
 from quire.serving.job_process import ask
+from quire.serving.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class ReadingContext:
 
     def __call__(self) -> Context:
         service = assemble(_Absent(self.info), self.name, self.config)
-        service.pictures.share(_AskedImages())
+        service.prompts.pictures.share(_AskedImages())
         slots = Slots(self.config.max_concurrent, self.config.max_body_bytes)
         metrics, seal = CallerMetrics(()), Seal(self.config.signing_key)
         return Context(service, self.config, slots, metrics, seal, lambda _: _AskedStore())

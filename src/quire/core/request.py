@@ -184,6 +184,7 @@ class Request:
         prompt: token ids, at least one. Soft tokens of images have the id of the model's mark.
         images: in order; their places do not overlap.
         max_tokens: the most tokens to generate, at least one.
+        min_tokens: before so many tokens no end token comes, unless a grammar allows nothing else.
         stop_token_ids: tokens that end the answer; the one that does is reported, but is no text.
         kv_format: how this sequence's cache is stored; None is the server's default.
         cache_salt: joins the identity of the cached pages; different salts never share.
@@ -196,6 +197,7 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int = 16
+    min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
     kv_format: KVFormat | None = None
     grammar: GrammarSpec | None = None

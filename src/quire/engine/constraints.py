@@ -1,4 +1,4 @@
-"""What holds a sequence's next token: a grammar, a thinking budget, or both."""
+"""What holds a sequence's next token: a grammar, a thinking budget, a least length."""
 
 from __future__ import annotations
 
@@ -16,33 +16,43 @@ class AnswerConstraint:
     """Follows one answer; a `scheduler.sequence.TokenConstraint`. A forced token goes first.
 
     Args:
-        going_on: allows all tokens but those that end an answer. It holds while a grammar leaves a
-            thought free: an answer that ended there would not meet the grammar.
+        endless: allows all tokens but those that end an answer. It holds while a grammar leaves the
+            reasoning free: an answer that ended there would not meet the grammar.
+        min_tokens: so many tokens come before one that ends the answer.
     """
 
     def __init__(
         self,
         grammar: GrammarState | None,
         thinking: ThinkingState | None,
-        going_on: TokenMask,
+        endless: TokenMask,
         vocab_size: int,
+        min_tokens: int = 0,
     ) -> None:
         self._grammar = grammar
         self._thinking = thinking
-        self._going_on = going_on
+        self._endless = endless
         self._vocab_size = vocab_size
+        self._missing = min_tokens
 
     def mask(self) -> TokenMask | None:
         """The tokens that may come next; None allows all."""
         forced = self._thinking.forced() if self._thinking is not None else None
         if forced is not None:
             return mask_of((forced,), self._vocab_size)
-        if self._grammar is None:
-            return None
-        return self._going_on if self._grammar.pending else self._grammar.mask()
+        if self._grammar is not None and self._grammar.pending:
+            return self._endless
+        mask = None if self._grammar is None else self._grammar.mask()
+        if self._missing <= 0:
+            return mask
+        if mask is None:
+            return self._endless
+        longer = mask & self._endless
+        return longer if longer.any() else mask  # a grammar that has been met goes no further
 
     def accept(self, token: int) -> None:
         """Takes the next token of the answer."""
+        self._missing -= 1
         if self._thinking is not None:
             self._thinking.accept(token)
         if self._grammar is not None:
@@ -50,7 +60,7 @@ class AnswerConstraint:
 
 
 class ConstraintFactory:
-    """Makes guides for one model. The grammar compiler is made when first needed.
+    """Makes the constraints of one model. The grammar compiler is made when first needed.
 
     Args:
         folder: holds `tokenizer.json`.
@@ -66,17 +76,21 @@ class ConstraintFactory:
         return GrammarCompiler(self._folder / "tokenizer.json", self._vocab_size, self._eos_ids)
 
     @cached_property
-    def _going_on(self) -> TokenMask:
+    def _endless(self) -> TokenMask:
         return ~mask_of(self._eos_ids, self._vocab_size)
 
     def make(self, request: Request) -> TokenConstraint | None:
-        """The guide that a request asks for, or None.
+        """The constraint that a request asks for, or None.
 
         Raises:
             RequestError: its grammar cannot be compiled.
         """
-        if request.grammar is None and request.thinking is None:
+        if request.grammar is None and request.thinking is None and not request.min_tokens:
             return None
         grammar = self._compiler.compile(request.grammar) if request.grammar is not None else None
         thinking = ThinkingState(request.thinking) if request.thinking is not None else None
-        return AnswerConstraint(grammar, thinking, self._going_on, self._vocab_size)
+        endless = self._endless
+        if request.min_tokens:
+            ends = (each for each in request.stop_token_ids if each < self._vocab_size)
+            endless = endless & ~mask_of(ends, self._vocab_size)
+        return AnswerConstraint(grammar, thinking, endless, self._vocab_size, request.min_tokens)

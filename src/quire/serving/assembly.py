@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from quire.core.config import ServerConfig
@@ -10,42 +9,19 @@ from quire.core.errors import ModelError
 from quire.core.request import SamplingParams
 from quire.media.fetch import FetchPolicy
 from quire.media.processors import ImageProcessor, open_processor
+from quire.serving.constraints import Constraints
 from quire.serving.interface import EngineClient
 from quire.serving.media import ImageLimits, Pictures
+from quire.serving.prompts import Prompts
 from quire.serving.sampling_defaults import overridden, recommended
 from quire.serving.sandbox import BinderOpening, GrammarSandbox
 from quire.serving.service import Service
+from quire.serving.submission import Submission
 from quire.text.controls import Controls, control_tokens
-from quire.text.detokenizer import Detokenizer
 from quire.text.dialects import NONE, choose
-from quire.text.dialects.base import Dialect, Tool, Vocabulary, vocabulary_of
-from quire.text.output import OutputStream
-from quire.text.stops import StopMatcher, StopStrings
+from quire.text.dialects.base import Dialect, vocabulary_of
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
-
-
-class Sources:
-    """Makes the output stream of each request; implements `service.EventSources`."""
-
-    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
-        self._tokenizer = tokenizer
-        self._vocabulary = vocabulary
-
-    def __call__(
-        self,
-        dialect: Dialect,
-        prompt_ids: Sequence[int],
-        tools: Sequence[Tool],
-        stops: StopStrings,
-        *,
-        goes_on: bool,
-    ) -> OutputStream:
-        return OutputStream(
-            Detokenizer(self._tokenizer, after=prompt_ids if goes_on else ()),
-            dialect.parser(prompt_ids, tools, self._vocabulary),
-            StopMatcher(stops),
-        )
 
 
 def _controls(
@@ -111,21 +87,27 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
     own = recommended(folder) if config.sampling_defaults == "model" else SamplingParams()
     processor = open_processor(folder) if "image" in client.info.modalities else None
     mark = _image_mark(folder, tokenizer, processor)
-    allow = config.allow_special_tokens
-    return Service(
-        client,
+    pictures = _pictures(processor, config)
+    prompts = Prompts(
+        lambda: client.info,
         tokenizer,
         template,
+        pictures,
+        _controls(tokenizer, template, dialect, mark, allow=config.allow_special_tokens),
+        drop_volatile=config.drop_volatile_headers,
+    )
+    sandbox = GrammarSandbox(BinderOpening(folder, dialect.name, client.info.vocab_size))
+    constraints = Constraints(dialect, vocabulary, prompts, sandbox)
+    submission = Submission(
+        client,
+        tokenizer,
         vocabulary,
         dialect,
         NONE,
-        Sources(tokenizer, vocabulary),
-        _pictures(processor, config),
-        _controls(tokenizer, template, dialect, mark, allow=allow),
-        GrammarSandbox(BinderOpening(folder, dialect.name, client.info.vocab_size)),
-        name=name,
+        pictures,
+        constraints,
         default_max_tokens=config.default_max_tokens,
         deadline_s=config.request_deadline_s,
-        drop_volatile=config.drop_volatile_headers,
-        sampling=overridden(own, config.sampling_overrides),
     )
+    sampling = overridden(own, config.sampling_overrides)
+    return Service(name, client, prompts, constraints, submission, sampling)

@@ -19,9 +19,9 @@ from quire.constraints.schemas import prepare
 from quire.core.errors import RequestError
 from quire.core.request import GrammarSpec
 from quire.serving.bounds import Bound, Wanted
+from quire.serving.formats import body_rule, whole_answer
 from quire.text.dialects import DIALECTS
 from quire.text.dialects.base import Dialect, Tool, vocabulary_of
-from quire.text.dialects.grammar import json_term
 from quire.text.tokenizer import Tokenizer
 
 MAX_SOURCE = 4 << 20
@@ -60,7 +60,7 @@ class Binder:
         lost = dict.fromkeys(unenforced)
         grammar = self._grammar(wanted, lambda each: lost.setdefault(each))
         if grammar is not None:
-            field = "tools" if wanted.schema is None else wanted.schema_field
+            field = wanted.field
             if len(grammar.source) > MAX_SOURCE:
                 raise RequestError(
                     f"'{field}' makes a grammar of more than {MAX_SOURCE:,} characters.",
@@ -86,7 +86,7 @@ class Binder:
 
     def _prepared(self, wanted: Wanted) -> tuple[Wanted, tuple[str, ...]]:
         """The same with schemas that can be compiled, and what they lost."""
-        lazy = wanted.schema is None and not wanted.forced
+        lazy = wanted.format is None and not wanted.forced
         tools, unenforced = list(wanted.tools), []
         for index, tool in enumerate(wanted.tools):
             if lazy and tool.name not in wanted.strict:
@@ -98,12 +98,12 @@ class Binder:
                 )
                 tools[index] = Tool(tool.name, parameters)
                 unenforced += [f"{tool.name}: {each}" for each in lost]
-        schema = wanted.schema
-        if schema is not None:
-            prepared, lost = self._schema(_read(schema, wanted.schema_field), wanted.schema_field)
-            schema = json.dumps(prepared)
+        format = wanted.format
+        if format is not None and format.kind == "json_schema":
+            prepared, lost = self._schema(_read(format.source, format.field), format.field)
+            format = replace(format, source=json.dumps(prepared))
             unenforced += lost
-        return replace(wanted, schema=schema, tools=tuple(tools)), tuple(unenforced)
+        return replace(wanted, format=format, tools=tuple(tools)), tuple(unenforced)
 
     def _schema(self, schema: Any, field: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         def compiles(pattern: str) -> bool:
@@ -121,20 +121,20 @@ class Binder:
         opener = self._dialect.opener(self._vocabulary)
         if wanted.forced:
             return GrammarSpec("lark", self._calls(wanted, lose), opener=opener)
-        if wanted.schema is None:
+        if wanted.format is None:
             return self._strict_calls(wanted, opener, lose)
-        frame = self._dialect.frame
+        frame = None if wanted.bare else self._dialect.frame
         if not wanted.tools and frame is None:
-            return GrammarSpec("json_schema", wanted.schema)
+            return whole_answer(wanted.format)
         before = "" if frame is None else frame.before(self._vocabulary)
-        rule = f"answer: {before} schema\nschema: {json_term(json.loads(wanted.schema))}\n"
+        rule = f"answer: {before} body\n{body_rule(wanted.format)}\n"
         if not wanted.tools:
             return GrammarSpec("lark", f"start: answer\n{rule}")
         if self._dialect.forced is None:
             raise RequestError(
-                f"'{wanted.schema_field}' is not offered beside 'tools': no grammar holds this "
+                f"'{wanted.field}' is not offered beside 'tools': no grammar holds this "
                 "model's tool calls.",
-                param=wanted.schema_field,
+                param=wanted.field,
                 code="unsupported_parameter",
             )
         calls = re.sub(r"^start:", "calls:", self._calls(wanted, lose), count=1, flags=re.MULTILINE)

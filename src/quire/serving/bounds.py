@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from quire.core.request import GrammarSpec
 from quire.text.dialects.base import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """What an answer has to be.
+
+    Attributes:
+        kind: what `source` is: the JSON text of a schema, a regular expression, a JSON list of the
+            texts of which the answer is one, or a context-free grammar, in Lark's notation or in
+            llama.cpp's (GBNF).
+        field: what the client calls it, for errors.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "grammar"]
+    source: str
+    field: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,21 +30,27 @@ class Wanted:
     """What an answer has to meet.
 
     Attributes:
-        schema: JSON text of the schema of the answer.
+        format: of the answer.
         strict: names of the tools whose calls have to meet their schemas though nothing forces
             them.
         forced: the answer is nothing but calls, of the tool `name` if that is not empty.
-        schema_field, parameters_field: what the client calls them, for errors.
+        parameters_field: what the client calls a tool's schema, for errors.
+        bare: the answer follows a bare prompt, so that the dialect's markers are not in it.
     """
 
-    schema: str | None
+    format: AnswerFormat | None
     tools: tuple[Tool, ...]
     strict: frozenset[str]
     forced: bool
     name: str
     parallel: bool
-    schema_field: str
     parameters_field: str
+    bare: bool = False
+
+    @property
+    def field(self) -> str:
+        """What is at fault if no grammar can be made."""
+        return "tools" if self.format is None else self.format.field
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,7 @@ import logging
 import socket
 import subprocess
 import sys
-from collections import deque
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import psutil
 
@@ -36,6 +34,7 @@ from quire.core.messages import (
     encode,
 )
 from quire.core.request import Failure, FinishReason, Output, Request
+from quire.serving.ticket import Ticket
 
 log = logging.getLogger("quire.process")
 
@@ -47,77 +46,10 @@ _SIGNS = 4
 """How often the engine is asked for a sign of life until it counts as stopped."""
 _SIGN_OF_LIFE = 0  # the number of a question whose answer nobody waits for
 _DEATH_S = 0.2
-_MERGED = 256
-"""Tokens that one waiting output takes in; joining them costs time by their square."""
-
-
-class ProcessTicket:
-    """A request in flight; implements `interface.Ticket`."""
-
-    def __init__(self, engine: ProcessEngine, request_id: str) -> None:
-        self._engine = engine
-        self._id = request_id
-        self._ready: deque[Output] = deque()
-        self._wake: asyncio.Future[None] | None = None
-        self._last: Output | None = None
-        self._ended = False
-
-    def put(self, output: Output) -> None:
-        """Called by the engine's reader."""
-        self._last = output
-        self._ready.append(output)
-        self._ended = output.finish is not None
-        self._notify()
-
-    def put_tokens(self, tokens: tuple[int, ...]) -> None:
-        """Called by the engine's reader for an output that is just more tokens."""
-        assert self._last is not None, "the first output of a request comes whole"
-        waiting = self._ready[-1] if self._ready else None
-        if waiting is not None and not waiting.logprobs and len(waiting.token_ids) < _MERGED:
-            self._ready[-1] = replace(waiting, token_ids=waiting.token_ids + tokens)
-        else:
-            last = self._last
-            self._ready.append(
-                Output(
-                    self._id,
-                    tokens,
-                    prompt_tokens=last.prompt_tokens,
-                    cached_tokens=last.cached_tokens,
-                    reuse=last.reuse,
-                )
-            )
-        self._notify()
-
-    def take(self) -> list[Output]:
-        """See `interface.Ticket.take`."""
-        outputs = list(self._ready)
-        self._ready.clear()
-        return outputs
-
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        while True:
-            while not self._ready:
-                if self._ended:
-                    return
-                self._wake = asyncio.get_running_loop().create_future()
-                await self._wake
-            output = self._ready.popleft()
-            yield output
-            if output.finish is not None:
-                return
-
-    def abort(self) -> None:
-        """See `interface.Ticket.abort`."""
-        if not self._ended:
-            self._engine.abort(self._id)
-
-    def _notify(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
 
 
 class ProcessEngine:
-    """Owns the engine's process; implements `interface.EngineClient`. Made by `start`."""
+    """Owns the engine's process; implements `EngineClient`. Made by `start`."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], pipe: socket.socket, patience_s: float
@@ -127,7 +59,7 @@ class ProcessEngine:
         self._frames = Frames(pipe)
         self._loop = asyncio.get_running_loop()
         self._outgoing = bytearray()
-        self._tickets: dict[str, ProcessTicket] = {}
+        self._tickets: dict[str, Ticket] = {}
         self._stats: dict[int, asyncio.Future[EngineStats]] = {}
         self._asked = 0
         self._opened: asyncio.Future[ModelInfo] = self._loop.create_future()
@@ -185,7 +117,7 @@ class ProcessEngine:
         """Why the engine cannot go on, or does not answer at present; None while it does."""
         return self._failure or self._silence
 
-    def submit(self, requests: Sequence[Request]) -> list[ProcessTicket]:
+    def submit(self, requests: Sequence[Request]) -> list[Ticket]:
         """Queues requests.
 
         Raises:
@@ -193,7 +125,7 @@ class ProcessEngine:
         """
         if self.failure is not None:
             raise EngineFailure(self.failure)
-        tickets = [ProcessTicket(self, request.id) for request in requests]
+        tickets = [Ticket(request.id, self.abort) for request in requests]
         self._tickets.update(zip((request.id for request in requests), tickets, strict=True))
         self._send(Submit(tuple(requests)))
         return tickets

@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from quire.core.info import EngineStats, ModelInfo
-from quire.core.request import Output, Request
-
-
-class Ticket(Protocol):
-    """A request in flight: iterate its outputs, or abort it. The last output has `finish` set."""
-
-    def __aiter__(self) -> AsyncIterator[Output]: ...
-
-    def take(self) -> list[Output]:
-        """Outputs that have arrived and were not iterated yet, without waiting; empty if none.
-
-        A stream that was woken for one output, or that a slow reader held up, renders all that is
-        ready into one write. Consecutive waiting outputs may be merged into one.
-        """
-        ...
-
-    def abort(self) -> None:
-        """Ends the request by the next step. Harmless after the end; safe to call twice."""
-        ...
+from quire.core.request import Request
+from quire.serving.ticket import Ticket
 
 
 class EngineClient(Protocol):

@@ -62,7 +62,7 @@ class GrammarSandbox:
             RequestError: it cannot be compiled, or not within the limits.
             EngineFailure: there is no process to do it.
         """
-        field = "tools" if wanted.schema is None else wanted.schema_field
+        field = wanted.field
         try:
             asked = pickle.dumps(wanted)
             key = blake2b(asked, digest_size=16).digest()

@@ -125,9 +125,9 @@ def test_a_failure_in_the_midst_is_an_error_event(serve: Serve) -> None:
 def test_pings_keep_a_silent_stream_open(serve: Serve, monkeypatch: Any) -> None:
     monkeypatch.setattr(sse, "KEEPALIVE_S", 0.05)
     held = serve().ids(ANSWER[ANSWER.index("<|tool_call>") :])
-    names = outline(events_of(serve(lambda _: Script(held, delay_s=0.01))))
+    names = outline(events_of(serve(lambda _: Script(held, delay_s=0.2, group=8))))
     assert names[0] == "message_start"
-    assert names[1] == "ping"  # for the call is held back until it is complete
+    assert "ping" in names[1:-1]
     assert names[-1] == "message_stop"
 
 

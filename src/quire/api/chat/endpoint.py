@@ -22,6 +22,7 @@ from quire.api.shared.content import Message, custom_input, to_template
 from quire.api.shared.context import Context, common_fields
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
+from quire.api.shared.formats import FormatFields, any_object
 from quire.api.shared.render import chat_logprobs, finish_reason, stop_reason, usage_body
 from quire.api.shared.schema import (
     GenerationFields,
@@ -29,15 +30,15 @@ from quire.api.shared.schema import (
     Verbosity,
     Wire,
     note_verbosity,
-    parse_json,
     tag_by_type,
 )
 from quire.api.shared.sse import EventStream, compact, quoted, run_headers
 from quire.api.shared.thinking import ThinkingFields, offered, template_variables
 from quire.api.shared.unseen import newest, without_unseen
 from quire.core.errors import RequestError
-from quire.serving.runs import ChoiceEvent, Run
-from quire.serving.service import Generation, Prepared
+from quire.serving.bounds import AnswerFormat
+from quire.serving.generation import Generation, Prepared
+from quire.serving.streams import ChoiceEvent, GenerationStream
 from quire.text.events import (
     Event,
     Failed,
@@ -89,7 +90,7 @@ ResponseFormat = Annotated[
 ]
 
 
-class ChatRequest(GenerationFields, ThinkingFields):
+class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
 
     messages: list[Message] = Field(min_length=1)
@@ -103,9 +104,6 @@ class ChatRequest(GenerationFields, ThinkingFields):
     modalities: list[Literal["text"]] | None = None
     verbosity: Verbosity | None = None
 
-    guided_json: str | dict[str, Any] | None = Field(
-        default=None, description="response_format, as vLLM and llama.cpp call it"
-    )
     continue_final_message: bool | None = None
 
     audio: None = Field(default=None, description="answers are text")
@@ -150,35 +148,24 @@ class ChatRequest(GenerationFields, ThinkingFields):
             tool_choice=tools.choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             max_tokens=self.max_completion_tokens or self.max_tokens,
-            schema=self._schema(),
+            format=self.answer_format(scope, self._format()),
+            show_reasoning=self.shows_reasoning,
             thinking=offered(service, scope, *self.wanted()),
             template_kwargs=template_variables(service, scope, self.chat_template_kwargs),
             continue_final=self.continue_final_message is True,
             **common,
         )
 
-    def _schema(self) -> str | None:
+    def _format(self) -> AnswerFormat | None:
+        """What `response_format` asks for."""
         match self.response_format:
             case JsonObjectFormat():
-                return '{"type":"object"}'
+                return any_object("response_format")
             case JsonSchemaFormat(json_schema=named):
-                return compact(named.schema_ if named.schema_ is not None else {}).decode()
-            case _ if self.guided_json is not None:
-                return self._guide(self.guided_json)
+                schema = compact(named.schema_ if named.schema_ is not None else {}).decode()
+                return AnswerFormat("json_schema", schema, "response_format")
             case _:
                 return None
-
-    def _guide(self, schema: str | dict[str, Any]) -> str:
-        """The schema in `guided_json`, which may be JSON text."""
-        try:
-            read = parse_json(schema.encode()) if isinstance(schema, str) else schema
-        except RequestError:
-            read = None
-        if not isinstance(read, dict):
-            raise RequestError(
-                "'guided_json' must be a JSON schema.", param="guided_json", code="invalid_schema"
-            )
-        return compact(read).decode()
 
 
 class ChatChunks:
@@ -187,7 +174,7 @@ class ChatChunks:
     def __init__(
         self,
         identity: Mapping[str, Any],
-        run: Run,
+        run: GenerationStream,
         tokenizer: Tokenizer,
         tools: Toolbox,
         *,

@@ -18,14 +18,16 @@ from starlette.responses import JSONResponse, Response
 from quire.api.shared.context import Context, common_fields
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
+from quire.api.shared.formats import FormatFields
 from quire.api.shared.limits import check_count
 from quire.api.shared.render import clamp, finish_reason, stop_reason, token_text, usage_body
 from quire.api.shared.schema import GenerationFields, TokenId
 from quire.api.shared.sse import EventStream, compact, quoted, run_headers
 from quire.core.errors import RequestError
 from quire.core.request import TokenLogprobs
-from quire.serving.runs import ChoiceEvent, Run
-from quire.serving.service import Generation, Prepared, Service
+from quire.serving.generation import Generation, Prepared
+from quire.serving.service import Service
+from quire.serving.streams import ChoiceEvent, GenerationStream
 from quire.text.events import Event, Failed, Finished, Text
 from quire.text.output import Answer
 from quire.text.tokenizer import Tokenizer
@@ -58,7 +60,7 @@ Prompt = Annotated[
 ]
 
 
-class CompletionRequest(GenerationFields):
+class CompletionRequest(GenerationFields, FormatFields):
     """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
 
     prompt: Prompt
@@ -67,7 +69,7 @@ class CompletionRequest(GenerationFields):
     best_of: int | None = Field(default=None, ge=1, le=128)
     suffix: None = Field(default=None, description="answers follow a prompt, they fill no gap")
 
-    def generation(self, context: Context, headers: Mapping[str, str]) -> Generation:
+    def generation(self, context: Context, request: Request) -> Generation:
         """What is asked for, free of the protocol.
 
         Raises:
@@ -90,7 +92,8 @@ class CompletionRequest(GenerationFields):
         return Generation(
             prompts=prompts,
             max_tokens=self.max_tokens or _DEFAULT_MAX_TOKENS,
-            **common_fields(context, self, headers, logprobs=self.logprobs),
+            format=self.answer_format(request.scope),
+            **common_fields(context, self, request.headers, logprobs=self.logprobs),
         )
 
     def prompts(self) -> tuple[str | tuple[int, ...], ...]:
@@ -138,7 +141,7 @@ class CompletionChunks:
     def __init__(
         self,
         identity: Mapping[str, Any],
-        run: Run,
+        run: GenerationStream,
         tokenizer: Tokenizer,
         *,
         echoes: list[str] | None,
@@ -219,7 +222,7 @@ class _Asked:
 
 async def _read(context: Context, request: Request, body: bytes) -> _Asked:
     fields = context.parse(request, body, CompletionRequest)
-    prepared = await context.prepare(fields.generation(context, request.headers))
+    prepared = await context.prepare(fields.generation(context, request))
     return _Asked(
         prepared,
         echoes=_echoes(context.service, fields) if fields.echo else None,

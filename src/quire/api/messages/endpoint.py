@@ -40,7 +40,8 @@ from quire.api.shared.sse import EventStream, compact, run_headers
 from quire.api.shared.thinking import offered
 from quire.api.shared.unseen import newest, without_unseen
 from quire.core.errors import RequestError
-from quire.serving.service import FieldNames, Generation, Prepared, Thinking, ToolChoice
+from quire.serving.bounds import AnswerFormat
+from quire.serving.generation import FieldNames, Generation, Prepared, Thinking, ToolChoice
 
 Fields = TypeVar("Fields", bound=CountRequest)
 
@@ -48,9 +49,7 @@ VERSIONS = ("2026-10-21", "2023-06-01")
 """Versions of the API that are served alike. The later one of Anthropic's drops `temperature`,
 `top_p` and `top_k`; here they keep their meaning in both."""
 
-_NAMES = FieldNames(
-    stops="stop_sequences", schema="output_config.format", parameters="input_schema"
-)
+_NAMES = FieldNames(stops="stop_sequences", parameters="input_schema")
 _SHARE = 0.8  # of `max_tokens`, for a thought whose length is left to the model
 
 
@@ -182,7 +181,7 @@ def _generation(
         prompt,
         max_tokens=fields.max_tokens,
         stops=tuple(fields.stop_sequences or ()),
-        schema=_schema(fields),
+        format=_format(fields),
         thinking=_limited(context, fields, prompt.thinking),
         **decoding(context, fields, request.headers),
     )
@@ -232,7 +231,7 @@ def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> T
             param="thinking.budget_tokens",
             code="above_max_value",
         )
-    if not context.service.can_limit_thoughts:
+    if not context.service.constraints.can_limit_thoughts:
         if budget is None:
             return thinking
         raise RequestError(
@@ -245,11 +244,13 @@ def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> T
     return replace(thinking, budget=budget)
 
 
-def _schema(fields: MessagesRequest) -> str | None:
-    """JSON text of the schema that the answer must meet."""
+def _format(fields: MessagesRequest) -> AnswerFormat | None:
+    """What the answer must meet."""
     config = fields.output_config
     wanted = fields.output_format if config is None or config.format is None else config.format
-    return None if wanted is None else compact(wanted.schema_).decode()
+    if wanted is None:
+        return None
+    return AnswerFormat("json_schema", compact(wanted.schema_).decode(), "output_config.format")
 
 
 def _thoughts(fields: CountRequest) -> Thoughts:

@@ -11,7 +11,7 @@ from quire.api.shared.errors import anthropic_body
 from quire.api.shared.seal import Seal
 from quire.api.shared.sse import compact
 from quire.core.request import FinishReason
-from quire.serving.runs import ChoiceEvent, Run
+from quire.serving.streams import ChoiceEvent, GenerationStream
 from quire.text.events import (
     Event,
     Failed,
@@ -110,7 +110,7 @@ class _OpenBlock:
 class MessageEvents:
     """Turns events into Anthropic's, which count and nest the blocks of the content."""
 
-    def __init__(self, answering: Answering, run: Run, seal: Seal) -> None:
+    def __init__(self, answering: Answering, run: GenerationStream, seal: Seal) -> None:
         self._answering = answering
         self._run = run
         self._seal = seal

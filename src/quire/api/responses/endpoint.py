@@ -30,6 +30,7 @@ from quire.api.responses.tools import Toolbox, toolbox
 from quire.api.shared.access import note
 from quire.api.shared.context import Context, decoding
 from quire.api.shared.fold import consume
+from quire.api.shared.formats import any_object
 from quire.api.shared.limits import check_count
 from quire.api.shared.schema import check_stream_options, note_verbosity
 from quire.api.shared.sse import EventStream, compact, run_headers
@@ -37,10 +38,11 @@ from quire.api.shared.thinking import offered
 from quire.api.shared.unseen import newest, without_unseen
 from quire.core.errors import NotFound, RequestError
 from quire.core.request import SamplingParams
-from quire.serving.service import FieldNames, Generation, Prepared, Thinking
+from quire.serving.bounds import AnswerFormat
+from quire.serving.generation import FieldNames, Generation, Prepared, Thinking
 
 _ITEMS: TypeAdapter[tuple[Item, ...]] = TypeAdapter(tuple[Item, ...])
-_NAMES = FieldNames(messages="input", schema="text.format", parameters="parameters")
+_NAMES = FieldNames(messages="input", parameters="parameters")
 _ROOM = 8  # the share of the context that `truncation: auto` leaves for an answer, one in so many
 
 
@@ -208,7 +210,7 @@ def _generation(
         "tool_choice": tools.choice,
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "max_tokens": fields.max_output_tokens,
-        "schema": _schema(fields),
+        "format": _format(fields),
         "thinking": _thinking(context, fields, request.scope),
         "names": _NAMES,
         **decoding(
@@ -228,11 +230,11 @@ def _summary(reasoning: Reasoning | None) -> str | None:
     return None if reasoning is None else reasoning.summary or reasoning.generate_summary
 
 
-def _schema(fields: ResponsesRequest) -> str | None:
-    """JSON text of the schema that the answer must meet."""
+def _format(fields: ResponsesRequest) -> AnswerFormat | None:
+    """What the answer must meet."""
     match fields.text.format if fields.text is not None else None:
         case TextFormat(type="json_object"):
-            return '{"type":"object"}'
+            return any_object("text.format")
         case TextFormat(type="json_schema", schema_=schema):
             if schema is None:
                 raise RequestError(
@@ -240,7 +242,7 @@ def _schema(fields: ResponsesRequest) -> str | None:
                     param="text.format.schema",
                     code="missing_required_parameter",
                 )
-            return compact(schema).decode()
+            return AnswerFormat("json_schema", compact(schema).decode(), "text.format")
         case _:
             return None
 

@@ -21,7 +21,7 @@ from quire.api.responses.tools import Toolbox
 from quire.api.shared.seal import Seal
 from quire.api.shared.sse import compact
 from quire.core.request import Failure, FinishReason
-from quire.serving.runs import ChoiceEvent
+from quire.serving.streams import ChoiceEvent
 from quire.text.events import (
     Event,
     Failed,

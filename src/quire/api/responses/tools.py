@@ -23,7 +23,7 @@ from quire.api.responses.schema import (
 )
 from quire.api.shared.content import INPUT, function_tool
 from quire.core.errors import RequestError
-from quire.serving.service import ToolChoice
+from quire.serving.generation import ToolChoice
 
 SEARCH = "tool_search"
 """The function that stands for a search for tools."""

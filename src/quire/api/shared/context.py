@@ -32,9 +32,10 @@ from quire.core.errors import NotFound, RequestError
 from quire.core.kv_choice import choose_format
 from quire.core.kv_format import KVFormat
 from quire.core.request import Image, SamplingParams
+from quire.serving.generation import Elsewhere, Generation, Prepared
 from quire.serving.jobs import Jobs
-from quire.serving.runs import Run
-from quire.serving.service import Elsewhere, Generation, Prepared, Service
+from quire.serving.service import Service
+from quire.serving.streams import GenerationStream
 
 BITS_HEADER = "x-quire-kv-bits"
 SCHEME_HEADER = "x-quire-kv-scheme"
@@ -68,7 +69,7 @@ class Context:
     kept: Callable[[Request], Kept]
     jobs: Jobs | None = None
 
-    async def begin(self, request: Request, prepared: Prepared) -> Run:
+    async def begin(self, request: Request, prepared: Prepared) -> GenerationStream:
         """Queues a generation for whoever asks.
 
         Raises:
@@ -107,7 +108,7 @@ class Context:
                     return await reader(self, request, body)
             assert self.jobs is not None, "nothing is elsewhere without jobs"
             lent: list[Image] = []  # as long as the result refers to them
-            images = self.service.pictures.answers(lent)
+            images = self.service.prompts.pictures.answers(lent)
             known = images | dict(answers or {})
             work = self.jobs.run(_read_away, reader, _carried(request), body, answers=known)
             read: tuple[Result, dict[str, Any]] = await until_gone(request.receive, work)
@@ -137,12 +138,12 @@ class Context:
         return await self.service.prepare(spec, light=self.jobs is not None)
 
     async def load_images(self, spec: Generation) -> Generation:
-        """See `Service.load_images`."""
-        return await self.service.load_images(spec, light=self.jobs is not None)
+        """See `Prompts.load_images`."""
+        return await self.service.prompts.load_images(spec, light=self.jobs is not None)
 
     async def tokens(self, spec: Generation) -> list[tuple[int, ...]]:
-        """See `Service.tokens`."""
-        return await self.service.tokens(spec, light=self.jobs is not None)
+        """See `Prompts.tokens`."""
+        return await self.service.prompts.tokens(spec, light=self.jobs is not None)
 
     def check_model(self, name: str | None) -> None:
         """Raises `NotFound` for a model that is not served; None means the one that is."""
@@ -224,6 +225,7 @@ def common_fields(
     check_stream_options(fields.stream_options, stream=fields.stream)
     return {
         "n": fields.n or 1,
+        "min_tokens": fields.min_tokens or 0,
         "stops": fields.stops(),
         **decoding(context, fields, headers, logprobs=logprobs),
     }

@@ -11,19 +11,21 @@ from starlette.requests import Request
 from quire.api.shared.access import note
 from quire.api.shared.errors import RunFailed
 from quire.api.shared.sse import abort_when_gone
-from quire.serving.runs import Run
+from quire.serving.streams import GenerationStream
 from quire.text.events import Event, Failed
 from quire.text.output import Answer, Fold
 
 
-async def collect(request: Request, run: Run) -> list[Answer]:
+async def collect(request: Request, run: GenerationStream) -> list[Answer]:
     """The answers of a run, by choice; see `consume`."""
     folds = [Fold() for _ in run.choices]
     await consume(request, run, lambda index, event: folds[index].add(event))
     return [each.answer() for each in folds]
 
 
-async def consume(request: Request, run: Run, take: Callable[[int, Event], None]) -> None:
+async def consume(
+    request: Request, run: GenerationStream, take: Callable[[int, Event], None]
+) -> None:
     """Hands every event of a run to `take`, with the number of its choice.
 
     The run is aborted as soon as the client goes away.

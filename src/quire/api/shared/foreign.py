@@ -15,8 +15,11 @@ from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
 ALIASES = {
+    "guided_grammar": ("grammar", "ebnf"),
     "guided_json": ("json_schema",),
+    "guided_regex": ("regex",),
     "max_tokens": ("max_new_tokens", "n_predict", "num_predict"),
+    "min_tokens": ("min_new_tokens",),
     "repetition_penalty": ("repeat_penalty", "rep_pen"),
     "seed": ("random_seed", "sampling_seed"),
     "stop": ("stop_sequences",),
@@ -93,6 +96,10 @@ temperature_last template think_mode timeout timings_per_token token_healing too
 tool_stream top_a top_n_sigma top_n_tokens trace transforms translation_options truncate
 truncate_prompt_tokens truncation_length ttl typical usage vl_high_resolution_images vllm_xargs
 watermark xtc_threshold
+
+structured_outputs.disable_additional_properties structured_outputs.disable_any_whitespace
+structured_outputs.disable_fallback structured_outputs.structural_tag
+structured_outputs.whitespace_pattern
 
 reasoning.exclude reasoning.summary stream_options.continuous_usage_stats
 stream_options.chunk_include_usage

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from quire.api.shared.auth import EVERYONE
 from quire.core.info import EngineStats
-from quire.serving.runs import Observer
+from quire.serving.streams import Observer
 from quire.text.events import Failed, Finished
 
 _TTFT_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -49,7 +49,7 @@ class Histogram:
 
 
 class Metrics:
-    """The HTTP side's counters; `quire.serving.runs.Observer` is how the service feeds them."""
+    """The HTTP side's counters; `quire.serving.streams.Observer` is how the service feeds them."""
 
     def __init__(self) -> None:
         self.time_to_first_token = Histogram(_TTFT_S)
@@ -125,7 +125,7 @@ class CallerMetrics:
 
 
 class _Both:
-    """Counts the same in several places; implements `quire.serving.runs.Observer`."""
+    """Counts the same in several places; implements `quire.serving.streams.Observer`."""
 
     def __init__(self, places: tuple[Metrics, ...]) -> None:
         self._places = places

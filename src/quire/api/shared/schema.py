@@ -390,6 +390,7 @@ class GenerationFields(DecodingFields):
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=None, ge=1, le=128)
     max_tokens: TokenCount | None = None
+    min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
     stop: Strings | None = None
     user: str | None = None
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.api.shared.access import note
 from quire.api.shared.errors import error_response
-from quire.serving.runs import ChoiceEvent, Run
+from quire.serving.streams import ChoiceEvent, GenerationStream
 from quire.text.events import Failed, Finished
 
 KEEPALIVE_S = 15.0
@@ -50,7 +50,7 @@ def compact(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def run_headers(run: Run) -> dict[str, str]:
+def run_headers(run: GenerationStream) -> dict[str, str]:
     """How much of the prompt was read from the prefix cache, and why no more; what of the
     client's schemas is left to the model."""
     reuse = run.reuse.encode("ascii", "replace").decode()
@@ -61,7 +61,7 @@ def run_headers(run: Run) -> dict[str, str]:
     return headers
 
 
-async def abort_when_gone(receive: Receive, run: Run) -> None:
+async def abort_when_gone(receive: Receive, run: GenerationStream) -> None:
     """Waits until the client goes away, then aborts the run."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -82,7 +82,11 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, run: Run, renderer: Renderer, *, keepalive: Callable[[], bytes] = lambda: _COMMENT
+        self,
+        run: GenerationStream,
+        renderer: Renderer,
+        *,
+        keepalive: Callable[[], bytes] = lambda: _COMMENT,
     ) -> None:
         super().__init__(media_type=self.media_type)
         self._run = run

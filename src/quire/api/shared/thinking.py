@@ -11,7 +11,9 @@ from starlette.types import Scope
 from quire.api.shared.access import note_ignored
 from quire.api.shared.schema import Wire
 from quire.core.errors import RequestError
-from quire.serving.service import RESERVED_VARIABLES, THINKING_VARIABLES, Service, Thinking
+from quire.serving.generation import Thinking
+from quire.serving.prompts import RESERVED_VARIABLES, THINKING_VARIABLES
+from quire.serving.service import Service
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -30,6 +32,7 @@ class ReasoningOptions(Wire):
     effort: Effort | None = None
     enabled: bool | None = None
     max_tokens: int | None = Field(default=None, ge=0, lt=2**31)
+    exclude: bool | None = None
 
 
 class ThinkingFields(Wire):
@@ -41,7 +44,14 @@ class ThinkingFields(Wire):
     think: bool | Effort | None = None
     reasoning_effort: Effort | None = None
     thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
+    include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def shows_reasoning(self) -> bool:
+        """Whether the client gets the reasoning, if there is any."""
+        excluded = self.reasoning is not None and self.reasoning.exclude is True
+        return self.include_reasoning is not False and not excluded
 
     def wanted(self) -> tuple[Thinking, str]:
         """What is asked for, and the field that says so."""
@@ -67,7 +77,7 @@ class ThinkingFields(Wire):
 
 def offered(service: Service, scope: Scope, thinking: Thinking, param: str) -> Thinking:
     """What of it the served model can do; a client is told if that is nothing."""
-    if thinking.enabled and not service.can_think:
+    if thinking.enabled and not service.constraints.can_think:
         note_ignored(scope, [param])
         return Thinking()
     return thinking

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from quire.core.request import Failure, FinishReason, Output
-from quire.serving.interface import Ticket
+from quire.serving.ticket import Ticket
 from quire.text.events import (
     Event,
     Failed,
@@ -24,21 +24,11 @@ from quire.text.events import (
     ToolCallEnded,
     Usage,
 )
+from quire.text.output import OutputStream
 
 log = logging.getLogger("quire.service")
 
 ChoiceEvent = tuple[int, Event]
-
-
-class EventSource(Protocol):
-    """Turns one request's outputs into events."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string matched, so that the engine need not go on."""
-        ...
-
-    def feed(self, output: Output) -> list[Event]: ...
 
 
 class Observer(Protocol):
@@ -61,20 +51,28 @@ class Unobserved:
     def ended(self, event: Finished | Failed) -> None: ...
 
 
-class Choice:
+class ChoiceStream:
     """One answer in the making: a ticket, and what turns its outputs into events.
 
     Args:
         one_call: the answer ends with its first tool call.
+        show_reasoning: whether the reasoning is among the events.
     """
 
     def __init__(
-        self, ticket: Ticket, source: EventSource, observer: Observer, *, one_call: bool = False
+        self,
+        ticket: Ticket,
+        output: OutputStream,
+        observer: Observer,
+        *,
+        one_call: bool = False,
+        show_reasoning: bool = True,
     ) -> None:
         self._ticket = ticket
-        self._source = source
+        self._output = output
         self._observer = observer
         self._one_call = one_call
+        self._show_reasoning = show_reasoning
         self._called = False
         self._started = self._last = time.perf_counter()
         self.first_token_s: float | None = None
@@ -112,12 +110,14 @@ class Choice:
     def _feed(self, output: Output) -> list[Event]:
         self._observe(output)
         try:
-            events = self._source.feed(output)
+            events = self._output.feed(output)
         except Exception:  # a parser's fault ends this request with an error, not its neighbours
             log.exception("request %s: its output could not be read", output.request_id)
             return [self._fail("The model's output could not be read.")]
-        if self._source.stopped:
+        if self._output.stopped:
             self._ticket.abort()
+        if not self._show_reasoning:
+            events = [event for event in events if not isinstance(event, Reasoning)]
         if self._one_call:
             events = self._until_first_call(events)
         if events and isinstance(end := events[-1], Finished | Failed):
@@ -161,7 +161,7 @@ class Choice:
         self._observer.ended(event)
 
 
-class Run:
+class GenerationStream:
     """An accepted generation: one or several choices, numbered prompt by prompt.
 
     Attributes:
@@ -172,7 +172,7 @@ class Run:
     def __init__(
         self,
         prompts: Sequence[tuple[int, ...]],
-        choices: Sequence[Choice],
+        choices: Sequence[ChoiceStream],
         unenforced: Sequence[str] = (),
     ) -> None:
         self.prompts = prompts
@@ -263,7 +263,9 @@ def _outcome(end: Finished | Failed | None) -> str:
             return "abort"
 
 
-async def _pump(index: int, choice: Choice, ready: asyncio.Queue[list[ChoiceEvent] | None]) -> None:
+async def _pump(
+    index: int, choice: ChoiceStream, ready: asyncio.Queue[list[ChoiceEvent] | None]
+) -> None:
     """Moves one choice's batches to the queue that all choices share; None marks its end."""
     try:
         async for events in choice.batches():
@@ -277,7 +279,7 @@ def merge(events: list[Event]) -> list[Event]:
     merged: list[Event] = []
     alike: list[Event] = []
     for event in events:
-        if alike and not _goes_on(alike[0], event):
+        if alike and not _continues(alike[0], event):
             merged.append(_join(alike))
             alike = []
         alike.append(event)
@@ -286,7 +288,7 @@ def merge(events: list[Event]) -> list[Event]:
     return merged
 
 
-def _goes_on(first: Event, event: Event) -> bool:
+def _continues(first: Event, event: Event) -> bool:
     """Whether `event` is a further piece of what `first` begins."""
     match first, event:
         case (Text(), Text()) | (Reasoning(), Reasoning()):

@@ -1,0 +1,109 @@
+"""Fields by which clients of OpenAI's protocols say what an answer has to meet."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.types import Scope
+
+from quire.api.shared.access import note_ignored
+from quire.api.shared.schema import Wire, parse_json
+from quire.api.shared.sse import compact
+from quire.core.errors import RequestError
+from quire.serving.bounds import AnswerFormat
+
+_MAX_CHARACTERS = 1 << 20
+JsonSchemaText = str | dict[str, Any]
+Source = Annotated[str, Field(min_length=1, max_length=_MAX_CHARACTERS)]
+Choices = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=_MAX_CHARACTERS)]],
+    Field(min_length=1, max_length=4096),
+]
+
+
+class StructuredOutputs(Wire):
+    """`structured_outputs`, as vLLM has it."""
+
+    json_: JsonSchemaText | None = Field(default=None, alias="json")
+    regex: Source | None = None
+    choice: Choices | None = None
+    grammar: Source | None = None
+    json_object: bool | None = None
+
+
+class FormatFields(Wire):
+    """What vLLM, SGLang and llama.cpp add to OpenAI's `response_format`."""
+
+    guided_json: JsonSchemaText | None = Field(
+        default=None, description="response_format, as vLLM and llama.cpp call it"
+    )
+    guided_regex: Source | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: Source | dict[str, Any] | None = Field(
+        default=None, description="a context-free grammar, Lark's or llama.cpp's (GBNF)"
+    )
+    structured_outputs: StructuredOutputs | None = None
+
+    def answer_format(self, scope: Scope, *others: AnswerFormat | None) -> AnswerFormat | None:
+        """What the answer has to meet; None if that is nothing.
+
+        Args:
+            others: what the protocol's own fields ask for.
+
+        Raises:
+            RequestError: more than one field says so, or a schema is no JSON object.
+        """
+        outputs = self.structured_outputs or StructuredOutputs()
+        asked = [
+            *others,
+            _schema("guided_json", self.guided_json),
+            _format("regex", "guided_regex", self.guided_regex),
+            _choice("guided_choice", self.guided_choice),
+            self._grammar(scope),
+            _schema("structured_outputs.json", outputs.json_),
+            _format("regex", "structured_outputs.regex", outputs.regex),
+            _choice("structured_outputs.choice", outputs.choice),
+            _format("grammar", "structured_outputs.grammar", outputs.grammar),
+            any_object("structured_outputs.json_object") if outputs.json_object else None,
+        ]
+        named = [each for each in asked if each is not None]
+        if len(named) > 1:
+            raise RequestError(
+                f"'{named[1].field}' cannot be given beside '{named[0].field}'.",
+                param=named[1].field,
+                code="invalid_value",
+            )
+        return named[0] if named else None
+
+    def _grammar(self, scope: Scope) -> AnswerFormat | None:
+        if isinstance(self.guided_grammar, dict):  # Text Generation Inference's form
+            note_ignored(scope, ["grammar"])
+            return None
+        return _format("grammar", "guided_grammar", self.guided_grammar)
+
+
+def any_object(field: str) -> AnswerFormat:
+    """Any JSON object."""
+    return AnswerFormat("json_schema", '{"type":"object"}', field)
+
+
+def _format(kind: Any, field: str, source: str | None) -> AnswerFormat | None:
+    return None if source is None else AnswerFormat(kind, source, field)
+
+
+def _choice(field: str, texts: list[str] | None) -> AnswerFormat | None:
+    return None if texts is None else AnswerFormat("choice", compact(texts).decode(), field)
+
+
+def _schema(field: str, schema: JsonSchemaText | None) -> AnswerFormat | None:
+    """A schema, which may be JSON text."""
+    if schema is None:
+        return None
+    try:
+        read = parse_json(schema.encode()) if isinstance(schema, str) else schema
+    except RequestError:
+        read = None
+    if not isinstance(read, dict):
+        raise RequestError(f"'{field}' must be a JSON schema.", param=field, code="invalid_schema")
+    return AnswerFormat("json_schema", compact(read).decode(), field)

@@ -1,0 +1,167 @@
+"""What holds an answer: its grammar, and the limit on its reasoning."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from quire.core.errors import RequestError
+from quire.core.request import GrammarSpec, ThinkingBudget
+from quire.serving.bounds import Bound, Wanted
+from quire.serving.generation import Generation, Prepared, Thinking
+from quire.serving.prompts import THINKING_VARIABLES, Prompts
+from quire.serving.sandbox import GrammarSandbox
+from quire.text.dialects.base import Dialect, Vocabulary
+
+log = logging.getLogger("quire.service")
+
+_EFFORT_SHARES = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.9, "max": 0.9}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What holds the answers to one prompt."""
+
+    grammar: GrammarSpec | None
+    thinking: ThinkingBudget | None
+
+
+class Constraints:
+    """Makes the constraints of answers of one model.
+
+    Args:
+        vocabulary: the tokenizer's, as dialects see it.
+        sandbox: makes grammars.
+    """
+
+    def __init__(
+        self, dialect: Dialect, vocabulary: Vocabulary, prompts: Prompts, sandbox: GrammarSandbox
+    ) -> None:
+        self._dialect = dialect
+        self._vocabulary = vocabulary
+        self._prompts = prompts
+        self._sandbox = sandbox
+
+    @property
+    def can_think(self) -> bool:
+        """Whether the model's template or dialect knows reasoning at all."""
+        known = THINKING_VARIABLES | {"reasoning_effort"}
+        return self.can_limit_thoughts or bool(known & self._prompts.template.variables)
+
+    @property
+    def can_limit_thoughts(self) -> bool:
+        """Whether the end of the reasoning can be forced."""
+        return self._dialect.thought is not None
+
+    async def close(self) -> None:
+        """Ends the process that makes grammars. May be called again."""
+        await self._sandbox.close()
+
+    async def bind(self, prepared: Prepared) -> Bound:
+        """The grammar of the answer; compiled once, so that a bad schema is a 400.
+
+        Raises:
+            RequestError: it cannot be compiled.
+        """
+        spec = prepared.spec
+        if spec.format is None and not spec.tool_choice.forced and not spec.strict_tools:
+            return Bound(None)
+        wanted = Wanted(
+            format=spec.format,
+            tools=spec.offered_tools,
+            strict=spec.strict_tools,
+            forced=spec.tool_choice.forced,
+            name=spec.tool_choice.name,
+            parallel=spec.parallel_tool_calls,
+            parameters_field=spec.names.parameters,
+            bare=prepared.bare,
+        )
+        bound = await self._sandbox.bind(wanted)
+        if bound.unenforced:
+            log.info("left to the model: %s", "; ".join(bound.unenforced))
+        return bound
+
+    def of(
+        self,
+        prepared: Prepared,
+        prompt: Sequence[int],
+        grammar: GrammarSpec | None,
+        max_tokens: int,
+    ) -> Held:
+        """What holds the answers to a prompt.
+
+        Args:
+            grammar: as `bind` has made it.
+            max_tokens: of the answer.
+
+        Raises:
+            RequestError: a limit is asked for that this model cannot be held to.
+        """
+        if prepared.bare:
+            return Held(grammar, None)
+        spec, thinks = prepared.spec, self._thinks_at_once(prompt)
+        return Held(
+            None if grammar is None else self._after_thought(spec, grammar, thinks),
+            self._budget(spec, max_tokens, thinks, bound=grammar is not None),
+        )
+
+    def _thinks_at_once(self, prompt: Sequence[int]) -> bool:
+        """Whether the prompt leaves a thought open."""
+        return self._dialect.parser(prompt, (), self._vocabulary).thinking
+
+    def _may_think(self, spec: Generation) -> bool:
+        """Whether a thought is asked for, or what the template has the model do by itself."""
+        if spec.thinking.enabled is not None:
+            return spec.thinking.enabled
+        for name in THINKING_VARIABLES & spec.template_kwargs.keys():
+            return bool(spec.template_kwargs[name])
+        return self._thinks_by_default
+
+    @cached_property
+    def _thinks_by_default(self) -> bool:
+        """Whether asking for thoughts changes nothing in a prompt: then they were never off."""
+        probe = Generation(messages=({"role": "user", "content": "?"},))
+        asked = replace(probe, thinking=Thinking(enabled=True))
+        return self._prompts.render(probe) == self._prompts.render(asked)
+
+    def _after_thought(
+        self, spec: Generation, grammar: GrammarSpec, thinks_at_once: bool
+    ) -> GrammarSpec:
+        """The grammar, free until a thought that is open, or that the model opens, has ended."""
+        marks = self._dialect.thinking(self._vocabulary)
+        if grammar.lazy or self._dialect.frame is not None:
+            return grammar
+        if marks is None or not (thinks_at_once or self._may_think(spec)):
+            return grammar
+        opening, closing = marks
+        return replace(grammar, start_after=closing, opened_by=() if thinks_at_once else opening)
+
+    def _budget(
+        self, spec: Generation, max_tokens: int, thinks_at_once: bool, *, bound: bool
+    ) -> ThinkingBudget | None:
+        """The limit on a thought, so that tokens are left for the answer.
+
+        A model that opens its thought whatever the template is told is given none to spend.
+        """
+        marks, thinking = self._dialect.thinking(self._vocabulary), spec.thinking
+        budget = thinking.budget
+        if budget is None and thinking.effort is not None:
+            budget = int(max_tokens * _EFFORT_SHARES[thinking.effort])
+        if budget is None and thinking.enabled is False and thinks_at_once:
+            budget = 0
+        if budget is None:
+            return None
+        if marks is None:
+            if thinking.budget is None:
+                return None
+            raise RequestError(
+                "A thinking budget is not offered: this model marks no thoughts.",
+                param="thinking_budget",
+                code="unsupported_parameter",
+            )
+        opening, closing = marks
+        if bound and self._dialect.frame is not None:
+            closing = self._vocabulary.ids_of(self._dialect.frame.thought_end)
+        return ThinkingBudget(budget, () if thinks_at_once else opening, closing)

@@ -1,0 +1,71 @@
+"""Formats of answers as grammars."""
+
+from __future__ import annotations
+
+import json
+
+from llguidance.gbnf_to_lark import any_to_lark
+
+from quire.core.errors import RequestError
+from quire.core.request import GrammarSpec
+from quire.serving.bounds import AnswerFormat
+from quire.text.dialects.grammar import json_term, literal
+
+
+def whole_answer(format: AnswerFormat) -> GrammarSpec:
+    """The grammar of an answer that is nothing else.
+
+    Raises:
+        RequestError: a grammar in GBNF that cannot be translated.
+    """
+    match format.kind:
+        case "json_schema" | "regex":
+            return GrammarSpec(format.kind, format.source)
+        case "choice":
+            return GrammarSpec("lark", f"start: body\n{body_rule(format)}\n")
+        case "grammar":
+            return GrammarSpec("lark", _as_lark(format))
+
+
+def body_rule(format: AnswerFormat) -> str:
+    """The Lark rule `body` of an answer that stands within a larger grammar.
+
+    Raises:
+        RequestError: a grammar of the client's own, whose rules might have names of the other.
+    """
+    match format.kind:
+        case "json_schema":
+            return f"body: {json_term(json.loads(format.source))}"
+        case "regex":
+            return f"body: REGEX\nREGEX: {_regex_term(format.source)}"
+        case "choice":
+            return "body: " + " | ".join(map(literal, json.loads(format.source)))
+        case "grammar":
+            raise RequestError(
+                f"'{format.field}' is not offered here: this model's answers, and those beside "
+                "'tools', have a grammar of their own. Use a regular expression or a schema.",
+                param=format.field,
+                code="unsupported_parameter",
+            )
+
+
+def _regex_term(pattern: str) -> str:
+    """A Lark terminal for a regular expression: it ends at an unescaped slash, or with the line."""
+    written, escaped = [], False
+    for each in pattern:
+        escape = not escaped and each in "/\n"
+        written.append({"/": "\\/", "\n": "\\n"}[each] if escape else each)
+        escaped = each == "\\" and not escaped
+    return f"/{''.join(written)}/"
+
+
+def _as_lark(format: AnswerFormat) -> str:
+    """A grammar in Lark's notation, translated if it is in GBNF."""
+    try:
+        return str(any_to_lark(format.source))
+    except Exception as error:  # the translator raises what its parsing happens to hit
+        raise RequestError(
+            f"'{format.field}' cannot be compiled: {error}.",
+            param=format.field,
+            code="invalid_schema",
+        ) from error

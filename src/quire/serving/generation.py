@@ -1,0 +1,146 @@
+"""What a client asks for, free of any protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from quire.core.errors import RequestError
+from quire.core.kv_format import KVFormat
+from quire.core.request import SamplingParams
+from quire.serving.bounds import AnswerFormat
+from quire.serving.media import Prompt
+from quire.text.dialects.base import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether the answer may, must not or must call a tool; `name` when it must be that one."""
+
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    name: str = ""
+
+    @property
+    def forced(self) -> bool:
+        """Whether the answer is nothing but calls."""
+        return self.mode in ("required", "named")
+
+    def check(self, names: Collection[str]) -> None:
+        """Raises `RequestError` if no tool of these names can be what it asks for."""
+        if self.mode == "named" and self.name not in names:
+            what = f"names '{self.name}', which is not among 'tools'"
+        elif self.mode == "required" and not names:
+            what = "asks for a call, but there are no 'tools'"
+        else:
+            return
+        raise RequestError(f"'tool_choice' {what}.", param="tool_choice", code="invalid_value")
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How an answer is thought about first.
+
+    Attributes:
+        enabled: None leaves it to the template.
+        budget: thought tokens at most; None takes a share of `max_tokens` that `effort` stands for.
+        effort: OpenAI's word, also handed to the template.
+    """
+
+    enabled: bool | None = None
+    budget: int | None = None
+    effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FieldNames:
+    """What a protocol calls the fields that the service may have to refuse."""
+
+    messages: str = "messages"
+    stops: str = "stop"
+    parameters: str = "function.parameters"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What to generate, free of any protocol. Either `messages` or `prompts` is given.
+
+    Attributes:
+        messages: in the shape that chat templates read; content is a string, or parts: texts, and
+            images as `{"type": "image", "source": ImageSource}`.
+        prompts: texts, encoded with special tokens added, or token ids as they are. Their answers
+            are text as the model writes it: no thoughts, no calls.
+        tools: in the shape that chat templates read.
+        strict_tools: names of those whose calls have to meet their schemas though nothing forces
+            them.
+        sampling: `seed` is the first choice's; the others' are derived from it.
+        n: choices a prompt.
+        max_tokens: None is the operator's default, or all that the context has room for.
+        min_tokens: before which no end token comes.
+        format: what the answer must meet.
+        show_reasoning: whether the reasoning is part of the answer that the client gets.
+        template_kwargs: further variables of the chat template.
+        continue_final: go on with the last message instead of beginning one.
+        cache_salt: prompts share what is cached only with those of the same.
+        caller: for whom it is counted.
+        names: for errors.
+    """
+
+    messages: tuple[Mapping[str, Any], ...] = ()
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+    strict_tools: frozenset[str] = frozenset()
+    tool_choice: ToolChoice = field(default_factory=ToolChoice)
+    parallel_tool_calls: bool = True
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    n: int = 1
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stops: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    format: AnswerFormat | None = None
+    kv_format: KVFormat | None = None
+    thinking: Thinking = field(default_factory=Thinking)
+    show_reasoning: bool = True
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    continue_final: bool = False
+    cache_salt: str = ""
+    caller: str = ""
+    names: FieldNames = field(default_factory=FieldNames)
+
+    @property
+    def offered_tools(self) -> tuple[Tool, ...]:
+        """The tools that the model may call, as dialects see them."""
+        if self.tool_choice.mode == "none":
+            return ()
+        functions = [tool["function"] for tool in self.tools]
+        return tuple(Tool(each["name"], each.get("parameters") or {}) for each in functions)
+
+    @property
+    def without_prompt(self) -> Generation:
+        """The generation without what only its prompts are made of."""
+        tools = tuple({"function": _undescribed(tool["function"])} for tool in self.tools)
+        return replace(self, messages=(), prompts=(), tools=tools)
+
+
+def _undescribed(function: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in function.items() if name != "description"}
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A generation whose prompts are encoded: what is left of it crosses processes in little time.
+
+    Attributes:
+        spec: without what has become prompts.
+        bare: the prompts were no messages.
+    """
+
+    spec: Generation
+    prompts: tuple[Prompt, ...]
+    bare: bool
+
+
+class Elsewhere(Exception):
+    """What is asked for may take longer than the event loop can wait."""

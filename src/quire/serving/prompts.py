@@ -1,0 +1,171 @@
+"""From messages and texts to prompts of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from quire.core.errors import ContextOverflow, RequestError
+from quire.core.info import ModelInfo
+from quire.serving.generation import Elsewhere, Generation, Prepared
+from quire.serving.media import Pictures, Prompt, as_template_reads, images_of, text_length
+from quire.text.controls import Controls
+from quire.text.template import ChatTemplate
+from quire.text.tokenizer import Tokenizer
+from quire.text.volatile import drop_from_messages
+
+_LIGHT, _FEW = 16_384, 256
+"""Characters and messages up to which rendering and encoding holds up no stream."""
+THINKING_VARIABLES = frozenset({"enable_thinking", "thinking"})
+"""What templates call the switch for reasoning."""
+
+RESERVED_VARIABLES = frozenset(
+    {"self", "messages", "tools", "add_generation_prompt", "continue_final", "documents"}
+)
+"""Template variables that only the server sets."""
+
+
+class Prompts:
+    """Renders, loads and encodes the prompts of one model.
+
+    Args:
+        info: what is served at present.
+        pictures: reads images, if the model takes any.
+        controls: keeps what clients write from becoming control tokens.
+        drop_volatile: cut the parts of agents' prompts that change with each request.
+    """
+
+    def __init__(
+        self,
+        info: Callable[[], ModelInfo],
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        pictures: Pictures,
+        controls: Controls,
+        *,
+        drop_volatile: bool = True,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.pictures = pictures
+        self._info = info
+        self._controls = controls
+        self._drop_volatile = drop_volatile
+
+    async def prepare(self, spec: Generation, *, light: bool = False) -> Prepared:
+        """Renders, fetches, decodes and encodes: what costs time by the size of a request.
+
+        Args:
+            light: refuse what might take more than a few milliseconds, with `Elsewhere`.
+
+        Raises:
+            RequestError: it cannot be served.
+            Elsewhere: it is to be done in a job.
+        """
+        prompts = self._prompts(await self.load_images(spec, light=light))
+        for prompt in prompts:
+            self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
+        return Prepared(spec.without_prompt, tuple(prompts), bare=not spec.messages)
+
+    async def load_images(self, spec: Generation, *, light: bool = False) -> Generation:
+        """The generation with its images fetched and read, for those that use it more than once.
+
+        Args:
+            light: as in `prepare`.
+
+        Raises:
+            RequestError: the model takes text only, there are too many, or one cannot be used.
+            Elsewhere: it is to be done in a job.
+        """
+        if light:
+            self._check_light(spec)
+        messages = await self.pictures.load(spec.messages)
+        return spec if messages is spec.messages else replace(spec, messages=messages)
+
+    async def tokens(self, spec: Generation, *, light: bool = False) -> list[tuple[int, ...]]:
+        """The token ids of each prompt, of any length; `light` as in `prepare`.
+
+        Raises:
+            RequestError: there is neither a message nor a prompt, no tool is what must be called,
+                an image cannot be used, or the template refuses the messages.
+            Elsewhere: it is to be done in a job.
+        """
+        loaded = await self.load_images(spec, light=light)
+        return [prompt.tokens for prompt in self._prompts(loaded)]
+
+    def _prompts(self, spec: Generation) -> list[Prompt]:
+        spec.tool_choice.check([tool.name for tool in spec.offered_tools])
+        if not spec.messages and not spec.prompts:
+            raise RequestError(
+                "The request holds nothing that could be answered.", code="invalid_value"
+            )
+        return self._encoded(spec)
+
+    def _check_light(self, spec: Generation) -> None:
+        """Raises `Elsewhere` for what is large, or holds images."""
+        size = sum(text_length(message) for message in spec.messages)
+        size += sum(map(len, spec.prompts))
+        if size > _LIGHT or len(spec.messages) > _FEW or self.pictures.wanted(spec.messages):
+            raise Elsewhere
+
+    def _encoded(self, spec: Generation) -> list[Prompt]:
+        if spec.messages:
+            return [self._conversation(spec)]
+        return [
+            Prompt(
+                tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
+                if isinstance(prompt, str)
+                else prompt
+            )
+            for prompt in spec.prompts
+        ]
+
+    def _conversation(self, spec: Generation) -> Prompt:
+        """The prompt of messages whose images have been read."""
+        images = images_of(spec.messages)
+        ids = self._controls.encode(self.render(spec))
+        return self.pictures.place(ids, images) if images else Prompt(tuple(ids))
+
+    def render(self, spec: Generation) -> str:
+        """What the template makes of the messages; text from outside is covered, see `Controls`."""
+        controls = self._controls
+        messages: Sequence[Mapping[str, Any]] = spec.messages
+        if self._drop_volatile:
+            messages = drop_from_messages(messages)
+        tools = spec.tools if spec.tool_choice.mode != "none" else ()
+        return self.template.render(
+            [controls.cover_message(as_template_reads(message)) for message in messages],
+            tools=controls.cover(tools) or None,
+            add_generation_prompt=not spec.continue_final,
+            continue_final=spec.continue_final,
+            **controls.cover(self._variables(spec)),
+        )
+
+    def _variables(self, spec: Generation) -> dict[str, Any]:
+        """The template's variables beside messages and tools."""
+        thinking, variables = spec.thinking, dict(spec.template_kwargs)
+        if thinking.enabled is not None:
+            for name in THINKING_VARIABLES & self.template.variables:
+                variables.setdefault(name, thinking.enabled)
+        if thinking.effort is not None and "reasoning_effort" in self.template.variables:
+            variables.setdefault("reasoning_effort", thinking.effort)
+        return variables
+
+    def _check_prompt(self, prompt: tuple[int, ...], param: str) -> None:
+        limit = self._info().context_length
+        if not prompt:
+            raise RequestError(f"'{param}' holds no token.", param=param, code="invalid_value")
+        if len(prompt) >= limit:
+            raise ContextOverflow(len(prompt), limit, param=param)
+        self.check_vocabulary(prompt, param)
+
+    def check_vocabulary(self, ids: Sequence[int], param: str) -> None:
+        """Raises `RequestError` if a token id is none of this model's."""
+        vocabulary, worst = self._info().vocab_size, max(ids, default=0)
+        if worst >= vocabulary:
+            raise RequestError(
+                f"Token {worst} in '{param}' is not below the vocabulary's size, {vocabulary}.",
+                param=param,
+                code="invalid_value",
+            )

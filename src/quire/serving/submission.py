@@ -1,0 +1,152 @@
+"""From prepared generations to requests in the engine, and streams of their events."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from dataclasses import replace
+
+from quire.core.errors import EngineFailure, RequestError
+from quire.core.request import GrammarSpec, Request
+from quire.serving.constraints import Constraints
+from quire.serving.generation import Prepared
+from quire.serving.interface import EngineClient
+from quire.serving.media import Pictures, Prompt
+from quire.serving.streams import ChoiceStream, GenerationStream, Observer, Unobserved
+from quire.text.detokenizer import Detokenizer
+from quire.text.dialects.base import Dialect, Vocabulary
+from quire.text.output import OutputStream
+from quire.text.stops import StopMatcher, StopStrings
+from quire.text.tokenizer import Tokenizer
+
+_KEPT_SNAPSHOTS = 64
+
+
+class Submission:
+    """Queues generations.
+
+    Args:
+        constraints: what answers are held to.
+        dialect: of answers to messages.
+        plain: of answers to bare prompts.
+        default_max_tokens: for requests that name no limit; None is what the context has room for.
+        deadline_s: seconds after which a request ends with an error; None is never.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        tokenizer: Tokenizer,
+        vocabulary: Vocabulary,
+        dialect: Dialect,
+        plain: Dialect,
+        pictures: Pictures,
+        constraints: Constraints,
+        *,
+        default_max_tokens: int | None = None,
+        deadline_s: float | None = None,
+    ) -> None:
+        self._client = client
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._dialect = dialect
+        self._plain = plain
+        self._pictures = pictures
+        self._constraints = constraints
+        self._observer: Callable[[str], Observer] = lambda caller: Unobserved()
+        self._default_max_tokens = default_max_tokens
+        self._deadline_s = deadline_s
+
+    def observe(self, observer: Callable[[str], Observer]) -> None:
+        """Tells the observer of a generation's caller of everything that starts from now on."""
+        self._observer = observer
+
+    async def begin(self, prepared: Prepared) -> GenerationStream:
+        """Queues what has been prepared, here or in a job.
+
+        Raises:
+            RequestError: it cannot be served; nothing has been queued.
+            EngineFailure: the engine cannot go on.
+        """
+        if self._client.failure is not None:
+            raise EngineFailure(f"The engine cannot go on: {self._client.failure}")
+        spec, prompts = prepared.spec, self._pictures.whole(prepared.prompts)
+        bound = await self._constraints.bind(prepared)
+        stops = StopStrings(spec.stops, spec.names.stops)
+        requests: list[Request] = []
+        outputs: list[OutputStream] = []
+        for prompt in prompts:
+            first = self._request(prepared, prompt, bound.grammar)
+            for _ in range(spec.n):
+                requests.append(_choice_of(first, len(requests)))
+                outputs.append(self._output(prepared, prompt, stops))
+                await asyncio.sleep(0)  # each looks at the prompt, which may be long
+        self._pictures.check_room(prompts)
+        observer = self._observer(spec.caller)
+        choices = [
+            ChoiceStream(
+                ticket,
+                output,
+                observer,
+                one_call=not spec.parallel_tool_calls,
+                show_reasoning=spec.show_reasoning,
+            )
+            for ticket, output in zip(self._client.submit(requests), outputs, strict=True)
+        ]
+        run = GenerationStream([prompt.tokens for prompt in prompts], choices, bound.unenforced)
+        self._pictures.hold(run, prompts)
+        return run
+
+    def _output(self, prepared: Prepared, prompt: Prompt, stops: StopStrings) -> OutputStream:
+        """What turns one choice's tokens into events."""
+        spec, dialect = prepared.spec, self._plain if prepared.bare else self._dialect
+        continues = spec.continue_final or prepared.bare
+        return OutputStream(
+            Detokenizer(self._tokenizer, after=prompt.tokens if continues else ()),
+            dialect.parser(prompt.tokens, spec.offered_tools, self._vocabulary),
+            StopMatcher(stops),
+        )
+
+    def _request(self, prepared: Prepared, prompt: Prompt, grammar: GrammarSpec | None) -> Request:
+        """The request of a prompt's first choice."""
+        spec, tokens = prepared.spec, prompt.tokens
+        room = self._client.info.context_length - len(tokens)
+        asked = spec.max_tokens if spec.max_tokens is not None else self._default_max_tokens
+        max_tokens = room if asked is None else min(asked, room)
+        if spec.min_tokens > max_tokens:
+            raise RequestError(
+                f"'min_tokens' is {spec.min_tokens}, but the answer has at most {max_tokens}.",
+                param="min_tokens",
+                code="invalid_value",
+            )
+        eos = self._tokenizer.eos_ids
+        message_ends = [i + 1 for i, token in enumerate(tokens) if token in eos]
+        held = self._constraints.of(prepared, tokens, grammar, max_tokens)
+        return Request(
+            id="",
+            prompt=tokens,
+            images=prompt.images,
+            sampling=spec.sampling,
+            max_tokens=max_tokens,
+            min_tokens=spec.min_tokens,
+            stop_token_ids=spec.stop_token_ids if spec.ignore_eos else spec.stop_token_ids | eos,
+            kv_format=spec.kv_format,
+            grammar=held.grammar,
+            thinking=held.thinking,
+            cache_salt=spec.cache_salt,
+            snapshots=tuple(message_ends[-_KEPT_SNAPSHOTS:]),
+            deadline_s=self._deadline_s,
+        )
+
+
+def _choice_of(request: Request, index: int) -> Request:
+    """The same request for choice `index`."""
+    seed = derived_seed(request.sampling.seed, index)
+    sampling = replace(request.sampling, seed=seed)
+    return replace(request, id=f"{uuid.uuid4().hex}-{index}", sampling=sampling)
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """The seed of a generation's choice `index`; the first one's is the seed itself."""
+    return (seed + index * 0x9E3779B97F4A7C15) % 2**63

@@ -1,0 +1,86 @@
+"""A request in flight, as the event loop sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from quire.core.request import Output
+
+_MERGED = 256
+"""Tokens that one waiting output takes in; joining them costs time by their square."""
+
+
+class Ticket:
+    """A request in flight: iterate its outputs, or abort it. The last output has `finish` set.
+
+    Args:
+        abort: asks the engine to end the request by the next step.
+    """
+
+    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+        self._id = request_id
+        self._abort = abort
+        self._ready: deque[Output] = deque()
+        self._wake: asyncio.Future[None] | None = None
+        self._last: Output | None = None
+        self._ended = False
+
+    def put(self, output: Output) -> None:
+        """Takes in an output of the engine."""
+        self._last = output
+        self._ready.append(output)
+        self._ended = output.finish is not None
+        self._notify()
+
+    def put_tokens(self, tokens: tuple[int, ...]) -> None:
+        """Takes in an output that is just more tokens."""
+        assert self._last is not None, "the first output of a request comes whole"
+        waiting = self._ready[-1] if self._ready else None
+        if waiting is not None and not waiting.logprobs and len(waiting.token_ids) < _MERGED:
+            self._ready[-1] = replace(waiting, token_ids=waiting.token_ids + tokens)
+        else:
+            last = self._last
+            self._ready.append(
+                Output(
+                    self._id,
+                    tokens,
+                    prompt_tokens=last.prompt_tokens,
+                    cached_tokens=last.cached_tokens,
+                    reuse=last.reuse,
+                )
+            )
+        self._notify()
+
+    def take(self) -> list[Output]:
+        """Outputs that have arrived and were not iterated yet, without waiting; empty if none.
+
+        A stream that was woken for one output, or that a slow reader held up, renders all that is
+        ready into one write. Consecutive waiting outputs may be merged into one.
+        """
+        outputs = list(self._ready)
+        self._ready.clear()
+        return outputs
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        while True:
+            while not self._ready:
+                if self._ended:
+                    return
+                self._wake = asyncio.get_running_loop().create_future()
+                await self._wake
+            output = self._ready.popleft()
+            yield output
+            if output.finish is not None:
+                return
+
+    def abort(self) -> None:
+        """Ends the request by the next step. Harmless after the end; safe to call twice."""
+        if not self._ended:
+            self._abort(self._id)
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)

@@ -1,0 +1,72 @@
+"""What holds the next token, beside a grammar of its own: a least length."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.constraints.masks import mask_of
+from quire.core.config import EngineConfig
+from quire.core.request import FinishReason, GrammarSpec, Output, Request, SamplingParams
+from quire.demo import MODEL_DIR
+from quire.engine.constraints import ConstraintFactory
+from quire.engine.engine import Engine
+from quire.engine.opening import open_engine
+from quire.text.tokenizer import Tokenizer
+
+VOCABULARY = 3072
+ENDS = frozenset({1, 106})
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return open_engine(EngineConfig(str(MODEL_DIR)))
+
+
+def test_no_end_comes_before_the_least_length() -> None:
+    factory = ConstraintFactory(MODEL_DIR, VOCABULARY, ENDS)
+    request = Request("a", (5,), min_tokens=2, stop_token_ids=frozenset({9, 9_000_000}))
+    constraint = factory.make(request)
+    assert constraint is not None
+    for _ in range(2):
+        mask = constraint.mask()
+        assert mask is not None
+        assert not (mask & mask_of({9, *ENDS}, VOCABULARY)).any()
+        constraint.accept(7)
+    assert constraint.mask() is None
+
+
+def test_a_grammar_that_is_met_ends_earlier() -> None:
+    tokenizer = Tokenizer.open(MODEL_DIR)
+    factory = ConstraintFactory(MODEL_DIR, VOCABULARY, ENDS)
+    constraint = factory.make(Request("a", (5,), grammar=GrammarSpec("regex", "a"), min_tokens=9))
+    assert constraint is not None
+    (token,) = tokenizer.encode("a")
+    constraint.accept(token)
+    mask = constraint.mask()
+    assert mask is not None
+    assert (mask & mask_of(ENDS, VOCABULARY)).any()
+
+
+def answer(engine: Engine, request: Request) -> Output:
+    """The request's tokens, all in one output."""
+    engine.add(request)
+    tokens: list[int] = []
+    while True:
+        for output in engine.step():
+            tokens += output.token_ids
+            if output.finish is not None:
+                return Output("", tuple(tokens), finish=output.finish)
+
+
+def test_an_answer_grows_to_its_least_length(engine: Engine) -> None:
+    tokenizer = Tokenizer.open(MODEL_DIR)
+    prompt = tuple(tokenizer.encode("Hello.", add_special_tokens=True))
+    greedy = SamplingParams(temperature=0)
+    likely = answer(engine, Request("x", prompt, greedy, max_tokens=1)).token_ids[0]
+    ends = frozenset({likely})
+    short = Request("a", prompt, greedy, max_tokens=20, stop_token_ids=ends)
+    assert answer(engine, short).token_ids == (likely,)
+    long = Request("b", prompt, greedy, max_tokens=20, min_tokens=5, stop_token_ids=ends)
+    found = answer(engine, long)
+    assert likely not in found.token_ids[:5]
+    assert len(found.token_ids) > 5 or found.finish is FinishReason.LENGTH

@@ -1,0 +1,96 @@
+"""The engine's process as the event loop sees it, with a real engine in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import psutil
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.errors import EngineFailure, ModelError
+from quire.core.request import FinishReason, Output, Request, SamplingParams
+from quire.demo import MODEL_DIR
+from quire.serving.engine_client import ProcessEngine
+from quire.serving.ticket import Ticket
+
+PROMPT = (2, 5, 6, 7)
+GREEDY = SamplingParams(temperature=0)
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[ProcessEngine]:
+    engine = await ProcessEngine.start(EngineConfig(str(MODEL_DIR)), "warning")
+    yield engine
+    await engine.close()
+
+
+def endless(name: str) -> Request:
+    return Request(name, PROMPT, GREEDY, max_tokens=100_000, stop_token_ids=frozenset())
+
+
+async def end_of(ticket: Ticket) -> Output:
+    return [output async for output in ticket][-1]
+
+
+@pytest.mark.timeout(120)
+async def test_requests_end_once_and_alike(client: ProcessEngine) -> None:
+    assert client.info.model_type == "gemma4_text" or client.info.model_type == "gemma4"
+    requests = [Request(name, PROMPT, GREEDY, max_tokens=12) for name in "ab"]
+    answers = []
+    for ticket in client.submit(requests):
+        outputs = [output async for output in ticket]
+        assert [output.finish for output in outputs[:-1]] == [None] * (len(outputs) - 1)
+        answers.append([token for output in outputs for token in output.token_ids])
+    assert answers[0] == answers[1]
+    assert (await client.stats()).generated_tokens == len(answers[0]) + len(answers[1])
+
+
+@pytest.mark.timeout(120)
+async def test_an_abort_ends_a_request_and_not_its_neighbour(client: ProcessEngine) -> None:
+    first, second = client.submit([endless("a"), Request("b", PROMPT, GREEDY, max_tokens=40)])
+    await anext(aiter(first))
+    first.abort()
+    first.abort()
+    assert (await end_of(first)).finish is FinishReason.ABORT
+    first.abort()
+    assert (await end_of(second)).finish in (FinishReason.LENGTH, FinishReason.STOP)
+
+
+@pytest.mark.timeout(120)
+async def test_an_engine_that_dies_fails_what_is_in_flight(client: ProcessEngine) -> None:
+    (ticket,) = client.submit([endless("a")])
+    await anext(aiter(ticket))
+    (process,) = [
+        child
+        for child in psutil.Process().children()
+        if "quire.engine.worker" in " ".join(child.cmdline())
+    ]
+    process.kill()
+    end = await end_of(ticket)
+    assert end.finish is FinishReason.ERROR
+    assert end.error is not None
+    assert "signal 9" in end.error.message
+    await client.broken.wait()
+    assert client.failure is not None
+    with pytest.raises(EngineFailure):
+        client.submit([endless("b")])
+    with pytest.raises(EngineFailure):
+        await client.stats()
+
+
+@pytest.mark.timeout(120)
+async def test_closing_ends_what_is_in_flight(client: ProcessEngine) -> None:
+    (ticket,) = client.submit([endless("a")])
+    await anext(aiter(ticket))
+    await client.close()
+    end = await end_of(ticket)
+    assert end.error is not None
+    assert "shutting down" in end.error.message
+    assert not client.broken.is_set()
+    await client.close()
+
+
+async def test_a_model_that_cannot_be_opened() -> None:
+    with pytest.raises(ModelError, match="nowhere"):
+        await ProcessEngine.start(EngineConfig("/nowhere"), "warning")

@@ -1,0 +1,104 @@
+"""From messages and texts to prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.core.errors import ContextOverflow, RequestError
+from quire.media.source import ImageSource
+from quire.serving.generation import Elsewhere, Generation, Thinking, ToolChoice
+from quire.serving.service import Service
+from tests.serving.conftest import CONTEXT
+
+ASK: Any = {"role": "user", "content": "Hi."}
+TOOL: Any = {"type": "function", "function": {"name": "f", "description": "Does it."}}
+
+
+async def test_messages_go_through_the_template(service: Service) -> None:
+    prepared = await service.prepare(Generation(messages=(ASK,)))
+    (prompt,) = prepared.prompts
+    text = service.tokenizer.decode(prompt.tokens)
+    assert text.endswith("<|turn>user\nHi.<turn|>\n<|turn>model\n")
+    assert not prepared.bare
+    assert prepared.spec.messages == ()  # what has become a prompt does not travel on
+
+
+async def test_bare_prompts_are_encoded_one_by_one(service: Service) -> None:
+    prepared = await service.prepare(Generation(prompts=("Hi.", (5, 6))))
+    first, second = prepared.prompts
+    assert first.tokens == tuple(service.tokenizer.encode("Hi.", add_special_tokens=True))
+    assert second.tokens == (5, 6)
+    assert prepared.bare
+
+
+async def test_descriptions_of_tools_stay_behind(service: Service) -> None:
+    prepared = await service.prepare(Generation(messages=(ASK,), tools=(TOOL,)))
+    assert "Does it." in service.tokenizer.decode(prepared.prompts[0].tokens)
+    assert prepared.spec.tools == ({"function": {"name": "f"}},)
+
+
+async def test_tools_that_may_not_be_called_are_not_shown(service: Service) -> None:
+    spec = Generation(messages=(ASK,), tools=(TOOL,), tool_choice=ToolChoice("none"))
+    prepared = await service.prepare(spec)
+    assert "Does it." not in service.tokenizer.decode(prepared.prompts[0].tokens)
+
+
+async def test_control_tokens_in_texts_stay_text(service: Service) -> None:
+    covered: Any = {"role": "user", "content": "<|turn>model"}
+    (prompt,) = (await service.prepare(Generation(messages=(covered,)))).prompts
+    turn = service.tokenizer.encode("<|turn>")
+    assert len(turn) == 1
+    assert prompt.tokens.count(turn[0]) == 2  # the template's own
+
+
+async def test_the_switch_for_reasoning_reaches_the_template(service: Service) -> None:
+    spec = Generation(messages=(ASK,), thinking=Thinking(enabled=True))
+    (prompt,) = (await service.prepare(spec)).prompts
+    assert "<|think|>" in service.tokenizer.decode(prompt.tokens)
+
+
+@pytest.mark.parametrize(
+    ("spec", "code"),
+    [
+        (Generation(), "invalid_value"),
+        (Generation(prompts=((),)), "invalid_value"),
+        (Generation(prompts=((99_999,),)), "invalid_value"),
+        (Generation(messages=(ASK,), tool_choice=ToolChoice("required")), "invalid_value"),
+    ],
+)
+async def test_what_cannot_be_a_prompt(service: Service, spec: Generation, code: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        await service.prepare(spec)
+    assert refused.value.code == code
+
+
+async def test_a_prompt_leaves_room_for_one_token(service: Service) -> None:
+    await service.prepare(Generation(prompts=((5,) * (CONTEXT - 1),)))
+    with pytest.raises(ContextOverflow) as refused:
+        await service.prepare(Generation(prompts=((5,) * CONTEXT,)))
+    assert refused.value.overflow == (CONTEXT, CONTEXT - 1)
+    (ids,) = await service.prompts.tokens(Generation(prompts=((5,) * CONTEXT,)))
+    assert len(ids) == CONTEXT  # counting has no limit
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Generation(prompts=("x" * 20_000,)),
+        Generation(messages=(ASK,) * 300),
+        Generation(
+            messages=(
+                {
+                    "role": "user",
+                    "content": [{"type": "image", "source": ImageSource("data:,", "x", "x")}],
+                },
+            )
+        ),
+    ],
+    ids=["long", "many", "image"],
+)
+async def test_what_takes_long_is_done_elsewhere(service: Service, spec: Generation) -> None:
+    with pytest.raises(Elsewhere):
+        await service.prepare(spec, light=True)

@@ -1,0 +1,132 @@
+"""From prepared generations to requests in the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from quire.core.errors import EngineFailure, RequestError
+from quire.core.request import SamplingParams
+from quire.serving.generation import Generation
+from quire.serving.service import Service
+from quire.serving.streams import GenerationStream
+from quire.text.events import Event, Failed, Finished
+from quire.text.output import fold
+from tests.serving.conftest import CONTEXT
+from tests.support.scripted_engine import Script, ScriptedEngine
+
+ASK: Any = {"role": "user", "content": "Hi."}
+
+
+async def begin(service: Service, **fields: Any) -> GenerationStream:
+    fields = {"prompts": ("x",), **fields}
+    return await service.begin(await service.prepare(Generation(**fields)))
+
+
+async def events_of(run: GenerationStream) -> list[tuple[int, Event]]:
+    return [event async for batch in run.batches() for event in batch]
+
+
+async def test_one_request_a_choice_and_prompt(service: Service, engine: ScriptedEngine) -> None:
+    run = await begin(service, prompts=((5,), (6, 7)), n=2, sampling=SamplingParams(seed=3))
+    assert [request.prompt for request in engine.requests] == [(5,), (5,), (6, 7), (6, 7)]
+    seeds = [request.sampling.seed for request in engine.requests]
+    assert seeds[0] == 3
+    assert len(set(seeds)) == 4
+    assert len({request.id for request in engine.requests}) == 4
+    assert run.prompt_tokens == 3
+    found = await events_of(run)
+    for index in range(4):
+        answer = fold([event for number, event in found if number == index])
+        assert answer.text == "Hello."
+        assert isinstance(answer.finish, Finished)
+
+
+@pytest.mark.parametrize(
+    ("asked", "prompt", "given"),
+    [(None, 1, 50), (7, 1, 7), (1000, 1, CONTEXT - 1), (None, CONTEXT - 10, 10)],
+)
+async def test_max_tokens(
+    service: Service, engine: ScriptedEngine, asked: int | None, prompt: int, given: int
+) -> None:
+    await begin(service, prompts=((5,) * prompt,), max_tokens=asked)
+    assert engine.requests[0].max_tokens == given
+
+
+async def test_what_ends_an_answer(service: Service, engine: ScriptedEngine) -> None:
+    eos = service.tokenizer.eos_ids
+    await begin(service, stop_token_ids=frozenset({9}))
+    await begin(service, stop_token_ids=frozenset({9}), ignore_eos=True)
+    assert [each.stop_token_ids for each in engine.requests] == [eos | {9}, {9}]
+    assert engine.requests[0].deadline_s == 9.0
+
+
+async def test_ends_of_messages_are_worth_a_snapshot(
+    service: Service, engine: ScriptedEngine
+) -> None:
+    await begin(service, prompts=(), messages=(ASK, {"role": "assistant", "content": "Ho."}, ASK))
+    (request,) = engine.requests
+    assert len(request.snapshots) == 3
+    assert all(request.prompt[at - 1] in service.tokenizer.eos_ids for at in request.snapshots)
+
+
+async def test_a_least_length_that_the_answer_cannot_have(
+    service: Service, engine: ScriptedEngine
+) -> None:
+    with pytest.raises(RequestError, match="'min_tokens' is 8, but the answer has at most 7"):
+        await begin(service, min_tokens=8, max_tokens=7)
+    assert engine.requests == []
+
+
+async def test_a_stop_string_aborts_the_request(service: Service, engine: ScriptedEngine) -> None:
+    words = tuple(service.tokenizer.encode("one two three four"))
+    engine.reset(lambda _: Script(words, silent=True))
+    found = await events_of(await begin(service, stops=("two",)))
+    assert fold([event for _, event in found]).text == "one "
+    assert engine.tickets[0].aborted
+
+
+async def test_an_engine_that_is_gone_takes_nothing(
+    service: Service, engine: ScriptedEngine
+) -> None:
+    engine.failure = "it died"
+    with pytest.raises(EngineFailure, match="it died"):
+        await begin(service)
+
+
+async def test_observers_hear_of_every_choice(service: Service, engine: ScriptedEngine) -> None:
+    heard: list[str] = []
+
+    class Counting:
+        def __init__(self, caller: str) -> None:
+            self._caller = caller
+
+        def first_token(self, seconds: float) -> None:
+            heard.append(f"{self._caller} first")
+
+        def tokens(self, seconds: float, count: int) -> None: ...
+
+        def ended(self, event: Finished | Failed) -> None:
+            heard.append(f"{self._caller} ended")
+
+    service.observe(Counting)
+    await events_of(await begin(service, n=2, caller="me"))
+    assert sorted(heard) == ["me ended", "me ended", "me first", "me first"]
+
+
+async def test_a_reader_that_leaves_aborts_what_runs(
+    service: Service, engine: ScriptedEngine
+) -> None:
+    def silent(_: object) -> Script:
+        return Script(tuple(service.tokenizer.encode("Hello")), silent=True)
+
+    engine.reset(silent)
+    run = await begin(service, n=2)
+    batches: Sequence[Any] = []
+    stream = run.batches()
+    batches = await anext(stream)
+    await stream.aclose()
+    assert batches
+    assert all(ticket.aborted for ticket in engine.tickets)

@@ -1,0 +1,54 @@
+"""A request in flight."""
+
+from __future__ import annotations
+
+import asyncio
+
+from quire.core.request import FinishReason, Output
+from quire.serving.ticket import Ticket
+
+
+def ticket(aborted: list[str] | None = None) -> Ticket:
+    return Ticket("a", (aborted if aborted is not None else []).append)
+
+
+async def test_tokens_that_wait_are_one_output() -> None:
+    made = ticket()
+    made.put(Output("a", (1,), prompt_tokens=4, cached_tokens=2, reuse="new"))
+    made.put_tokens((2, 3))
+    (output,) = made.take()
+    assert output.token_ids == (1, 2, 3)
+    made.put_tokens((4,))
+    (output,) = made.take()
+    assert (output.token_ids, output.prompt_tokens, output.cached_tokens) == ((4,), 4, 2)
+    assert made.take() == []
+
+
+async def test_a_long_wait_is_more_than_one_output() -> None:
+    made = ticket()
+    made.put(Output("a", (0,)))
+    for token in range(1, 1000):
+        made.put_tokens((token,))
+    waiting = made.take()
+    assert 1 < len(waiting) < 10
+    assert [token for output in waiting for token in output.token_ids] == list(range(1000))
+
+
+async def test_whoever_waits_is_woken() -> None:
+    made = ticket()
+    reading = asyncio.create_task(anext(aiter(made)))
+    await asyncio.sleep(0)
+    made.put(Output("a", (1,)))
+    assert (await reading).token_ids == (1,)
+
+
+async def test_the_end_ends_the_iteration_and_the_aborts() -> None:
+    aborted: list[str] = []
+    made = ticket(aborted)
+    made.abort()
+    made.put(Output("a", (1,)))
+    made.put(Output("a", (), finish=FinishReason.STOP))
+    assert len([output async for output in made]) == 2
+    assert [output async for output in made] == []
+    made.abort()
+    assert aborted == ["a"]
