@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from quire.core.config import EngineConfig
-from quire.device.device import open_device
+from quire.device.device import current_device, open_device
 from quire.engine.engine import Engine
+from quire.engine.warm_up import warm_up
 from quire.models.loader import open_model
 
 log = logging.getLogger("quire.engine")
@@ -20,6 +21,8 @@ def open_engine(config: EngineConfig) -> Engine:
     """
     open_device(config.blas)
     loaded = open_model(config.model, dtype=config.dtype, max_context=config.max_context)
+    if current_device().compiles:
+        warm_up(loaded, config)
     engine = Engine(loaded, config)
     info = engine.info
     log.info(

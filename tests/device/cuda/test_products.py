@@ -19,8 +19,8 @@ PRODUCT = (
     "const int* order, const int* tiles, T* y"
 )
 SOURCES = [
-    *(("few.cuh", few_defines(n, 64, experts=False) | DOWN, PRODUCT) for n in (1, 2, 4)),
-    *(("few.cuh", few_defines(1, 128, experts=True) | more, PRODUCT) for more in (GATED, DOWN)),
+    ("few.cuh", few_defines(64, experts=False) | DOWN, PRODUCT),
+    *(("few.cuh", few_defines(128, experts=True) | more, PRODUCT) for more in (GATED, DOWN)),
     *(("many.cuh", {"GROUP": 64, **more}, PRODUCT) for more in (GATED, DOWN)),
     (
         "group.cuh",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import ClassVar
 
 import mlx.core as mx
 
@@ -26,14 +27,16 @@ class PagedBackend(AttentionBackend):
     first, on this machine; where the kernels differ or do not compile, they give way.
     """
 
+    _sound: ClassVar[dict[tuple[object, ...], bool]] = {}
+    """By kind of layer, whether the kernels agree; found once a process."""
+
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
-        self._sound: dict[tuple[object, ...], bool] = {}
 
     def serves(self, case: AttentionCase) -> bool:
         if not _fits(case, self._block_tokens):
             return False
-        key = case.spec, case.heads, case.dtype, case.softcap, case.sinks
+        key = self._block_tokens, case.spec, case.heads, case.dtype, case.softcap, case.sinks
         if key not in self._sound:
             self._sound[key] = self._is_sound(case)
         return self._sound[key]
