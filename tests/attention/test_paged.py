@@ -11,7 +11,7 @@ import pytest
 
 from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
-from quire.attention.paged import PagedBackend, cuda
+from quire.attention.paged import PagedBackend, cuda, packed
 from quire.attention.paged.check import differs
 from quire.attention.paged.tiles import cut
 from quire.attention.reference import ReferenceBackend
@@ -85,6 +85,35 @@ def test_sources_compile(shape: cuda.Shape, few: bool, tmp_path: Path) -> None:
     assert_compiles(text, tmp_path)
 
 
+PACKED = [
+    (cuda.Shape(mx.bfloat16, 128, 128, 8, 4, 64, capped=False, sinks=False), 4, 4, 64),
+    (cuda.Shape(mx.bfloat16, 256, 256, 8, 2, 64, capped=True, sinks=True), 8, 4, 64),
+    (cuda.Shape(mx.bfloat16, 512, 512, 2, 8, 64, capped=False, sinks=False), 4, 4, 64),
+    (cuda.Shape(mx.bfloat16, 128, 128, 8, 4, 64, capped=False, sinks=False), 8, 8, 128),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "key_bits", "value_bits", "value_group"), PACKED)
+def test_sources_for_codes_compile(
+    shape: cuda.Shape, key_bits: int, value_bits: int, value_group: int, tmp_path: Path
+) -> None:
+    text = (
+        cuda.header(shape.dtype, packed.defines(shape, key_bits, value_bits, value_group))
+        + cuda.source("tensor")
+        + cuda.source("codes")
+        + 'extern "C" __global__ void packed(const T* q, const unsigned* k_codes,'
+        "const __half* k_scales, const __half* k_biases, const unsigned* v_codes,"
+        "const __half* v_scales, const __half* v_biases, const int* tiles, const int* table,"
+        "const float* numbers, float* partial, float* stats) {"
+        + cuda.source("packed")
+        + '}\nextern "C" __global__ void join(const float* partial, const float* stats,'
+        "const int* stats_shape, const float* own_partial, const float* own_stats,"
+        "const float* signs, const float* sinks, T* result) {" + cuda.source("join") + "}\n"
+    )
+    assert_compiles(text, tmp_path, spilled=16 if shape.value_dim == 512 else 0)
+
+
 class _Off(ReferenceBackend):
     """Computes twice what it should."""
 
@@ -118,4 +147,17 @@ def test_kernels_agree_with_the_reference(
     spec: AttentionSpec, group: int, extras: bool, dtype: mx.Dtype
 ) -> None:
     case = AttentionCase(PLAIN, spec, group * spec.kv_heads, 1, dtype, extras, extras)
+    assert differs(PagedBackend(64), case, 64) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not mx.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("spec", [FullKV(8, 128), WindowKV(2, 64, 100), FullKV(2, 512)], ids=str)
+@pytest.mark.parametrize("bits", [(4, 4), (8, 4), (8, 8)])
+@pytest.mark.parametrize("extras", [False, True], ids=["", "capped, sinks"])
+def test_kernels_for_codes_agree_with_the_reference(
+    spec: AttentionSpec, bits: tuple[int, int], extras: bool
+) -> None:
+    format = KVFormat("page", *bits)
+    case = AttentionCase(format, spec, 4 * spec.kv_heads, 1, mx.bfloat16, extras, extras)
     assert differs(PagedBackend(64), case, 64) is None

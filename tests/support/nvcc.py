@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,8 +10,12 @@ from pathlib import Path
 import pytest
 
 
-def assert_compiles(text: str, folder: Path) -> None:
-    """For Hopper, with nothing spilled from registers. Skips the test where there is no nvcc."""
+def assert_compiles(text: str, folder: Path, spilled: int = 0) -> None:
+    """For Hopper. Skips the test where there is no nvcc.
+
+    Args:
+        spilled: bytes that a thread may spill from its registers.
+    """
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         pytest.skip("no nvcc")
@@ -19,5 +24,5 @@ def assert_compiles(text: str, folder: Path) -> None:
     command = [nvcc, "-arch=sm_90", "-cubin", "-Xptxas", "-v", "-o", folder / "k.cubin", path]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    spilled = [line for line in done.stderr.splitlines() if "spill stores" in line]
-    assert all(" 0 bytes spill stores" in line for line in spilled), done.stderr
+    stores = [int(n) for n in re.findall(r"(\d+) bytes spill stores", done.stderr)]
+    assert max(stores) <= spilled, done.stderr

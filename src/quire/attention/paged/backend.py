@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
-from quire.attention.paged import cuda
+from quire.attention.paged import cuda, packed
 from quire.attention.paged.check import differs
 from quire.attention.paged.tiles import Part, cut
 from quire.cache.formats.base import LayerStore, WrittenBlocks
@@ -22,9 +22,10 @@ FEW_ROWS = 8
 
 
 class PagedBackend(AttentionBackend):
-    """Serves plain blocks of the queries' type. A kind of layer is held against the reference
+    """Serves plain blocks of the queries' type, and single rows over page codes of 4 or 8 bits.
 
-    first, on this machine; where the kernels differ or do not compile, they give way.
+    A kind of layer is held against the reference first, on this machine; where the kernels differ
+    or do not compile, they give way.
     """
 
     _sound: ClassVar[dict[tuple[object, ...], bool]] = {}
@@ -36,7 +37,8 @@ class PagedBackend(AttentionBackend):
     def serves(self, case: AttentionCase) -> bool:
         if not _fits(case, self._block_tokens):
             return False
-        key = self._block_tokens, case.spec, case.heads, case.dtype, case.softcap, case.sinks
+        own = case.format, case.spec, case.heads, case.dtype, case.softcap, case.sinks
+        key = self._block_tokens, *own
         if key not in self._sound:
             self._sound[key] = self._is_sound(case)
         return self._sound[key]
@@ -58,14 +60,23 @@ def _fits(case: AttentionCase, block_tokens: int) -> bool:
     """Whether the kernels are made for a case."""
     spec = case.spec
     return (
-        case.format.scheme == "plain"
-        and not case.format.dtype
-        and case.dtype in cuda.TYPES
+        (_fits_plain(case) or (_fits_packed(case) and block_tokens == packed.BLOCK_TOKENS))
         and block_tokens % 8 == 0
         and spec.head_dim % 32 == 0
         and spec.head_dim <= max(cuda.VALUE_DIMS)
         and spec.value_dim in cuda.VALUE_DIMS
     )
+
+
+def _fits_plain(case: AttentionCase) -> bool:
+    return case.format.scheme == "plain" and not case.format.dtype and case.dtype in cuda.TYPES
+
+
+def _fits_packed(case: AttentionCase) -> bool:
+    """Single rows: those of a prompt read blocks that they have written themselves."""
+    bits = case.format.key_bits, case.format.value_bits
+    known = all(each in packed.BITS for each in bits)
+    return case.format.scheme == "page" and known and case.rows == 1 and case.dtype == mx.bfloat16
 
 
 class _Prepared(PreparedAttention):
@@ -75,6 +86,7 @@ class _Prepared(PreparedAttention):
         self._metadata = metadata
         self._table = mx.array(metadata.block_table)
         self._parts: dict[int, list[tuple[slice, cuda.Launch]]] = {}
+        self._packed: packed.PackedLaunch | None = None
 
     def forward(
         self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
@@ -90,6 +102,10 @@ class _Prepared(PreparedAttention):
             scoring.softcap is not None,
             scoring.sinks is not None,
         )
+        if store.packed is not None:
+            if self._packed is None:
+                self._packed = packed.launch(self._metadata, shape)
+            return packed.attend(q, store.arrays(), self._packed, scoring, shape)
         keys, values = store.arrays()
         parts = self._parts.get(shape.part)
         if parts is None:

@@ -105,32 +105,59 @@ def attend(
         keys, values: `[blocks * kv_heads, block_tokens, -]`.
     """
     rows, heads = q.shape[:2]
-    numbers = _numbers(scoring.scale, scoring.softcap)
-    sinks = numbers if scoring.sinks is None else scoring.sinks
-    inputs = [q, keys, values, launch.tiles, launch.table, launch.visible, numbers, sinks]
-    grid = (launch.count * LANES, shape.kv_heads * (shape.group // shape.part), launch.splits)
-    size = (LANES, 1, 1)
     out = (rows, heads, shape.value_dim)
     if not launch.few:
-        kernel = _attend_kernel(shape, few=False)
-        return kernel(
-            inputs=inputs, grid=grid, threadgroup=size, output_shapes=[out], output_dtypes=[q.dtype]
+        return _attend_kernel(shape, few=False)(
+            inputs=_inputs(q, keys, values, launch, scoring),
+            grid=grid(launch, shape),
+            threadgroup=(LANES, 1, 1),
+            output_shapes=[out],
+            output_dtypes=[q.dtype],
         )[0]
-    found = (rows, heads, launch.splits)
-    partial, stats = _attend_kernel(shape, few=True)(
-        inputs=inputs,
-        grid=grid,
-        threadgroup=size,
-        output_shapes=[(*found, shape.value_dim), (*found, 2)],
-        output_dtypes=[mx.float32, mx.float32],
-    )
+    partial, stats = attend_split(q, keys, values, launch, scoring, shape)
+    sinks = stats if scoring.sinks is None else scoring.sinks
     return _combine_kernel(shape)(
         inputs=[partial, stats, sinks],
         grid=(rows * heads * LANES, 1, 1),
-        threadgroup=size,
+        threadgroup=(LANES, 1, 1),
         output_shapes=[out],
         output_dtypes=[q.dtype],
     )[0]
+
+
+def attend_split(
+    q: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    launch: Launch,
+    scoring: Scoring,
+    shape: Shape,
+) -> list[mx.array]:
+    """What each split finds: weighted sums `[T, heads, splits, value_dim]`, and `[..., 2]` the
+
+    largest score and the sum of weights; float32.
+    """
+    found = (*q.shape[:2], launch.splits)
+    return _attend_kernel(shape, few=True)(
+        inputs=_inputs(q, keys, values, launch, scoring),
+        grid=grid(launch, shape),
+        threadgroup=(LANES, 1, 1),
+        output_shapes=[(*found, shape.value_dim), (*found, 2)],
+        output_dtypes=[mx.float32, mx.float32],
+    )
+
+
+def grid(launch: Launch, shape: Shape) -> tuple[int, int, int]:
+    """Threads of a launch."""
+    return launch.count * LANES, shape.kv_heads * (shape.group // shape.part), launch.splits
+
+
+def _inputs(
+    q: mx.array, keys: mx.array, values: mx.array, launch: Launch, scoring: Scoring
+) -> list[mx.array]:
+    constants = numbers(scoring.scale, scoring.softcap)
+    sinks = constants if scoring.sinks is None else scoring.sinks
+    return [q, keys, values, launch.tiles, launch.table, launch.visible, constants, sinks]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +179,7 @@ class Launch:
 
 
 @cache
-def _numbers(scale: float, softcap: float | None) -> mx.array:
+def numbers(scale: float, softcap: float | None) -> mx.array:
     """Scale and cap for weights that are powers of two."""
     return mx.array([scale * math.log2(math.e), (softcap or 0.0) * math.log2(math.e)])
 
@@ -162,7 +189,7 @@ def _attend_kernel(shape: Shape, *, few: bool) -> Kernel:
     tiles = 1 if few else shape.many_tiles
     defines = shape.defines(tiles, split=few)
     missing = "T* result = nullptr;" if few else "float *partial = nullptr, *stats = nullptr;"
-    return _compiled(
+    return compiled(
         "attend",
         ["q", "keys", "values", "tiles", "table", "visible", "numbers", "sinks"],
         ["partial", "stats"] if few else ["result"],
@@ -179,7 +206,7 @@ def _combine_kernel(shape: Shape) -> Kernel:
     names = ("V_DIM", "HEADS", "SINKS")
     defines = {name: n for name, n in shape.defines(1, split=True).items() if name in names}
     inputs = ["partial", "stats", "sinks"]
-    return _compiled("combine", inputs, ["result"], shape, defines, "", source("combine"), 0)
+    return compiled("combine", inputs, ["result"], shape, defines, "", source("combine"), 0)
 
 
 def shared_memory(shape: Shape, tiles: int) -> int:
@@ -196,7 +223,7 @@ def header(dtype: mx.Dtype, defines: dict[str, int]) -> str:
     return "\n".join([*lines, f"typedef {TYPES[dtype]} T;", ""])
 
 
-def _compiled(
+def compiled(
     name: str,
     inputs: list[str],
     outputs: list[str],
@@ -206,6 +233,7 @@ def _compiled(
     body: str,
     shared: int,
 ) -> Kernel:
+    """A kernel that MLX compiles at its first call."""
     own = "_".join(str(n) for n in defines.values())
     kernel: Kernel = mx.fast.cuda_kernel(  # type: ignore[assignment]  # its stub says object
         name=f"quire_{name}_{own}_{'bf16' if shape.dtype == mx.bfloat16 else 'f16'}",

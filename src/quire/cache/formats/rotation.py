@@ -33,6 +33,14 @@ class Rotation:
             q, r = np.linalg.qr(rng.standard_normal((dim, dim)))
             self._map = mx.array((q * np.sign(np.diag(r))).astype(np.float32))
 
+    @property
+    def signs(self) -> mx.array | None:
+        """`[dim]`: a rotation is the product with these, then a Hadamard transform; None where it
+
+        is a matrix.
+        """
+        return self._map if self._fast else None
+
     def forward(self, x: mx.array, scale: float = 1.0) -> mx.array:
         """`[..., dim]` to its rotated form times `scale`, of the same type."""
         turn = self._map.astype(x.dtype)

@@ -1,7 +1,7 @@
 """Products of packed weights on tensor cores: affine codes of 4 bits, bfloat16.
 
-MLX 0.32.4 reads a matrix once for each of 2 to 7 rows, and gathers experts pair by pair. From 8 rows
-on its own product of a matrix is as fast or faster (H200: benchmarks/gpu/results).
+MLX 0.32.4 reads a matrix once for each of 2 to 7 rows, and gathers experts pair by pair. From 8
+rows on its own product of a matrix is as fast or faster (H200: benchmarks/gpu/results).
 """
 
 from __future__ import annotations
