@@ -17,6 +17,7 @@ from quire.api.completions.endpoint import Completions
 from quire.api.messages.endpoint import Messages
 from quire.api.openapi import OpenApi
 from quire.api.operation import Operation
+from quire.api.page import PageFiles
 from quire.api.pages import PageGuard, host_names
 from quire.api.responses.endpoint import Responses
 from quire.api.responses.store import CallerStores
@@ -95,8 +96,9 @@ def build_app(service: Service, config: ServerConfig, jobs: Jobs | None = None) 
 def _middleware(context: Context, routes: list[Route]) -> list[Middleware]:
     """From the outside in: the log sees all, CORS answers preflights that carry no key."""
     config = context.config
+    named = [*routes, *PageFiles.ROUTES] if config.page else routes
     stack = [
-        Middleware(AccessLog, observe=context.metrics.response, routes=routes),
+        Middleware(AccessLog, observe=context.metrics.response, routes=named),
         Middleware(Failsafe),
         Middleware(PageGuard, hosts=host_names(config), origins=config.cors_origins),
     ]
@@ -116,6 +118,8 @@ def _middleware(context: Context, routes: list[Route]) -> list[Middleware]:
                 ],
             )
         )
+    if config.page:
+        stack.append(Middleware(PageFiles))
     if config.api_keys:
         stack.append(Middleware(ApiKeys, keys=config.api_keys, metrics_key=config.metrics_key))
     return stack

@@ -136,14 +136,18 @@ class Operation:
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, request: Request) -> Response:
-        """`GET /metrics`, for Prometheus; one of several API keys sees its own requests only."""
+        """`GET /metrics`, for Prometheus; one of several API keys sees its own requests only.
+
+        As JSON for who asks for that: the same figures, and each stream of now.
+        """
         context, caller = self._context, caller_of(request.scope)
-        if caller == EVERYONE:
-            stats = await context.service.client.stats()
-            body = context.metrics.all.render(stats, context.slots.taken)
-        else:
-            body = context.metrics.of(caller).render()
-        return Response(body, media_type="text/plain; version=0.0.4")
+        stats = await context.service.client.stats() if caller == EVERYONE else None
+        metrics, in_flight = context.metrics.of(caller), context.slots.taken
+        headers = {"vary": "accept"}
+        if "application/json" in request.headers.get("accept", ""):
+            return JSONResponse(metrics.view(stats, in_flight), headers=headers)
+        body = metrics.render(stats, in_flight)
+        return Response(body, headers=headers, media_type="text/plain; version=0.0.4")
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""

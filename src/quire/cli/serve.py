@@ -50,6 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="store_true",
         help="for clients that send fields nobody knows and cannot be changed; answers name them",
     )
+    add("--no-page", action="store_true", help="no page for browsers at /, no /docs")
     _add_sampling_arguments(parser.add_argument_group("sampling"))
     _add_engine_arguments(parser.add_argument_group("engine"))
     _add_cache_arguments(parser.add_argument_group("KV cache"))
@@ -339,6 +340,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         stored_responses=args.stored_responses,
         sampling_defaults=args.sampling_defaults,
         sampling_overrides=_sampling_overrides(args),
+        page=not args.no_page,
         log_level=args.log_level,
     )
 

@@ -94,6 +94,7 @@ class ServerConfig:
         sampling_defaults: whose hold for what a request does not name: those that the model's
             `generation_config.json` recommends, or OpenAI's.
         sampling_overrides: the operator's, by the name of the parameter.
+        page: whether browsers get a page to chat with the model and to watch the server.
     """
 
     host: str = "127.0.0.1"
@@ -127,4 +128,5 @@ class ServerConfig:
     stored_response_bytes: int = 64 << 20
     sampling_defaults: Literal["model", "openai"] = "model"
     sampling_overrides: Mapping[str, float] = field(default_factory=dict)
+    page: bool = True
     log_level: str = "info"

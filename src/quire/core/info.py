@@ -35,6 +35,8 @@ class EngineStats:
     Attributes:
         kv_used: (group and format, bytes of pages that live sequences hold).
         kv_kept: (group and format, bytes of pages kept for reuse).
+        kv_block_bytes: (group and format, bytes of one page).
+        memory: (what, bytes): see `Device.memory`.
         reuse_misses: (reason, requests).
         disk: (what, number) of the disk tier, empty without one: bytes of its file; pages written,
             dropped (no room, no time), hits and misses of those it was asked for.
@@ -50,6 +52,8 @@ class EngineStats:
     kv_budget: int = 0
     kv_used: tuple[tuple[str, int], ...] = ()
     kv_kept: tuple[tuple[str, int], ...] = ()
+    kv_block_bytes: tuple[tuple[str, int], ...] = ()
+    memory: tuple[tuple[str, int], ...] = ()
     reuse_misses: tuple[tuple[str, int], ...] = ()
     disk: tuple[tuple[str, int], ...] = ()
     finished: tuple[tuple[str, int], ...] = field(default=())

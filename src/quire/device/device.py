@@ -111,6 +111,18 @@ class Device(ABC):
     def weight_memory(self) -> int:
         """Bytes that weights may take, before any are loaded."""
 
+    def memory(self) -> dict[str, int]:
+        """Bytes that this process holds, by what: arrays, the most that these ever were, freed
+        buffers that MLX keeps, all that the system counts as the process's; and what is free.
+        """
+        return {
+            "arrays": mx.get_active_memory(),
+            "arrays_peak": mx.get_peak_memory(),
+            "buffers": mx.get_cache_memory(),
+            "process": int(psutil.Process().memory_info().rss),
+            "free": self.free_memory(),
+        }
+
     @abstractmethod
     def bound_caches(self) -> None:
         """Bounds what MLX keeps of freed buffers: no KV memory, but memory all the same.

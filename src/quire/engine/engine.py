@@ -335,6 +335,10 @@ class Engine:
             kv_budget=scheduler.manager.budget,
             kv_used=tuple((names[key], live) for key, (live, _, _) in usage.items()),
             kv_kept=tuple((names[key], kept) for key, (_, kept, _) in usage.items()),
+            kv_block_bytes=tuple(
+                (name, scheduler.manager.block_bytes(key)) for key, name in names.items()
+            ),
+            memory=tuple(current_device().memory().items()),
             reuse_misses=tuple(counters.reuse_misses.items()),
             disk=tuple(asdict(self._disk.counters).items()) if self._disk is not None else (),
             finished=tuple(counters.finished.items()),

@@ -65,7 +65,7 @@ class Service:
         """See `Submission.begin`."""
         return await self.submission.begin(prepared)
 
-    def observe(self, observer: Callable[[str], Observer]) -> None:
+    def observe(self, observer: Callable[[str, int], Observer]) -> None:
         """See `Submission.observe`."""
         self.submission.observe(observer)
 

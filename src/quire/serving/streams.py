@@ -32,23 +32,31 @@ ChoiceEvent = tuple[int, Event]
 
 
 class Observer(Protocol):
-    """Told what happens to a run, for metrics. Seconds are seconds."""
+    """Told what happens to one choice, for metrics. Seconds are seconds."""
 
-    def first_token(self, seconds: float) -> None: ...
+    def first_token(self, seconds: float, cached: int, reuse: str) -> None:
+        """The prompt was read, `cached` of its tokens from the prefix cache."""
+        ...
 
     def tokens(self, seconds: float, count: int) -> None: ...
 
     def ended(self, event: Finished | Failed) -> None: ...
+
+    def gone(self) -> None:
+        """Nobody reads the choice any more, whether it ended or not."""
+        ...
 
 
 class Unobserved:
     """The observer of a service that nobody watches."""
 
-    def first_token(self, seconds: float) -> None: ...
+    def first_token(self, seconds: float, cached: int, reuse: str) -> None: ...
 
     def tokens(self, seconds: float, count: int) -> None: ...
 
     def ended(self, event: Finished | Failed) -> None: ...
+
+    def gone(self) -> None: ...
 
 
 class ChoiceStream:
@@ -106,6 +114,7 @@ class ChoiceStream:
             yield [self._fail("The engine ended the request without saying why.")]
         finally:
             self._ticket.abort()
+            self._observer.gone()
 
     def _feed(self, output: Output) -> list[Event]:
         self._observe(output)
@@ -148,7 +157,7 @@ class ChoiceStream:
             self._observer.tokens(now - self._last, len(output.token_ids))
         else:
             self.first_token_s = now - self._started
-            self._observer.first_token(self.first_token_s)
+            self._observer.first_token(self.first_token_s, output.cached_tokens, output.reuse)
         self._last = now
 
     def _fail(self, message: str) -> Failed:

@@ -54,12 +54,12 @@ class Submission:
         self._plain = plain
         self._pictures = pictures
         self._constraints = constraints
-        self._observer: Callable[[str], Observer] = lambda caller: Unobserved()
+        self._observer: Callable[[str, int], Observer] = lambda caller, tokens: Unobserved()
         self._default_max_tokens = default_max_tokens
         self._deadline_s = deadline_s
 
-    def observe(self, observer: Callable[[str], Observer]) -> None:
-        """Tells the observer of a generation's caller of everything that starts from now on."""
+    def observe(self, observer: Callable[[str, int], Observer]) -> None:
+        """Asks for an observer of each choice from now on, by its caller and prompt's tokens."""
         self._observer = observer
 
     async def begin(self, prepared: Prepared) -> GenerationStream:
@@ -83,16 +83,17 @@ class Submission:
                 outputs.append(self._output(prepared, prompt, stops))
                 await asyncio.sleep(0)  # each looks at the prompt, which may be long
         self._pictures.check_room(prompts)
-        observer = self._observer(spec.caller)
         choices = [
             ChoiceStream(
                 ticket,
                 output,
-                observer,
+                self._observer(spec.caller, len(request.prompt)),
                 one_call=not spec.parallel_tool_calls,
                 show_reasoning=spec.show_reasoning,
             )
-            for ticket, output in zip(self._client.submit(requests), outputs, strict=True)
+            for request, ticket, output in zip(
+                requests, self._client.submit(requests), outputs, strict=True
+            )
         ]
         run = GenerationStream([prompt.tokens for prompt in prompts], choices, bound.unenforced)
         self._pictures.hold(run, prompts)

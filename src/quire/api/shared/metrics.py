@@ -6,6 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -17,6 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from quire.api.shared.auth import EVERYONE
+from quire.api.shared.live_streams import Stream, Streams
 from quire.core.info import EngineStats
 from quire.serving.streams import Observer
 from quire.text.events import Failed, Finished
@@ -49,7 +51,7 @@ class Histogram:
 
 
 class Metrics:
-    """The HTTP side's counters; `quire.serving.streams.Observer` is how the service feeds them."""
+    """The HTTP side's counters, and the streams of now."""
 
     def __init__(self) -> None:
         self.time_to_first_token = Histogram(_TTFT_S)
@@ -57,6 +59,7 @@ class Metrics:
         self.request_seconds = Histogram(_REQUEST_S)
         self.responses: Counter[tuple[str, str]] = Counter()
         self.ends: Counter[str] = Counter()
+        self.streams = Streams()
 
     def first_token(self, seconds: float) -> None:
         """A request got its first token."""
@@ -77,10 +80,24 @@ class Metrics:
 
     def render(self, stats: EngineStats | None = None, in_flight: int = 0) -> bytes:
         """The text exposition of all counters, with the engine's if they are given."""
-        engine = () if stats is None else _engine_families(stats, in_flight)
         registry = CollectorRegistry()
-        registry.register(_Snapshot([*self._families(), *engine]))
+        registry.register(_Snapshot([*self._all(stats, in_flight)]))
         return generate_latest(registry)
+
+    def view(self, stats: EngineStats | None = None, in_flight: int = 0) -> dict[str, Any]:
+        """What `render` says, by the sample's name, and each stream of now: `/metrics` as JSON."""
+        samples: dict[str, list[dict[str, Any]]] = {}
+        for family in self._all(stats, in_flight):
+            for sample in family.samples:
+                samples.setdefault(sample.name, []).append(
+                    {"labels": sample.labels, "value": sample.value}
+                )
+        return {"metrics": samples, "streams": self.streams.view()}
+
+    def _all(self, stats: EngineStats | None, in_flight: int) -> Iterator[Metric]:
+        yield from self._families()
+        if stats is not None:
+            yield from _engine_families(stats, in_flight)
 
     def _families(self) -> Iterator[Metric]:
         responses = CounterMetricFamily(
@@ -115,32 +132,42 @@ class CallerMetrics:
         for metrics in self._of_both(caller):
             metrics.response(path, status, seconds)
 
-    def observer(self, caller: str) -> Observer:
-        """What counts a caller's generations."""
-        return _Both(self._of_both(caller))
+    def observer(self, caller: str, prompt_tokens: int) -> Observer:
+        """What counts one of a caller's choices."""
+        return _Watched(self._of_both(caller), Stream(prompt_tokens))
 
     def _of_both(self, caller: str) -> tuple[Metrics, ...]:
         own = self._own.get(caller)
         return (self.all,) if own is None else (self.all, own)
 
 
-class _Both:
-    """Counts the same in several places; implements `quire.serving.streams.Observer`."""
+class _Watched:
+    """Counts a choice in several places; implements `quire.serving.streams.Observer`."""
 
-    def __init__(self, places: tuple[Metrics, ...]) -> None:
+    def __init__(self, places: tuple[Metrics, ...], stream: Stream) -> None:
         self._places = places
+        self._stream = stream
+        for place in places:
+            place.streams.add(stream)
 
-    def first_token(self, seconds: float) -> None:
+    def first_token(self, seconds: float, cached: int, reuse: str) -> None:
+        self._stream.begin(cached, reuse)
         for place in self._places:
             place.first_token(seconds)
 
     def tokens(self, seconds: float, count: int) -> None:
+        self._stream.generated += count
         for place in self._places:
             place.tokens(seconds, count)
 
     def ended(self, event: Finished | Failed) -> None:
         for place in self._places:
             place.ended(event)
+        self.gone()
+
+    def gone(self) -> None:
+        for place in self._places:
+            place.streams.discard(self._stream)
 
 
 class _Snapshot(Collector):
@@ -193,6 +220,18 @@ def _engine_families(stats: EngineStats, in_flight: int) -> Iterator[Metric]:
         for pool, size in pools:
             used.add_metric([pool, state], size)
     yield used
+    block = GaugeMetricFamily(
+        "quire_kv_block_bytes", "Bytes of one KV page by group and format", labels=["pool"]
+    )
+    for pool, size in stats.kv_block_bytes:
+        block.add_metric([pool], size)
+    yield block
+    memory = GaugeMetricFamily(
+        "quire_memory_bytes", "Memory of the engine's process and its device", labels=["what"]
+    )
+    for what, size in stats.memory:
+        memory.add_metric([what], size)
+    yield memory
     disk = dict(stats.disk)
     if disk:
         size = disk.pop("bytes")

@@ -1,0 +1,101 @@
+"""Serves the page's files, before any API key: they tell nothing, and the page asks for the key."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+_FOLDER = Path(__file__).parent / "static"
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+_DOCUMENTS = {"/": "index.html", "/docs": "docs.html"}
+
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data: blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+"""Scripts and styles are the page's own files, never text of a document; pictures are sent along;
+no text becomes markup (trusted types: a browser that knows them refuses innerHTML)."""
+
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",  # asked for again by its tag
+    "vary": "accept",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    body: bytes
+    media_type: str
+    tag: str
+
+    @classmethod
+    def read(cls, path: Path) -> _File:
+        body = path.read_bytes()
+        tag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+        return cls(body, _TYPES[path.suffix], tag)
+
+    def response(self, request: Request) -> Response:
+        headers = {**_HEADERS, "etag": self.tag}
+        if request.headers.get("if-none-match") == self.tag:
+            return Response(status_code=304, headers=headers)
+        return Response(self.body, headers=headers, media_type=self.media_type)
+
+
+class PageFiles:
+    """Middleware that answers with the page's files: `/` for who reads HTML, `/docs`, `/page/...`.
+
+    Everything else goes on, `/` for clients that do not ask for HTML too.
+    """
+
+    ROUTES = tuple(
+        Route(path, lambda request: Response(), name=path) for path in ("/docs", "/page/{file}")
+    )
+    """For the access log and its metrics, which name a path by its route."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._files = {path.name: _File.read(path) for path in sorted(_FOLDER.iterdir())}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        file = self._asked_for(Request(scope)) if scope["type"] == "http" else None
+        if file is None:
+            await self._app(scope, receive, send)
+        else:
+            await file.response(Request(scope))(scope, receive, send)
+
+    def _asked_for(self, request: Request) -> _File | None:
+        """None if it is not for the page to answer."""
+        path = request.url.path
+        if request.method not in ("GET", "HEAD"):
+            return None
+        if path == "/" and "text/html" not in request.headers.get("accept", ""):
+            return None
+        found = re.fullmatch(r"/page/([\w.-]+)", path)
+        return self._files.get(found[1] if found else _DOCUMENTS.get(path, ""))

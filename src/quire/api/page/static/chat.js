@@ -1,0 +1,202 @@
+// The chat: conversations at the side, messages, and where one writes.
+
+import { chunks } from "./api.js";
+import { Composer } from "./composer.js";
+import { $, announce, h, icon, iconButton } from "./dom.js";
+import { exported } from "./export.js";
+import { MessageView } from "./message.js";
+import { Parameters } from "./parameters.js";
+import * as store from "./store.js";
+
+const EXAMPLES = ["What is 27 plus 45?", "Count from 1 to 20.", "What is the capital of France?"];
+
+export class Chat {
+  constructor(root, side, leaveDrawer) {
+    this.side = side;
+    this.leaveDrawer = leaveDrawer;
+    this.parameters = new Parameters();
+    this.composer = new Composer((text, images) => this.send(text, images), () => this.stop());
+    this.log = h("div", { class: "messages", role: "log", "aria-label": "Messages", "aria-live": "off" });
+    this.scroller = h("div", { class: "scroller", tabindex: "-1" }, this.log);
+    this.title = h("h1", { class: "title" });
+    const bar = h("div", { class: "chat-bar" }, this.title,
+      iconButton("tune", "Parameters", () => this.parameters.show()),
+      iconButton("save", "Export conversation", () => exported(this.current)));
+    root.append(bar, this.scroller, this.composer.node);
+    this.views = [];
+    this.running = null;
+  }
+
+  models(list) {
+    this.parameters.models(list);
+    this.composer.pictures = list.some((model) => model.modalities?.includes("image"));
+    this.composer.refresh();
+  }
+
+  async begin() {
+    this.conversations = await store.all();
+    this.open(this.conversations[0] ?? null);
+  }
+
+  open(conversation) {
+    this.stop();
+    this.current = conversation ?? { id: crypto.randomUUID?.() ?? String(Math.random()), title: "New conversation", updated: Date.now(), messages: [] };
+    this.views = [];
+    this.log.replaceChildren();
+    for (const message of this.current.messages) this.view(message);
+    if (!this.views.length) this.log.append(this.welcome());
+    this.list();
+    this.toEnd();
+    this.composer.focus();
+  }
+
+  welcome() {
+    const tries = EXAMPLES.map((text) => h("button", { type: "button", class: "try", onclick: () => this.send(text, []) }, text));
+    return h("div", { class: "welcome" },
+      h("img", { src: "/page/mark.svg", alt: "", width: 56, height: 56 }),
+      h("h2", {}, "What shall we talk about?"),
+      h("p", {}, "Everything stays between this browser and this server."),
+      h("div", { class: "tries" }, tries));
+  }
+
+  list() {
+    this.title.textContent = this.current.title;
+    document.title = `${this.current.title} · Quire`;
+    const entries = this.conversations.map((each) => h("li", { class: each.id === this.current.id ? "current" : null },
+      h("button", { type: "button", class: "entry", "aria-current": each.id === this.current.id ? "true" : null, onclick: () => { this.open(each); this.leaveDrawer(); location.hash = "#chat"; } }, each.title),
+      iconButton("trash", `Delete ${each.title}`, () => this.remove(each))));
+    this.side.replaceChildren(
+      h("button", { type: "button", class: "new", onclick: () => { this.open(null); this.leaveDrawer(); location.hash = "#chat"; } }, icon("plus"), "New conversation"),
+      h("ul", { class: "entries" }, entries),
+      h("p", { class: "hint" }, this.conversations.length ? "Kept in this browser only." : "Your conversations will stand here. They are kept in this browser only."));
+  }
+
+  async remove(conversation) {
+    if (!confirm(`Delete "${conversation.title}"?`)) return;
+    await store.remove(conversation.id);
+    this.conversations = this.conversations.filter((each) => each !== conversation);
+    if (conversation === this.current) this.open(this.conversations[0] ?? null);
+    else this.list();
+  }
+
+  view(message) {
+    $(".welcome", this.log)?.remove();
+    const view = new MessageView(message, {
+      edit: (text) => this.rewrite(view, text),
+      again: () => this.again(view),
+      results: (results) => this.results(results),
+    });
+    this.views.push(view);
+    this.log.append(view.node);
+    return view;
+  }
+
+  async send(text, images) {
+    if (this.running) return;
+    this.add({ role: "user", content: text, images });
+    await this.answer();
+  }
+
+  async results(results) {
+    if (this.running) return;
+    for (const result of results) this.add({ role: "tool", ...result });
+    await this.answer();
+  }
+
+  add(message) {
+    const { current } = this;
+    current.messages.push(message);
+    if (current.messages.length === 1) current.title = (message.content || "A picture").replace(/\s+/g, " ").slice(0, 60);
+    if (!this.conversations.includes(current)) this.conversations.unshift(current);
+    this.keep();
+    this.list();
+    const view = this.view(message);
+    this.toEnd();
+    return view;
+  }
+
+  keep() {
+    this.current.updated = Date.now();
+    store.put(this.current).catch(() => announce("The conversation could not be kept."));
+  }
+
+  /** Drops a message and all that follow. */
+  cut(view) {
+    const index = this.views.indexOf(view);
+    for (const old of this.views.splice(index)) old.node.remove();
+    this.current.messages.splice(index);
+  }
+
+  async rewrite(view, text) {
+    if (this.running) return;
+    const { images } = view.message;
+    this.cut(view);
+    this.add({ role: "user", content: text, images });
+    await this.answer();
+  }
+
+  async again(view) {
+    if (this.running) return;
+    this.cut(view);
+    await this.answer();
+  }
+
+  stop() {
+    this.running?.abort();
+  }
+
+  async answer() {
+    const conversation = this.current;
+    const message = { role: "assistant", content: "", reasoning: "", calls: [], stats: null };
+    const body = this.parameters.body(conversation.messages);
+    const view = this.add(message);
+    const running = (this.running = new AbortController());
+    this.composer.busy = true;
+    view.begin();
+    const started = performance.now();
+    let first = null;
+    try {
+      for await (const chunk of chunks(body, running.signal)) {
+        const delta = chunk.choices[0]?.delta ?? {};
+        if (first === null && (delta.content || delta.reasoning_content || delta.tool_calls)) first = performance.now();
+        take(message, chunk, delta);
+        view.soon(() => this.follow());
+      }
+    } catch (error) {
+      if (error.name === "AbortError") message.stopped = true;
+      else message.error = error.message;
+    }
+    const now = performance.now();
+    if (first !== null) message.stats = { ...message.stats, first_s: (first - started) / 1000, write_s: (now - first) / 1000 };
+    view.end();
+    this.running = null;
+    this.composer.busy = false;
+    store.put(conversation).catch(() => {});
+    if (conversation === this.current) this.follow();
+    announce(message.error ? `Error: ${message.error}` : message.stopped ? "Stopped." : `Answer: ${message.content.slice(0, 400)}`);
+    this.composer.focus();
+  }
+
+  follow() {
+    const { scroller } = this;
+    if (scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 120) this.toEnd();
+  }
+
+  toEnd() {
+    this.scroller.scrollTop = this.scroller.scrollHeight;
+  }
+}
+
+/** Adds what a chunk says to a message. */
+function take(message, chunk, delta) {
+  message.reasoning += delta.reasoning_content ?? "";
+  message.content += delta.content ?? "";
+  for (const part of delta.tool_calls ?? []) {
+    const call = (message.calls[part.index] ??= { id: "", name: "", arguments: "" });
+    call.id ||= part.id ?? "";
+    call.name += part.function?.name ?? "";
+    call.arguments += part.function?.arguments ?? "";
+  }
+  message.finish = chunk.choices[0]?.finish_reason ?? message.finish;
+  if (chunk.usage) message.stats = { prompt: chunk.usage.prompt_tokens, cached: chunk.usage.prompt_tokens_details?.cached_tokens ?? 0, tokens: chunk.usage.completion_tokens };
+}

@@ -1,0 +1,59 @@
+// Building documents. Text always becomes text: nothing here, or anywhere in the page, reads markup.
+
+/** An element; `props` are attributes, `on...` listeners, or one of the properties set as such. */
+export function h(tag, props = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (["value", "checked", "disabled", "hidden", "open", "textContent"].includes(name)) node[name] = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+export const $ = (selector, root = document) => root.querySelector(selector);
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** An element of a picture. */
+export function svg(tag, props = {}, ...children) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(props)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+const ICONS = {
+  menu: "M4 7h16M4 12h16M4 17h16",
+  plus: "M12 5v14M5 12h14",
+  send: "M12 19V5M6 11l6-6 6 6",
+  stop: "M7 7h10v10H7z",
+  image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.5 9h.01",
+  copy: "M9 9h10v11H9zM5 15V4h10",
+  edit: "M4 20l1-4L16 5l3 3L8 19zM14 7l3 3",
+  again: "M19 12a7 7 0 1 1-2-5l2 2M19 4v5h-5",
+  trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
+  save: "M12 4v11M7 10l5 5 5-5M5 20h14",
+  tune: "M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4",
+  theme: "M12 4a8 8 0 1 0 0 16zM12 4a8 8 0 0 1 0 16",
+  close: "M6 6l12 12M18 6L6 18",
+  tool: "M14 6a4 4 0 0 0-5 5l-5 5 3 3 5-5a4 4 0 0 0 5-5l-2.5 2.5-3-3z",
+};
+
+/** A drawn sign; whoever shows it alone gives the button its label. */
+export function icon(name) {
+  const path = svg("path", { d: ICONS[name] });
+  return svg("svg", { viewBox: "0 0 24 24", class: "icon", "aria-hidden": "true", focusable: "false" }, path);
+}
+
+/** A button that shows a sign alone. */
+export function iconButton(name, label, onclick, more = {}) {
+  return h("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...more }, icon(name));
+}
+
+/** Says something to a screen reader, without showing it. */
+export function announce(text) {
+  $("#announcer").textContent = text;
+}

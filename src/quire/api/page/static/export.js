@@ -1,0 +1,32 @@
+// A conversation as a file: Markdown to read, or JSON with everything.
+
+import { h } from "./dom.js";
+
+export function exported(conversation) {
+  const save = (kind, type, text) => () => {
+    const url = URL.createObjectURL(new Blob([text], { type }));
+    const name = conversation.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").toLowerCase() || "conversation";
+    h("a", { href: url, download: `${name}.${kind}` }).click();
+    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  };
+  const dialog = h("dialog", { class: "small", "aria-label": "Export conversation", onclose: () => dialog.remove() },
+    h("form", { method: "dialog" },
+      h("h2", {}, "Export"),
+      h("p", {}, "Markdown is for reading; JSON has everything, pictures and figures too."),
+      h("div", { class: "row end" },
+        h("button", {}, "Cancel"), h("span", { class: "space" }),
+        h("button", { onclick: save("md", "text/markdown", markdown(conversation)) }, "Markdown"),
+        h("button", { class: "main", onclick: save("json", "application/json", JSON.stringify(conversation, null, 2)) }, "JSON"))));
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+function markdown({ title, messages }) {
+  const parts = messages.map((message) => {
+    const who = { user: "You", assistant: "Model", tool: "Tool result" }[message.role];
+    const calls = (message.calls ?? []).map((call) => `\`\`\`json\n${call.name}(${call.arguments})\n\`\`\``);
+    const pictures = (message.images ?? []).map((_, index) => `(picture ${index + 1})`);
+    return [`## ${who}`, ...pictures, message.content, ...calls].filter(Boolean).join("\n\n");
+  });
+  return `# ${title}\n\n${parts.join("\n\n")}\n`;
+}

@@ -1,0 +1,30 @@
+// Numbers as people read them, and counters as rates.
+
+const grouped = new Intl.NumberFormat("en");
+
+export const count = (value) => grouped.format(Math.round(value));
+
+export const share = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}%` : "–");
+
+export function bytes(value) {
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  let unit = 0;
+  for (; value >= 1000 && unit < units.length - 1; unit += 1) value /= 1000;
+  return `${value >= 100 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
+}
+
+export function seconds(value) {
+  if (value === null) return "–";
+  if (value < 1) return `${Math.max(1, Math.round(value * 1000))} ms`;
+  return value < 60 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+}
+
+/** What counters grow by a second, from one answer to the next. */
+export class Rates {
+  next(at, counters) {
+    const { before } = this;
+    this.before = { at, counters };
+    const rate = (name) => (before && at > before.at ? Math.max(0, (counters[name] - before.counters[name]) / (at - before.at)) : 0);
+    return Object.fromEntries(Object.keys(counters).map((name) => [name, rate(name)]));
+  }
+}

@@ -1,0 +1,189 @@
+// The live view. Its one source is /metrics, as JSON: the figures that Prometheus reads, and the streams.
+
+import { ask } from "./api.js";
+import { h } from "./dom.js";
+import { Blocks } from "./blocks.js";
+import { bytes, count, Rates, seconds, share } from "./figures.js";
+import { Chart } from "./chart.js";
+
+const EVERY_MS = 1000;
+const MISSES = {
+  "": "Shared to the last block",
+  new: "Nothing alike was cached",
+  "first difference": "Text differs from what is cached",
+  evicted: "Was cached, made room for others",
+  "snapshot missing": "No state was kept at that place",
+  off: "The prefix cache is off",
+};
+
+export class Live {
+  constructor(root) {
+    this.root = root;
+    this.rates = new Rates();
+    this.speeds = new Map();
+    this.tiles = h("dl", { class: "tiles" });
+    this.written = new Chart("Tokens written a second");
+    this.read = new Chart("Prompt tokens read a second");
+    this.streams = h("div", { class: "table", tabindex: "0" });
+    this.blocks = new Blocks();
+    this.prefix = h("div");
+    this.memory = h("div");
+    this.served = h("div");
+    this.problem = h("p", { class: "error", role: "alert", hidden: true });
+    const card = (title, ...nodes) => h("section", { class: "card", "aria-label": title }, h("h2", {}, title), nodes);
+    root.append(h("div", { class: "live-inner" }, h("h1", { class: "unseen" }, "Live view of the server"), this.problem, this.tiles,
+      h("div", { class: "cards" },
+        card("Tokens written a second", this.written.node), card("Prompt tokens read a second", this.read.node)),
+      card("Streams", this.streams),
+      card("KV cache", this.blocks.node),
+      h("div", { class: "cards" }, card("Shared beginnings", this.prefix), card("Memory", this.memory), card("Models", this.served))));
+  }
+
+  models(list) {
+    this.served.replaceChildren(...list.map((model) => h("div", { class: "model" },
+      h("strong", {}, model.id),
+      h("dl", { class: "facts" },
+        fact("family", model.model_type), fact("context", `${count(model.context_length)} tokens`),
+        fact("computes in", model.dtype), fact("takes", model.modalities.join(", "))))));
+  }
+
+  watch(on) {
+    this.on = on;
+    clearTimeout(this.timer);
+    if (on) this.poll();
+  }
+
+  async poll() {
+    if (document.visibilityState === "visible") {
+      try {
+        this.show(await (await ask("/metrics")).json());
+        this.problem.hidden = true;
+      } catch (error) {
+        this.problem.hidden = false;
+        this.problem.textContent = error.message;
+      }
+    }
+    clearTimeout(this.timer);
+    if (this.on) this.timer = setTimeout(() => this.poll(), EVERY_MS);
+  }
+
+  show({ metrics, streams }) {
+    const samples = new Samples(metrics);
+    const rates = this.rates.next(performance.now() / 1000, {
+      written: samples.one("quire_generated_tokens_total"),
+      read: samples.one("quire_prompt_tokens_total") - samples.one("quire_cached_tokens_total"),
+      cached: samples.one("quire_cached_tokens_total"),
+    });
+    this.written.add(rates.written);
+    this.read.add(rates.read);
+    this.showTiles(samples, rates, streams);
+    this.showStreams(streams);
+    this.blocks.show(samples.table("quire_kv_bytes", "pool", "state"), samples.map("quire_kv_block_bytes", "pool"), samples.one("quire_kv_budget_bytes"));
+    this.showPrefix(samples);
+    this.showMemory(samples);
+  }
+
+  showTiles(samples, rates, streams) {
+    const waiting = samples.one("quire_waiting_sequences");
+    const reading = streams.filter((stream) => stream.first_token_s === null).length;
+    const tile = (label, value, more) => h("div", { class: "tile" }, h("dt", {}, label), h("dd", {}, value, more && h("small", {}, more)));
+    this.tiles.replaceChildren(
+      tile("writing now", `${Math.round(rates.written)}`, "tokens/s"),
+      tile("running", count(samples.one("quire_running_sequences")), `${Math.max(0, reading - waiting)} being read`),
+      tile("queue", count(waiting), "waiting"),
+      tile("first token", seconds(samples.quantile("quire_time_to_first_token_seconds", 0.5)), "median"),
+      tile("between tokens", seconds(samples.quantile("quire_inter_token_seconds", 0.5)), "median"),
+      tile("put back", count(samples.one("quire_preemptions_total")), "for memory"));
+  }
+
+  showStreams(streams) {
+    const now = performance.now() / 1000;
+    const speeds = new Map();
+    const rows = streams.map((stream) => {
+      const before = this.speeds.get(stream.id);
+      const speed = before && now > before.at ? (stream.generated_tokens - before.tokens) / (now - before.at) : stream.generated_tokens / Math.max(stream.age_s - (stream.first_token_s ?? 0), 0.05);
+      speeds.set(stream.id, { at: now, tokens: stream.generated_tokens, speed });
+      return [stream, speed];
+    });
+    this.speeds = speeds;
+    const most = Math.max(1, ...rows.map(([, speed]) => speed));
+    if (!rows.length) {
+      this.streams.replaceChildren(h("p", { class: "hint" }, "Nothing runs. Ask something, and its stream shows here."));
+      return;
+    }
+    const head = ["#", "state", "prompt", "from cache", "written", "speed", "age"].map((name) => h("th", { scope: "col" }, name));
+    this.streams.replaceChildren(h("table", { class: "streams" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows.map(([stream, speed]) => h("tr", {},
+      h("td", {}, stream.id),
+      h("td", {}, h("span", { class: stream.first_token_s === null ? "dot reading" : "dot" }), stream.first_token_s === null ? "reading" : "writing"),
+      h("td", {}, count(stream.prompt_tokens)),
+      h("td", { title: stream.reuse || null }, stream.first_token_s === null ? "–" : share(stream.cached_tokens, stream.prompt_tokens)),
+      h("td", {}, count(stream.generated_tokens)),
+      h("td", { class: "speed" }, meter(stream.first_token_s === null ? 0 : speed / most), stream.first_token_s === null ? "–" : `${speed.toFixed(1)}/s`),
+      h("td", {}, seconds(stream.age_s)))))));
+  }
+
+  showPrefix(samples) {
+    const all = samples.one("quire_prompt_tokens_total");
+    const cached = samples.one("quire_cached_tokens_total");
+    const misses = [...samples.map("quire_prefix_misses_total", "reason")].sort((a, b) => b[1] - a[1]);
+    const most = Math.max(1, ...misses.map(([, value]) => value));
+    this.prefix.replaceChildren(
+      h("p", { class: "big" }, share(cached, all)),
+      h("p", { class: "hint" }, `${count(cached)} of ${count(all)} prompt tokens were known already.`),
+      h("ul", { class: "bars" }, misses.map(([reason, value]) => h("li", {},
+        h("span", { class: "bar-name" }, MISSES[reason] ?? reason), meter(value / most), h("span", { class: "bar-value" }, count(value))))));
+  }
+
+  showMemory(samples) {
+    const memory = samples.map("quire_memory_bytes", "what");
+    const names = { arrays: "weights and cache", buffers: "kept buffers", process: "whole engine process", free: "free on the machine" };
+    const most = Math.max(1, ...[...memory.values()]);
+    this.memory.replaceChildren(h("ul", { class: "bars" }, Object.entries(names).filter(([what]) => memory.has(what)).map(([what, name]) => h("li", {},
+      h("span", { class: "bar-name" }, name), meter(memory.get(what) / most), h("span", { class: "bar-value" }, bytes(memory.get(what)))))));
+  }
+}
+
+const fact = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
+
+function meter(part) {
+  const fill = h("span");
+  fill.style.width = `${Math.round(100 * Math.min(1, Math.max(0, part)))}%`;
+  return h("span", { class: "meter", "aria-hidden": "true" }, fill);
+}
+
+/** The samples of one answer of /metrics. */
+class Samples {
+  constructor(metrics) {
+    this.metrics = metrics;
+  }
+
+  one(name) {
+    return this.metrics[name]?.[0]?.value ?? 0;
+  }
+
+  map(name, label) {
+    return new Map((this.metrics[name] ?? []).map(({ labels, value }) => [labels[label], value]));
+  }
+
+  table(name, row, column) {
+    const rows = new Map();
+    for (const { labels, value } of this.metrics[name] ?? []) {
+      if (!rows.has(labels[row])) rows.set(labels[row], {});
+      rows.get(labels[row])[labels[column]] = value;
+    }
+    return rows;
+  }
+
+  /** Of a histogram, between the bounds of the bucket; null without samples. */
+  quantile(name, part) {
+    const buckets = (this.metrics[`${name}_bucket`] ?? []).map(({ labels, value }) => [Number(labels.le.replace("+Inf", "Infinity")), value]);
+    const wanted = part * (buckets.at(-1)?.[1] ?? 0);
+    if (!wanted) return null;
+    let [below, bound] = [0, 0];
+    for (const [upper, total] of buckets) {
+      if (total >= wanted) return Number.isFinite(upper) ? bound + ((upper - bound) * (wanted - below)) / (total - below) : bound;
+      [bound, below] = [upper, total];
+    }
+    return null;
+  }
+}

@@ -1,0 +1,70 @@
+// The page: which view shows, the theme, and the one question for an API key.
+
+import { forgetKey, get, hasKey, onKeyNeeded } from "./api.js";
+import { Chat } from "./chat.js";
+import { $, h, iconButton } from "./dom.js";
+import { keyDialog } from "./key.js";
+import { Live } from "./live.js";
+import { settings } from "./store.js";
+
+const THEMES = ["auto", "light", "dark"];
+
+function theme(name) {
+  if (name === "auto") delete document.documentElement.dataset.theme;
+  else document.documentElement.dataset.theme = name;
+  const next = THEMES[(THEMES.indexOf(name) + 1) % THEMES.length];
+  const label = `Theme: ${name}. Change to ${next}`;
+  const button = iconButton("theme", label, () => {
+    settings.write("theme", next);
+    theme(next);
+    $("#theme").focus();
+  }, { id: "theme" });
+  $("#theme")?.remove();
+  $("#tools-place").append(button);
+}
+
+onKeyNeeded(keyDialog);
+
+function show(name) {
+  document.body.dataset.view = name;
+  for (const view of document.querySelectorAll(".view")) view.hidden = view.id !== name;
+  for (const link of document.querySelectorAll("[data-view]")) {
+    if (link.tagName !== "A") continue;
+    if (link.dataset.view === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  live.watch(name === "live");
+}
+
+function drawer(open = !document.body.classList.contains("drawer")) {
+  document.body.classList.toggle("drawer", open);
+  $("#menu").setAttribute("aria-expanded", String(open));
+  if (open) $("#side button")?.focus();
+}
+
+const chat = new Chat($("#chat"), $("#side"), () => drawer(false));
+const live = new Live($("#live"));
+
+$("#menu-place").append(iconButton("menu", "Conversations", () => drawer(), { id: "menu", "aria-controls": "side", "aria-expanded": "false" }));
+theme(settings.read("theme", "auto"));
+addEventListener("hashchange", () => show(location.hash === "#live" ? "live" : "chat"));
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && document.body.classList.contains("drawer")) drawer(false);
+});
+$("#main").addEventListener("click", () => document.body.classList.contains("drawer") && drawer(false));
+show(location.hash === "#live" ? "live" : "chat");
+
+try {
+  const { data } = await get("/v1/models");
+  chat.models(data);
+  live.models(data);
+  $("#state").textContent = data[0].id;
+  if (hasKey()) {
+    $("#tools-place").prepend(h("button", { type: "button", class: "quiet", onclick: () => { forgetKey(); location.reload(); } }, "Forget key"));
+  }
+} catch (error) {
+  $("#state").textContent = error.message;
+  document.body.classList.add("broken");
+}
+await chat.begin();
+document.documentElement.dataset.ready = "";

@@ -1,0 +1,137 @@
+// One message: thoughts folded, calls shown, and what one can do with it.
+
+import { h, icon, iconButton } from "./dom.js";
+import { codeBlock, Markdown } from "./markdown.js";
+
+const WHO = { user: "You", assistant: "Model", tool: "Tool result" };
+
+export class MessageView {
+  constructor(message, actions) {
+    this.message = message;
+    this.actions = actions;
+    this.text = h("div", { class: "text" });
+    this.markdown = message.role === "assistant" ? new Markdown(this.text) : null;
+    this.above = h("div");
+    this.below = h("div");
+    this.foot = h("footer", { class: "foot" });
+    this.node = h("article", { class: `message ${message.role}`, "aria-label": WHO[message.role] }, h("div", { class: "who" }, WHO[message.role]), this.above, this.text, this.below, this.foot);
+    this.waiting = false;
+    this.draw();
+    this.end();
+  }
+
+  begin() {
+    this.streaming = true;
+    this.node.setAttribute("aria-busy", "true");
+    this.foot.replaceChildren();
+    this.draw();
+  }
+
+  /** Draws with the next frame, however many pieces come until then. */
+  soon(then) {
+    if (this.waiting) return;
+    this.waiting = true;
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      this.draw();
+      then();
+    });
+  }
+
+  end() {
+    this.streaming = false;
+    this.node.removeAttribute("aria-busy");
+    this.draw();
+    this.foot.replaceChildren(...this.feet());
+  }
+
+  draw() {
+    const { message } = this;
+    if (message.role === "user") {
+      this.above.replaceChildren(...(message.images ?? []).map((url, index) => h("img", { class: "sent", src: url, alt: `picture ${index + 1}` })));
+    } else if (message.role === "assistant") this.thoughts();
+    if (this.markdown) this.markdown.show(message.content);
+    else this.text.textContent = message.content;
+    this.text.hidden = !message.content;
+    this.node.classList.toggle("pending", Boolean(this.streaming && !message.content && !message.reasoning && !message.calls.length));
+    if (message.role === "assistant") this.after();
+  }
+
+  thoughts() {
+    const { message } = this;
+    if (!message.reasoning) return;
+    if (!this.thought) {
+      this.thoughtText = h("div", { class: "text" });
+      this.thoughtMarkdown = new Markdown(this.thoughtText);
+      this.thoughtTitle = h("summary");
+      this.thought = h("details", { class: "thought" }, this.thoughtTitle, this.thoughtText);
+      this.above.append(this.thought);
+    }
+    const over = !this.streaming || message.content || message.calls.length;
+    this.thoughtTitle.textContent = over ? "Thought about it" : "Thinking…";
+    this.thoughtMarkdown.show(message.reasoning);
+  }
+
+  after() {
+    const { message } = this;
+    const nodes = message.calls.map((call) => callNode(call));
+    if (message.calls.length && !this.streaming && !message.stopped) nodes.push(this.answers ?? (this.answers = resultForm(message.calls, this.actions.results)));
+    if (message.error) nodes.push(h("p", { class: "error", role: "alert" }, message.error));
+    if (message.stopped) nodes.push(h("p", { class: "note" }, "Stopped."));
+    if (!this.streaming && message.finish === "length") nodes.push(h("p", { class: "note" }, "Ended at the limit of tokens."));
+    this.below.replaceChildren(...nodes);
+  }
+
+  feet() {
+    const { message, actions } = this;
+    const copy = iconButton("copy", "Copy text", () => navigator.clipboard?.writeText(message.content));
+    if (message.role === "user") return [copy, iconButton("edit", "Edit and send again", () => this.edit())];
+    if (message.role === "tool") return [];
+    return [copy, iconButton("again", "Answer again", actions.again), h("span", { class: "stats" }, figures(message.stats))];
+  }
+
+  edit() {
+    const field = h("textarea", { rows: 3, "aria-label": "Edit message", value: this.message.content });
+    const done = () => { form.replaceWith(this.text); this.foot.hidden = false; };
+    const send = () => field.value.trim() && this.actions.edit(field.value.trim());
+    const form = h("div", { class: "editing" }, field, h("div", { class: "row end" },
+      h("button", { type: "button", onclick: done }, "Cancel"),
+      h("button", { type: "button", class: "main", onclick: send }, "Send again")));
+    field.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") done();
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
+    });
+    this.text.replaceWith(form);
+    this.foot.hidden = true;
+    field.focus();
+  }
+}
+
+function callNode(call) {
+  let shown = call.arguments;
+  try {
+    shown = JSON.stringify(JSON.parse(call.arguments), null, 2);
+  } catch { /* not whole yet */ }
+  return h("div", { class: "call" }, h("div", { class: "call-name" }, icon("tool"), call.name), codeBlock(shown, "json"));
+}
+
+/** Where the user says what the tools gave. */
+function resultForm(calls, send) {
+  const fields = calls.map((call) => h("textarea", { rows: 2, required: true, placeholder: `What ${call.name} gives`, "aria-label": `Result of ${call.name}` }));
+  const form = h("form", { class: "results" }, fields, h("div", { class: "row end" }, h("button", { class: "main" }, "Send results")));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    form.hidden = true;
+    send(calls.map((call, index) => ({ tool_call_id: call.id, content: fields[index].value })));
+  });
+  return form;
+}
+
+function figures(stats) {
+  if (!stats?.tokens) return "";
+  const parts = [`${stats.tokens} tokens`];
+  if (stats.write_s > 0 && stats.tokens > 1) parts.push(`${((stats.tokens - 1) / stats.write_s).toFixed(1)} tokens/s`);
+  if (stats.first_s !== undefined) parts.push(`first after ${stats.first_s.toFixed(2)} s`);
+  parts.push(`${stats.cached} of ${stats.prompt} prompt tokens from the cache`);
+  return parts.join(" · ");
+}

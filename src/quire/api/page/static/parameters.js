@@ -1,0 +1,119 @@
+// What goes along with every request: model, system message, sampling, thoughts, tools.
+
+import { h } from "./dom.js";
+import { settings } from "./store.js";
+
+const NUMBERS = [
+  ["temperature", "Temperature", { min: 0, max: 2, step: "any" }],
+  ["top_p", "Top p", { min: 0, max: 1, step: "any" }],
+  ["top_k", "Top k", { min: 0, step: 1 }],
+  ["min_p", "Min p", { min: 0, max: 1, step: "any" }],
+  ["repetition_penalty", "Repetition penalty", { min: 0.01, max: 10, step: "any" }],
+  ["max_tokens", "Tokens at most", { min: 1, step: 1 }],
+  ["seed", "Seed", { step: 1 }],
+];
+const THOUGHTS = [["", "Model's choice"], ["on", "Think first"], ["off", "Answer at once"]];
+
+export class Parameters {
+  constructor() {
+    this.values = settings.read("parameters", {});
+    this.list = [];
+  }
+
+  models(list) {
+    this.list = list;
+  }
+
+  /** The request for a conversation's next answer. */
+  body(messages) {
+    const { values } = this;
+    const body = { stream: true, stream_options: { include_usage: true }, messages: [] };
+    if (this.list.some((model) => model.id === values.model)) body.model = values.model;
+    for (const [name] of NUMBERS) if (values[name] !== undefined) body[name] = values[name];
+    if (values.thoughts) body.enable_thinking = values.thoughts === "on";
+    if (values.kv) [body.kv_scheme, body.kv_bits] = kvOf(values.kv);
+    if (values.tools) body.tools = JSON.parse(values.tools);
+    if (values.system) body.messages.push({ role: "system", content: values.system });
+    for (const message of messages) if (!message.error) body.messages.push(wire(message));
+    return body;
+  }
+
+  show() {
+    const { values } = this;
+    const defaults = this.list[0]?.sampling_defaults ?? {};
+    const fields = new Map();
+    const labelled = (name, label, field) => {
+      fields.set(name, field);
+      return h("label", {}, h("span", {}, label), field);
+    };
+    const choice = (name, options) => h("select", {}, options.map(([value, label]) => h("option", { value, selected: (values[name] ?? "") === value }, label)));
+    const formats = (this.list[0]?.kv_formats ?? []).filter((name) => /^(plain|page-\d)$/.test(name));
+    const tools = h("textarea", { rows: 4, spellcheck: "false", value: values.tools ?? "", placeholder: '[{"type": "function", "function": {"name": …}}]' });
+    const wrong = h("p", { class: "error", role: "alert", hidden: true });
+    const form = h("form", { method: "dialog" },
+      h("h2", {}, "Parameters"),
+      labelled("system", "System message", h("textarea", { rows: 3, value: values.system ?? "" })),
+      h("div", { class: "grid" },
+        this.list.length > 1 && labelled("model", "Model", choice("model", this.list.map(({ id }) => [id, id]))),
+        NUMBERS.map(([name, label, more]) => labelled(name, label, h("input", { type: "number", value: values[name] ?? "", placeholder: defaults[name] ?? "default", ...more }))),
+        labelled("thoughts", "Thoughts", choice("thoughts", THOUGHTS)),
+        labelled("kv", "KV cache", choice("kv", [["", "Server's default"], ...formats.map((name) => [name, name])]))),
+      labelled("tools", "Tools, as JSON; you say what they give", tools),
+      wrong,
+      h("div", { class: "row end" },
+        h("button", { type: "button", onclick: () => { this.keep({}); dialog.close(); } }, "Defaults"),
+        h("span", { class: "space" }),
+        h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"),
+        h("button", { class: "main" }, "Use")));
+    const dialog = h("dialog", { "aria-label": "Parameters", onclose: () => dialog.remove() }, form);
+    form.addEventListener("submit", (event) => {
+      const problem = toolProblem(tools.value);
+      wrong.hidden = !problem;
+      wrong.textContent = problem;
+      if (problem) event.preventDefault();
+      else this.keep(read(fields));
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  }
+
+  keep(values) {
+    this.values = values;
+    settings.write("parameters", values);
+  }
+}
+
+function toolProblem(text) {
+  if (!text.trim()) return "";
+  try {
+    return Array.isArray(JSON.parse(text)) ? "" : "Tools are a list: […].";
+  } catch (error) {
+    return `Tools are no JSON: ${error.message}`;
+  }
+}
+
+function read(fields) {
+  const values = {};
+  for (const [name, field] of fields) {
+    if (field.value.trim() !== "") values[name] = field.type === "number" ? Number(field.value) : field.value;
+  }
+  return values;
+}
+
+function kvOf(name) {
+  const [scheme, bits] = name.split("-");
+  return scheme === "plain" ? ["plain", undefined] : [scheme, Number(bits)];
+}
+
+function wire(message) {
+  if (message.role === "tool") return { role: "tool", tool_call_id: message.tool_call_id, content: message.content };
+  if (message.role === "assistant") {
+    const calls = message.stopped ? [] : message.calls;
+    const sent = { role: "assistant", content: message.content };
+    if (calls.length) sent.tool_calls = calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
+    return sent;
+  }
+  if (!message.images?.length) return { role: "user", content: message.content };
+  const pictures = message.images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return { role: "user", content: message.content ? [...pictures, { type: "text", text: message.content }] : pictures };
+}

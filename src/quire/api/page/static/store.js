@@ -1,0 +1,60 @@
+// Conversations stay in this browser: IndexedDB, since pictures are large; memory where there is none.
+
+const STORE = "conversations";
+const memory = new Map();
+let opened = null;
+
+function database() {
+  opened ??= new Promise((resolve) => {
+    let request;
+    try {
+      request = indexedDB.open("quire", 1);
+    } catch {
+      resolve(null);
+      return;
+    }
+    request.onupgradeneeded = () => request.result.createObjectStore(STORE, { keyPath: "id" });
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => resolve(null);
+  });
+  return opened;
+}
+
+async function transact(mode, act) {
+  const db = await database();
+  if (!db) return null;
+  return new Promise((resolve, reject) => {
+    const request = act(db.transaction(STORE, mode).objectStore(STORE));
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}
+
+export async function all() {
+  const kept = (await transact("readonly", (store) => store.getAll())) ?? [...memory.values()];
+  return kept.sort((a, b) => b.updated - a.updated);
+}
+
+export async function put(conversation) {
+  memory.set(conversation.id, conversation);
+  await transact("readwrite", (store) => store.put(conversation));
+}
+
+export async function remove(id) {
+  memory.delete(id);
+  await transact("readwrite", (store) => store.delete(id));
+}
+
+/** Small settings, by name. */
+export const settings = {
+  read(name, otherwise) {
+    try {
+      return JSON.parse(localStorage.getItem(`quire.${name}`)) ?? otherwise;
+    } catch {
+      return otherwise;
+    }
+  },
+  write(name, value) {
+    localStorage.setItem(`quire.${name}`, JSON.stringify(value));
+  },
+};
