@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import mlx.core as mx
 import psutil
 
 from quire.device.cpu.build import TARGET
@@ -40,9 +41,9 @@ def load_kernels(threads: int = 0) -> CPUKernels:
             and the one that serves HTTP need some too.
 
     Raises:
-        NoKernels: it was not built, or for another MLX.
+        NoKernels: it was not built, or for another MLX, or computes something else than MLX.
     """
-    importlib.import_module("mlx.core")  # first: the extension needs MLX's library
+    # MLX is loaded already: the extension needs its library.
     try:
         ops = importlib.import_module("quire.device.cpu._cpu")
     except ImportError as error:
@@ -56,6 +57,25 @@ def load_kernels(threads: int = 0) -> CPUKernels:
             f"the CPU kernels were built for MLX {ops.MLX_VERSION}, this is {mlx}: "
             "install Quire again"
         )
+    if not _multiplies(ops):
+        raise NoKernels("the CPU kernels compute something else than MLX on this machine")
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     ops.set_threads(threads or max(1, cores // 2))
     return CPUKernels(ops, ops.instructions(), ops.threads())
+
+
+def _multiplies(ops: Any) -> bool:
+    """Whether products are MLX's, of few rows and of many, by floats and by codes."""
+    x = mx.sin(mx.arange(20 * 64, dtype=mx.float32)).reshape(20, 64)
+    weight = mx.cos(mx.arange(6 * 64, dtype=mx.float32)).reshape(6, 64)
+    packed = mx.quantize(weight, group_size=64, bits=4)
+    unpacked = mx.dequantize(*packed, group_size=64, bits=4)
+    pairs = [
+        (ops.product(rows, *operands, **packing), rows @ matrix.T)
+        for rows in (x, x[:3])
+        for operands, packing, matrix in (
+            ((weight,), {}, weight),
+            (packed, {"group_size": 64, "bits": 4}, unpacked),
+        )
+    ]
+    return all(mx.allclose(ours, theirs, atol=1e-4).item() for ours, theirs in pairs)

@@ -28,6 +28,7 @@ public:
     int size() const { return (int)helpers_.size() + 1; }
 
     void run(int parts, const std::function<void(int)>& task) {
+        std::lock_guard one_at_a_time(running_);
         if (helpers_.empty() || parts <= 1) {
             for (int part = 0; part < parts; part++) task(part);
             return;
@@ -67,7 +68,8 @@ private:
     }
 
     std::vector<std::thread> helpers_;
-    std::mutex mutex_;
+    std::mutex running_;  // held by who shares work out
+    std::mutex mutex_;    // of what follows
     std::condition_variable work_, done_;
     const std::function<void(int)>* task_ = nullptr;
     std::atomic<int> next_{0};

@@ -7,7 +7,7 @@
 namespace quire {
 
 // Calls `run(part)` for each part in [0, parts), on as many threads as `set_threads` allows, the
-// caller's among them. Returns when all are done. One call at a time.
+// caller's among them. Returns when all are done. Calls from several threads take turns.
 void parallel(int parts, const std::function<void(int)>& run);
 
 void set_threads(int count);
