@@ -7,6 +7,8 @@ import asyncio
 from quire.core.request import FinishReason, Output
 from quire.serving.ticket import Ticket
 
+ROOM = 1 << 20
+
 
 def ticket(aborted: list[str] | None = None) -> Ticket:
     return Ticket("a", (aborted if aborted is not None else []).append)
@@ -16,12 +18,12 @@ async def test_tokens_that_wait_are_one_output() -> None:
     made = ticket()
     made.put(Output("a", (1,), prompt_tokens=4, cached_tokens=2, reuse="new"))
     made.put_tokens((2, 3))
-    (output,) = made.take()
+    (output,) = made.take(ROOM)
     assert output.token_ids == (1, 2, 3)
     made.put_tokens((4,))
-    (output,) = made.take()
+    (output,) = made.take(ROOM)
     assert (output.token_ids, output.prompt_tokens, output.cached_tokens) == ((4,), 4, 2)
-    assert made.take() == []
+    assert made.take(ROOM) == []
 
 
 async def test_a_long_wait_is_more_than_one_output() -> None:
@@ -29,7 +31,7 @@ async def test_a_long_wait_is_more_than_one_output() -> None:
     made.put(Output("a", (0,)))
     for token in range(1, 1000):
         made.put_tokens((token,))
-    waiting = made.take()
+    waiting = made.take(ROOM)
     assert 1 < len(waiting) < 10
     assert [token for output in waiting for token in output.token_ids] == list(range(1000))
 

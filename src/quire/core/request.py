@@ -267,3 +267,8 @@ class Output:
     cached_tokens: int = 0
     reuse: str = ""
     vector: tuple[float, ...] | None = None
+
+    @property
+    def entries(self) -> int:
+        """Tokens and log-probabilities in it: what rendering it costs, at least 1."""
+        return max(1, len(self.token_ids) + sum(1 + len(each.top) for each in self.logprobs))

@@ -30,6 +30,10 @@ log = logging.getLogger("quire.service")
 
 ChoiceEvent = tuple[int, Event]
 
+BATCH_ENTRIES = 512
+"""Tokens and log-probabilities (`Output.entries`) from which a batch takes in no further output.
+What waits for a slow reader is rendered in pieces, each within one turn of the event loop."""
+
 
 class Observer(Protocol):
     """Told what happens to one choice, for metrics. Seconds are seconds."""
@@ -92,17 +96,21 @@ class ChoiceStream:
         """Ends the request by the engine's next step."""
         self._ticket.abort()
 
-    async def batches(self) -> AsyncGenerator[list[Event], None]:
-        """All events that are ready at each wake-up; the last batch ends with the terminal one.
+    async def batches(self, entries: int = BATCH_ENTRIES) -> AsyncGenerator[list[Event], None]:
+        """The events that are ready at each wake-up; the last batch ends with the terminal one.
 
         The first batch comes with the first token, and is empty if that token says nothing yet.
-        What waits while a slow reader holds up its stream comes as one batch, merged.
+        What waits while a slow reader holds up its stream is merged, and comes in batches between
+        which the event loop turns.
+
+        Args:
+            entries: a batch takes in no further output once it has this many `Output.entries`.
         """
         try:
             async for output in self._ticket:
                 begun = self.first_token_s is not None
                 events = self._feed(output)
-                for waiting in self._ticket.take():
+                for waiting in self._ticket.take(entries - output.entries):
                     if self.end is None:
                         events += self._feed(waiting)
                 if len(events) > 1:
@@ -111,6 +119,8 @@ class ChoiceStream:
                     yield events
                 if self.end is not None:
                     return
+                if self._ticket.waiting:
+                    await asyncio.sleep(0)
             yield [self._fail("The engine ended the request without saying why.")]
         finally:
             self._ticket.abort()
@@ -235,9 +245,13 @@ class GenerationStream:
             async for events in self.choices[0].batches():
                 yield [(0, event) for event in events]
             return
-        ready: asyncio.Queue[list[ChoiceEvent] | None] = asyncio.Queue()
+        # As many batches as there are choices wait at most, and all of them go as one: together
+        # they are no larger than the batch of a single choice may be.
+        count = len(self.choices)
+        ready: asyncio.Queue[list[ChoiceEvent] | None] = asyncio.Queue(count)
+        entries = max(1, BATCH_ENTRIES // count)
         pumps = [
-            asyncio.create_task(_pump(index, choice, ready))
+            asyncio.create_task(_pump(index, choice, entries, ready))
             for index, choice in enumerate(self.choices)
         ]
         try:
@@ -273,14 +287,18 @@ def _outcome(end: Finished | Failed | None) -> str:
 
 
 async def _pump(
-    index: int, choice: ChoiceStream, ready: asyncio.Queue[list[ChoiceEvent] | None]
+    index: int,
+    choice: ChoiceStream,
+    entries: int,
+    ready: asyncio.Queue[list[ChoiceEvent] | None],
 ) -> None:
     """Moves one choice's batches to the queue that all choices share; None marks its end."""
     try:
-        async for events in choice.batches():
-            ready.put_nowait([(index, event) for event in events])
-    finally:
-        ready.put_nowait(None)
+        async for events in choice.batches(entries):
+            await ready.put([(index, event) for event in events])
+    except Exception:  # the others go on; a cancelled pump has nobody left to tell
+        log.exception("choice %d: its stream failed", index)
+    await ready.put(None)
 
 
 def merge(events: list[Event]) -> list[Event]:

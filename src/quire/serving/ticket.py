@@ -54,15 +54,25 @@ class Ticket:
             )
         self._notify()
 
-    def take(self) -> list[Output]:
+    def take(self, room: int) -> list[Output]:
         """Outputs that have arrived and were not iterated yet, without waiting; empty if none.
 
-        A stream that was woken for one output, or that a slow reader held up, renders all that is
+        A stream that was woken for one output, or that a slow reader held up, renders what is
         ready into one write. Consecutive waiting outputs may be merged into one.
+
+        Args:
+            room: no further output is taken once the sum of their `Output.entries` reaches this.
         """
-        outputs = list(self._ready)
-        self._ready.clear()
+        outputs: list[Output] = []
+        while self._ready and room > 0:
+            outputs.append(self._ready.popleft())
+            room -= outputs[-1].entries
         return outputs
+
+    @property
+    def waiting(self) -> bool:
+        """Whether an output has arrived that was not taken or iterated yet."""
+        return bool(self._ready)
 
     async def __aiter__(self) -> AsyncIterator[Output]:
         while True:
