@@ -1,0 +1,222 @@
+"""The page in a real browser: what people do with it, and what a model's answer cannot do."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from quire.core.config import ServerConfig
+from quire.core.request import Request
+from quire.text.tokenizer import Tokenizer
+from tests.api.conftest import Served, start
+from tests.support.scripted_engine import Script
+
+sync_api = pytest.importorskip("playwright.sync_api")
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser is installed")
+
+DONE = ".assistant .stats:not(:empty)"
+MARKDOWN = """## Title
+
+Some **bold** and `code`.
+
+```python
+print("hi")
+```
+
+- one
+- two
+
+| a | b |
+|---|---|
+| 1 | 2 |
+"""
+HOSTILE = """<script>window.hacked = 1</script><img src=x onerror="window.hacked = 2">
+
+[click](javascript:window.hacked=3) ![pic](http://evil.test/x.png) [data](data:text/html,hi)
+
+```html
+<script>window.hacked = 4</script>
+```
+"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A fresh profile; a request to another host, and an error in the page, fail the test."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(20_000)
+    problems: list[str] = []
+    asked: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    yield page
+    context.close()
+    assert not problems
+    assert all(url.startswith(("http://127.0.0.1:", "data:", "blob:")) for url in asked), asked
+
+
+@pytest.fixture(scope="module")
+def served(tokenizer: Tokenizer) -> Iterator[Served]:
+    with ExitStack() as stack:
+        yield start(stack, tokenizer, ServerConfig())
+
+
+def says(served: Served, text: str, *, silent: bool = False) -> None:
+    served.engine.reset(lambda _: Script(tokens=served.ids(text), group=4, silent=silent))
+
+
+def opened(page: Any, url: str) -> None:
+    page.goto(url)
+    page.wait_for_selector("html[data-ready]")
+
+
+def ask(page: Any, text: str) -> None:
+    page.fill(".write textarea", text)
+    page.keyboard.press("Enter")
+
+
+def prompt_of(served: Served, request: Request) -> str:
+    return served.tokenizer.decode(request.prompt)
+
+
+def test_an_answer_is_shown_as_markdown_and_kept(page: Any, served: Served) -> None:
+    says(served, MARKDOWN)
+    opened(page, served.url)
+    ask(page, "Show me")
+    page.wait_for_selector(DONE)
+    answer = page.locator(".assistant .text")
+    assert answer.locator("strong").inner_text() == "bold"
+    assert answer.locator("pre code").inner_text() == 'print("hi")'
+    assert answer.locator("pre .code-call").inner_text() == "print"
+    assert answer.locator("li").all_inner_texts() == ["one", "two"]
+    assert answer.locator("td").all_inner_texts() == ["1", "2"]
+    page.reload()
+    page.wait_for_selector(".assistant strong")
+    assert page.locator(".entries .entry").all_inner_texts() == ["Show me"]
+
+
+def test_nothing_that_a_model_writes_runs(page: Any, served: Served) -> None:
+    says(served, HOSTILE)
+    opened(page, served.url)
+    ask(page, "Attack")
+    page.wait_for_selector(DONE)
+    answer = page.locator(".assistant .text")
+    assert "<script>window.hacked = 1</script>" in answer.inner_text()
+    assert answer.locator("script, img, iframe").count() == 0
+    links = [link.get_attribute("href") for link in answer.locator("a").all()]
+    assert links == ["http://evil.test/x.png"]  # to be followed by hand alone
+    assert page.evaluate("typeof window.hacked") == "undefined"
+
+
+def test_markup_is_refused_even_where_the_page_would_write_it(page: Any, served: Served) -> None:
+    opened(page, served.url)
+    with pytest.raises(sync_api.Error, match="TrustedHTML"):
+        page.evaluate("document.body.innerHTML = '<b>x</b>'")
+
+
+def test_stop_then_edit_and_send_again(page: Any, served: Served) -> None:
+    says(served, "It goes on", silent=True)
+    opened(page, served.url)
+    ask(page, "First wording")
+    page.wait_for_selector(".assistant .text:has-text('goes on')")
+    page.click("[aria-label=Stop]")
+    page.wait_for_selector(".note:has-text('Stopped')")
+    says(served, "Better")
+    page.click("[aria-label='Edit and send again']")
+    page.fill(".editing textarea", "Second wording")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".assistant .text:has-text('Better')")
+    assert page.locator(".user .text").all_inner_texts() == ["Second wording"]
+    prompt = prompt_of(served, served.engine.requests[-1])
+    assert "Second wording" in prompt
+    assert "First wording" not in prompt
+
+
+def test_parameters_go_along(page: Any, served: Served) -> None:
+    says(served, "Fine")
+    opened(page, served.url)
+    page.click("[aria-label=Parameters]")
+    page.get_by_label("System message").fill("You are a poet")
+    page.get_by_label("Temperature").fill("0.5")
+    page.get_by_role("button", name="Use").click()
+    ask(page, "Hello")
+    page.wait_for_selector(DONE)
+    request = served.engine.requests[-1]
+    assert "You are a poet" in prompt_of(served, request)
+    assert request.sampling.temperature == 0.5
+
+
+def test_an_error_is_shown(page: Any, served: Served) -> None:
+    opened(page, served.url)
+    served.engine.reset(lambda _: Script())
+    served.engine.failure = "the device is gone"
+    ask(page, "Hello")
+    page.wait_for_selector(".error:has-text('the device is gone')")
+    served.engine.failure = None
+
+
+def test_the_key_is_asked_for_once(page: Any, tokenizer: Tokenizer) -> None:
+    with ExitStack() as stack:
+        served = start(stack, tokenizer, ServerConfig(api_keys=("secret",)))
+        says(served, "Welcome")
+        page.goto(served.url)
+        page.get_by_label("API key").last.fill("wrong")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("dialog:has-text('does not know')")
+        page.get_by_label("API key").last.fill("secret")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("html[data-ready]")
+        opened(page, served.url)
+        ask(page, "Hello")
+        page.wait_for_selector(".assistant .text:has-text('Welcome')")
+
+
+def test_the_live_view_shows_a_stream(page: Any, served: Served) -> None:
+    says(served, "It goes on", silent=True)
+    opened(page, served.url)
+    ask(page, "Hello")
+    page.wait_for_selector(".assistant .text:has-text('goes on')")
+    page.click("nav >> text=Live")
+    page.wait_for_selector(".streams td:has-text('writing')")
+    page.click("nav >> text=Chat")
+    page.click("[aria-label=Stop]")
+    page.click("nav >> text=Live")
+    page.wait_for_selector("text=Nothing runs.")
+
+
+def test_a_phone_has_a_drawer_and_nothing_is_cut_off(page: Any, served: Served) -> None:
+    says(served, MARKDOWN)
+    page.set_viewport_size({"width": 360, "height": 740})
+    opened(page, served.url)
+    ask(page, "Show me")
+    page.wait_for_selector(DONE)
+    for view in ("#chat", "#live"):
+        page.goto(served.url + "/" + view)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    page.goto(served.url + "/#chat")
+    page.click("#menu")
+    page.click(".new")
+    page.wait_for_selector(".welcome")
+
+
+def test_docs_show_every_operation(page: Any, served: Served) -> None:
+    page.goto(served.url + "/docs")
+    page.wait_for_selector(".operation")
+    paths = page.request.get(served.url + "/openapi.json").json()["paths"]
+    assert page.locator(".operation").count() == sum(map(len, paths.values()))
