@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from quire.cli import main
+from quire.cli.chat import ChatError, own_server
 from quire.core.request import Failure, Request
 from tests.api.conftest import Serve, Served
 from tests.support.scripted_engine import Script
@@ -175,3 +176,13 @@ def test_interrupting_stops_the_answer_and_keeps_the_chat(serve: Serve) -> None:
     assert child.returncode == 0
     assert out.count("(stopped)") == 2
     assert "turn 1" in prompts(served)[1]
+
+
+def test_an_adapter_belongs_to_a_server_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "http://127.0.0.1:1", "--adapter", "lora"]) == 2
+    assert "--adapter goes with --model" in capsys.readouterr().err
+
+
+def test_its_server_takes_the_adapter(tmp_path: Path) -> None:
+    with pytest.raises(ChatError, match=r"no adapter_config\.json"), own_server("", str(tmp_path)):
+        pass

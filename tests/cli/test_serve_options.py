@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.serve import add_parser, server_config
+from quire.cli.serve import add_parser, engine_config, server_config
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 
@@ -39,6 +39,13 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(QuireError, match="empty"):
         config("--signing-key-file", str(tmp_path / "empty"))
+
+
+def test_the_engine_learns_of_an_adapter() -> None:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    assert engine_config(parser.parse_args(["serve"])).adapter is None
+    assert engine_config(parser.parse_args(["serve", "--adapter", "lora"])).adapter == "lora"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,10 @@ and gpt-oss's MXFP4 become MLX's codes of the same numbers. Of multimodal checkp
 Gemma 4's the text is served. A setting in `config.json` that a family does not compute is refused
 by name.
 
+`--adapter FOLDER` merges a LoRA adapter, as PEFT saves it, into the weights at load; packed
+matrices that it touches are unpacked. DoRA and other settings that change the result are refused
+by name.
+
 Each family is held against the implementation in the third column, on small random weights in
 float32, from checkpoints in float32, float16 and bfloat16: logits to 1e-4 of the largest and
 greedy tokens, of the whole sequence and read in chunks; and each request alone against the same

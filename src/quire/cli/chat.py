@@ -229,13 +229,14 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def own_server(model: str) -> Iterator[str]:
+def own_server(model: str, adapter: str | None = None) -> Iterator[str]:
     """Runs `quire serve MODEL` as a child for as long as the chat lasts; yields its URL.
 
     It is for this chat alone, so a key that is set for other servers does not guard it.
 
     Args:
         model: empty for the embedded one.
+        adapter: a LoRA adapter, merged into its weights.
 
     Raises:
         ChatError: it exited before it was ready; the message ends with what it said.
@@ -244,6 +245,7 @@ def own_server(model: str) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "quire", "serve", *([model] if model else [])]
+    command += ["--adapter", adapter] if adapter else []
     command += ["--port", str(port), "--log-level", "warning"]
     environment = {name: text for name, text in os.environ.items() if name != KEY_VARIABLE}
     with tempfile.TemporaryDirectory(prefix="quire-chat-") as folder:
@@ -299,6 +301,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         const="",
         help="serve this folder or hub id for this chat; the embedded model if none is named",
     )
+    add("--adapter", metavar="FOLDER", help="a LoRA adapter for the model of --model")
     add("--served-model", help="model name at --url (default: the first that it lists)")
     add_client_key_arguments(parser)
     add("--system", default="", help="system message")
@@ -324,9 +327,12 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     try:
         with contextlib.ExitStack() as stack:
-            url = (
-                stack.enter_context(own_server(args.model)) if args.model is not None else args.url
-            )
+            if args.model is not None:
+                url = stack.enter_context(own_server(args.model, args.adapter))
+            elif args.adapter is not None:
+                raise ChatError("--adapter goes with --model: the server at --url has its own")
+            else:
+                url = args.url
             key = client_key(args) if args.model is None else None
             target = Target.parse(url, key)
             model = args.served_model or served_model(target, timeout_s=30)

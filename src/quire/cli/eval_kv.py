@@ -31,6 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "model", nargs="?", help="a folder or a hub id; the embedded one if left out"
     )
+    parser.add_argument("--adapter", metavar="FOLDER", help="a LoRA adapter, as for serve")
     parser.add_argument(
         "--text", type=Path, help="a file, all of it judged; else the answers of conversations"
     )
@@ -73,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.cli.kv_quality import Plan, evaluate
 
     plan = Plan(
+        adapter=args.adapter,
         text=args.text,
         tokens=args.tokens,
         lengths=lengths,

@@ -58,6 +58,7 @@ class Plan:
     """What is measured.
 
     Attributes:
+        adapter: merged into the model's weights.
         text: read teacher-forced, every token judged; None takes conversations, of which the
             answers are judged.
         tokens: of text, about.
@@ -67,6 +68,7 @@ class Plan:
         skills: files of `quire.demo.skills` items; `items` of each are asked.
     """
 
+    adapter: str | None = None
     text: Path | None = None
     tokens: int = 8192
     lengths: tuple[int, ...] = ()
@@ -207,7 +209,7 @@ def evaluate(
         ModelError: the model cannot be opened.
     """
     open_device("auto")
-    loaded = open_model(model)
+    loaded = open_model(model, adapter=plan.adapter)
     tokenizer = Tokenizer.open(loaded.path)
     template = ChatTemplate.open(loaded.path, tokenizer.special_tokens)
     skipped = skipped_layers(loaded.model.layout, None) if plan.as_served else ()

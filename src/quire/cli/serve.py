@@ -84,6 +84,11 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         help="compute type; by default the checkpoint's on a GPU, float32 on a CPU",
     )
     add(
+        "--adapter",
+        metavar="FOLDER",
+        help="a LoRA adapter as PEFT saves it, or its hub id; merged into the weights",
+    )
+    add(
         "--blas",
         default=defaults.blas,
         choices=("auto", "openblas", "mlx"),
@@ -288,6 +293,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         model=args.model or str(MODEL_DIR),
         dtype=args.dtype,
+        adapter=args.adapter,
         blas=args.blas,
         kv_memory=args.kv_memory,
         kv_format=format_of(args),

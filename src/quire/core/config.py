@@ -29,6 +29,7 @@ class EngineConfig:
     Attributes:
         model: a folder, or a hub id.
         dtype: "" keeps the checkpoint's on a GPU and computes in float32 on a CPU.
+        adapter: a folder or hub id of a LoRA adapter that is merged into the weights.
         kv_memory: bytes for all KV pages, live and kept; None is a fraction of what is free.
         page_tokens: tokens a page.
         max_sequences: sequences that run at once; others wait.
@@ -46,6 +47,7 @@ class EngineConfig:
 
     model: str
     dtype: str = ""
+    adapter: str | None = None
     kv_memory: int | None = None
     kv_format: KVFormat = field(default_factory=KVFormat)
     kv_skip_layers: tuple[int, ...] | None = None

@@ -20,7 +20,12 @@ def open_engine(config: EngineConfig) -> Engine:
         ModelError: the model cannot be opened, or memory does not suffice.
     """
     open_device(config.blas)
-    loaded = open_model(config.model, dtype=config.dtype, max_context=config.max_context)
+    loaded = open_model(
+        config.model,
+        dtype=config.dtype,
+        adapter=config.adapter,
+        max_context=config.max_context,
+    )
     if current_device().compiles:
         warm_up(loaded, config)
     engine = Engine(loaded, config)

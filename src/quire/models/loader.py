@@ -15,6 +15,7 @@ from quire.core.errors import ModelError
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.models import quantization
+from quire.models.adapter import Adapter
 from quire.models.base import LanguageModel, named_layers, named_parameters
 from quire.models.files import read_object
 from quire.models.foreign_packing import from_foreign
@@ -42,7 +43,8 @@ class LoadedModel:
         config: the contents of `config.json`.
         path: the folder that holds weights, tokenizer and template.
         eos_ids: every token that ends an answer, by config, generation config and tokenizer.
-        fingerprint: changes with the weights, their configuration, and the dtype they run in.
+        fingerprint: changes with the weights, their configuration, an adapter, and the dtype they
+            run in.
         parameter_bytes: memory that the weights hold.
         context_length: tokens that prompt and answer may have together.
         dtype: name of the type that activations have, e.g. "bfloat16".
@@ -62,6 +64,7 @@ def open_model(
     path_or_hub_id: str,
     *,
     dtype: str = "",
+    adapter: str | None = None,
     max_context: int | None = None,
     memory_limit: int | None = None,
     progress: Progress | None = None,
@@ -71,6 +74,7 @@ def open_model(
     Args:
         dtype: "float32", "float16" or "bfloat16"; "" is the checkpoint's on a GPU and float32 on
             a CPU, which has no faster type.
+        adapter: a folder or hub id of a LoRA adapter, which is merged into the weights.
         max_context: tokens that prompt and answer will have together at most; None is what the
             model is made for. LongRoPE has other rotations for no more than it was trained with.
         memory_limit: bytes that the weights may take; None is what the machine has.
@@ -81,6 +85,7 @@ def open_model(
     if dtype and dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     folder = find_folder(path_or_hub_id)
+    added = None if adapter is None else Adapter.open(adapter)
     config = _read_config(folder)
     quantization.check_config(config)
     config = _for_context(config, max_context)
@@ -89,6 +94,8 @@ def open_model(
     target = DTYPES.get(dtype) or current_device().default_dtype
     # What sanitize computes, it computes in the type that the weights are used in.
     read = from_foreign(_read_lazily(shards), config, target or mx.bfloat16)
+    if added is not None:
+        read = added.merged(read, model, target)
     weights = model.sanitize(_cast(read, target))
     try:
         _attach(model, weights, folder)
@@ -102,6 +109,9 @@ def open_model(
     _evaluate(model, parameter_bytes, progress)
     resolved = _dtype_name(model)
     described = json.dumps(config, sort_keys=True) + resolved
+    if added is not None:
+        described += added.identity
+        shards = [*shards, added.file]
     return LoadedModel(
         model=model,
         config=config,
