@@ -16,8 +16,9 @@ from openai import BadRequestError as OpenAIBadRequestError
 from quire.api.responses.schema import MessageItem
 from quire.api.responses.store import ResponseStore
 from quire.api.shared.unseen import LEFT_OUT
-from quire.media.source import ImageSource, not_taken
+from quire.media.source import MediaSource, not_taken
 from quire.serving.generation import Generation
+from quire.serving.prompts import Prompts
 from quire.serving.service import Service
 from tests.api.conftest import HTTP, Serve, Served, openai_client
 
@@ -38,7 +39,7 @@ def text(content: str) -> dict[str, str]:
 
 def image(url: str, param: str, kind: str, detail: Any = "auto") -> dict[str, Any]:
     """An image part as the service gets it."""
-    return {"type": "image", "source": ImageSource(url, param, kind, detail)}
+    return {"type": "image", "source": MediaSource(url, param, kind, detail)}
 
 
 def _without_images(spec: Generation) -> Generation:
@@ -57,19 +58,19 @@ def _without_images(spec: Generation) -> Generation:
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[Generation]:
     """What the service was asked for; it answers as if the images were words."""
     heard: list[Generation] = []
-    prepare, tokens = Service.prepare, Service.tokens
+    prepare, tokens = Prompts.prepare, Prompts.tokens
 
-    async def spy_prepare(self: Service, spec: Generation, *, light: bool) -> Any:
+    async def spy_prepare(self: Prompts, spec: Generation, *, light: bool) -> Any:
         heard.append(spec)
         return await prepare(self, _without_images(spec), light=light)
 
-    async def spy_tokens(self: Service, spec: Generation, *, light: bool) -> Any:
+    async def spy_tokens(self: Prompts, spec: Generation, *, light: bool) -> Any:
         if _without_images(spec) != spec:
             heard.append(spec)
         return await tokens(self, _without_images(spec), light=light)
 
-    monkeypatch.setattr(Service, "prepare", spy_prepare)
-    monkeypatch.setattr(Service, "tokens", spy_tokens)
+    monkeypatch.setattr(Prompts, "prepare", spy_prepare)
+    monkeypatch.setattr(Prompts, "tokens", spy_tokens)
     monkeypatch.setattr(Service, "modalities", ("text", "image"))
     return heard
 
@@ -294,7 +295,7 @@ class TestResponses:
         first = ask_responses(served, [{"role": "user", "content": [part]}])
         ask_responses(served, "And now?", previous_response_id=first.id)
         before = contents(heard[1])[0][0]["source"]
-        assert (before.url, before.kind) == (DATA_URL, "input_image")
+        assert (before.url, before.named) == (DATA_URL, "input_image")
 
     def test_count_in_the_store(self) -> None:
         part = {"type": "input_image", "image_url": "data:image/png;base64," + "A" * 3000}

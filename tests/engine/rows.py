@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 
 from quire.core.kv_format import KVFormat
-from quire.core.request import PlacedImage, SamplingParams
+from quire.core.media import PlacedMedia
+from quire.core.request import SamplingParams
 from quire.sampling.rows import RowSampling
 from quire.scheduler.plan import BlockIds, Placement, Positions, ScheduledSequence
 
@@ -21,7 +22,7 @@ def scheduled(
     *,
     unread: bool = False,
     sampled: int = 1,
-    images: tuple[PlacedImage, ...] = (),
+    images: tuple[PlacedMedia, ...] = (),
     positions: Positions | None = None,
     snapshots: tuple[tuple[int, int], ...] = (),
     drafted_states: tuple[tuple[int, int], ...] = (),

@@ -63,10 +63,10 @@ def test_a_large_image_is_encoded_as_on_a_cpu(head_dim: int) -> None:
     mx.random.seed(0)
     encoder = Gemma4VisionEncoder(VisionTower(args), Projector(args))
     patches = mx.random.randint(0, 256, (42 * 60, args.patch_values)).astype(mx.uint8)
-    on_gpu = encoder(patches, 42, 60)
+    (on_gpu,) = encoder(patches, (42, 60))
     mx.eval(on_gpu)
     with mx.stream(mx.cpu):
-        on_cpu = encoder(patches, 42, 60)
+        (on_cpu,) = encoder(patches, (42, 60))
         mx.eval(on_cpu)
     assert on_gpu.shape == (280, 64)
     assert mx.abs(on_gpu - on_cpu).max().item() < 1e-3 * mx.abs(on_cpu).max().item()

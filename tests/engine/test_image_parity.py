@@ -14,7 +14,8 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
-from quire.core.request import FinishReason, Image, PlacedImage, Request
+from quire.core.media import MediaItem, PlacedMedia
+from quire.core.request import FinishReason, Request
 from quire.models.loader import LoadedModel, open_model
 from tests.support.parity import SCENARIOS, Answer, Company, alone, assert_same, prompts
 from tests.support.tiny_models import (
@@ -35,12 +36,12 @@ Opened = tuple[LoadedModel, EngineConfig]
 Shapes = tuple[tuple[int, int, int], ...]
 
 
-def image(seed: int, rows: int, columns: int) -> Image:
+def image(seed: int, rows: int, columns: int) -> MediaItem:
     """Random patches of 4 x 4 pixels, four of which become a soft token."""
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 256, (rows * columns, 48), dtype=np.uint8).tobytes()
     digest = blake2b(pixels + bytes([rows, columns]), digest_size=24).digest()
-    return Image(pixels, rows, columns, rows * columns // 4, digest)
+    return MediaItem("image", pixels, (rows, columns), rows * columns // 4, digest)
 
 
 def showing(request: Request, shapes: Shapes, seed: int = 0) -> Request:
@@ -52,9 +53,9 @@ def showing(request: Request, shapes: Shapes, seed: int = 0) -> Request:
         tokens += text[:gap]
         del text[:gap]
         shown = image(seed + number, rows, columns)
-        placed.append(PlacedImage(len(tokens), shown))
+        placed.append(PlacedMedia(len(tokens), shown))
         tokens += [IMAGE] * shown.tokens
-    return replace(request, prompt=(*tokens, *text), images=tuple(placed))
+    return replace(request, prompt=(*tokens, *text), media=tuple(placed))
 
 
 # Soft tokens: 48, past the window of 32 and across pages; 4; 6 and 30 next to each other.
@@ -162,14 +163,14 @@ LONG = showing(prompts((150,), 20)[0], ((20, 12, 16), (70, 12, 16)))
 def followers() -> dict[str, tuple[Request, range]]:
     """By name, a prompt that begins as `LONG` does, and how much of it may be reused."""
     other_first = showing(prompts((150,), 20)[0], ((20, 12, 16), (70, 12, 16)), seed=5)
-    images = (LONG.images[0], other_first.images[1])
+    images = (LONG.media[0], other_first.media[1])
     return {
         "exact repeat": (LONG, range(245, 246)),
         "another first image": (other_first, range(20, 21)),
-        "another second image": (replace(LONG, images=images), range(138, 139)),
-        "the marks of an image, and no image": (replace(LONG, images=()), range(20, 21)),
+        "another second image": (replace(LONG, media=images), range(138, 139)),
+        "the marks of an image, and no image": (replace(LONG, media=()), range(20, 21)),
         "cut within the second image": (
-            replace(LONG, prompt=LONG.prompt[:160], images=LONG.images[:1]),
+            replace(LONG, prompt=LONG.prompt[:160], media=LONG.media[:1]),
             range(138, 139),
         ),
         "gone on": (replace(LONG, prompt=LONG.prompt + LONG.prompt[:19]), range(246, 247)),
@@ -199,7 +200,7 @@ def test_a_hit_may_end_within_an_image(opened: Callable[[str], Opened]) -> None:
     loaded, config = opened("images seen whole")
     # Sealed pages are shared whole, so that the hit ends at 64, within the first image.
     config = replace(config, kv_format=FORMATS[0])
-    short = replace(LONG, prompt=LONG.prompt[:70], images=LONG.images[:1])
+    short = replace(LONG, prompt=LONG.prompt[:70], media=LONG.media[:1])
     cold = alone(loaded, config, [short])
     company = Company(loaded, config)
     company.run([LONG])
@@ -212,13 +213,13 @@ def test_equal_images_are_encoded_once(
     opened: Callable[[str], Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, config = opened("images read like text")
-    asked: list[tuple[int, int]] = []
-    encoder = type(loaded.model.vision)
+    asked: list[tuple[int, ...]] = []
+    encoder = type(loaded.model.encoders["image"])
     encode = encoder.__call__
 
-    def counted(self: Any, patches: Any, rows: int, columns: int) -> Any:
-        asked.append((rows, columns))
-        return encode(self, patches, rows, columns)
+    def counted(self: Any, features: Any, shape: tuple[int, ...]) -> Any:
+        asked.append(shape)
+        return encode(self, features, shape)
 
     monkeypatch.setattr(encoder, "__call__", counted)
     texts = prompts((30, 31, 32), 5)
@@ -233,21 +234,28 @@ def test_equal_images_are_held_once(opened: Callable[[str], Opened]) -> None:
     for text in prompts((30, 31), 5):
         company.add(showing(text, ((7, 8, 8),)))
     first, second = company.engine._scheduler.waiting
-    assert first.request.images[0].image is second.request.images[0].image
+    assert first.request.media[0].item is second.request.media[0].item
     company.run([])
 
 
 def bad(request: Request, **changes: Any) -> Request:
     """The request with its first image changed."""
-    placed = request.images[0]
+    placed = request.media[0]
     start = changes.pop("start", placed.start)
-    changed = PlacedImage(start, replace(placed.image, **changes))
-    return replace(request, id="bad", images=(changed, *request.images[1:]))
+    changed = PlacedMedia(start, replace(placed.item, **changes))
+    return replace(request, id="bad", media=(changed, *request.media[1:]))
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"rows": 11}, {"pixels": b""}, {"tokens": 5}, {"start": 100}, {"rows": 100, "columns": 2}],
+    [
+        {"shape": (11, 8)},
+        {"features": b""},
+        {"tokens": 5},
+        {"start": 100},
+        {"shape": (100, 2)},
+        {"kind": "audio"},
+    ],
     ids=str,
 )
 def test_a_bad_image_ends_its_request_alone(
@@ -279,6 +287,6 @@ def test_while_others_generate_a_step_reads_one_image_of_a_prompt(
         company.step()
     while not company.answers["r0"].tokens:
         sequence = next(s for s in company.engine._scheduler.running if s.id == "r0")
-        read.append(sum(placed.end <= sequence.progress.computed for placed in many.images))
+        read.append(sum(placed.end <= sequence.progress.computed for placed in many.media))
         company.step()
     assert max(b - a for a, b in pairwise(read)) <= 1

@@ -22,10 +22,10 @@ from PIL import ExifTags
 from PIL.PngImagePlugin import PngInfo
 
 from quire.core.errors import ModelError, RequestError
-from quire.core.request import Image
+from quire.core.media import MediaItem
 from quire.media.images import decode
-from quire.media.processors import ImageProcessor, open_processor
-from quire.media.processors.base import Marks
+from quire.media.processors import open_image_processor
+from quire.media.processors.base import ImageProcessor, Placeholders
 from quire.media.processors.gemma4 import BUDGETS, Gemma4ImageProcessor, fitted
 
 DEMO = Path(__file__).parents[2] / "src" / "quire" / "demo" / "model"
@@ -91,7 +91,7 @@ def decoded_or_refused(data: bytes) -> PIL.Image.Image | None:
 
 def processor(**options: Any) -> Gemma4ImageProcessor:
     options = {"patch": 8, "pooling": 2, "max_soft_tokens": 70} | options
-    return Gemma4ImageProcessor(Marks(18, (17,), (19,)), **options)
+    return Gemma4ImageProcessor(Placeholders(18, (17,), (19,)), **options)
 
 
 class TestDecoding:
@@ -359,9 +359,9 @@ class TestGemma4:
     )
     def test_shapes(self, size: tuple[int, int], shape: tuple[int, int]) -> None:
         image = processor().read(encoded(noise(*size)), param="p")
-        assert (image.rows, image.columns) == shape
+        assert image.shape == shape
         assert image.tokens == shape[0] * shape[1] // 4
-        assert len(image.pixels) == shape[0] * shape[1] * 8 * 8 * 3
+        assert len(image.features) == shape[0] * shape[1] * 8 * 8 * 3
 
     def test_the_layout_of_patches(self) -> None:
         width, height = 112, 160  # what the budget asks for: no resizing
@@ -370,7 +370,7 @@ class TestGemma4:
         pixels[..., 1] = np.arange(width)
         pixels[..., 2] = 7
         image = processor().read(encoded(PIL.Image.fromarray(pixels)), param="p")
-        patches = np.frombuffer(image.pixels, np.uint8).reshape(20 * 14, 8 * 8 * 3)
+        patches = np.frombuffer(image.features, np.uint8).reshape(20 * 14, 8 * 8 * 3)
         patch = patches[3 * 14 + 5]  # row 3, column 5
         assert patch[:6].tolist() == [24, 40, 7, 24, 41, 7]
         assert patch[8 * 3 :][:3].tolist() == [25, 40, 7]
@@ -380,19 +380,22 @@ class TestGemma4:
         y, x, channel = np.ogrid[:32, :48, :3]
         source = ((y * 37 + x * 91 + channel * 53) % 256).astype(np.uint8)
         image = processor().read(encoded(PIL.Image.fromarray(source)), param="p")
-        assert (image.rows, image.columns, image.tokens) == (12, 20, 60)
-        patches = np.frombuffer(image.pixels, np.uint8).reshape(240, 192)
+        assert (image.shape, image.tokens) == ((12, 20), 60)
+        patches = np.frombuffer(image.features, np.uint8).reshape(240, 192)
         assert patches[100, :6].tolist() == [243, 12, 65, 229, 20, 73]
         assert patches[239, -6:].tolist() == [48, 108, 160, 33, 118, 168]
-        assert hashlib.sha256(image.pixels).hexdigest()[:16] == "de06c670f70e1a53"
+        assert hashlib.sha256(image.features).hexdigest()[:16] == "de06c670f70e1a53"
 
     def test_the_digest_is_of_pixels_and_shape(self) -> None:
         source = encoded(PIL.Image.new("RGB", (40, 80)))
         image = processor().read(source, param="p")
-        shape = struct.pack("<II", image.rows, image.columns)
-        assert image.digest == hashlib.blake2b(image.pixels + shape, digest_size=24).digest()
+        shape = struct.pack("<II", *image.shape)
+        assert (
+            image.digest
+            == hashlib.blake2b(image.features + shape, digest_size=24, person=b"image").digest()
+        )
         turned = processor().read(encoded(PIL.Image.new("RGB", (80, 40))), param="p")
-        assert turned.pixels == image.pixels
+        assert turned.features == image.features
         assert turned.digest != image.digest
 
     def test_low_detail_takes_the_smallest_budget(self) -> None:
@@ -407,7 +410,7 @@ class TestGemma4:
         class Tiny(Gemma4ImageProcessor):
             """A budget that the configuration does not allow, to reach the refusal."""
 
-        tiny = Tiny(Marks(1), patch=8, pooling=2, max_soft_tokens=0)
+        tiny = Tiny(Placeholders(1), patch=8, pooling=2, max_soft_tokens=0)
         with pytest.raises(RequestError, match="30 x 20 pixels") as caught:
             tiny.read(encoded(noise(30, 20)), param="p")
         assert caught.value.code == "media_invalid"
@@ -463,10 +466,10 @@ class TestAgainstTransformers:
             out = theirs.preprocess(picture, do_rescale=False, return_tensors="np")
             image = ours.read(encoded(picture), param="p")
             assert image.tokens == int(out["num_soft_tokens_per_image"][0])
-            count = image.rows * image.columns
-            found = np.frombuffer(image.pixels, np.uint8).reshape(count, patch * patch * 3)
+            count = image.shape[0] * image.shape[1]
+            found = np.frombuffer(image.features, np.uint8).reshape(count, patch * patch * 3)
             assert np.array_equal(found, out["pixel_values"][0][:count]), (width, height)
-            places = np.stack(np.divmod(np.arange(count), image.columns)[::-1], axis=-1)
+            places = np.stack(np.divmod(np.arange(count), image.shape[1])[::-1], axis=-1)
             assert np.array_equal(out["image_position_ids"][0][:count], places)
             assert (out["image_position_ids"][0][count:] == -1).all()
 
@@ -498,7 +501,7 @@ class TestCache:
 
     def test_the_least_recently_used_goes_first(self) -> None:
         files = [encoded(noise(64, 64, seed)) for seed in range(3)]
-        size = len(processor().read(files[0], param="p").pixels)
+        size = len(processor().read(files[0], param="p").features)
         ours = processor(cache_bytes=2 * size)
         first, second = (ours.read(file, param="p") for file in files[:2])
         assert ours.read(files[0], param="p") is first
@@ -522,7 +525,7 @@ class TestCache:
     def test_many_threads(self) -> None:
         files = [encoded(noise(40, 30, seed)) for seed in range(6)]
         expected = [processor().read(file, param="p") for file in files]
-        ours = processor(cache_bytes=3 * len(expected[0].pixels))
+        ours = processor(cache_bytes=3 * len(expected[0].features))
         wrong: list[int] = []
 
         def work(seed: int) -> None:
@@ -556,41 +559,41 @@ def folder(path: Path, processor_config: Any = None, config: Any = None) -> Path
 
 class TestOpening:
     def test_the_demonstration_model(self) -> None:
-        found = open_processor(DEMO)
+        found = open_image_processor(DEMO)
         assert isinstance(found, ImageProcessor)
-        assert (found.mark, found.before, found.after) == (18, (17,), (19,))
+        assert found.placeholders == Placeholders(18, (17,), (19,))
         image = found.read(encoded(noise(112, 160)), param="p")
-        assert isinstance(image, Image)
-        assert (image.rows, image.columns, image.tokens) == (20, 14, 70)
+        assert isinstance(image, MediaItem)
+        assert (image.shape, image.tokens) == ((20, 14), 70)
 
     def test_without_vision(self, tmp_path: Path) -> None:
-        assert open_processor(folder(tmp_path, config={"vision_config": None})) is None
+        assert open_image_processor(folder(tmp_path, config={"vision_config": None})) is None
         (tmp_path / "config.json").write_text('{"vision_config": null}')
-        assert open_processor(tmp_path) is None
+        assert open_image_processor(tmp_path) is None
 
     def test_without_a_processors_file(self, tmp_path: Path) -> None:
         (folder(tmp_path) / "processor_config.json").unlink()
-        assert open_processor(tmp_path) is None
+        assert open_image_processor(tmp_path) is None
 
     def test_the_old_file(self, tmp_path: Path) -> None:
         path = folder(tmp_path) / "processor_config.json"
         values = json.loads(path.read_text())
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(values["image_processor"]))
         path.write_text(json.dumps({"processor_class": "Gemma4Processor"}))
-        assert isinstance(open_processor(tmp_path), Gemma4ImageProcessor)
+        assert isinstance(open_image_processor(tmp_path), Gemma4ImageProcessor)
         path.unlink()
-        assert isinstance(open_processor(tmp_path), Gemma4ImageProcessor)
+        assert isinstance(open_image_processor(tmp_path), Gemma4ImageProcessor)
 
     @pytest.mark.parametrize("kind", ["Gemma4ImageProcessorFast", "Gemma4ImageProcessorPil"])
     def test_other_names_of_the_same(self, tmp_path: Path, kind: str) -> None:
-        assert open_processor(folder(tmp_path, {"image_processor_type": kind})) is not None
+        assert open_image_processor(folder(tmp_path, {"image_processor_type": kind})) is not None
 
     @pytest.mark.parametrize("kind", ["Idefics9ImageProcessor", None, ["x"]])
     def test_an_unknown_processor_is_named_in_the_log(
         self, tmp_path: Path, kind: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.WARNING, "quire.media"):
-            assert open_processor(folder(tmp_path, {"image_processor_type": kind})) is None
+            assert open_image_processor(folder(tmp_path, {"image_processor_type": kind})) is None
         assert repr(kind) in caplog.text
 
     @pytest.mark.parametrize(
@@ -612,22 +615,22 @@ class TestOpening:
     )
     def test_bad_values_are_named(self, tmp_path: Path, key: str, value: Any) -> None:
         with pytest.raises(ModelError) as caught:
-            open_processor(folder(tmp_path, {key: value}))
+            open_image_processor(folder(tmp_path, {key: value}))
         assert f"{tmp_path / 'processor_config.json'}: 'image_processor.{key}'" in str(caught.value)
         assert repr(value) in str(caught.value)
 
     def test_normalization(self, tmp_path: Path) -> None:
-        assert open_processor(folder(tmp_path, {"do_normalize": True})) is not None
+        assert open_image_processor(folder(tmp_path, {"do_normalize": True})) is not None
         for key, value in (("image_mean", [0.5] * 3), ("image_std", [0.5] * 3)):
             with pytest.raises(ModelError, match=key):
-                open_processor(folder(tmp_path, {"do_normalize": True, key: value}))
-            assert open_processor(folder(tmp_path, {key: value})) is not None
+                open_image_processor(folder(tmp_path, {"do_normalize": True, key: value}))
+            assert open_image_processor(folder(tmp_path, {key: value})) is not None
 
     @pytest.mark.parametrize("key", ["image_token_id", "boi_token_id", "eoi_token_id"])
     def test_token_ids_are_needed(self, tmp_path: Path, key: str) -> None:
         for value in (None, "18", -1):
             with pytest.raises(ModelError) as caught:
-                open_processor(folder(tmp_path, config={key: value}))
+                open_image_processor(folder(tmp_path, config={key: value}))
             assert f"{tmp_path / 'config.json'}: '{key}'" in str(caught.value)
 
     def test_files_that_are_no_objects(self, tmp_path: Path) -> None:
@@ -635,4 +638,4 @@ class TestOpening:
         for text in ("[]", "{", '{"image_processor": 3}'):
             path.write_text(text)
             with pytest.raises(ModelError, match=r"processor_config\.json"):
-                open_processor(tmp_path)
+                open_image_processor(tmp_path)

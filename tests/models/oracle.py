@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 
-from quire.core.request import Image, PlacedImage
+from quire.core.media import MediaItem, PlacedMedia
 
 torch.set_num_threads(1)
 
@@ -84,7 +84,7 @@ def reference_greedy(reference: Any, prompt: list[int], count: int) -> list[int]
     return out[0, len(prompt) :].tolist()
 
 
-def reference_features(reference: Any, image: Image) -> mx.array:
+def reference_features(reference: Any, image: MediaItem) -> mx.array:
     """What tower and projector make of an image, `[tokens, hidden]`."""
     with torch.no_grad():
         features = reference.get_image_features(**_pixels([image]))
@@ -93,7 +93,7 @@ def reference_features(reference: Any, image: Image) -> mx.array:
 
 
 def reference_image_logits(
-    reference: Any, tokens: list[int], images: Sequence[PlacedImage]
+    reference: Any, tokens: list[int], images: Sequence[PlacedMedia]
 ) -> mx.array:
     """Logits `[len(tokens), vocab]` of a sequence with images of one shape."""
     kinds = torch.zeros(1, len(tokens), dtype=torch.long)
@@ -104,15 +104,15 @@ def reference_image_logits(
             torch.tensor([tokens]),
             mm_token_type_ids=kinds,
             use_cache=False,
-            **_pixels([each.image for each in images]),
+            **_pixels([each.item for each in images]),
         ).logits[0]
     return mx.array(logits.float().numpy())
 
 
-def _pixels(images: list[Image]) -> dict[str, torch.Tensor]:
+def _pixels(images: list[MediaItem]) -> dict[str, torch.Tensor]:
     """As the image processor gives them: colours from 0 to 1, and (x, y) of each patch."""
-    rows, columns = images[0].rows, images[0].columns
-    pixels = [np.frombuffer(each.pixels, np.uint8).reshape(rows * columns, -1) for each in images]
+    rows, columns = images[0].shape
+    pixels = [np.frombuffer(each.features, np.uint8).reshape(rows * columns, -1) for each in images]
     index = torch.arange(rows * columns)
     places = torch.stack([index % columns, index // columns], dim=-1)
     return {

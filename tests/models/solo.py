@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 
 from quire.cache.specs import LayerSpec, RecurrentState, SharedKV, WindowKV
-from quire.core.request import Image, PlacedImage
-from quire.models.base import LanguageModel, MediaRows, RecurrentSegment, VisionEncoder
+from quire.core.media import MediaItem, PlacedMedia
+from quire.models.base import LanguageModel, MediaEncoder, MediaRows, RecurrentSegment
 
 
 class SoloSegment:
@@ -44,14 +44,14 @@ class SoloStep:
         layout: tuple[LayerSpec, ...],
         tokens: list[int],
         media: MediaRows | None = None,
-        images: Sequence[PlacedImage] = (),
+        images: Sequence[PlacedMedia] = (),
     ) -> None:
         self.tokens = mx.array(tokens, dtype=mx.int32)
         self.positions = mx.arange(len(tokens), dtype=mx.int32)
         self.media = media
         ends = list(range(1, len(tokens) + 1))
         for image in images:
-            ends[image.start : image.end] = [image.end] * image.image.tokens
+            ends[image.start : image.end] = [image.end] * image.item.tokens
         self._ends = mx.array(ends)  # of what a row sees where images are seen whole
         self._layout = layout
         self._stored: dict[int, tuple[mx.array, mx.array]] = {}
@@ -115,36 +115,35 @@ def _capped_attention(
 
 
 def solo_logits(
-    model: LanguageModel, tokens: list[int], images: Sequence[PlacedImage] = ()
+    model: LanguageModel, tokens: list[int], images: Sequence[PlacedMedia] = ()
 ) -> mx.array:
     """Logits `[len(tokens), vocab]` of one sequence computed at once."""
     media = media_rows(model, images) if images else None
     return model.logits(model(SoloStep(model.layout, tokens, media, images)))
 
 
-def picture(rows: int, columns: int, values: int, tokens: int) -> Image:
+def picture(rows: int, columns: int, values: int, tokens: int) -> MediaItem:
     """An image of so many patches: a slope from patch to patch, some of them inverted."""
     patches = np.arange(rows * columns)[:, None]
     slope = 5 * patches + 3 * np.arange(values)[None] + 11 * (patches // columns)
     pixels = np.where(patches % 7 == 0, 255 - slope % 256, slope % 256).astype(np.uint8)
-    return Image(pixels.tobytes(), rows, columns, tokens, b"")
+    return MediaItem("image", pixels.tobytes(), (rows, columns), tokens, b"")
 
 
-def image_features(vision: VisionEncoder, image: Image) -> mx.array:
+def image_features(vision: MediaEncoder, image: MediaItem) -> mx.array:
     """What the encoder makes of an image, `[tokens, hidden]`."""
-    patches = np.frombuffer(image.pixels, np.uint8).reshape(-1, vision.patch_values)
-    return vision(mx.array(patches), image.rows, image.columns)
+    (rows,) = vision(mx.array(np.frombuffer(image.features, np.uint8)), image.shape)
+    return rows
 
 
-def marked_rows(images: Sequence[PlacedImage]) -> mx.array:
+def marked_rows(images: Sequence[PlacedMedia]) -> mx.array:
     """Where images stand in a whole sequence, `[M]`."""
     return mx.concatenate([mx.arange(each.start, each.end) for each in images])
 
 
-def media_rows(model: LanguageModel, images: Sequence[PlacedImage]) -> MediaRows:
+def media_rows(model: LanguageModel, images: Sequence[PlacedMedia]) -> MediaRows:
     """The rows of a whole sequence that stand for images."""
-    assert model.vision is not None
-    values = [image_features(model.vision, each.image) for each in images]
+    values = [image_features(model.encoders["image"], each.item) for each in images]
     return MediaRows(marked_rows(images), mx.concatenate(values))
 
 

@@ -35,10 +35,10 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(name: str, tmp_path:
 def test_a_text_with_an_image_is_read_as_by_transformers(tmp_path: Path) -> None:
     folder = tiny_models.write_model(tmp_path, tiny_models.gemma4_vision_config())
     model = open_model(str(folder)).model
-    assert model.vision is not None
-    image = picture(12, 16, model.vision.patch_values, model.vision.soft_tokens(12, 16))
+    vision = model.encoders["image"]
+    image = picture(12, 16, 48, vision.rows((12, 16)))
 
-    features = image_features(model.vision, image)
+    features = image_features(vision, image)
     logits = solo_logits(model, *tiny_models.prompt_with(image, count=1))[::3]
 
     assert mx.max(mx.abs(features - GOLDEN["gemma4_vision.features"])).item() < 1e-4

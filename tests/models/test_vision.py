@@ -12,7 +12,7 @@ import pytest
 
 from quire.core.errors import ModelError, RequestError
 from quire.models import gemma4_vision
-from quire.models.base import VisionEncoder
+from quire.models.base import MediaEncoder
 from quire.models.gemma4_vision import Gemma4VisionArguments
 from quire.models.loader import open_model
 from tests.models.solo import image_features, picture, solo_logits
@@ -29,10 +29,8 @@ def _write(folder: Path, config: dict[str, Any], weights: dict[str, mx.array]) -
     return str(folder)
 
 
-def _vision(folder: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> VisionEncoder:
-    vision = open_model(_write(folder, config, weights)).model.vision
-    assert vision is not None
-    return vision
+def _vision(folder: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> MediaEncoder:
+    return open_model(_write(folder, config, weights)).model.encoders["image"]
 
 
 def _differ(ours: mx.array, theirs: mx.array) -> float:
@@ -84,12 +82,12 @@ def test_without_its_tensors_a_model_takes_text_only(tmp_path: Path) -> None:
     whole = open_model(_write(tmp_path / "whole", config, weights))
     part = open_model(_write(tmp_path / "part", config, text))
 
-    assert whole.model.vision is not None
-    assert part.model.vision is None
+    assert whole.model.encoders
+    assert not part.model.encoders
     assert part.parameter_bytes == sum(array.nbytes for array in text.values())
     assert mx.array_equal(solo_logits(whole.model, PROMPT), solo_logits(part.model, PROMPT))
     without = open_model(_write(tmp_path / "old", config | {"vision_config": None}, weights))
-    assert without.model.vision is None
+    assert not without.model.encoders
 
 
 @pytest.mark.parametrize(
@@ -145,10 +143,10 @@ def test_shapes_that_the_encoder_does_not_take_are_named(
 ) -> None:
     config = gemma4_vision_config()
     vision = _vision(tmp_path / "model", config, random_weights(config))
-    assert vision.patch_values == 3 * 4 * 4
-    assert vision.soft_tokens(24, 24) == 144
+    assert vision.feature_bytes((2, 3)) == 6 * 3 * 4 * 4
+    assert vision.rows((24, 24)) == 144
     with pytest.raises(RequestError, match=f"{rows} rows and {columns} columns.*{word}"):
-        vision.soft_tokens(rows, columns)
+        vision.rows((rows, columns))
 
 
 def test_packed_layers_compute_what_they_stand_for(tmp_path: Path) -> None:
@@ -170,7 +168,7 @@ def test_packed_layers_compute_what_they_stand_for(tmp_path: Path) -> None:
 
     kinds = {type(module) for module in vision.modules()}
     assert any(issubclass(kind, nn.QuantizedLinear) for kind in kinds)
-    assert nn.Linear in kinds
+    assert any(issubclass(kind, nn.Linear) for kind in kinds)
     assert _differ(image_features(vision, IMAGE), image_features(theirs, IMAGE)) < 1e-4
 
 
@@ -180,9 +178,8 @@ def test_half_precision_is_near(dtype: str, error: float, tmp_path: Path) -> Non
     weights = random_weights(config)
     weights["vision_tower.std_scale"] *= 40_000.0  # beyond float16, until they are normalised
     folder = _write(tmp_path / "model", config, weights)
-    half, full = open_model(folder, dtype=dtype).model.vision, open_model(folder).model.vision
-    assert half is not None
-    assert full is not None
+    half = open_model(folder, dtype=dtype).model.encoders["image"]
+    full = open_model(folder).model.encoders["image"]
 
     features = image_features(half, IMAGE)
 
@@ -205,6 +202,6 @@ def test_places_of_patches_matter(tmp_path: Path) -> None:
     config = gemma4_vision_config()
     vision = _vision(tmp_path / "model", config, random_weights(config))
     patches = mx.full((24, 48), 99, dtype=mx.uint8)  # all the same
-    wide, tall = vision(patches, 4, 6), vision(patches, 6, 4)
+    (wide,), (tall,) = vision(patches, (4, 6)), vision(patches, (6, 4))
     assert _differ(wide[:1], wide[1:2]) > 0.01
     assert _differ(wide, tall) > 0.01

@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from quire.core.request import Image
+from quire.core.media import MediaItem
 from quire.models.base import MediaRows
 from quire.models.loader import open_model
 from tests.models.solo import SoloStep, image_features, marked_rows, picture, solo_logits
@@ -54,12 +54,11 @@ def _difference(ours: mx.array, theirs: mx.array) -> float:
 def test_tower_and_projector_match(name: str, tmp_path: Path) -> None:
     config = tiny_models.gemma4_vision_config(**TOWERS[name])
     reference = oracle.save_random(Gemma4Config(**config), tmp_path)
-    vision = open_model(str(tmp_path)).model.vision
-    assert vision is not None
+    vision = open_model(str(tmp_path)).model.encoders["image"]
 
     for rows, columns in GRIDS[config["vision_config"]["pooling_kernel_size"]]:
-        tokens = vision.soft_tokens(rows, columns)
-        image = picture(rows, columns, vision.patch_values, tokens)
+        tokens = vision.rows((rows, columns))
+        image = picture(rows, columns, vision.feature_bytes((1, 1)), tokens)
         ours = image_features(vision, image)
         assert ours.dtype == mx.float32
         assert len(ours) == tokens
@@ -71,8 +70,8 @@ def test_logits_of_a_text_with_images_match(name: str, tmp_path: Path) -> None:
     config = tiny_models.gemma4_vision_config(TEXTS[name], **TOWERS["plain"])
     reference = oracle.save_random(Gemma4Config(**config), tmp_path)
     model = open_model(str(tmp_path)).model
-    assert model.vision is not None
-    image = picture(12, 16, model.vision.patch_values, model.vision.soft_tokens(12, 16))
+    vision = model.encoders["image"]
+    image = picture(12, 16, 48, vision.rows((12, 16)))
     assert image.tokens > WINDOW
     features = oracle.reference_features(reference, image)
 
@@ -91,13 +90,13 @@ def test_the_demo_model_sees_what_transformers_sees() -> None:
     reference = AutoModelForImageTextToText.from_pretrained(
         DEMO, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    assert model.vision is not None
+    vision = model.encoders["image"]
     canvas = np.full((3, 80, 112), 230, np.uint8)  # [colour, y, x]
     canvas[0, 10:40, 20:70] = 15
     canvas[1:, 50:75, 60:100] = [[[90]], [[160]]]
     patches = convert_image_to_patches(canvas, 8)
-    tokens = model.vision.soft_tokens(10, 14)
-    image = Image(patches.tobytes(), 10, 14, tokens, b"")
+    tokens = vision.rows((10, 14))
+    image = MediaItem("image", patches.tobytes(), (10, 14), tokens, b"")
 
     theirs = oracle.reference_features(reference, image)
-    assert _difference(image_features(model.vision, image), theirs) < 1e-4
+    assert _difference(image_features(vision, image), theirs) < 1e-4

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
-from quire.core.request import FinishReason, Image, PlacedImage, Request
+from quire.core.media import MediaItem, PlacedMedia
+from quire.core.request import FinishReason, Request
 from tests.scheduler.simulation import GROUPS, PLAIN, SEALED, Simulation
 from tests.support.scripted_disk import ScriptedDisk
 
@@ -99,7 +100,7 @@ class Guessing:
 @dataclass(frozen=True)
 class Prompt:
     tokens: tuple[int, ...] = ()
-    images: tuple[PlacedImage, ...] = ()
+    images: tuple[PlacedMedia, ...] = ()
 
     def until(self, length: int) -> Prompt:
         """Of an image that is cut the marks stay, which are then tokens like others."""
@@ -119,7 +120,7 @@ def prompt_of(arrival: Arrival, earlier: list[Prompt]) -> Prompt:
     rest = iter(arrival.rest)
     for gap, length, shown in arrival.images:
         tokens += islice(rest, gap)
-        images.append(PlacedImage(len(tokens), Image(b"", 1, length, length, shown)))
+        images.append(PlacedMedia(len(tokens), MediaItem("image", b"", (1, length), length, shown)))
         tokens += [MARK] * length
     return Prompt((*tokens, *rest), tuple(images)).until(CONTEXT - 1)
 
@@ -158,7 +159,7 @@ def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival
         request = Request(
             name,
             prompt.tokens,
-            images=prompt.images,
+            media=prompt.images,
             max_tokens=arrival.max_tokens,
             snapshots=(len(prompt.tokens) // 2,),
             cache_salt=arrival.salt,

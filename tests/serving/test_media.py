@@ -12,13 +12,13 @@ import PIL.Image
 import pytest
 
 from quire.core.errors import Overloaded, RequestError
-from quire.core.request import Image
+from quire.core.media import MediaItem
 from quire.demo import MODEL_DIR
 from quire.media.fetch import FetchPolicy
-from quire.media.processors import open_processor
-from quire.media.source import ImageSource
+from quire.media.processors import open_processors
+from quire.media.source import MediaSource
 from quire.serving import media
-from quire.serving.media import ImageLimits, Pictures, Prompt, as_template_reads, images_of
+from quire.serving.media import MediaLimits, MediaLoader, Prompt, as_template_reads, items_of
 
 
 def url(colour: str) -> str:
@@ -28,15 +28,16 @@ def url(colour: str) -> str:
 
 
 def asking(*colours: str) -> tuple[dict[str, Any], ...]:
-    sources = [ImageSource(url(c), f"messages[0].content[{n}]", "x") for n, c in enumerate(colours)]
+    sources = [MediaSource(url(c), f"messages[0].content[{n}]", "x") for n, c in enumerate(colours)]
     parts: list[dict[str, Any]] = [{"type": "image", "source": source} for source in sources]
     return ({"role": "user", "content": [*parts, {"type": "text", "text": "?"}]},)
 
 
 @pytest.fixture
-def reader() -> Pictures:
-    processor = open_processor(Path(MODEL_DIR))
-    return Pictures(processor, FetchPolicy(), ImageLimits(3, 10_000))
+def reader() -> MediaLoader:
+    return MediaLoader(
+        open_processors(Path(MODEL_DIR), ("text", "image")), FetchPolicy(), MediaLimits(3, 10_000)
+    )
 
 
 class Run:
@@ -44,11 +45,11 @@ class Run:
 
 
 async def test_images_in_flight_are_bounded(
-    reader: Pictures, monkeypatch: pytest.MonkeyPatch
+    reader: MediaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (first,) = images_of(await reader.load(asking("red")))
+    (first,) = items_of(await reader.load(asking("red")))
     prompt = reader.place([18], [first])
-    monkeypatch.setattr(media, "_HELD_BYTES", 3 * len(first.pixels))
+    monkeypatch.setattr(media, "_HELD_BYTES", 3 * len(first.features))
     held = [Run(), Run()]
     for run in held:
         reader.check_room([prompt])
@@ -64,33 +65,33 @@ async def test_images_in_flight_are_bounded(
 
 
 async def test_alone_a_request_may_hold_more(
-    reader: Pictures, monkeypatch: pytest.MonkeyPatch
+    reader: MediaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it could never be served."""
     monkeypatch.setattr(media, "_HELD_BYTES", 10)
-    images = images_of(await reader.load(asking("red", "green")))
+    images = items_of(await reader.load(asking("red", "green")))
     reader.check_room([reader.place([18, 18], images)])
 
 
-async def test_the_first_image_too_many_is_named(reader: Pictures) -> None:
+async def test_the_first_image_too_many_is_named(reader: MediaLoader) -> None:
     with pytest.raises(RequestError, match="at most 3") as refused:
         await reader.load(asking("red", "green", "blue", "black"))
     assert refused.value.param == "messages[0].content[3]"
 
 
-def image(tokens: int) -> Image:
-    return Image(b"", 1, tokens, tokens, bytes([tokens]))
+def image(tokens: int) -> MediaItem:
+    return MediaItem("image", b"", (1, tokens), tokens, bytes([tokens]))
 
 
-def test_soft_tokens_take_the_places_of_marks(reader: Pictures) -> None:
+def test_soft_tokens_take_the_places_of_marks(reader: MediaLoader) -> None:
     two, three = image(2), image(3)
     prompt = reader.place([1, 18, 5, 18, 6], [two, three])
     assert prompt.tokens == (1, 17, 18, 18, 19, 5, 17, 18, 18, 18, 19, 6)
-    assert [(each.start, each.end) for each in prompt.images] == [(2, 4), (7, 10)]
-    assert [each.image for each in prompt.images] == [two, three]
+    assert [(each.start, each.end) for each in prompt.media] == [(2, 4), (7, 10)]
+    assert [each.item for each in prompt.media] == [two, three]
 
 
-def test_an_image_without_a_place_is_refused(reader: Pictures) -> None:
+def test_an_image_without_a_place_is_refused(reader: MediaLoader) -> None:
     with pytest.raises(RequestError, match="a place for 1 of 2 images"):
         reader.place([18], [image(1), image(2)])
 
@@ -103,6 +104,6 @@ def test_texts_are_joined_up_to_an_image() -> None:
     assert as_template_reads({"role": "user", "content": [text, text]})["content"] == "a\na"
 
 
-def test_a_prompt_without_images_holds_nothing(reader: Pictures) -> None:
+def test_a_prompt_without_images_holds_nothing(reader: MediaLoader) -> None:
     reader.hold(Run(), [Prompt((1, 2))])
     assert reader._held == 0

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.core.errors import ContextOverflow, RequestError
-from quire.media.source import ImageSource
+from quire.media.source import MediaSource
 from quire.serving.generation import Elsewhere, Generation, Thinking, ToolChoice
 from quire.serving.service import Service
 from tests.serving.conftest import CONTEXT
@@ -92,7 +92,7 @@ async def test_a_prompt_leaves_room_for_one_token(service: Service) -> None:
             messages=(
                 {
                     "role": "user",
-                    "content": [{"type": "image", "source": ImageSource("data:,", "x", "x")}],
+                    "content": [{"type": "image", "source": MediaSource("data:,", "x", "x")}],
                 },
             )
         ),

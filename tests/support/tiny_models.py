@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from quire.core.request import Image, PlacedImage
+from quire.core.media import MediaItem, PlacedMedia
 from quire.models.base import named_parameters
 from quire.models.registry import build
 
@@ -152,12 +152,12 @@ def gemma4_vision_config(text: dict[str, Any] | None = None, **changes: Any) -> 
     }
 
 
-def prompt_with(image: Image, count: int) -> tuple[list[int], list[PlacedImage]]:
+def prompt_with(image: MediaItem, count: int) -> tuple[list[int], list[PlacedMedia]]:
     """A text for a model of `gemma4_vision_config` with an image in it so many times."""
     tokens, images = [2, 40, 41, 42], []
     for turn in range(count):
         tokens.append(BEGIN_IMAGE)
-        images.append(PlacedImage(len(tokens), image))
+        images.append(PlacedMedia(len(tokens), image))
         tokens += [IMAGE] * image.tokens + [END_IMAGE]
         tokens += [(7 * i * i + 3 * i + turn) % 240 for i in range(20)]
     return tokens, images

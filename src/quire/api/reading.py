@@ -13,8 +13,9 @@ from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.seal import Seal
 from quire.core.config import ServerConfig
 from quire.core.info import EngineStats, ModelInfo
-from quire.core.request import Image, Request
-from quire.media.processors.base import ImageKey
+from quire.core.media import MediaItem
+from quire.core.request import Request
+from quire.media.processors.base import ItemKey
 from quire.serving.assembly import assemble
 from quire.serving.job_process import ask
 from quire.serving.ticket import Ticket
@@ -35,7 +36,7 @@ class ReadingContext:
 
     def __call__(self) -> Context:
         service = assemble(_Absent(self.info), self.name, self.config)
-        service.prompts.pictures.share(_AskedImages())
+        service.prompts.media.share(_AskedItems())
         slots = Slots(self.config.max_concurrent, self.config.max_body_bytes)
         metrics, seal = CallerMetrics(()), Seal(self.config.signing_key)
         return Context(service, self.config, slots, metrics, seal, lambda _: _AskedStore())
@@ -74,13 +75,13 @@ class _AskedStore:
         return item
 
 
-class _AskedImages:
-    """Images that the server keeps; see `Pictures.answers`. Here they have no pixels."""
+class _AskedItems:
+    """Media that the server keeps; see `MediaLoader.answers`. Here it has no features."""
 
-    def get(self, key: ImageKey) -> Image | None:
-        image: Image | None = ask("image", key)
-        return image
+    def get(self, key: ItemKey) -> MediaItem | None:
+        item: MediaItem | None = ask("item", key)
+        return item
 
-    def put(self, key: ImageKey, value: Image) -> Image:
-        image: Image = ask("keep", key, value)
-        return image
+    def put(self, key: ItemKey, value: MediaItem) -> MediaItem:
+        item: MediaItem = ask("keep", key, value)
+        return item

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, Self
 
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
+from quire.core.media import PlacedMedia
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,38 +98,6 @@ class ThinkingBudget:
     end_ids: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class Image:
-    """A picture cut into patches, as a vision encoder takes it.
-
-    Attributes:
-        pixels: uint8 `[rows * columns, size * size * 3]`: patch after patch, row by row; within a
-            patch row by row too, red, green and blue of each pixel together.
-        rows, columns: of patches.
-        tokens: soft tokens that the encoder makes of it, its place in a prompt.
-        digest: of pixels, rows and columns: equal ones stand for equal soft tokens.
-    """
-
-    pixels: bytes
-    rows: int
-    columns: int
-    tokens: int
-    digest: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedImage:
-    """An image, and the position in the prompt of its first soft token."""
-
-    start: int
-    image: Image
-
-    @property
-    def end(self) -> int:
-        """The position behind its last soft token."""
-        return self.start + self.image.tokens
-
-
 @dataclass(frozen=True, slots=True)
 class Generate:
     """Task: tokens, each drawn from what the model says of those before it."""
@@ -181,8 +150,9 @@ class Request:
     """One sequence, as the engine sees it.
 
     Attributes:
-        prompt: token ids, at least one. Soft tokens of images have the id of the model's mark.
-        images: in order; their places do not overlap.
+        prompt: token ids, at least one. Placeholders of media have the id of the token that
+            marks their kind.
+        media: in order; their places do not overlap.
         max_tokens: the most tokens to generate, at least one.
         min_tokens: before so many tokens no end token comes, unless a grammar allows nothing else.
         stop_token_ids: tokens that end the answer; the one that does is reported, but is no text.
@@ -205,7 +175,7 @@ class Request:
     cache_salt: str = ""
     snapshots: tuple[int, ...] = ()
     deadline_s: float | None = None
-    images: tuple[PlacedImage, ...] = ()
+    media: tuple[PlacedMedia, ...] = ()
     task: Task = field(default_factory=Generate)
 
 

@@ -111,8 +111,8 @@ class Engine:
 
     def _admit(self, request: Request, made: Made) -> None:
         try:
-            self._runner.images.check(request)
-            request = self._runner.images.shared(request)
+            self._runner.media.check(request)
+            request = self._runner.media.shared(request)
             self._check_task(request)
             constraint = made()
             mask = constraint.mask() if constraint is not None else None
@@ -156,7 +156,7 @@ class Engine:
 
     def _positions(self, request: Request) -> TokenPositions:
         """By the model's own rule where it has one."""
-        return TokenPositions(self._loaded.model.positions(request.prompt, request.images))
+        return TokenPositions(self._loaded.model.positions(request.prompt, request.media))
 
     def abort(self, request_id: str) -> None:
         """Ends a request before the next step."""
@@ -175,8 +175,8 @@ class Engine:
 
     @property
     def expected_step_s(self) -> float:
-        """How long the step that has begun is likely to take; infinity for none, or with images."""
-        if self._running is None or self._running.reads_images:
+        """How long the step that has begun is likely to take; infinity for none, or with media."""
+        if self._running is None or self._running.reads_media:
             return math.inf
         plan = self._running.plan
         return self._scheduler.prefill_budget.step_seconds(
@@ -238,8 +238,8 @@ class Engine:
 
     def _observe_duration(self, step: Step) -> None:
         plan = step.plan
-        if not plan.sequences or step.reads_images:
-            return  # an image's cost says nothing of a token's
+        if not plan.sequences or step.reads_media:
+            return  # the cost of media says nothing of a token's
         self._scheduler.prefill_budget.observe(
             plan.decode_rows, plan.prompt_chunks, plan.prompt_rows, step.seconds
         )
@@ -296,7 +296,7 @@ class Engine:
             dtype=self._loaded.dtype,
             device=current_device().name,
             kv_memory=self._scheduler.manager.budget,
-            modalities=("text",) if self._loaded.model.vision is None else ("text", "image"),
+            modalities=("text", *self._loaded.model.encoders),
             kv_formats=tuple(each.name for each in self._offered()),
             kv_table=kv_table(
                 self._runner.groups,

@@ -18,7 +18,7 @@ from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
 from quire.core.request import TokenLogprobs
 from quire.device.device import current_device
-from quire.engine.encoder import ImageEncoder
+from quire.engine.encoder_cache import EncoderCache
 from quire.engine.inputs import StepInputs
 from quire.engine.stages import VectorStage
 from quire.models.base import LanguageModel
@@ -46,7 +46,7 @@ class Step:
         sampling: the sequences that the rows of `sampled` belong to, in order.
         places: by sequence number, the first of its rows of `sampled`.
         vectors: by sequence number.
-        reads_images: whether an encoder is part of it.
+        reads_media: whether an encoder is part of it.
         first: what the first layer stores.
         roots: everything that the step must have computed when it is done.
         seconds: how long it ran, once it is done.
@@ -57,7 +57,7 @@ class Step:
     places: dict[int, int] = field(default_factory=dict)
     sampled: Sampled | None = None
     vectors: dict[int, mx.array] = field(default_factory=dict)
-    reads_images: bool = False
+    reads_media: bool = False
     first: list[mx.array] = field(default_factory=list)
     roots: list[mx.array] = field(default_factory=list)
     seconds: float = 0.0
@@ -92,7 +92,7 @@ class Runner:
         layout = KVLayout.of(specs)
         self.groups = layout.groups
         self.pools = Pools(self.groups, page_tokens, dtype)
-        self.images = ImageEncoder(model.vision)
+        self.media = EncoderCache(model.encoders)
         self.spill: SpillTo | None = None
         """Takes blocks that leave memory, if there is a disk tier."""
         self._attention = Attention(layout, self.pools, open_backends(page_tokens))
@@ -143,7 +143,7 @@ class Runner:
         """A step failed: forgets what it should have computed, and all that was kept."""
         self._running = None
         self.pools.clear()
-        self.images.clear()
+        self.media.clear()
         self._vectors.clear()
 
     def carry_out(self, changes: Iterable[Change]) -> None:
@@ -174,8 +174,8 @@ class Runner:
             places: Mapping[int, int] = before.places if before is not None else {}
             previous = before.sampled.tokens if before is not None and before.sampled else None
             inputs = StepInputs(plan, self._attention, places, previous)
-            inputs.media = self.images.rows(inputs.sequences)
-            step.reads_images = inputs.media is not None
+            inputs.media = self.media.rows(inputs.sequences)
+            step.reads_media = inputs.media is not None
             hidden = self.model(inputs)
             if inputs.ending:
                 if inputs.wanted is not None and not inputs.narrowed:

@@ -11,20 +11,22 @@ Detail = Literal["auto", "low", "high"]
 
 
 @dataclass(frozen=True, slots=True)
-class ImageSource:
-    """Where an image is.
+class MediaSource:
+    """Where an item is.
 
     Attributes:
         url: `data:`, `http:`, `https:` or `file:`.
         param: the request field that holds it, for errors.
-        kind: what the protocol calls it, for errors.
-        detail: "low" takes as few soft tokens as the model offers; the others its own number.
+        named: what the protocol calls its type, for errors.
+        detail: of images: "low" takes as few tokens as the model offers; the others its own number.
+        kind: of media.
     """
 
     url: str
     param: str
-    kind: str
+    named: str
     detail: Detail = "auto"
+    kind: str = "image"
 
     @property
     def remote(self) -> bool:
@@ -37,10 +39,10 @@ def refusal(param: str, reason: str, code: str = "invalid") -> RequestError:
     return RequestError(f"'{param}' cannot be used: {reason}.", param=param, code=f"media_{code}")
 
 
-def not_taken(kind: str, param: str) -> RequestError:
+def not_taken(named: str, param: str) -> RequestError:
     """The refusal of a kind of media that the served model does not take."""
     return RequestError(
-        f"'{param}' is of type '{kind}', which the model that is served does not take.",
+        f"'{param}' is of type '{named}', which the model that is served does not take.",
         param=param,
         code="unsupported_content",
     )

@@ -8,7 +8,7 @@ with its own position, and `Step.attend` lets each row see exactly the keys that
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from quire.cache.specs import LayerSpec
-from quire.core.request import PlacedImage
+from quire.core.media import PlacedMedia
 
 
 class RecurrentSegment(Protocol):
@@ -48,10 +48,12 @@ class MediaRows:
     Attributes:
         rows: `[M]` int32, among the step's T.
         values: `[M, hidden]`.
+        deeper: further arrays `[M, hidden]` of an encoder of several levels.
     """
 
     rows: mx.array
     values: mx.array
+    deeper: tuple[mx.array, ...] = ()
 
     def placed(self, embeddings: mx.array) -> mx.array:
         """The embeddings of all rows `[T, hidden]`, with the encoder's in their places."""
@@ -123,37 +125,40 @@ class Module(nn.Module):
         super().__init__()  # type: ignore[no-untyped-call]  # MLX does not annotate it
 
 
-class VisionEncoder(Module):
-    """Makes embedding rows of an image: encoder and projector of a multimodal checkpoint."""
-
-    @property
-    @abstractmethod
-    def patch_values(self) -> int:
-        """Numbers in a patch: height times width times three colours."""
+class MediaEncoder(Module):
+    """Makes embedding rows of one kind of media: encoder and projector of a checkpoint."""
 
     @abstractmethod
-    def soft_tokens(self, rows: int, columns: int) -> int:
-        """Rows that an image of so many patches becomes.
+    def feature_bytes(self, shape: tuple[int, ...]) -> int:
+        """Bytes of the features of an item of this shape."""
+
+    @abstractmethod
+    def rows(self, shape: tuple[int, ...]) -> int:
+        """Rows that an item of this shape becomes.
 
         Raises:
             RequestError: the encoder does not take that shape; names the limit.
         """
 
     @abstractmethod
-    def __call__(self, patches: mx.array, rows: int, columns: int) -> mx.array:
-        """uint8 `[rows * columns, patch_values]`, as in `request.Image`, to `[tokens, hidden]`."""
+    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+        """uint8 `[feature_bytes]`, as in `MediaItem`, to arrays `[rows, hidden]`.
+
+        The first takes the place of the placeholders' embeddings. An encoder of several levels
+        (DeepStack, arXiv:2406.04334) gives more of them, which the decoder adds where it wants.
+        """
 
 
 class LanguageModel(Module):
     """Base of every decoder. Subclasses mirror their checkpoint's names."""
 
     @property
-    def vision(self) -> VisionEncoder | None:
-        """What reads images; None in a model that takes text only."""
-        return None
+    def encoders(self) -> Mapping[str, MediaEncoder]:
+        """What reads media, by its kind; empty in a model that takes text only."""
+        return {}
 
     def positions(
-        self, tokens: Sequence[int], images: Sequence[PlacedImage]
+        self, tokens: Sequence[int], media: Sequence[PlacedMedia]
     ) -> npt.NDArray[np.int32] | None:
         """The positions of a prompt's tokens, int32 `[3, T]`: time, height and width.
 

@@ -10,6 +10,7 @@ block.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ from quire.cache.specs import FullKV, LayerSpec, SharedKV, WindowKV
 from quire.core.errors import ModelError
 from quire.device.device import current_device
 from quire.models.arguments import read_arguments, require
-from quire.models.base import LanguageModel, Module, Step, VisionEncoder
+from quire.models.base import LanguageModel, MediaEncoder, Module, Step
 from quire.models.gemma4_vision import (
     CLIP_BOUNDS,
     Gemma4VisionArguments,
@@ -380,10 +381,10 @@ class Gemma4(LanguageModel):
         return cls(Gemma4Arguments.from_config(config), Gemma4VisionArguments.from_config(config))
 
     @property
-    def vision(self) -> VisionEncoder | None:
+    def encoders(self) -> Mapping[str, MediaEncoder]:
         if self.vision_tower is None or self.embed_vision is None:
-            return None
-        return Gemma4VisionEncoder(self.vision_tower, self.embed_vision)
+            return {}
+        return {"image": Gemma4VisionEncoder(self.vision_tower, self.embed_vision)}
 
     @property
     def layout(self) -> tuple[LayerSpec, ...]:

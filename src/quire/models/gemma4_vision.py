@@ -17,7 +17,7 @@ import mlx.nn as nn
 from quire.core.errors import ModelError, RequestError
 from quire.device.device import current_device
 from quire.models.arguments import read_arguments, require
-from quire.models.base import Module, VisionEncoder
+from quire.models.base import MediaEncoder, Module
 from quire.models.layers import ACTIVATIONS, GATES
 from quire.models.norm import RMSNorm, unweighted_norm
 from quire.models.rope import Rope, RopeParameters, Rotate
@@ -279,7 +279,7 @@ class Projector(Module):
         return y
 
 
-class Gemma4VisionEncoder(VisionEncoder):
+class Gemma4VisionEncoder(MediaEncoder):
     """The tower and the projector as one."""
 
     def __init__(self, vision_tower: VisionTower, embed_vision: Projector) -> None:
@@ -288,18 +288,22 @@ class Gemma4VisionEncoder(VisionEncoder):
         self.vision_tower = vision_tower
         self.embed_vision = embed_vision
 
-    @property
-    def patch_values(self) -> int:
-        return self.args.patch_values
+    def feature_bytes(self, shape: tuple[int, ...]) -> int:
+        rows, columns = shape
+        return rows * columns * self.args.patch_values
 
-    def soft_tokens(self, rows: int, columns: int) -> int:
+    def rows(self, shape: tuple[int, ...]) -> int:
+        rows, columns = shape
         square, most = self.args.pooling_kernel_size, self.args.position_embedding_size
-        shape = f"An image of {rows} rows and {columns} columns of patches"
+        said = f"An image of {rows} rows and {columns} columns of patches"
         if min(rows, columns) < square or rows % square or columns % square:
-            raise RequestError(f"{shape} cannot be cut into squares of {square} by {square}.")
+            raise RequestError(f"{said} cannot be cut into squares of {square} by {square}.")
         if max(rows, columns) > most:
-            raise RequestError(f"{shape} is too large: the model takes at most {most} of either.")
+            raise RequestError(f"{said} is too large: the model takes at most {most} of either.")
         return rows * columns // square**2
 
-    def __call__(self, patches: mx.array, rows: int, columns: int) -> mx.array:
-        return self.embed_vision(self.vision_tower(patches, rows, columns), self.vision_tower.dtype)
+    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+        rows, columns = shape
+        patches = features.reshape(rows * columns, self.args.patch_values)
+        soft_tokens = self.vision_tower(patches, rows, columns)
+        return (self.embed_vision(soft_tokens, self.vision_tower.dtype),)

@@ -38,45 +38,45 @@ class Limits:
             raise RequestError("max_tokens: must be at least 1", param="max_tokens")
         if length >= self.max_context:
             raise ContextOverflow(length, self.max_context, param="prompt")
-        image = largest_image(request)
-        room = self.context(format, image)
+        item = largest_item(request)
+        room = self.context(format, item)
         if length >= room:
             because = f"The server's KV cache, {self._manager.budget} bytes, holds no more."
             raise ContextOverflow(length, room, param="prompt", because=because)
 
-    def context(self, format: KVFormat, image: int = 0) -> int:
+    def context(self, format: KVFormat, item: int = 0) -> int:
         """How many tokens a lone sequence in a format may have.
 
         Args:
-            image: tokens of its largest image.
+            item: tokens of its largest media item that is computed in one step.
         """
-        key = format, image
+        key = format, item
         if key not in self._contexts:
             low, high = 0, self.max_context
             while low < high:
                 middle = (low + high + 1) // 2
-                if self.worst_case_bytes(format, middle, image) <= self._manager.budget:
+                if self.worst_case_bytes(format, middle, item) <= self._manager.budget:
                     low = middle
                 else:
                     high = middle - 1
             self._contexts[key] = low
         return self._contexts[key]
 
-    def worst_case_bytes(self, format: KVFormat, tokens: int, image: int = 0) -> int:
+    def worst_case_bytes(self, format: KVFormat, tokens: int, item: int = 0) -> int:
         """Bytes of the blocks that a lone sequence of so many tokens holds at most.
 
         Args:
-            image: tokens of its largest image.
+            item: tokens of its largest media item that is computed in one step.
         """
         total = 0
         for group in self._groups:
             block_bytes = self._manager.block_bytes(PoolKey(group.index, format))
-            total += group.spec.most_blocks(tokens, self._size, image) * block_bytes
+            total += group.spec.most_blocks(tokens, self._size, item) * block_bytes
             if format.has_tail and group.spec.attention is not None:
                 total += self._manager.block_bytes(PoolKey(group.index, format, tail=True))
         return total
 
 
-def largest_image(request: Request) -> int:
-    """Tokens of the largest image of a request; 0 without any."""
-    return max((placed.image.tokens for placed in request.images), default=0)
+def largest_item(request: Request) -> int:
+    """Tokens of the largest item of a request whose rows see each other; 0 without any."""
+    return max((each.item.tokens for each in request.media if each.item.bidirectional), default=0)

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from quire.cache.block_manager import Change, PoolKey
 from quire.core.kv_format import KVFormat
-from quire.core.request import Generate, PlacedImage, Task, TokenLogprobs
+from quire.core.media import PlacedMedia
+from quire.core.request import Generate, Task, TokenLogprobs
 from quire.sampling.rows import RowSampling
 
 Positions = range | npt.NDArray[np.int32]
@@ -88,7 +89,7 @@ class ScheduledSequence:
     completes: bool = False
     sampling: tuple[RowSampling, ...] = ()
     task: Task = field(default_factory=Generate)
-    media: tuple[PlacedImage, ...] = ()
+    media: tuple[PlacedMedia, ...] = ()
     snapshots: tuple[tuple[int, int], ...] = ()
     drafted_states: tuple[tuple[int, int], ...] = ()
 
@@ -113,7 +114,7 @@ class ScheduledSequence:
     @property
     def bidirectional(self) -> tuple[tuple[int, int], ...]:
         """Token ranges `[begin, end)` whose rows may see each other."""
-        return tuple((placed.start, placed.end) for placed in self.media)
+        return tuple((each.start, each.end) for each in self.media if each.item.bidirectional)
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,7 @@ class Planner:
         self._prefill_budget = prefill_budget
         self._prefill_split = PrefillSplit()
         self._fail = fail
-        self._whole_images = any(group.spec.sees_whole_images for group in groups)
+        self._whole_items = any(group.spec.sees_whole_images for group in groups)
         self._admitted: list[Sequence] = []
         """Those that began to run in the plan that is being made."""
         self._no_room: tuple[int, int] | None = None
@@ -182,31 +182,32 @@ class Planner:
         for sequence, share in zip(prompts, shares, strict=True):
             if share == 0 or sequence.status is not Status.RUNNING:
                 continue
-            images = 1 if generating else None
+            items = 1 if generating else None
             share = min(share, self.sharing.until_snapshot(sequence))
-            rows = self._chunk(sequence, share, images)
+            rows = self._chunk(sequence, share, items)
             fits = self.tables.extend(sequence, rows.end)
             while not fits and rows.count > self._config.page_tokens:
-                smaller = self._chunk(sequence, rows.count // 2, images)
+                smaller = self._chunk(sequence, rows.count // 2, items)
                 if smaller.count == rows.count:
-                    break  # a single image
+                    break  # a single item
                 rows, fits = smaller, self.tables.extend(sequence, smaller.end)
             if fits or self._make_room(rows, plan):
                 plan.append(rows)
 
-    def _chunk(self, sequence: Sequence, count: int, images: int | None) -> PlannedRows:
-        """The next `count` tokens of a prompt, or somewhat more or fewer where there are images.
+    def _chunk(self, sequence: Sequence, count: int, items: int | None) -> PlannedRows:
+        """The next `count` tokens of a prompt, or somewhat more or fewer where there is media.
 
         Args:
-            images: how many may be read, for their encoder takes time; None is no limit.
+            items: how many may be read, for their encoder takes time; None is no limit.
         """
         start = sequence.progress.computed
         end = start + count
-        read = [p for p in sequence.request.images if p.start < end and p.end > start]
-        if images is not None and len(read) > images:
-            end = read[images].start
-        if self._whole_images and read and read[-1].start < end < read[-1].end:
-            end = read[-1].start if read[-1].start > start else read[-1].end
+        read = [p for p in sequence.request.media if p.start < end and p.end > start]
+        if items is not None and len(read) > items:
+            end = read[items].start
+        cut = read[-1] if read and read[-1].start < end < read[-1].end else None
+        if cut is not None and cut.item.bidirectional and self._whole_items:
+            end = cut.start if cut.start > start else cut.end
         return PlannedRows(sequence, start, end - start, end == len(sequence.progress.tokens))
 
     def _admit(self, prompts: list[Sequence], plan: list[PlannedRows], budget: int) -> None:

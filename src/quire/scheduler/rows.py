@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.cache.block_manager import Block
-from quire.core.request import PlacedImage
+from quire.core.media import PlacedMedia
 from quire.sampling.rows import RowSampling
 from quire.scheduler.plan import BlockCopy, Placement, ScheduledSequence
 from quire.scheduler.sequence import Sequence
@@ -54,9 +54,9 @@ class PlannedRows:
                 tokens.extend(drafts)
         elif not samples:
             pooled = self.count if request.task.needs_every_row else int(self.last)
-        media: tuple[PlacedImage, ...] = ()
-        if request.images and start < len(request.prompt):
-            media = tuple(p for p in request.images if p.start < end and p.end > start)
+        media: tuple[PlacedMedia, ...] = ()
+        if request.media and start < len(request.prompt):
+            media = tuple(p for p in request.media if p.start < end and p.end > start)
         snapshots: tuple[tuple[int, int], ...] = ()
         if self.snapshots:
             snapshots = tuple((slot.pool.group, slot.id) for slot in self.snapshots)

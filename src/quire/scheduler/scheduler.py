@@ -18,7 +18,7 @@ from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.sampling.acceptance import count_accepted
-from quire.scheduler.limits import Limits, largest_image
+from quire.scheduler.limits import Limits, largest_item
 from quire.scheduler.plan import SampledTokens, StepPlan, StepResult
 from quire.scheduler.planner import Planner, SchedulerConfig
 from quire.scheduler.positions import TokenPositions
@@ -102,7 +102,7 @@ class Scheduler:
         identity = self._identity(format, request.cache_salt)
         sequence = Sequence(request, format, identity, self._arrived, positions)
         self._arrived += 1
-        sequence.max_context = self.limits.context(format, largest_image(request))
+        sequence.max_context = self.limits.context(format, largest_item(request))
         if request.deadline_s is not None:
             sequence.deadline = self._clock() + request.deadline_s
         if request.task.needs_every_row:

@@ -61,7 +61,7 @@ class Progress:
 
     Attributes:
         tokens: that the host knows: the prompt, and what was accepted of the answer.
-        content: the tokens as the prefix index knows them, in which images differ.
+        content: the tokens as the prefix index knows them, in which media differ.
         pending: tokens that steps in flight are certain to yield, at most one when a step is
             planned.
         drafts: tokens guessed beyond those, rows of the step in flight.
@@ -85,10 +85,10 @@ class Progress:
         # Not a list: the garbage collector would walk all tokens of all requests, again and again.
         self.tokens = array("i", request.prompt)
         self.content = self.tokens
-        if request.images:
+        if request.media:
             self.content = array("q", request.prompt)
-            for placed in request.images:
-                named = media_tokens(placed.image.digest, placed.image.tokens)
+            for placed in request.media:
+                named = media_tokens(placed.item.digest, placed.item.tokens)
                 self.content[placed.start : placed.end] = named
         self.pending = 0
         self.drafts: tuple[int, ...] = ()

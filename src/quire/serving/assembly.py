@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from quire.core.config import ServerConfig
 from quire.core.errors import ModelError
 from quire.core.request import SamplingParams
 from quire.media.fetch import FetchPolicy
-from quire.media.processors import ImageProcessor, open_processor
+from quire.media.processors import MediaProcessor, open_processors
 from quire.serving.constraints import Constraints
 from quire.serving.interface import EngineClient
-from quire.serving.media import ImageLimits, Pictures
+from quire.serving.media import MediaLimits, MediaLoader
 from quire.serving.prompts import Prompts
 from quire.serving.sampling_defaults import overridden, recommended
 from quire.serving.sandbox import BinderOpening, GrammarSandbox
@@ -28,45 +29,48 @@ def _controls(
     tokenizer: Tokenizer,
     template: ChatTemplate,
     dialect: Dialect,
-    image_mark: str | None,
+    media_tokens: frozenset[str],
     *,
     allow: bool,
 ) -> Controls:
     """What keeps clients' text from becoming control tokens.
 
     Args:
-        image_mark: the token that stands for an image; never text, even if others are allowed.
+        media_tokens: those that stand for media; never text, even if others are allowed.
     """
     texts = frozenset() if allow else control_tokens(tokenizer, template.source)
-    if image_mark is not None:
-        texts |= {image_mark}
+    texts |= media_tokens
     # A thought that stands in a message of its own ends with the mark that ends any message.
     thought = dialect.thought if dialect.frame is None else None
     return Controls(tokenizer, texts, thought)
 
 
-def _image_mark(folder: Path, tokenizer: Tokenizer, processor: ImageProcessor | None) -> str | None:
-    """The token by which the model's template marks an image."""
-    if processor is None:
-        return None
-    mark = tokenizer.token_text(processor.mark)
-    if mark is None:
-        raise ModelError(
-            f"{folder}: the tokenizer has no token {processor.mark}, which marks images"
-        )
-    return mark
+def _media_tokens(
+    folder: Path, tokenizer: Tokenizer, processors: Mapping[str, MediaProcessor]
+) -> frozenset[str]:
+    """The tokens by which the model's template marks media.
+
+    Raises:
+        ModelError: the tokenizer lacks one.
+    """
+    texts = set()
+    for kind, processor in processors.items():
+        token = processor.placeholders.token
+        text = tokenizer.token_text(token)
+        if text is None:
+            raise ModelError(f"{folder}: the tokenizer has no token {token}, which marks {kind}s")
+        texts.add(text)
+    return frozenset(texts)
 
 
-def _pictures(processor: ImageProcessor | None, config: ServerConfig) -> Pictures:
-    """What reads images, if both the model and its processor are known."""
+def _loader(processors: Mapping[str, MediaProcessor], config: ServerConfig) -> MediaLoader:
     policy = FetchPolicy(
         config.allow_media_hosts,
         tuple(Path(each) for each in config.media_folders),
         config.max_image_bytes,
         config.media_timeout_s,
     )
-    limits = ImageLimits(config.max_images, config.max_image_pixels)
-    return Pictures(processor, policy, limits)
+    return MediaLoader(processors, policy, MediaLimits(config.max_images, config.max_image_pixels))
 
 
 def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
@@ -85,15 +89,15 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
     dialect = choose(template.source, client.info.model_type, config.dialect)
     vocabulary = vocabulary_of(tokenizer)
     own = recommended(folder) if config.sampling_defaults == "model" else SamplingParams()
-    processor = open_processor(folder) if "image" in client.info.modalities else None
-    mark = _image_mark(folder, tokenizer, processor)
-    pictures = _pictures(processor, config)
+    processors = open_processors(folder, client.info.modalities)
+    media_tokens = _media_tokens(folder, tokenizer, processors)
+    media = _loader(processors, config)
     prompts = Prompts(
         lambda: client.info,
         tokenizer,
         template,
-        pictures,
-        _controls(tokenizer, template, dialect, mark, allow=config.allow_special_tokens),
+        media,
+        _controls(tokenizer, template, dialect, media_tokens, allow=config.allow_special_tokens),
         drop_volatile=config.drop_volatile_headers,
     )
     sandbox = GrammarSandbox(BinderOpening(folder, dialect.name, client.info.vocab_size))
@@ -104,7 +108,7 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         vocabulary,
         dialect,
         NONE,
-        pictures,
+        media,
         constraints,
         default_max_tokens=config.default_max_tokens,
         deadline_s=config.request_deadline_s,

@@ -67,7 +67,7 @@ class Generation:
 
     Attributes:
         messages: in the shape that chat templates read; content is a string, or parts: texts, and
-            images as `{"type": "image", "source": ImageSource}`.
+            media as `{"type": "image", "source": MediaSource}`.
         prompts: texts, encoded with special tokens added, or token ids as they are. Their answers
             are text as the model writes it: no thoughts, no calls.
         tools: in the shape that chat templates read.

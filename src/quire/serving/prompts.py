@@ -9,7 +9,7 @@ from typing import Any
 from quire.core.errors import ContextOverflow, RequestError
 from quire.core.info import ModelInfo
 from quire.serving.generation import Elsewhere, Generation, Prepared
-from quire.serving.media import Pictures, Prompt, as_template_reads, images_of, text_length
+from quire.serving.media import MediaLoader, Prompt, as_template_reads, items_of, text_length
 from quire.text.controls import Controls
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ class Prompts:
 
     Args:
         info: what is served at present.
-        pictures: reads images, if the model takes any.
+        media: reads media, if the model takes any.
         controls: keeps what clients write from becoming control tokens.
         drop_volatile: cut the parts of agents' prompts that change with each request.
     """
@@ -41,14 +41,14 @@ class Prompts:
         info: Callable[[], ModelInfo],
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        pictures: Pictures,
+        media: MediaLoader,
         controls: Controls,
         *,
         drop_volatile: bool = True,
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
-        self.pictures = pictures
+        self.media = media
         self._info = info
         self._controls = controls
         self._drop_volatile = drop_volatile
@@ -63,24 +63,25 @@ class Prompts:
             RequestError: it cannot be served.
             Elsewhere: it is to be done in a job.
         """
-        prompts = self._prompts(await self.load_images(spec, light=light))
+        prompts = self._prompts(await self.load_media(spec, light=light))
         for prompt in prompts:
             self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
         return Prepared(spec.without_prompt, tuple(prompts), bare=not spec.messages)
 
-    async def load_images(self, spec: Generation, *, light: bool = False) -> Generation:
-        """The generation with its images fetched and read, for those that use it more than once.
+    async def load_media(self, spec: Generation, *, light: bool = False) -> Generation:
+        """The generation with its media fetched and read, for those that use it more than once.
 
         Args:
             light: as in `prepare`.
 
         Raises:
-            RequestError: the model takes text only, there are too many, or one cannot be used.
+            RequestError: the model does not take the kind, there are too many, or one is of no
+                use.
             Elsewhere: it is to be done in a job.
         """
         if light:
             self._check_light(spec)
-        messages = await self.pictures.load(spec.messages)
+        messages = await self.media.load(spec.messages)
         return spec if messages is spec.messages else replace(spec, messages=messages)
 
     async def tokens(self, spec: Generation, *, light: bool = False) -> list[tuple[int, ...]]:
@@ -88,10 +89,10 @@ class Prompts:
 
         Raises:
             RequestError: there is neither a message nor a prompt, no tool is what must be called,
-                an image cannot be used, or the template refuses the messages.
+                an item cannot be used, or the template refuses the messages.
             Elsewhere: it is to be done in a job.
         """
-        loaded = await self.load_images(spec, light=light)
+        loaded = await self.load_media(spec, light=light)
         return [prompt.tokens for prompt in self._prompts(loaded)]
 
     def _prompts(self, spec: Generation) -> list[Prompt]:
@@ -103,10 +104,10 @@ class Prompts:
         return self._encoded(spec)
 
     def _check_light(self, spec: Generation) -> None:
-        """Raises `Elsewhere` for what is large, or holds images."""
+        """Raises `Elsewhere` for what is large, or holds media."""
         size = sum(text_length(message) for message in spec.messages)
         size += sum(map(len, spec.prompts))
-        if size > _LIGHT or len(spec.messages) > _FEW or self.pictures.wanted(spec.messages):
+        if size > _LIGHT or len(spec.messages) > _FEW or self.media.wanted(spec.messages):
             raise Elsewhere
 
     def _encoded(self, spec: Generation) -> list[Prompt]:
@@ -122,10 +123,10 @@ class Prompts:
         ]
 
     def _conversation(self, spec: Generation) -> Prompt:
-        """The prompt of messages whose images have been read."""
-        images = images_of(spec.messages)
+        """The prompt of messages whose media has been read."""
+        items = items_of(spec.messages)
         ids = self._controls.encode(self.render(spec))
-        return self.pictures.place(ids, images) if images else Prompt(tuple(ids))
+        return self.media.place(ids, items) if items else Prompt(tuple(ids))
 
     def render(self, spec: Generation) -> str:
         """What the template makes of the messages; text from outside is covered, see `Controls`."""

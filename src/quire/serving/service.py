@@ -55,7 +55,7 @@ class Service:
     @property
     def modalities(self) -> tuple[str, ...]:
         """What messages may hold."""
-        return ("text", "image") if self.prompts.pictures.offered else ("text",)
+        return ("text", *self.prompts.media.kinds)
 
     async def prepare(self, spec: Generation, *, light: bool = False) -> Prepared:
         """See `Prompts.prepare`."""

@@ -12,7 +12,7 @@ from quire.core.request import GrammarSpec, Request
 from quire.serving.constraints import Constraints
 from quire.serving.generation import Prepared
 from quire.serving.interface import EngineClient
-from quire.serving.media import Pictures, Prompt
+from quire.serving.media import MediaLoader, Prompt
 from quire.serving.streams import ChoiceStream, GenerationStream, Observer, Unobserved
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects.base import Dialect, Vocabulary
@@ -41,7 +41,7 @@ class Submission:
         vocabulary: Vocabulary,
         dialect: Dialect,
         plain: Dialect,
-        pictures: Pictures,
+        media: MediaLoader,
         constraints: Constraints,
         *,
         default_max_tokens: int | None = None,
@@ -52,7 +52,7 @@ class Submission:
         self._vocabulary = vocabulary
         self._dialect = dialect
         self._plain = plain
-        self._pictures = pictures
+        self._media = media
         self._constraints = constraints
         self._observer: Callable[[str, int], Observer] = lambda caller, tokens: Unobserved()
         self._default_max_tokens = default_max_tokens
@@ -71,7 +71,7 @@ class Submission:
         """
         if self._client.failure is not None:
             raise EngineFailure(f"The engine cannot go on: {self._client.failure}")
-        spec, prompts = prepared.spec, self._pictures.whole(prepared.prompts)
+        spec, prompts = prepared.spec, self._media.complete(prepared.prompts)
         bound = await self._constraints.bind(prepared)
         stops = StopStrings(spec.stops, spec.names.stops)
         requests: list[Request] = []
@@ -82,7 +82,7 @@ class Submission:
                 requests.append(_choice_of(first, len(requests)))
                 outputs.append(self._output(prepared, prompt, stops))
                 await asyncio.sleep(0)  # each looks at the prompt, which may be long
-        self._pictures.check_room(prompts)
+        self._media.check_room(prompts)
         choices = [
             ChoiceStream(
                 ticket,
@@ -96,7 +96,7 @@ class Submission:
             )
         ]
         run = GenerationStream([prompt.tokens for prompt in prompts], choices, bound.unenforced)
-        self._pictures.hold(run, prompts)
+        self._media.hold(run, prompts)
         return run
 
     def _output(self, prepared: Prepared, prompt: Prompt, stops: StopStrings) -> OutputStream:
@@ -127,7 +127,7 @@ class Submission:
         return Request(
             id="",
             prompt=tokens,
-            images=prompt.images,
+            media=prompt.media,
             sampling=spec.sampling,
             max_tokens=max_tokens,
             min_tokens=spec.min_tokens,

@@ -267,7 +267,7 @@ async def _truncated(context: Context, spec: Generation) -> Generation:
     What is cut ends before a turn of the user's; the system prompt stays. If even the last such
     turn is too long, nothing is cut, and the service refuses it all.
     """
-    spec = await context.load_images(spec)
+    spec = await context.load_media(spec)
     limit = context.service.info.context_length
     room = limit - min(spec.max_tokens or limit // _ROOM, limit // 2)
     head = 1 if spec.messages and spec.messages[0]["role"] == "system" else 0

@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from quire.api.shared.schema import History, tag_by_role, tag_by_type, tag_text_or_list
-from quire.media.source import Detail, ImageSource, not_taken
+from quire.media.source import Detail, MediaSource, not_taken
 
 INPUT = "input"
 """The one argument of the function that stands for a custom tool."""
@@ -302,7 +302,7 @@ def _parts(content: Content | WrittenContent, param: str) -> str | list[dict[str
 
 def image_part(url: str, param: str, kind: str, detail: Detail | None = None) -> dict[str, Any]:
     """An image as the service takes it, which fetches it and puts it in its place in the prompt."""
-    return {"type": "image", "source": ImageSource(url, param, kind, detail or "auto")}
+    return {"type": "image", "source": MediaSource(url, param, kind, detail or "auto")}
 
 
 def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,8 @@ from quire.core.config import ServerConfig
 from quire.core.errors import NotFound, RequestError
 from quire.core.kv_choice import choose_format
 from quire.core.kv_format import KVFormat
-from quire.core.request import Image, SamplingParams
+from quire.core.media import MediaItem
+from quire.core.request import SamplingParams
 from quire.serving.generation import Elsewhere, Generation, Prepared
 from quire.serving.jobs import Jobs
 from quire.serving.service import Service
@@ -57,7 +58,7 @@ class Context:
 
     Attributes:
         kept: the answers that a request may refer to.
-        jobs: where requests are read that are large, or hold images; None reads all of them here,
+        jobs: where requests are read that are large, or hold media; None reads all of them here,
             as within a job.
     """
 
@@ -107,9 +108,9 @@ class Context:
                 with suppress(Elsewhere):
                     return await reader(self, request, body)
             assert self.jobs is not None, "nothing is elsewhere without jobs"
-            lent: list[Image] = []  # as long as the result refers to them
-            images = self.service.prompts.pictures.answers(lent)
-            known = images | dict(answers or {})
+            lent: list[MediaItem] = []  # as long as the result refers to them
+            items = self.service.prompts.media.answers(lent)
+            known = items | dict(answers or {})
             work = self.jobs.run(_read_away, reader, _carried(request), body, answers=known)
             read: tuple[Result, dict[str, Any]] = await until_gone(request.receive, work)
             note(request.scope, read[1])
@@ -137,9 +138,9 @@ class Context:
         """See `Service.prepare`."""
         return await self.service.prepare(spec, light=self.jobs is not None)
 
-    async def load_images(self, spec: Generation) -> Generation:
-        """See `Prompts.load_images`."""
-        return await self.service.prompts.load_images(spec, light=self.jobs is not None)
+    async def load_media(self, spec: Generation) -> Generation:
+        """See `Prompts.load_media`."""
+        return await self.service.prompts.load_media(spec, light=self.jobs is not None)
 
     async def tokens(self, spec: Generation) -> list[tuple[int, ...]]:
         """See `Prompts.tokens`."""

@@ -1,6 +1,6 @@
-"""What image processors share: the tokens around a picture, and a cache of those read lately.
+"""What processors share: the tokens around an item, and a cache of those read lately.
 
-The cache is there because a conversation's pictures come again with each of its turns.
+The cache is there because a conversation's media comes again with each of its turns.
 """
 
 from __future__ import annotations
@@ -9,29 +9,29 @@ import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import PIL.Image
 
 from quire.core.errors import ModelError
-from quire.core.kept import Kept
-from quire.core.request import Image
+from quire.core.lru import LruCache
+from quire.core.media import MediaItem
 from quire.media.images import MAX_PIXELS, decode
 from quire.media.source import Detail
 
 CACHE_BYTES = 64 << 20
 
-ImageKey = tuple[bytes, Detail]
-"""A file's digest, and how fine it was read."""
+ItemKey = tuple[str, bytes, Detail]
+"""A kind, a file's digest, and how fine it was read."""
 
 
-class ImageStore(Protocol):
-    """Where images that were read are found again."""
+class ItemStore(Protocol):
+    """Where items that were read are found again."""
 
-    def get(self, key: ImageKey) -> Image | None: ...
+    def get(self, key: ItemKey) -> MediaItem | None: ...
 
-    def put(self, key: ImageKey, value: Image) -> Image:
-        """The image to go on with: this one, or an equal one."""
+    def put(self, key: ItemKey, value: MediaItem) -> MediaItem:
+        """The item to go on with: this one, or an equal one."""
         ...
 
 
@@ -65,33 +65,33 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
-    """The tokens of a picture in a prompt.
+class Placeholders:
+    """The tokens of an item in a prompt.
 
     Attributes:
-        mark: what chat templates write once for each picture; as many as it has soft tokens
-            take its place.
+        token: what chat templates write once for each item; as many as it has rows take its place.
         before, after: go around those.
     """
 
-    mark: int
+    token: int
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
 
 
-class ImageProcessor(ABC):
-    """From a picture's bytes to the patches that a vision encoder takes. Any thread may call it.
+class MediaProcessor(ABC):
+    """From a file's bytes to what the encoder of one kind takes. Any thread may call it.
 
     Attributes:
-        images: those read lately.
+        kind: of media.
+        items: those read lately.
     """
 
-    def __init__(self, marks: Marks, *, cache_bytes: int = CACHE_BYTES) -> None:
-        self.mark = marks.mark
-        self.before = marks.before
-        self.after = marks.after
-        self.images: ImageStore = Kept[ImageKey, Image](
-            cache_bytes, lambda image: len(image.pixels)
+    kind: ClassVar[str]
+
+    def __init__(self, placeholders: Placeholders, *, cache_bytes: int = CACHE_BYTES) -> None:
+        self.placeholders = placeholders
+        self.items: ItemStore = LruCache[ItemKey, MediaItem](
+            cache_bytes, lambda item: len(item.features)
         )
 
     def read(
@@ -101,8 +101,8 @@ class ImageProcessor(ABC):
         param: str,
         detail: Detail = "auto",
         max_pixels: int = MAX_PIXELS,
-    ) -> Image:
-        """Decodes, resizes and cuts a picture; one that was read lately is not read again.
+    ) -> MediaItem:
+        """Decodes a file and prepares it; one that was read lately is not read again.
 
         Args:
             data: the file's bytes.
@@ -110,26 +110,35 @@ class ImageProcessor(ABC):
             max_pixels: width times height, before it is scaled.
 
         Raises:
-            RequestError: it is too large, or is no picture that can be used.
+            RequestError: it is too large, or nothing that can be used.
         """
-        key = (hashlib.blake2b(data, digest_size=32).digest(), detail)
-        image = self.images.get(key)
-        if image is None:
-            picture = decode(data, param=param, max_pixels=max_pixels)
-            image = self.images.put(key, self.cut(picture, param, detail))
-        return image
+        key = (self.kind, hashlib.blake2b(data, digest_size=32).digest(), detail)
+        item = self.items.get(key)
+        if item is None:
+            item = self.items.put(key, self.prepare(data, param, detail, max_pixels))
+        return item
 
     @abstractmethod
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Image:
+    def prepare(self, data: bytes, param: str, detail: Detail, max_pixels: int) -> MediaItem:
+        """What the encoder takes of a file.
+
+        Raises:
+            RequestError: see `read`.
+        """
+
+
+class ImageProcessor(MediaProcessor):
+    """Cuts pictures into patches."""
+
+    kind = "image"
+
+    def prepare(self, data: bytes, param: str, detail: Detail, max_pixels: int) -> MediaItem:
+        return self.cut(decode(data, param=param, max_pixels=max_pixels), param, detail)
+
+    @abstractmethod
+    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         """Resizes a picture in RGB and cuts it into patches.
 
         Raises:
             RequestError: it cannot be brought to a size that the model takes.
         """
-
-
-def image_of(pixels: bytes, rows: int, columns: int, tokens: int) -> Image:
-    """An `Image` with its digest."""
-    digest = hashlib.blake2b(pixels, digest_size=24)
-    digest.update(rows.to_bytes(4, "little") + columns.to_bytes(4, "little"))
-    return Image(pixels, rows, columns, tokens, digest.digest())

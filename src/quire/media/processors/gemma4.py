@@ -12,8 +12,8 @@ import math
 import numpy as np
 import PIL.Image
 
-from quire.core.request import Image
-from quire.media.processors.base import CACHE_BYTES, ImageProcessor, Marks, Settings, image_of
+from quire.core.media import MediaItem
+from quire.media.processors.base import CACHE_BYTES, ImageProcessor, Placeholders, Settings
 from quire.media.source import Detail, refusal
 
 BUDGETS = (70, 140, 280, 560, 1120)
@@ -56,14 +56,14 @@ class Gemma4ImageProcessor(ImageProcessor):
 
     def __init__(
         self,
-        marks: Marks,
+        placeholders: Placeholders,
         *,
         patch: int,
         pooling: int,
         max_soft_tokens: int,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        super().__init__(marks, cache_bytes=cache_bytes)
+        super().__init__(placeholders, cache_bytes=cache_bytes)
         self._patch = patch
         self._pooling = pooling
         self._max_soft_tokens = max_soft_tokens
@@ -80,8 +80,8 @@ class Gemma4ImageProcessor(ImageProcessor):
         if tokens not in BUDGETS:
             raise settings.error("max_soft_tokens", f"not one of {', '.join(map(str, BUDGETS))}")
         return cls(
-            Marks(
-                mark=config.whole("image_token_id", least=0),
+            Placeholders(
+                token=config.whole("image_token_id", least=0),
                 before=(config.whole("boi_token_id", least=0),),
                 after=(config.whole("eoi_token_id", least=0),),
             ),
@@ -90,7 +90,7 @@ class Gemma4ImageProcessor(ImageProcessor):
             max_soft_tokens=tokens,
         )
 
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Image:
+    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         tokens = BUDGETS[0] if detail == "low" else self._max_soft_tokens
         size = fitted(picture.height, picture.width, self._patch, self._pooling, tokens)
         if size is None:
@@ -102,7 +102,7 @@ class Gemma4ImageProcessor(ImageProcessor):
         rows, columns = height // self._patch, width // self._patch
         grid = np.asarray(picture).reshape(rows, self._patch, columns, self._patch, 3)
         pixels = grid.transpose(0, 2, 1, 3, 4).tobytes()  # [rows, columns, patch, patch, 3]
-        return image_of(pixels, rows, columns, rows * columns // self._pooling**2)
+        return MediaItem.of("image", pixels, (rows, columns), rows * columns // self._pooling**2)
 
 
 def _check_pixels(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""What was made of images lately, by key, within a bound of bytes."""
+"""A cache within a bound of bytes, from which the least recently used goes first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
-class Kept(Generic[Key, Value]):
+class LruCache(Generic[Key, Value]):
     """As many values as fit; the one that was not used for longest goes. Any thread may call it.
 
     Args:

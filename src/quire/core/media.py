@@ -1,0 +1,58 @@
+"""Media as the engine sees it: of any kind, ready for the encoder of that kind."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class MediaItem:
+    """An image, or another piece of media, as the encoder of its kind takes it.
+
+    Attributes:
+        kind: "image", or another kind that has a processor and an encoder.
+        features: what the encoder takes; of images uint8 `[rows * columns, size * size * 3]`: patch
+            after patch, row by row; within a patch row by row too, red, green and blue of each
+            pixel together.
+        shape: of the features, as the kind counts it; of images rows and columns of patches.
+        tokens: placeholders in a prompt, as many as the encoder makes rows.
+        digest: of kind, features and shape: equal ones stand for equal rows.
+        bidirectional: its rows see each other, in layers that do so.
+    """
+
+    kind: str
+    features: bytes
+    shape: tuple[int, ...]
+    tokens: int
+    digest: bytes
+    bidirectional: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        kind: str,
+        features: bytes,
+        shape: tuple[int, ...],
+        tokens: int,
+        *,
+        bidirectional: bool = True,
+    ) -> MediaItem:
+        """An item with its digest."""
+        digest = hashlib.blake2b(features, digest_size=24, person=kind.encode())
+        for size in shape:
+            digest.update(size.to_bytes(4, "little"))
+        return cls(kind, features, shape, tokens, digest.digest(), bidirectional)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedMedia:
+    """An item, and the position in the prompt of its first placeholder."""
+
+    start: int
+    item: MediaItem
+
+    @property
+    def end(self) -> int:
+        """The position behind its last placeholder."""
+        return self.start + self.item.tokens

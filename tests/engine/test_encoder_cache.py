@@ -1,0 +1,89 @@
+"""Media of any kind becomes rows: an encoder of two levels, for a kind that no model here has."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from quire.core.errors import RequestError
+from quire.core.kv_format import KVFormat
+from quire.core.media import MediaItem, PlacedMedia
+from quire.core.request import Request
+from quire.engine.encoder_cache import EncoderCache
+from quire.models.base import MediaEncoder
+from tests.engine.rows import scheduled
+
+
+class Waves(MediaEncoder):
+    """Two float32 numbers a frame become a row of each of two levels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, ...]] = []
+
+    def feature_bytes(self, shape: tuple[int, ...]) -> int:
+        return shape[0] * 8
+
+    def rows(self, shape: tuple[int, ...]) -> int:
+        return shape[0]
+
+    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+        self.asked.append(shape)
+        frames = features.view(mx.float32).reshape(shape[0], 2)
+        return frames, frames * 10
+
+
+def sound(frames: int, kind: str = "audio") -> MediaItem:
+    values: Any = mx.arange(2 * frames, dtype=mx.float32)
+    return MediaItem.of(kind, bytes(memoryview(values)), (frames,), frames, bidirectional=False)
+
+
+def rows_of(encoders: EncoderCache, start: int, count: int) -> tuple[list[int], Any, Any]:
+    media = (PlacedMedia(3, sound(4)),)
+    row = scheduled("a", start, count, [[1, 2, 3]], KVFormat(), images=media)
+    found = encoders.rows([scheduled("b", 5, 1, [[4, 5]], KVFormat()), row])
+    assert found is not None
+    (deeper,) = found.deeper
+    rows: Any = found.rows.tolist()
+    return rows, found.values.tolist(), deeper.tolist()
+
+
+def test_each_level_is_cut_to_the_rows_of_the_step() -> None:
+    waves = Waves()
+    encoders = EncoderCache({"audio": waves})
+    assert rows_of(encoders, 0, 5) == ([4, 5], [[0, 1], [2, 3]], [[0, 10], [20, 30]])
+    assert rows_of(encoders, 5, 4) == ([1, 2], [[4, 5], [6, 7]], [[40, 50], [60, 70]])
+    assert waves.asked == [(4,)]
+
+
+def test_text_has_no_rows() -> None:
+    assert EncoderCache({}).rows([scheduled("a", 0, 3, [[1]], KVFormat())]) is None
+
+
+def test_only_items_whose_rows_see_each_other_are_ranges() -> None:
+    heard, seen = PlacedMedia(1, sound(2)), PlacedMedia(4, replace(sound(3), bidirectional=True))
+    row = scheduled("a", 0, 8, [[1, 2]], KVFormat(), images=(heard, seen))
+    assert row.bidirectional == ((4, 7),)
+
+
+def test_items_of_different_kinds_differ() -> None:
+    assert sound(4).digest != sound(4, "video").digest
+    assert sound(4) == sound(4)
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        (sound(4, "image"), "takes no image"),
+        (replace(sound(4), tokens=5), "becomes 4 tokens"),
+        (replace(sound(4), features=b""), "32 bytes"),
+    ],
+)
+def test_what_no_encoder_takes_is_refused(item: MediaItem, said: str) -> None:
+    encoders = EncoderCache({"audio": Waves()})
+    with pytest.raises(RequestError, match=said):
+        encoders.check(Request("a", (1,) * 9, media=(PlacedMedia(1, item),)))
+    encoders.check(Request("a", (1,) * 9, media=(PlacedMedia(1, sound(4)),)))
