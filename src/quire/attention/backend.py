@@ -92,6 +92,11 @@ class Backends:
         self._backends = tuple(backends)
         self._chosen: dict[AttentionCase, AttentionBackend] = {}
 
+    @property
+    def all(self) -> tuple[AttentionBackend, ...]:
+        """Those of this process, in the order in which they are asked."""
+        return self._backends
+
     def choose(self, case: AttentionCase) -> AttentionBackend:
         """The first backend that serves a case.
 

@@ -8,13 +8,14 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from quire import __version__
-from quire.cli import bench, cache, chat, eval_kv, models, serve
+from quire.cli import bench, cache, chat, doctor, eval_kv, models, serve
 
 COMMANDS = {
     "serve": serve,
     "chat": chat,
     "bench": bench,
     "models": models,
+    "doctor": doctor,
     "cache": cache,
     "eval-kv": eval_kv,
 }

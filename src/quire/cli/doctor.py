@@ -1,0 +1,169 @@
+"""`quire doctor`: what this machine can do for Quire, and what is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+import quire
+from quire.cli.values import byte_count
+from quire.core.errors import QuireError
+from quire.demo import MODEL_DIR
+
+_SIGNS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "wrong": ("wrong", "red")}
+_FEW_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        state: "note" is what serves but could be better; "wrong" is what does not serve.
+    """
+
+    what: str
+    state: Literal["ok", "note", "wrong"]
+    text: str
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declares the subcommand."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="say what this machine can do, and what is wrong",
+        description="Looks at the device, its memory, MLX, compiled kernels, attention, the disk "
+        "tier and a model. Ends with status 1 if something is wrong.",
+    )
+    parser.add_argument("model", nargs="?", help="a folder; the embedded model if left out")
+    parser.add_argument("--kv-disk", metavar="DIR", type=Path, help="a folder for `quire serve`")
+    parser.add_argument(
+        "--kv-disk-size", metavar="BYTES", type=byte_count, default="20GB", help="default: 20GB"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints what was found; 1 if something is wrong."""
+    logging.disable(logging.WARNING)  # what is logged at opening is said here
+    findings = [*_machine(), *_model(args.model)]
+    if args.kv_disk is not None:
+        findings.append(_disk(args.kv_disk.expanduser(), args.kv_disk_size))
+    if args.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        Console().print(_table(findings))
+    return 1 if any(finding.state == "wrong" for finding in findings) else 0
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for finding in findings:
+        sign, colour = _SIGNS[finding.state]
+        table.add_row(f"[{colour}]{sign}[/]", finding.what, finding.text)
+    return table
+
+
+def _machine() -> Iterator[Finding]:
+    python = f"Python {platform.python_version()}, {platform.platform(terse=True)}"
+    yield Finding("quire", "ok", f"{quire.__version__}, {python}")
+    try:
+        import mlx.core as mx
+    except ImportError as error:
+        yield Finding("mlx", "wrong", f"does not load: {error}")
+        return
+    from quire.attention.registry import open_backends
+    from quire.device.device import current_device
+
+    built = [name for name in ("metal", "cuda") if getattr(mx, name).is_available()]
+    yield Finding("mlx", "ok", f"{version('mlx')}, for {', '.join([*built, 'cpu'])}")
+    device = current_device()
+    yield Finding("device", "ok", f"{device.name}, {platform.processor() or platform.machine()}")
+    free = device.free_memory()
+    state: Literal["ok", "note"] = "note" if free < _FEW_BYTES else "ok"
+    share = int(device.kv_share * free)
+    yield Finding("memory", state, f"{decimal(free)} free; KV pages would get {decimal(share)}")
+    yield from _products()
+    names = [type(backend).__name__ for backend in open_backends(64).all]
+    yield Finding("attention", "ok", ", then ".join(names))
+
+
+def _products() -> Iterator[Finding]:
+    """What multiplies; chooses it for this process, as `quire serve` does."""
+    from quire.device.blas import choose_blas
+    from quire.device.cpu.kernels import NoKernels, load_kernels
+    from quire.device.device import CPU, current_device
+
+    device = current_device()
+    if not isinstance(device, CPU):
+        return
+    device.choose_products("auto")
+    try:
+        kernels = load_kernels()
+    except NoKernels as error:
+        yield Finding("kernels", "note", f"off: {error}")
+    else:
+        threads = f"{kernels.threads} thread{'s' * (kernels.threads != 1)}"
+        yield Finding("kernels", "ok", f"on: {kernels.instructions}, {threads}")
+        return
+    if sys.platform == "linux":
+        has = choose_blas("openblas")
+        text = "multiplies" if has else "not in use: pip install 'quire[cpu]'; prompts read slowly"
+        yield Finding("openblas", "ok" if has else "note", text)
+
+
+def _model(name: str | None) -> Iterator[Finding]:
+    from quire.cli.models import inspect
+
+    folder = MODEL_DIR if name is None else Path(name).expanduser()
+    if not folder.is_dir():
+        text = f"'{name}' is no folder; `quire models` lists what is on this disk"
+        yield Finding("model", "wrong", text)
+        return
+    try:
+        found = inspect(folder, folder.name, "folder")
+    except (QuireError, OSError, ValueError) as error:
+        yield Finding("model", "wrong", f"{folder}: {error}")
+        return
+    if found.problem is not None:
+        yield Finding("model", "wrong", f"{folder}: {found.problem}")
+        return
+    from quire.device.device import current_device
+
+    room = current_device().weight_memory()
+    text = f"{found.family}, {decimal(found.weight_bytes)} of weights, context {found.context:,}"
+    if found.weight_bytes > room:
+        yield Finding("model", "wrong", f"{text}; only {decimal(room)} of memory are free")
+    else:
+        yield Finding("model", "ok", text)
+
+
+def _disk(folder: Path, wanted: int) -> Finding:
+    """Whether a folder can be the disk tier's; makes nothing."""
+    there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        return Finding("disk tier", "wrong", f"{there} is no folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        return Finding("disk tier", "wrong", f"{there} cannot be written")
+    free = shutil.disk_usage(there).free
+    if free < wanted:
+        text = f"{decimal(free)} free on the disk, {decimal(wanted)} allowed: set --kv-disk-size"
+        return Finding("disk tier", "note", text)
+    return Finding("disk tier", "ok", f"{folder}: {decimal(free)} free")

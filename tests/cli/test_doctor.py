@@ -1,0 +1,58 @@
+"""`quire doctor` on this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from quire.cli import main
+from quire.demo import MODEL_DIR
+from quire.device.cpu import kernels
+from quire.device.device import CPU, current_device
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, str]]:
+    """The exit status, and each finding as `state: text`."""
+    status = main(["doctor", "--json", *arguments])
+    findings = json.loads(capsys.readouterr().out)
+    return status, {each["what"]: f"{each['state']}: {each['text']}" for each in findings}
+
+
+def test_a_machine_that_serves(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    status, found = doctor(capsys, "--kv-disk", str(tmp_path / "new"), "--kv-disk-size", "1KB")
+    assert status == 0
+    assert found["model"].startswith("ok: gemma4")
+    assert current_device().name in found["device"]
+    assert found["attention"].endswith("ReferenceBackend")
+    assert found["disk tier"].startswith("ok")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.skipif(not isinstance(current_device(), CPU), reason="the CPU's kernels")
+def test_why_there_are_no_kernels(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "version", lambda name: "0.0.0")
+    if not kernels.TARGET.exists():
+        assert "were not built" in doctor(capsys)[1]["kernels"]
+    else:
+        assert "this is 0.0.0" in doctor(capsys)[1]["kernels"]
+
+
+def test_what_is_wrong_with_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert doctor(capsys, str(tmp_path / "none"))[0] == 1
+    shutil.copy(MODEL_DIR / "config.json", tmp_path)
+    status, found = doctor(capsys, str(tmp_path))
+    assert status == 1
+    assert found["model"].startswith("wrong: ")
+
+
+def test_a_disk_tier_that_cannot_be(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    status, found = doctor(capsys, "--kv-disk", str(tmp_path / "file"))
+    assert status == 1
+    assert "is no folder" in found["disk tier"]
+    assert doctor(capsys, "--kv-disk", str(tmp_path), "--kv-disk-size", "9000TB")[0] == 0
