@@ -20,7 +20,7 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 TARGET = SOURCES / f"_cpu{sysconfig.get_config_var('EXT_SUFFIX')}"
 
-_FLAGS = [
+FLAGS = [
     "-std=c++20",
     "-O3",
     "-fPIC",
@@ -68,7 +68,7 @@ def build(target: Path = TARGET) -> Path:
         nanobind / "ext" / "robin_map" / "include",
         Path(sysconfig.get_path("include")),
     ]
-    flags = [*_FLAGS, "-DNB_DOMAIN=mlx", *(f"-I{folder}" for folder in includes)]
+    flags = [*FLAGS, "-DNB_DOMAIN=mlx", *(f"-I{folder}" for folder in includes)]
     sources = [*sorted(SOURCES.glob("*.cpp")), nanobind / "src" / "nb_combined.cpp"]
     with tempfile.TemporaryDirectory() as folder:
 

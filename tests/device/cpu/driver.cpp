@@ -1,0 +1,192 @@
+// Calls the baseline kernels without MLX and holds them against sums in double precision. Compiled
+// for a foreign processor by test_foreign.py and run under an emulator. Prints what is wrong.
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernels.h"
+
+using namespace quire;
+using Floats = std::vector<float>;
+
+namespace {
+
+int failures = 0;
+const Kernels& kernels = *baseline_kernels();
+
+Floats drawn(size_t count, int seed) {
+    std::mt19937 random(seed);
+    Floats values(count);
+    for (float& value : values) value = (float)(random() >> 8) / (1 << 23) - 1;
+    return values;
+}
+
+void expect(const char* what, bool holds) {
+    if (!holds) {
+        std::printf("%s\n", what);
+        failures++;
+    }
+}
+
+void near(const char* what, const Floats& got, const std::vector<double>& exact, double tolerance) {
+    double most = 0, error = 0;
+    for (size_t i = 0; i < got.size(); i++) {
+        most = std::max(most, std::abs(exact[i]));
+        error = std::max(error, std::isfinite(got[i]) ? std::abs(got[i] - exact[i]) : 1e30);
+    }
+    expect(what, got.size() == exact.size() && error <= tolerance * most);
+}
+
+Floats multiplied(const Weight& w, const Floats& x, int64_t rows) {
+    Floats arranged(rows * kernels.arranged_depth(w)), scratch(kernels.scratch_floats(w));
+    Floats y(rows * w.columns);
+    kernels.arrange(w, x.data(), w.depth, 0, rows, arranged.data());
+    kernels.product(w, Rows{rows, arranged.data(), y.data(), nullptr, w.columns}, 0, w.columns,
+                    scratch.data());
+    return y;
+}
+
+// `values`: the weight's, [columns, depth].
+void check_product(const char* what, const Weight& w, const Floats& values) {
+    const int64_t rows = 13;
+    const Floats x = drawn(rows * w.depth, 7), y = multiplied(w, x, rows);
+    std::vector<double> exact(y.size(), 0.0);
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < w.columns; c++)
+            for (int64_t d = 0; d < w.depth; d++)
+                exact[r * w.columns + c] += (double)x[r * w.depth + d] * values[c * w.depth + d];
+    near(what, y, exact, 2e-6);
+    for (int64_t few : {1, 2, 5}) {
+        const Floats part = multiplied(w, x, few);
+        expect("bits depend on company", !std::memcmp(part.data(), y.data(), part.size() * 4));
+    }
+}
+
+void check_products() {
+    const int64_t columns = 21, depth = 384, group = 64;
+    const Floats values = drawn(columns * depth, 1);
+    check_product("float32", {Storage::float32, 0, 0, columns, depth, values.data()}, values);
+
+    std::vector<uint16_t> halves(values.size());
+    Floats cut(values.size());
+    for (size_t i = 0; i < values.size(); i++) {
+        uint32_t bits;
+        std::memcpy(&bits, &values[i], 4);
+        halves[i] = (uint16_t)(bits >> 16);
+        bits &= 0xffff0000u;
+        std::memcpy(&cut[i], &bits, 4);
+    }
+    check_product("bfloat16", {Storage::bfloat16, 0, 0, columns, depth, halves.data()}, cut);
+
+    const Floats scales = drawn(columns * depth / group, 2), biases = drawn(scales.size(), 3);
+    std::mt19937 random(4);
+    for (int bits : {2, 3, 4, 5, 6, 8}) {
+        std::vector<uint32_t> words(columns * depth * bits / 32);
+        for (uint32_t& word : words) word = random();
+        const auto* bytes = (const uint8_t*)words.data();
+        Floats decoded(columns * depth);
+        for (size_t i = 0; i < decoded.size(); i++) {
+            unsigned code = 0;  // the lowest bits first
+            for (int bit = 0; bit < bits; bit++) {
+                const size_t at = i * bits + bit;
+                code |= (bytes[at / 8] >> (at % 8) & 1u) << bit;
+            }
+            decoded[i] = code * scales[i / group] + biases[i / group];
+        }
+        char what[32];
+        std::snprintf(what, sizeof what, "affine, %d bits", bits);
+        check_product(what, {Storage::affine, bits, group, columns, depth, words.data(),
+                             scales.data(), biases.data()}, decoded);
+    }
+}
+
+void check_rows() {
+    const int64_t depth = 102, rows = 3;
+    const Floats x = drawn(rows * depth, 5), w = drawn(depth, 6), up = drawn(rows * depth, 8);
+    Floats out(x.size());
+    std::vector<double> exact(x.size());
+    kernels.rms_norm(x.data(), w.data(), 1e-5f, depth, 0, rows, out.data());
+    for (int64_t r = 0; r < rows; r++) {
+        double squares = 0;
+        for (int64_t i = 0; i < depth; i++) squares += (double)x[r * depth + i] * x[r * depth + i];
+        for (int64_t i = 0; i < depth; i++)
+            exact[r * depth + i] = x[r * depth + i] / std::sqrt(squares / depth + 1e-5) * w[i];
+    }
+    near("rms_norm", out, exact, 1e-6);
+
+    Floats wide = x;
+    for (float& value : wide) value *= 9;
+    kernels.gate(0, wide.data(), up.data(), 0, (int64_t)x.size(), out.data());
+    for (size_t i = 0; i < x.size(); i++) exact[i] = wide[i] / (1 + std::exp(-(double)wide[i])) * up[i];
+    near("silu", out, exact, 1e-6);
+    kernels.gate(1, wide.data(), up.data(), 0, (int64_t)x.size(), out.data());
+    for (size_t i = 0; i < x.size(); i++) {
+        const double y = std::sqrt(2 / M_PI) * (wide[i] + 0.044715 * std::pow((double)wide[i], 3));
+        exact[i] = 0.5 * wide[i] * (1 + std::tanh(y)) * up[i];
+    }
+    near("gelu", out, exact, 1e-6);
+}
+
+void check_attention() {
+    const int heads = 4, kv_heads = 2, dim = 32, block = 16, rows = 20, blocks = 3;
+    const Floats q = drawn(rows * heads * dim, 9), k = drawn(blocks * kv_heads * block * dim, 10),
+                 v = drawn(k.size(), 11);
+    const int32_t table[] = {2, 0, 1};
+    std::vector<int32_t> first(rows), last(rows);
+    for (int row = 0; row < rows; row++) {
+        last[row] = 18 + row;
+        first[row] = row / 3;
+    }
+    Floats out(q.size());
+    PagedRows p{};
+    p.q = q.data();
+    p.out = out.data();
+    p.table = table;
+    p.first = first.data();
+    p.last = last.data();
+    p.heads = heads;
+    p.kv_heads = kv_heads;
+    p.key_dim = p.value_dim = dim;
+    p.block = block;
+    p.blocks = Blocks::floats;
+    p.keys = k.data();
+    p.values = v.data();
+    p.storage = Storage::float32;
+    p.first_written = INT32_MAX;
+    p.scale = 0.5f;
+    Floats scratch(kernels.attend_scratch_floats(p));
+    for (int head = 0; head < kv_heads; head++) {
+        kernels.attend(p, head, 0, 16, scratch.data());
+        kernels.attend(p, head, 16, rows, scratch.data());
+    }
+    std::vector<double> exact(q.size(), 0.0);
+    for (int row = 0; row < rows; row++)
+        for (int head = 0; head < heads; head++) {
+            double total = 0;
+            double* to = &exact[(row * heads + head) * dim];
+            for (int key = first[row]; key <= last[row]; key++) {
+                const int place = table[key / block] * kv_heads + head / (heads / kv_heads);
+                const int at = (place * block + key % block) * dim;
+                double score = 0;
+                for (int d = 0; d < dim; d++) score += (double)q[(row * heads + head) * dim + d] * k[at + d];
+                const double weight = std::exp(0.5 * score);
+                total += weight;
+                for (int d = 0; d < dim; d++) to[d] += weight * v[at + d];
+            }
+            for (int d = 0; d < dim; d++) to[d] /= total;
+        }
+    near("attention", out, exact, 5e-6);
+}
+
+}  // namespace
+
+int main() {
+    std::printf("%s\n", kernels.name);
+    check_products();
+    check_rows();
+    check_attention();
+    return failures ? 1 : 0;
+}
