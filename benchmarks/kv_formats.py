@@ -1,4 +1,4 @@
-"""Speed and bytes of KV formats without a kernel, side by side on one model.
+"""Speed and bytes of KV formats, side by side on one model.
 
     python benchmarks/kv_formats.py [--model FOLDER] [--context 2000] [--batch 1] [--out FILE]
 
@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -92,31 +93,21 @@ def timed(engines: list[Engine], rounds: int) -> list[list[tuple[float, float]]]
     return steps
 
 
-def main() -> None:
-    """Prints a table and writes the rows as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=str(MODEL_DIR))
-    parser.add_argument("--context", type=int, default=2000)
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=60, help="steps of each format")
-    parser.add_argument("--formats", nargs="*", default=FORMATS)
-    parser.add_argument("--blas", default="auto", choices=("auto", "mlx"), help="as quire serve's")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    open_device(args.blas)
-    loaded = open_model(args.model)
+def compared(model: str, names: Sequence[str], context: int, batch: int, rounds: int) -> list[Row]:
+    """Each format beside the first one; the device is open."""
+    loaded = open_model(model)
     engines: list[Engine] = []
     read: list[float] = []
-    for name in args.formats:
+    for name in names:
         started = time.process_time()
-        engines.append(prefilled(loaded, name, args.context, args.batch, args.rounds))
-        read.append(args.context * args.batch / (time.process_time() - started))
+        engines.append(prefilled(loaded, name, context, batch, rounds))
+        read.append(context * batch / (time.process_time() - started))
     medians = [
         tuple(statistics.median(times) for times in zip(*steps, strict=True))
-        for steps in timed(engines, args.rounds)
+        for steps in timed(engines, rounds)
     ]
     wall, cpu = medians[0]
-    rows = [
+    return [
         Row(
             name,
             sum(size for _, size in engine.stats().kv_used),
@@ -126,8 +117,25 @@ def main() -> None:
             wall / median[0],
             cpu / median[1],
         )
-        for name, engine, tps, median in zip(args.formats, engines, read, medians, strict=True)
+        for name, engine, tps, median in zip(names, engines, read, medians, strict=True)
     ]
+
+
+def main() -> None:
+    """Prints a table and writes the rows as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(MODEL_DIR))
+    parser.add_argument("--context", type=int, default=2000)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=60, help="steps of each format")
+    parser.add_argument("--formats", nargs="*", default=FORMATS)
+    parser.add_argument(
+        "--blas", default="auto", choices=("auto", "openblas", "mlx"), help="as quire serve's"
+    )
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    open_device(args.blas)
+    rows = compared(args.model, args.formats, args.context, args.batch, args.rounds)
     print("| format | KV MB | prefill tokens/s | step ms | CPU ms | decode speed | of CPU time |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: |")
     for row in rows:

@@ -1,0 +1,185 @@
+"""Quire's engine on a CPU beside llama.cpp and beside itself with OpenBLAS, one thread each.
+
+    python benchmarks/cpu.py --peers-python PEERS/bin/python [--rounds 3] [--out FILE]
+
+PEERS is an environment with llama-cpp-python; this one needs the package `gguf`. Contenders take
+turns, a process each, so that other work on the machine slows all of them alike. Tokens a second
+are given by the clock, and of processor time, which other work changes less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+from cpu_models import SHAPES, write_gguf, write_mlx
+from cpu_work import Rates, Work
+from kv_formats import FORMATS, compared
+
+from quire.demo import MODEL_DIR
+from quire.device.device import open_device
+
+HERE = Path(__file__).parent
+KINDS = ("Q4_0", "Q8_0")
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Who takes part, and the interpreter and script that run it."""
+
+    name: str
+    python: str
+    script: str
+    work: Work
+
+    def round(self) -> Rates:
+        """One process: opens the model, warms up, measures."""
+        result = subprocess.run(
+            [self.python, str(HERE / self.script)],
+            input=json.dumps(asdict(self.work)),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if result.returncode != 0:
+            raise SystemExit(f"{self.name} failed: {result.stderr[-2000:]}")
+        return Rates(**json.loads(result.stdout.splitlines()[-1]))
+
+
+def in_rounds(contenders: Sequence[Contender], rounds: int) -> dict[str, Rates]:
+    """The medians of each contender, by name."""
+    runs: dict[str, list[Rates]] = {each.name: [] for each in contenders}
+    for number in range(rounds):
+        for each in contenders:
+            runs[each.name].append(each.round())
+            print(f"round {number + 1}: {each.name} {runs[each.name][-1].cpu}", file=sys.stderr)
+    return {name: _medians(rates) for name, rates in runs.items()}
+
+
+def _medians(runs: Sequence[Rates]) -> Rates:
+    def median(each: Iterable[dict[str, float]]) -> dict[str, float]:
+        each = list(each)
+        return {what: statistics.median(rates[what] for rates in each) for what in each[0]}
+
+    wall, cpu = median(run.wall for run in runs), median(run.cpu for run in runs)
+    return Rates(wall, cpu, runs[0].weight_bytes)
+
+
+def read_speed() -> float:
+    """Bytes a second of processor time that one thread reads, the best of a few."""
+    size = 256 << 20
+    pages = [np.full(size, 1, np.uint8) for _ in range(2)]
+    memcmp = ctypes.CDLL(None).memcmp
+    memcmp.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    best = float("inf")
+    for _ in range(5):
+        begun = time.process_time()
+        assert memcmp(pages[0].ctypes.data, pages[1].ctypes.data, size) == 0
+        best = min(best, time.process_time() - begun)
+    return 2 * size / best
+
+
+def make_models(folder: Path, shape: str) -> None:
+    """The files of a shape, unless they are there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / shape / "config.json").exists():
+        write_mlx(folder / shape, SHAPES[shape])
+    for kind in KINDS:
+        path = folder / f"{shape}-{kind}.gguf"
+        if not path.exists():
+            write_gguf(path, SHAPES[shape], gguf.GGMLQuantizationType[kind])
+
+
+def beside_llama(args: argparse.Namespace, shape: str, tokens: int) -> dict[str, Rates]:
+    """The rates of Quire and llama.cpp on one shape."""
+    make_models(args.models, shape)
+
+    def quire(name: str, blas: str) -> Contender:
+        work = Work(str(args.models / shape), 256, (1, 8), tokens, blas)
+        return Contender(name, sys.executable, "cpu_quire.py", work)
+
+    contenders = [quire("quire", "auto")]
+    if shape == args.openblas_shape:
+        contenders.append(quire("quire, OpenBLAS", "openblas"))
+    for kind in KINDS:
+        work = Work(str(args.models / f"{shape}-{kind}.gguf"), 256, (1, 8), tokens)
+        contender = Contender(f"llama.cpp {kind}", args.peers_python, "cpu_llama.py", work)
+        contenders.append(contender)
+    return in_rounds(contenders, args.rounds)
+
+
+def embedded(rounds: int) -> dict[str, Rates]:
+    """The embedded model with the kernels and with OpenBLAS."""
+    contenders = [
+        Contender(
+            name,
+            sys.executable,
+            "cpu_quire.py",
+            Work(str(MODEL_DIR), 1024, (1, 8, 32), 64, blas),
+        )
+        for name, blas in (("quire", "auto"), ("quire, OpenBLAS", "openblas"))
+    ]
+    return in_rounds(contenders, rounds)
+
+
+def table(title: str, rates: dict[str, Rates], columns: dict[str, str], memory: float) -> str:
+    """Tokens/s of processor time / by the clock, and the first contender's ratios to the others."""
+    lines = [f"### {title}", "", "|  | " + " | ".join(columns.values()) + " | read |"]
+    lines.append("| --- |" + " ---: |" * (len(columns) + 1))
+    for name, each in rates.items():
+        cells = [f"{each.cpu[what]:,.1f} / {each.wall[what]:,.1f}" for what in columns]
+        share = each.cpu["1"] * each.weight_bytes / memory
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {share:.0%} |")
+    first, *others = rates.items()
+    for name, each in others:
+        cells = [f"{first[1].cpu[what] / each.cpu[what]:.2f}" for what in columns]
+        lines.append(f"| {first[0]} / {name} | " + " | ".join(cells) + " | |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Prints the tables and writes everything as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peers-python", required=True)
+    parser.add_argument("--models", type=Path, default=Path("/tmp/quire-cpu-models"))
+    parser.add_argument("--shapes", nargs="*", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--openblas-shape", default="225M", help="the others take it too long")
+    parser.add_argument("--tokens", type=int, default=24, help="that each stream generates")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--format-rounds", type=int, default=24, help="steps of each KV format")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "cpu.json")
+    args = parser.parse_args()
+    memory = read_speed()
+    print(f"One thread reads {memory / 1e9:.1f} GB/s. Tokens/s of processor time / by the clock.\n")
+    results: dict[str, object] = {"read_bytes_s": memory}
+    columns = {"prompt": "prompt of 256", "1": "1 stream", "8": "8 streams"}
+    for shape in args.shapes:
+        rates = beside_llama(args, shape, args.tokens)
+        results[shape] = {name: vars(each) for name, each in rates.items()}
+        print(table(shape, rates, columns, memory), flush=True)
+    rates = embedded(args.rounds)
+    results["embedded"] = {name: vars(each) for name, each in rates.items()}
+    columns = {"prompt": "prompt of 1,024", **{n: f"{n} streams" for n in ("1", "8", "32")}}
+    print(table("embedded", rates, columns, memory), flush=True)
+    open_device("auto")
+    rows = compared(str(MODEL_DIR), FORMATS, 2000, 1, args.format_rounds)
+    results["formats"] = [asdict(row) for row in rows]
+    for row in rows:
+        print(f"{row.format}: {row.speed:.2f} of plain's speed, {row.cpu_speed:.2f} of CPU time")
+    args.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

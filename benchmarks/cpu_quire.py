@@ -1,0 +1,52 @@
+"""Quire's engine alone, for `cpu.py`."""
+
+from __future__ import annotations
+
+from cpu_work import SHORT, Rates, Work, main
+
+from quire.core.config import EngineConfig
+from quire.core.request import Request, SamplingParams
+from quire.device.device import open_device
+from quire.engine.engine import Engine
+from quire.models.loader import open_model
+
+
+def add(engine: Engine, number: int, length: int, tokens: int) -> None:
+    """A greedy request with a prompt of its own."""
+    prompt = tuple(3 + (i * 7 + number) % 1000 for i in range(length))
+    engine.add(Request(f"{number}", prompt, SamplingParams(temperature=0), max_tokens=tokens))
+
+
+def finish(engine: Engine) -> None:
+    """Serves what there is."""
+    while engine.has_work:
+        engine.step()
+
+
+def measure(work: Work) -> Rates:
+    """See `cpu_work.Work`."""
+    open_device(work.blas)
+    loaded = open_model(work.model)
+    config = EngineConfig(work.model, kv_memory=1 << 30, prefix_cache=False, blas=work.blas)
+    engine = Engine(loaded, config)
+    rates = Rates(weight_bytes=loaded.parameter_bytes)
+    add(engine, 0, SHORT, 2)
+    finish(engine)
+    if work.prompt:
+        add(engine, 1, work.prompt, 1)
+        with rates.timed("prompt", work.prompt):
+            finish(engine)
+    for streams in work.streams:
+        for number in range(streams):
+            add(engine, 2 + number, SHORT, work.tokens + 4)
+        done: dict[str, int] = {}
+        while len(done) < streams:
+            for output in engine.step():
+                done[output.request_id] = done.get(output.request_id, 0) + len(output.token_ids)
+        with rates.timed(str(streams), streams * (work.tokens + 4) - sum(done.values())):
+            finish(engine)
+    return rates
+
+
+if __name__ == "__main__":
+    main(measure)

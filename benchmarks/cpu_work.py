@@ -1,0 +1,59 @@
+"""What the contenders of `cpu.py` are asked on stdin, and how they answer.
+
+Imports nothing of Quire, since the peer's environment runs it too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One round of one contender.
+
+    Attributes:
+        prompt: tokens of the prompt whose reading is timed; 0 is none.
+        streams: how many generate at once, each in turn.
+        tokens: that each stream generates, apart from the first.
+        blas: Quire's.
+    """
+
+    model: str
+    prompt: int
+    streams: tuple[int, ...]
+    tokens: int
+    blas: str = "auto"
+
+
+SHORT = 16
+"""Tokens of the prompts of streams that generate."""
+
+
+@dataclass
+class Rates:
+    """Tokens a second, by the clock and of processor time, by "prompt" or number of streams."""
+
+    wall: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
+    weight_bytes: int = 0
+
+    @contextmanager
+    def timed(self, what: str, tokens: int) -> Iterator[None]:
+        """Times the process's work on so many tokens."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield
+        self.wall[what] = tokens / (time.perf_counter() - wall)
+        self.cpu[what] = tokens / (time.process_time() - cpu)
+
+
+def main(measure: Callable[[Work], Rates]) -> None:
+    """Reads the work, measures, prints the rates as its last line."""
+    raw = json.loads(sys.stdin.read())
+    rates = measure(Work(**{**raw, "streams": tuple(raw["streams"])}))
+    print(json.dumps(vars(rates)))
