@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import PIL.Image
+import psutil
 import pytest
 
 from quire.api.shared.seal import Seal
 from tests.attack.harness import MIB, Victim
+from tests.support.child import quire_serve
 
 CHAT, MESSAGES, COUNT = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"
 
@@ -60,7 +64,6 @@ REQUESTS: dict[str, tuple[str, Any]] = {
     "errors": (CHAT, lambda: {"messages": [1] * 1_000_000}),
     "calls": (CHAT, calls),
     "description": (CHAT, described),
-    "text": (CHAT, lambda: {"messages": [user("word " * (8 * MIB // 5))]}),
     "stops": (CHAT, lambda: {"messages": [user("x")], "stop": "x" * 40_000, "n": 128}),
     "thoughts": (MESSAGES, bombs),
     "parts": (
@@ -110,6 +113,45 @@ def test_those_whose_clients_leave_are_killed(victim: Victim) -> None:
     assert victim.processes() <= before + 1  # the process that starts jobs
 
 
+def test_a_text_far_too_long_is_not_encoded_whole(victim: Victim) -> None:
+    body = {"messages": [user("word " * (8 * MIB // 5))]}
+    with victim.watched() as seen:
+        answer = httpx.post(victim.url + CHAT, json=body, timeout=200)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    seen.check(peak=300 * MIB)  # copies of the body; encoded whole it takes 730 MiB more
+
+
+def test_many_pictures_for_many_choices_are_read_once(victim: Victim) -> None:
+    part = {"type": "image_url", "image_url": {"url": dot()}}
+    body = {"messages": [user([part] * 64)], "n": 128, "max_tokens": 1}
+    with victim.watched() as seen:
+        answer = httpx.post(victim.url + CHAT, json=body, timeout=200)
+        assert answer.status_code == 200, answer.text
+    seen.check(left=400 * MIB)  # the blocks of 128 answers are kept for others to reuse
+
+
+def test_a_server_whose_jobs_are_busy_ends_when_told(tmp_path: Path) -> None:
+    """SIGTERM beside requests for files whose clients have left."""
+    body = json.dumps(REQUESTS["parts"][1]())
+    headers = {"content-type": "application/json"}
+    with quire_serve(tmp_path) as child:
+        for _ in range(7):
+            with contextlib.suppress(httpx.ReadTimeout):
+                httpx.post(child.url + CHAT, content=body, headers=headers, timeout=0.2)
+        processes = psutil.Process(child.process.pid).children(recursive=True)
+        child.process.terminate()
+        assert child.process.wait(60) == 0
+        assert not psutil.wait_procs(processes, timeout=30)[1], "a process is left"
+
+
+def dot() -> str:
+    """A small picture."""
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (32, 32), "red").save(file, "png")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
 def picture(width: int, height: int) -> str:
     pixels = np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
     file = io.BytesIO()
@@ -130,15 +172,3 @@ def test_decoding_ends_with_its_client(victim: Victim) -> None:
         )
         assert answer.status_code == 200
     seen.check(peak=2400 * MIB)
-
-
-def test_pictures_are_sent_once_for_all_choices(victim: Victim) -> None:
-    file = io.BytesIO()
-    PIL.Image.new("RGB", (32, 32), "red").save(file, "png")
-    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    part = {"type": "image_url", "image_url": {"url": url}}
-    body = {"messages": [user([part] * 8)], "n": 128, "max_tokens": 1}
-    with victim.watched() as seen:
-        answer = httpx.post(victim.url + CHAT, json=body, timeout=200)
-        assert answer.status_code in (200, 400), answer.text
-    seen.check()

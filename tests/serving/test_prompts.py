@@ -10,9 +10,11 @@ from quire.core.errors import ContextOverflow, RequestError
 from quire.media.source import MediaSource
 from quire.serving.generation import Elsewhere, Generation, Thinking, ToolChoice
 from quire.serving.service import Service
+from quire.text.tokenizer import Tokenizer
 from tests.serving.conftest import CONTEXT
 
 ASK: Any = {"role": "user", "content": "Hi."}
+LONG = "word " * (1 << 16)
 TOOL: Any = {"type": "function", "function": {"name": "f", "description": "Does it."}}
 
 
@@ -81,6 +83,30 @@ async def test_a_prompt_leaves_room_for_one_token(service: Service) -> None:
     assert refused.value.overflow == (CONTEXT, CONTEXT - 1)
     (ids,) = await service.prompts.tokens(Generation(prompts=((5,) * CONTEXT,)))
     assert len(ids) == CONTEXT  # counting has no limit
+
+
+@pytest.mark.parametrize(
+    "fields", [{"prompts": (LONG,)}, {"messages": ({**ASK, "content": LONG},)}]
+)
+async def test_a_text_far_too_long_is_not_encoded_whole(
+    service: Service, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ids,) = await service.prompts.tokens(Generation(**fields))  # counting is exact
+    longest = 0
+    encode = Tokenizer.encode
+
+    def noted(self: Tokenizer, text: str, **more: Any) -> list[int]:
+        nonlocal longest
+        longest = max(longest, len(text))
+        return encode(self, text, **more)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    with pytest.raises(ContextOverflow, match="at least") as refused:
+        await service.prepare(Generation(**fields))
+    assert refused.value.overflow is not None
+    tokens, limit = refused.value.overflow
+    assert limit < tokens <= len(ids)
+    assert 0 < longest < len(LONG) / 4
 
 
 @pytest.mark.parametrize(

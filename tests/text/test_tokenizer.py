@@ -132,3 +132,23 @@ def test_bytes_where_the_decoder_looks_at_neighbours(tmp_path: Path) -> None:
     tokenizer = Tokenizer.open(folder(tmp_path, "word_piece"))
     token_id = tokenizer.encode("fox", add_special_tokens=False)[0]
     assert tokenizer.token_bytes(token_id).decode() == tokenizer.decode([token_id])
+
+
+def test_a_long_text_is_counted_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer.open(folder(tmp_path))
+    text = "The quick brown fox. " * 20_000
+    exact = len(tokenizer.encode(text, add_special_tokens=False))
+    encoded: list[int] = []
+    encode = Tokenizer.encode
+
+    def noted(self: Tokenizer, text: str, **more: Any) -> list[int]:
+        encoded.append(len(text))
+        return encode(self, text, **more)
+
+    monkeypatch.setattr(Tokenizer, "encode", noted)
+    assert 0.99 * exact <= tokenizer.count_at_least(text, len(text)) <= exact
+    assert max(encoded) <= 1 << 16
+    assert sum(encoded) == len(text)
+    encoded.clear()
+    assert 1000 < tokenizer.count_at_least(text, 1000) <= exact
+    assert len(encoded) == 1  # no further than needed

@@ -55,12 +55,16 @@ class ContextOverflow(RequestError):
         tokens: of the prompt.
         limit: tokens that prompt and answer may have together.
         because: a sentence on what sets the limit, if not the model or the operator.
+        at_least: `tokens` were counted before the counting was given up.
     """
 
-    def __init__(self, tokens: int, limit: int, *, param: str, because: str = "") -> None:
+    def __init__(
+        self, tokens: int, limit: int, *, param: str, because: str = "", at_least: bool = False
+    ) -> None:
+        counted = f"at least {tokens}" if at_least else f"{tokens}"
         super().__init__(
             f"This model's maximum context length is {limit} tokens. However, your prompt "
-            f"resulted in {tokens} tokens, and the answer needs at least one. Please reduce the "
+            f"resulted in {counted} tokens, and the answer needs at least one. Please reduce the "
             f"length of the prompt. {because}".rstrip(),
             param=param,
             code="context_length_exceeded",

@@ -17,6 +17,9 @@ from quire.text.volatile import drop_from_messages
 
 _LIGHT, _FEW = 16_384, 256
 """Characters and messages up to which rendering and encoding holds up no stream."""
+_CHARACTERS = 8
+"""Characters for each token of the context from which a text is counted in pieces before it is
+encoded: encoding takes hundreds of bytes a token, and most texts of that length are too long."""
 THINKING_VARIABLES = frozenset({"enable_thinking", "thinking"})
 """What templates call the switch for reasoning."""
 
@@ -63,7 +66,7 @@ class Prompts:
             RequestError: it cannot be served.
             Elsewhere: it is to be done in a job.
         """
-        prompts = self._prompts(await self.load_media(spec, light=light))
+        prompts = self._prompts(await self.load_media(spec, light=light), bounded=True)
         for prompt in prompts:
             self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
         return Prepared(spec.without_prompt, tuple(prompts), bare=not spec.messages)
@@ -93,15 +96,21 @@ class Prompts:
             Elsewhere: it is to be done in a job.
         """
         loaded = await self.load_media(spec, light=light)
-        return [prompt.tokens for prompt in self._prompts(loaded)]
+        return [prompt.tokens for prompt in self._prompts(loaded, bounded=False)]
 
-    def _prompts(self, spec: Generation) -> list[Prompt]:
+    def _prompts(self, spec: Generation, *, bounded: bool) -> list[Prompt]:
+        """The encoded prompts; `bounded` refuses texts far too long before it encodes them."""
         spec.tool_choice.check([tool.name for tool in spec.offered_tools])
         if not spec.messages and not spec.prompts:
             raise RequestError(
                 "The request holds nothing that could be answered.", code="invalid_value"
             )
-        return self._encoded(spec)
+        if spec.messages:
+            return [self._conversation(spec, bounded=bounded)]
+        return [
+            Prompt(self._text(prompt, bounded=bounded) if isinstance(prompt, str) else prompt)
+            for prompt in spec.prompts
+        ]
 
     def _check_light(self, spec: Generation) -> None:
         """Raises `Elsewhere` for what is large, or holds media."""
@@ -110,22 +119,18 @@ class Prompts:
         if size > _LIGHT or len(spec.messages) > _FEW or self.media.wanted(spec.messages):
             raise Elsewhere
 
-    def _encoded(self, spec: Generation) -> list[Prompt]:
-        if spec.messages:
-            return [self._conversation(spec)]
-        return [
-            Prompt(
-                tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
-                if isinstance(prompt, str)
-                else prompt
-            )
-            for prompt in spec.prompts
-        ]
+    def _text(self, prompt: str, *, bounded: bool) -> tuple[int, ...]:
+        if bounded:
+            self._check_text(prompt, "prompt")
+        return tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
 
-    def _conversation(self, spec: Generation) -> Prompt:
+    def _conversation(self, spec: Generation, *, bounded: bool) -> Prompt:
         """The prompt of messages whose media has been read."""
         items = items_of(spec.messages)
-        ids = self._controls.encode(self.render(spec))
+        rendered = self.render(spec)
+        if bounded:
+            self._check_text(self._controls.bare(rendered), spec.names.messages)
+        ids = self._controls.encode(rendered)
         return self.media.place(ids, items) if items else Prompt(tuple(ids))
 
     def render(self, spec: Generation) -> str:
@@ -152,6 +157,14 @@ class Prompts:
         if thinking.effort is not None and "reasoning_effort" in self.template.variables:
             variables.setdefault("reasoning_effort", thinking.effort)
         return variables
+
+    def _check_text(self, text: str, param: str) -> None:
+        """Raises `ContextOverflow` for a text far too long, in memory that stays the same."""
+        limit = self._info().context_length
+        if len(text) > _CHARACTERS * limit:
+            count = self.tokenizer.count_at_least(text, limit)
+            if count >= limit:
+                raise ContextOverflow(count, limit, param=param, at_least=True)
 
     def _check_prompt(self, prompt: tuple[int, ...], param: str) -> None:
         limit = self._info().context_length

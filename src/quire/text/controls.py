@@ -115,6 +115,10 @@ class Controls:
         end = answer.find(closing, start)
         return end + len(closing) if end >= 0 else start + len(opening)
 
+    def bare(self, rendered: str) -> str:
+        """A rendered template without the marks in it."""
+        return rendered.replace(MARK, "")
+
     def encode(self, rendered: str) -> list[int]:
         """Token ids of a rendered template whose outside texts were covered."""
         pieces = rendered.split(MARK)
