@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from quire.api.chat.endpoint import ChatChunks
-from quire.api.responses.tools import Toolbox
 from quire.api.shared.sse import KEEPALIVE_S, EventStream
+from quire.api.shared.toolbox import Toolbox
 from quire.core.config import ServerConfig
 from quire.core.info import ModelInfo
 from quire.demo import MODEL_DIR

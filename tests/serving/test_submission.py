@@ -11,7 +11,7 @@ from quire.core.errors import EngineFailure, RequestError
 from quire.core.request import SamplingParams
 from quire.serving.generation import Generation
 from quire.serving.service import Service
-from quire.serving.streams import GenerationStream
+from quire.serving.streams import GenerationStream, Unobserved
 from quire.text.events import Event, Failed, Finished
 from quire.text.output import fold
 from tests.serving.conftest import CONTEXT
@@ -99,21 +99,22 @@ async def test_an_engine_that_is_gone_takes_nothing(
 async def test_observers_hear_of_every_choice(service: Service, engine: ScriptedEngine) -> None:
     heard: list[str] = []
 
-    class Counting:
-        def __init__(self, caller: str) -> None:
-            self._caller = caller
+    class Counting(Unobserved):
+        def __init__(self, caller: str, prompt_tokens: int) -> None:
+            self._caller = f"{caller} {prompt_tokens}"
 
-        def first_token(self, seconds: float) -> None:
+        def first_token(self, seconds: float, cached: int, reuse: str) -> None:
             heard.append(f"{self._caller} first")
-
-        def tokens(self, seconds: float, count: int) -> None: ...
 
         def ended(self, event: Finished | Failed) -> None:
             heard.append(f"{self._caller} ended")
 
+        def gone(self) -> None:
+            heard.append(f"{self._caller} gone")
+
     service.observe(Counting)
-    await events_of(await begin(service, n=2, caller="me"))
-    assert sorted(heard) == ["me ended", "me ended", "me first", "me first"]
+    await events_of(await begin(service, prompts=((5, 6),), n=2, caller="me"))
+    assert sorted(heard) == sorted(["me 2 first", "me 2 ended", "me 2 gone"] * 2)
 
 
 async def test_a_reader_that_leaves_aborts_what_runs(

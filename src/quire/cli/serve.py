@@ -54,7 +54,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_sampling_arguments(parser.add_argument_group("sampling"))
     _add_engine_arguments(parser.add_argument_group("engine"))
     _add_cache_arguments(parser.add_argument_group("KV cache"))
-    _add_safety_arguments(parser.add_argument_group("access and limits"))
+    _add_access_arguments(parser.add_argument_group("access"))
+    _add_limit_arguments(parser.add_argument_group("limits"))
     _add_image_arguments(parser.add_argument_group("images"))
 
 
@@ -141,8 +142,8 @@ def _add_cache_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
-    add, defaults = group.add_argument, ServerConfig()
+def _add_access_arguments(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add_server_key_arguments(group)
     add(
         "--allow-anyone",
@@ -182,6 +183,15 @@ def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
         "machine's own and addresses always work",
     )
     add(
+        "--signing-key-file",
+        metavar="FILE",
+        help="signs the thoughts that clients carry, so that they hold beyond a restart",
+    )
+
+
+def _add_limit_arguments(group: argparse._ArgumentGroup) -> None:
+    add, defaults = group.add_argument, ServerConfig()
+    add(
         "--max-concurrent",
         type=positive,
         default=defaults.max_concurrent,
@@ -218,11 +228,6 @@ def _add_safety_arguments(group: argparse._ArgumentGroup) -> None:
         default=defaults.stored_responses,
         metavar="N",
         help="answers of /v1/responses kept for each API key; default: %(default)s",
-    )
-    add(
-        "--signing-key-file",
-        metavar="FILE",
-        help="signs the thoughts that clients carry, so that they hold beyond a restart",
     )
 
 

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from quire.api.chat.tools import ChatChoice, ChatTool, call_begun, call_whole, toolbox
-from quire.api.responses.tools import Toolbox
 from quire.api.shared.content import Message, custom_input, to_template
 from quire.api.shared.context import Context, common_fields
 from quire.api.shared.errors import openai_body
@@ -34,6 +33,7 @@ from quire.api.shared.schema import (
 )
 from quire.api.shared.sse import EventStream, compact, quoted, run_headers
 from quire.api.shared.thinking import ThinkingFields, offered, template_variables
+from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unseen import newest, without_unseen
 from quire.core.errors import RequestError
 from quire.serving.bounds import AnswerFormat

@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from quire.api.responses import schema as flat
-from quire.api.responses.tools import Toolbox, chat_toolbox
+from quire.api.responses.tools import chat_toolbox
 from quire.api.shared.content import FunctionName, Tool, custom_input
 from quire.api.shared.schema import History, Wire, tag_by_type
+from quire.api.shared.toolbox import Toolbox
 
 
 class Grammar(History):

@@ -26,7 +26,7 @@ from quire.api.responses.schema import (
     TextFormat,
 )
 from quire.api.responses.store import CallerStores, Kept
-from quire.api.responses.tools import Toolbox, toolbox
+from quire.api.responses.tools import toolbox
 from quire.api.shared.access import note
 from quire.api.shared.context import Context, decoding
 from quire.api.shared.fold import consume
@@ -35,6 +35,7 @@ from quire.api.shared.limits import check_count
 from quire.api.shared.schema import check_stream_options, note_verbosity
 from quire.api.shared.sse import EventStream, compact, run_headers
 from quire.api.shared.thinking import offered
+from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unseen import newest, without_unseen
 from quire.core.errors import NotFound, RequestError
 from quire.core.request import SamplingParams

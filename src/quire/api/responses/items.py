@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from quire.api.responses.tools import Named
 from quire.api.shared.content import custom_input
 from quire.api.shared.render import chat_logprobs
 from quire.api.shared.seal import Seal
+from quire.api.shared.toolbox import Named
 from quire.core.request import TokenLogprobs
 from quire.text.tokenizer import Tokenizer
 

@@ -25,9 +25,9 @@ from quire.api.responses.schema import (
     SearchOutputItem,
     Tool,
 )
-from quire.api.responses.tools import SEARCH, model_name
 from quire.api.shared.content import INPUT, function_call, image_part, read_arguments
 from quire.api.shared.seal import Seal
+from quire.api.shared.toolbox import SEARCH, model_name
 from quire.api.shared.turns import Turn, check_answered, merge
 from quire.core.errors import RequestError
 from quire.media.source import not_taken

@@ -17,9 +17,9 @@ from quire.api.responses.items import (
     SearchCallItem,
     WireEvent,
 )
-from quire.api.responses.tools import Toolbox
 from quire.api.shared.seal import Seal
 from quire.api.shared.sse import compact
+from quire.api.shared.toolbox import Toolbox
 from quire.core.request import Failure, FinishReason
 from quire.serving.streams import ChoiceEvent
 from quire.text.events import (
