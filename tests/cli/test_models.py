@@ -78,11 +78,25 @@ def test_packed_weights_count_as_what_they_stand_for(tmp_path: Path) -> None:
     assert found.problem is None
 
 
+def test_parameters_of_gptq_are_counted_unpacked(tmp_path: Path) -> None:
+    path = "model.layers.0.mlp.up_proj"
+    weights = {
+        f"{path}.qweight": mx.zeros((8, 128), dtype=mx.int32),
+        f"{path}.qzeros": mx.zeros((2, 16), dtype=mx.int32),
+        f"{path}.scales": mx.ones((2, 128)),
+        f"{path}.g_idx": mx.zeros((64,), dtype=mx.int32),
+    }
+    config = LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    found = find_models([write_folder(tmp_path / "packed", config, weights)])[-1]
+    assert found.parameters == 64 * 128
+    assert found.problem is None
+
+
 def test_why_a_folder_cannot_be_served(tmp_path: Path) -> None:
     plain = {"model.norm.weight": mx.ones((64,))}
     root = tmp_path / "models"
     write_folder(root / "a-unknown", LLAMA | {"model_type": "mamba9"}, plain)
-    gptq = LLAMA | {"quantization_config": {"quant_method": "gptq"}}
+    gptq = LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 3}}
     codes = {"model.layers.0.mlp.up_proj.qweight": mx.zeros((8, 64), dtype=mx.int32)}
     write_folder(root / "b-gptq", gptq, plain | codes)
     (write_folder(root / "c-bare", LLAMA, plain) / "tokenizer.json").unlink()
@@ -91,7 +105,7 @@ def test_why_a_folder_cannot_be_served(tmp_path: Path) -> None:
     write_folder(root / "owner" / "f-good", LLAMA, plain)
     problems = {Path(m.name).name: m.problem or "" for m in find_models([root])[1:]}
     assert "mamba9" in problems["a-unknown"]
-    assert "gptq" in problems["b-gptq"]
+    assert "gptq with bits = 3" in problems["b-gptq"]
     assert "tokenizer.json" in problems["c-bare"]
     assert "cut short" in problems["d-cut"]
     assert "config.json" in problems["e-broken"]

@@ -22,9 +22,10 @@ Written by `python -m tests.models.make_models_doc` from the registry; do not ed
 Checkpoints are read as Hugging Face publishes them (float32, float16 or bfloat16 safetensors) and
 as mlx-lm and mlx-vlm convert them, plain or packed (affine 2 to 8 bits, mxfp4, mxfp8, nvfp4). FP8
 with a scale for each block, row or tensor is unpacked; symmetric integers of compressed-tensors
-and gpt-oss's MXFP4 become MLX's codes of the same numbers. Of multimodal checkpoints other than
-Gemma 4's the text is served. A setting in `config.json` that a family does not compute is refused
-by name.
+and gpt-oss's MXFP4 become MLX's codes of the same numbers, as do GPTQ (2, 4 and 8 bits) and AWQ
+("gemm"); matrices in an order of their own (`desc_act`) are unpacked, and the log says so. Of
+multimodal checkpoints other than Gemma 4's the text is served. A setting in `config.json` that a
+family does not compute is refused by name.
 
 `--adapter FOLDER` merges a LoRA adapter, as PEFT saves it, into the weights at load; packed
 matrices that it touches are unpacked. DoRA and other settings that change the result are refused

@@ -105,12 +105,12 @@ def test_modules_may_differ_in_bits(tmp_path: Path) -> None:
 
 
 def test_foreign_packings_are_refused_by_name(tmp_path: Path) -> None:
-    config = CONFIGS["llama"]() | {"quantization_config": {"quant_method": "gptq", "bits": 4}}
+    config = CONFIGS["llama"]() | {"quantization_config": {"quant_method": "hqq", "nbits": 4}}
     weights = random_weights(config)
     name = "model.layers.0.mlp.up_proj"
     del weights[f"{name}.weight"]
-    with pytest.raises(ModelError, match="gptq"):
-        open_model(_write(tmp_path / "gptq", config, weights | {f"{name}.qweight": mx.ones(2)}))
+    with pytest.raises(ModelError, match="hqq"):
+        open_model(_write(tmp_path / "hqq", config, weights | {f"{name}.W_q": mx.ones(2)}))
     config = CONFIGS["llama"]() | {"quantization": {"mode": "q4_k", "bits": 4}}
     with pytest.raises(ModelError, match="q4_k"):
         open_model(_write(tmp_path / "mode", config, {}))

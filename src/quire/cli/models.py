@@ -17,7 +17,12 @@ from rich.table import Table
 from quire.core.errors import ModelError
 from quire.demo import MODEL_DIR
 
-_SIDE_TENSORS = (".scales", ".biases")  # of packed weights; they are no parameters
+_SIDE_TENSORS = (
+    ".scales",
+    ".biases",
+    ".qzeros",
+    ".g_idx",
+)  # of packed weights; they are no parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,7 @@ class Found:
 def inspect(folder: Path, name: str, where: str) -> Found:
     """What a model folder says about itself, from its configuration and its tensors' headers."""
     # Imported late, since they load MLX: `quire --help` need not wait for it.
+    from quire.models.gptq_awq import read_method
     from quire.models.loader import context_length
     from quire.models.quantization import check_config, foreign_method, packed_otherwise
     from quire.models.registry import build
@@ -58,11 +64,14 @@ def inspect(folder: Path, name: str, where: str) -> Found:
     problem = context = None
     try:
         config = _read_config(folder)
-        bits = (config.get("quantization") or {}).get("bits")
+        packing = config.get("quantization") or config.get("quantization_config") or {}
+        bits = packing.get("bits")
         for shard in find_shards(folder):
             size += shard.stat().st_size
             header = json.loads(read_header(shard))
             parameters += _count(header, bits)
+            if any(name.endswith(".qweight") for name in header):
+                read_method(config)
             if packed_otherwise(header):
                 method = foreign_method(config)
                 raise ModelError(f"quantization method {method!r} is not supported")
@@ -106,7 +115,8 @@ def _count(header: dict[str, Any], bits: int | None) -> int:
         if name == "__metadata__" or name.endswith(_SIDE_TENSORS):
             continue
         elements = prod(entry["shape"])
-        if bits and entry["dtype"] == "U32" and name.removesuffix(".weight") in packed:
+        codes = entry["dtype"] == "U32" and name.removesuffix(".weight") in packed
+        if bits and (codes or name.endswith(".qweight")):
             elements = elements * 32 // bits
         total += elements
     return total

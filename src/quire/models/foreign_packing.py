@@ -2,7 +2,8 @@
 
 FP8 with scales (DeepSeek's blocks; a scale a tensor or a row, as compressed-tensors and ModelOpt
 write them) is unpacked: MLX has no such packing. Symmetric integers of compressed-tensors
-(`pack-quantized`, 4 and 8 bits) become MLX's affine codes, which stand for the same numbers.
+(`pack-quantized`, 4 and 8 bits) become MLX's affine codes, which stand for the same numbers, as do
+GPTQ's and AWQ's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 
 from quire.core.errors import ModelError
+from quire.models.gptq_awq import from_integers
 
 log = logging.getLogger("quire.models")
 
@@ -23,16 +25,18 @@ _SIDE = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".weight_shape
 
 
 def from_foreign(
-    weights: dict[str, mx.array], config: dict[str, Any], dtype: mx.Dtype
+    weights: dict[str, mx.array], config: dict[str, Any], dtype: mx.Dtype | None
 ) -> dict[str, mx.array]:
     """The tensors of a checkpoint without packings of other libraries.
 
     Args:
-        dtype: what is unpacked, is unpacked to it.
+        dtype: what is unpacked, is unpacked to it; None is the type of the checkpoint's scales, for
+            FP8 bfloat16.
 
     Raises:
         ModelError: a scale fits no packing that is known here.
     """
+    weights = from_integers(weights, config, dtype)
     method: dict[str, Any] = config.get("quantization_config") or {}
     scales = {name for name in weights if name.endswith(_SCALES)}
     if not scales:
@@ -52,7 +56,7 @@ def from_foreign(
         if codes is None or codes.dtype != mx.uint8:
             raise ModelError(f"tensor {name!r} belongs to no packed weight that is known")
         block = method.get("weight_block_size") or _BLOCK
-        ready[f"{path}.weight"] = _from_fp8(codes, scale, block).astype(dtype)
+        ready[f"{path}.weight"] = _from_fp8(codes, scale, block).astype(dtype or mx.bfloat16)
         unpacked += 1
     if unpacked:
         log.warning("%d tensors of FP8 are unpacked: MLX multiplies by none", unpacked)

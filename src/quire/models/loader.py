@@ -93,7 +93,7 @@ def open_model(
     shards = find_shards(folder)
     target = DTYPES.get(dtype) or current_device().default_dtype
     # What sanitize computes, it computes in the type that the weights are used in.
-    read = from_foreign(_read_lazily(shards), config, target or mx.bfloat16)
+    read = from_foreign(_read_lazily(shards), config, target)
     if added is not None:
         read = added.merged(read, model, target)
     weights = model.sanitize(_cast(read, target))

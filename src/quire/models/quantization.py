@@ -15,7 +15,7 @@ from quire.models.linear import PackedEmbedding, PackedLinear
 _FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 _AFFINE_GROUPS = (32, 64, 128)
-_FOREIGN_NAMES = (".qweight", ".weight_zero_point")
+_FOREIGN_NAMES = (".weight_zero_point",)
 _FOREIGN_TYPES = ("F8_E5M2", "I8")
 _MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 
@@ -33,7 +33,7 @@ def check_config(config: dict[str, Any]) -> None:
 
 
 def foreign_method(config: dict[str, Any]) -> str | None:
-    """The packing that is not MLX's (GPTQ, AWQ, FP8, ...) which the file was written for.
+    """The packing that is not MLX's (HQQ, bitsandbytes, ...) which the file was written for.
 
     Conversions keep the entry, so that it says why tensors do not fit, not that they do not.
     """

@@ -1,0 +1,163 @@
+"""GPTQ and AWQ checkpoints, packed as their libraries write them, against what they stand for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from quire.core.errors import ModelError
+from quire.models.loader import open_model
+from tests.models.solo import solo_logits
+from tests.support.tiny_models import qwen3_moe_config, random_weights
+
+PROMPT = [(11 * i + 5) % 256 for i in range(40)]
+Numbers = npt.NDArray[Any]
+
+
+def _codes(matrix: Numbers, bits: int, groups: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Asymmetric codes `[in, out]`, zero points and scales `[groups, out]` of `[in, out]`."""
+    top = 2**bits - 1
+    count = groups.max() + 1
+    low = np.stack([matrix[groups == g].min(0) for g in range(count)])
+    high = np.stack([matrix[groups == g].max(0) for g in range(count)])
+    scales = ((high - low) / top).astype(np.float16)
+    wide = scales.astype(np.float32)
+    zeros = np.clip(np.round(-low / wide), 1, top)
+    codes = np.clip(np.round(matrix / wide[groups] + zeros[groups]), 0, top)
+    return codes.astype(np.int64), zeros.astype(np.int64), scales
+
+
+def _words(codes: Numbers, bits: int) -> Numbers:
+    """`[..., n]` -> `[..., n * bits / 32]`, low bits first."""
+    each = 32 // bits
+    places = codes.reshape(*codes.shape[:-1], -1, each) << (bits * np.arange(each))
+    return places.sum(-1).astype(np.uint32).view(np.int32)
+
+
+Parts = dict[str, Numbers]
+Pack = Callable[[Numbers, int, Numbers], tuple[Parts, Numbers]]
+
+
+def _gptq(offset: int) -> Pack:
+    def pack(matrix: Numbers, bits: int, groups: Numbers) -> tuple[Parts, Numbers]:
+        codes, zeros, scales = _codes(matrix, bits, groups)
+        parts = {
+            "qweight": _words(codes.T, bits).T,
+            "qzeros": _words(zeros - offset, bits),
+            "scales": scales,
+            "g_idx": groups.astype(np.int32),
+        }
+        return parts, (codes - zeros[groups]) * scales.astype(np.float32)[groups]
+
+    return pack
+
+
+def _awq(matrix: Numbers, bits: int, groups: Numbers) -> tuple[Parts, Numbers]:
+    codes, zeros, scales = _codes(matrix, bits, groups)
+    order = [0, 2, 4, 6, 1, 3, 5, 7]  # which of eight outputs stands at each place of a word
+
+    def interleaved(numbers: Numbers) -> Numbers:
+        return _words(numbers.reshape(len(numbers), -1, 8)[..., order].reshape(numbers.shape), 4)
+
+    parts = {"qweight": interleaved(codes), "qzeros": interleaved(zeros), "scales": scales}
+    return parts, (codes - zeros[groups]) * scales.astype(np.float32)[groups]
+
+
+def _in_order(size: int) -> Callable[[int], Numbers]:
+    return lambda width: np.arange(width) // (width if size < 0 else size)
+
+
+def _shuffled(width: int) -> Numbers:
+    return np.random.default_rng(width).permutation(width) // 32
+
+
+GPTQ = {"quant_method": "gptq"}
+CASES: dict[str, tuple[Pack, dict[str, Any], int, Callable[[int], Numbers], bool]] = {
+    "gptq-4": (_gptq(1), GPTQ, 4, _in_order(32), True),
+    "gptq-8-groups-of-64": (_gptq(1), GPTQ, 8, _in_order(64), True),
+    "gptq-2": (_gptq(1), GPTQ, 2, _in_order(32), True),
+    "gptq-v2": (_gptq(0), GPTQ | {"checkpoint_format": "gptq_v2"}, 4, _in_order(32), True),
+    "gptq-a-scale-a-column": (_gptq(1), GPTQ, 4, _in_order(-1), True),
+    "gptq-in-another-order": (_gptq(1), GPTQ | {"desc_act": True}, 4, _shuffled, False),
+    "gptq-groups-of-16": (_gptq(1), GPTQ, 4, _in_order(16), False),
+    "awq": (_awq, {"quant_method": "awq", "version": "gemm"}, 4, _in_order(32), True),
+    "auto-round": (
+        _gptq(1),
+        {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"},
+        4,
+        _in_order(32),
+        True,
+    ),
+}
+
+
+def _write(folder: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return str(folder)
+
+
+def _separate(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """One tensor an expert."""
+    ready = {}
+    for name, array in weights.items():
+        path, experts, rest = name.partition(".experts.")
+        if experts:
+            ready |= {f"{path}.experts.{i}.{rest}": array[i] for i in range(array.shape[0])}
+        else:
+            ready[name] = array
+    return ready
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_codes_compute_what_they_stand_for(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pack, method, bits, groups, kept = CASES[name]
+    config = qwen3_moe_config(moe_intermediate_size=64, tie_word_embeddings=False)
+    packed, plain = {}, {}
+    for key, array in _separate(random_weights(config)).items():
+        packed[key] = plain[key] = array
+        if array.ndim == 2 and "embed" not in key and ".gate.weight" not in key:
+            matrix = np.array(packed.pop(key)).T  # [in, out]
+            parts, stands_for = pack(matrix, bits, groups(matrix.shape[0]))
+            path = key.removesuffix(".weight")
+            packed |= {f"{path}.{part}": mx.array(value) for part, value in parts.items()}
+            plain[key] = mx.array(stands_for.T.astype(np.float32))
+    said = config | {"quantization_config": method | {"bits": bits}}
+
+    ours = open_model(_write(tmp_path / "packed", said, packed))
+    theirs = open_model(_write(tmp_path / "plain", config, plain))
+
+    difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
+    assert mx.max(mx.abs(difference)).item() < 1e-4
+    assert ("are unpacked" in caplog.text) != kept
+    assert (ours.parameter_bytes < theirs.parameter_bytes) == kept
+
+
+@pytest.mark.parametrize(
+    ("method", "named"),
+    [
+        ({"quant_method": "hqq", "bits": 4}, "hqq"),
+        ({"quant_method": "gptq", "bits": 3}, "bits = 3"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "marlin"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "gemv"),
+        ({"quant_method": "awq", "bits": 8}, "bits = 8"),
+        ({"quant_method": "gptq", "bits": 4}, "up_proj.qweight' has no qzeros"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(
+    method: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    config = qwen3_moe_config() | {"quantization_config": method}
+    codes = {"model.layers.1.mlp.up_proj.qweight": mx.zeros((8, 128), dtype=mx.int32)}
+    with pytest.raises(ModelError, match=named):
+        open_model(_write(tmp_path / "model", config, codes))
