@@ -63,7 +63,7 @@ def attention(
         check.Rows(start, count, format, tables[n], n if store.has_tail else None)
         for n, (start, count) in enumerate(spans)
     ]
-    case = AttentionCase(format, spec, heads, 1, mx.bfloat16, False, False)
+    case = AttentionCase(format, spec, BLOCK, heads, 1, mx.bfloat16, False, False)
     for number, (start, _) in enumerate(spans):  # one after the other: a prompt needs room
         if start:
             before = replace(rows[number], start=0, count=start)

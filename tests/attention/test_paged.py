@@ -12,6 +12,7 @@ import pytest
 from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import PagedBackend, cuda, packed
+from quire.attention.paged.backend import fits
 from quire.attention.paged.check import differs
 from quire.attention.paged.tiles import cut
 from quire.attention.reference import ReferenceBackend
@@ -114,6 +115,29 @@ def test_sources_for_codes_compile(
     assert_compiles(text, tmp_path, spilled=16 if shape.value_dim == 512 else 0)
 
 
+@pytest.mark.parametrize(
+    ("format", "spec", "rows", "dtype", "serves"),
+    [
+        (PLAIN, FullKV(2, 128), 1, mx.bfloat16, True),
+        (PLAIN, FullKV(2, 128), 100, mx.bfloat16, False),  # MLX's fused attention is faster
+        (PLAIN, WindowKV(2, 128, 64), 100, mx.bfloat16, True),
+        (PLAIN, FullKV(2, 512), 100, mx.float16, True),
+        (PLAIN, FullKV(2, 128), 1, mx.float32, False),
+        (PLAIN, FullKV(2, 80), 1, mx.bfloat16, False),
+        (KVFormat(dtype="float16"), FullKV(2, 128), 1, mx.bfloat16, False),
+        (KVFormat("page", 8, 4), FullKV(2, 128), 1, mx.bfloat16, True),
+        (KVFormat("page", 8, 4), FullKV(2, 128), 2, mx.bfloat16, False),
+        (KVFormat("page", 6, 6), FullKV(2, 128), 1, mx.bfloat16, False),
+        (KVFormat("turbo", 4, 4), FullKV(2, 128), 1, mx.bfloat16, False),
+    ],
+)
+def test_what_the_kernels_are_made_for(
+    format: KVFormat, spec: AttentionSpec, rows: int, dtype: mx.Dtype, serves: bool
+) -> None:
+    case = AttentionCase(format, spec, 64, 8, rows, dtype, False, False)
+    assert fits(case, 64) == serves
+
+
 class _Off(ReferenceBackend):
     """Computes twice what it should."""
 
@@ -146,7 +170,7 @@ def test_the_check_sees_a_difference() -> None:
 def test_kernels_agree_with_the_reference(
     spec: AttentionSpec, group: int, extras: bool, dtype: mx.Dtype
 ) -> None:
-    case = AttentionCase(PLAIN, spec, group * spec.kv_heads, 1, dtype, extras, extras)
+    case = AttentionCase(PLAIN, spec, 64, group * spec.kv_heads, 1, dtype, extras, extras)
     assert differs(PagedBackend(64), case, 64) is None
 
 
@@ -159,5 +183,5 @@ def test_kernels_for_codes_agree_with_the_reference(
     spec: AttentionSpec, bits: tuple[int, int], extras: bool
 ) -> None:
     format = KVFormat("page", *bits)
-    case = AttentionCase(format, spec, 4 * spec.kv_heads, 1, mx.bfloat16, extras, extras)
+    case = AttentionCase(format, spec, 64, 4 * spec.kv_heads, 1, mx.bfloat16, extras, extras)
     assert differs(PagedBackend(64), case, 64) is None
