@@ -25,7 +25,7 @@ with a scale for each block, row or tensor is unpacked; symmetric integers of co
 and gpt-oss's MXFP4 become MLX's codes of the same numbers, as do GPTQ (2, 4 and 8 bits) and AWQ
 ("gemm"); matrices in an order of their own (`desc_act`) are unpacked, and the log says so. Of
 multimodal checkpoints other than Gemma 4's the text is served. A setting in `config.json` that a
-family does not compute is refused by name.
+family does not compute is refused by name, and so is GGUF.
 
 `--adapter FOLDER` merges a LoRA adapter, as PEFT saves it, into the weights at load; packed
 matrices that it touches are unpacked. DoRA and other settings that change the result are refused

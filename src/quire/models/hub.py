@@ -8,6 +8,7 @@ from pathlib import Path
 from quire.core.errors import ModelError
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
+_GGUF = "GGUF is not read; safetensors of the model, or an MLX conversion, are"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -18,11 +19,15 @@ def find_folder(path_or_hub_id: str) -> Path:
     disk when the hub cannot be reached.
 
     Raises:
-        ModelError: neither a folder nor a hub id, or the download failed.
+        ModelError: neither a folder nor a hub id, weights in GGUF alone, or the download failed.
     """
     folder = Path(path_or_hub_id).expanduser()
     if folder.is_dir():
+        if any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors")):
+            raise ModelError(f"{folder}: {_GGUF}")
         return folder
+    if folder.is_file() and folder.suffix == ".gguf":
+        raise ModelError(f"{folder}: {_GGUF}")
     if not _HUB_ID.fullmatch(path_or_hub_id):
         raise ModelError(f"{path_or_hub_id!r} is neither a folder nor a hub id (owner/name)")
     # Imported late: most starts open a folder, and the import takes a third of a second.
