@@ -149,7 +149,7 @@ def test_an_evicted_page_is_offered_to_the_disk_before_its_place_is_used_again()
         offered.append((name, size))
         return name != b"page 1"
 
-    manager.wants = wants
+    manager.disk_accepts = wants
     keep(manager, take(manager, 2))
     manager.take_changes()
     take(manager, 2)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from quire.cache.block_manager import PoolKey
-from quire.cache.disk_store import usage
 from quire.cache.disk_transfer import fits
+from quire.cache.disk_usage import usage
 from quire.core.config import DiskConfig, EngineConfig
 from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat

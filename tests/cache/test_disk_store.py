@@ -27,8 +27,8 @@ from quire.cache.disk_store import (
     SQL_PAGE,
     DiskStore,
     clear,
-    usage,
 )
+from quire.cache.disk_usage import usage
 
 MB = 1 << 20
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from quire.cache.disk_page import HostPage, pack, unpack
-from quire.cache.disk_store import DiskStore, usage
+from quire.cache.disk_store import DiskStore
 from quire.cache.disk_tier import DiskTier
+from quire.cache.disk_usage import usage
 from quire.core.config import DiskConfig
 
 MB = 1 << 20
@@ -53,7 +54,7 @@ def test_a_page_as_bytes() -> None:
 def test_pages_are_found_again_after_a_restart(tmp_path: Path) -> None:
     disk = tier(tmp_path)
     for n in range(30):
-        assert disk.wants(bytes([n]), 0)
+        assert disk.accepts(bytes([n]), 0)
         disk.spill(bytes([n]), page(n))
     disk.close()
     assert usage(tmp_path)[0].pages == 30
@@ -62,13 +63,13 @@ def test_pages_are_found_again_after_a_restart(tmp_path: Path) -> None:
     assert sorted(found) == [bytes([n]) for n in range(30)]
     assert all(same(found[bytes([n])], page(n)) for n in range(30))
     assert (disk.counters.hits, disk.counters.misses) == (30, 10)
-    assert not disk.wants(bytes([0]), 0), "it is there"
+    assert not disk.accepts(bytes([0]), 0), "it is there"
     disk.close()
 
 
 def test_a_full_queue_drops_pages(tmp_path: Path) -> None:
     disk = tier(tmp_path, queue_bytes=100_000)
-    assert not disk.wants(b"large", 100_001)
+    assert not disk.accepts(b"large", 100_001)
     for n in range(200):
         disk.spill(n.to_bytes(2, "big"), page(n, 10_000))
     assert disk.drain(10)
@@ -92,7 +93,7 @@ def test_after_the_folder_vanished_nothing_is_there_and_nothing_waits(
     assert disk.failure is not None
     assert "vanished" in disk.failure
     assert b"a" not in disk
-    assert not disk.wants(b"b", 0)
+    assert not disk.accepts(b"b", 0)
     disk.spill(b"b", page(2))
     assert read(disk, b"b") == {}
     assert len(caplog.records) == 1

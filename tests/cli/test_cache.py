@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.cache.disk_store import DiskStore, usage
+from quire.cache.disk_store import DiskStore
+from quire.cache.disk_usage import usage
 from quire.cli import main
 
 

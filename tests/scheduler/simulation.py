@@ -74,7 +74,7 @@ class Simulation:
             clock=lambda: self.time,
         )
         if self.disk is not None:
-            self.manager.wants = self.disk.wants
+            self.manager.disk_accepts = self.disk.accepts
             self.scheduler.sharing.prefetch = DiskPrefetch(
                 self.scheduler.sharing.index,
                 self.manager,

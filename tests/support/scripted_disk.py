@@ -38,7 +38,7 @@ class ScriptedDisk:
     def __contains__(self, key: bytes) -> bool:
         return key in self.pages
 
-    def wants(self, key: bytes, size: int) -> bool:
+    def accepts(self, key: bytes, size: int) -> bool:
         return key not in self.pages and self._rng.random() >= self._loses
 
     def spill(self, key: bytes, page: HostPage) -> None:

@@ -140,11 +140,11 @@ class BlockManager:
         self.claimed = 0
         self.epoch = 0
         """Counts the times that block ids changed; caches of ids compare it."""
-        self.wants: Callable[[bytes, int], bool] | None = None
-        """Whether the disk tier takes a block of that name, so many bytes with those promised
-        before; None: there is no disk tier."""
+        self.disk_accepts: Callable[[bytes, int], bool] | None = None
+        """Whether the disk tier accepts a block of that name; the bytes count those accepted before
+        in the same step. None: there is no disk tier."""
         self.block_bytes = block_bytes
-        self.returned = 0
+        self.releases = 0
         """Counts the blocks that lost their last user; only then is there more room than before."""
         self._pools: dict[PoolKey, _Pool] = {}
         self._changes: list[Change] = []
@@ -188,7 +188,7 @@ class BlockManager:
         assert block.refs > 0, f"{block} released more often than retained"
         block.refs -= 1
         if block.refs == 0:
-            self.returned += 1
+            self.releases += 1
             if block.holder is None:
                 self._free(block)
             else:
@@ -228,8 +228,8 @@ class BlockManager:
         self._changes[first:] = reversed(self._changes[first:])
         for block in kept:  # what the disk has already is told again, in the order of use
             name = block.holder.name(block) if block.holder is not None else None
-            if name is not None and self.wants is not None:
-                self.wants(name, 0)
+            if name is not None and self.disk_accepts is not None:
+                self.disk_accepts(name, 0)
 
     def touch(self, block: Block) -> None:
         """The block was wanted; it is now the most recently used."""
@@ -312,17 +312,17 @@ class BlockManager:
 
     def _evict(self, block: Block) -> None:
         assert block.holder is not None, "what nobody holds is free, not kept"
-        for lost in block.holder.lost_with(block) if self.wants is not None else ():
+        for lost in block.holder.lost_with(block) if self.disk_accepts is not None else ():
             self._spill(lost)
         block.holder.forget(block)
         self.drop(block)
 
     def _spill(self, block: Block) -> None:
         name = block.holder.name(block) if block.holder is not None and block.refs == 0 else None
-        if name is None or self.wants is None:
+        if name is None or self.disk_accepts is None:
             return
         size = self._spilled + self._pools[block.pool].block_bytes
-        if self.wants(name, size):
+        if self.disk_accepts(name, size):
             self._spilled = size
             self._changes.append(Spill(block.pool, block.id, name))
 

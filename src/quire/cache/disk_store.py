@@ -17,7 +17,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -41,7 +40,7 @@ _VERSION = 1
 """Of the schema and of what the bytes of a value mean. Another one's file is emptied."""
 MIN_BYTES = 4 << 20
 
-_FILE = "pages.sqlite"
+FILE = "pages.sqlite"
 _SCHEMA = """
 CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint TEXT UNIQUE, name TEXT);
 CREATE TABLE entries (
@@ -50,19 +49,6 @@ CREATE TABLE entries (
 );
 CREATE TABLE bodies (id INTEGER PRIMARY KEY, digest BLOB, body BLOB);
 """
-
-
-@dataclass(frozen=True, slots=True)
-class ModelUse:
-    """What is kept for one model. Times are seconds since the epoch; bytes are those of values."""
-
-    fingerprint: str
-    name: str
-    pages: int
-    bytes: int
-    hits: int
-    made: float
-    last: float
 
 
 class DiskStore:
@@ -241,7 +227,7 @@ class DiskStore:
         self._fit()
 
     def _connect(self) -> None:
-        path = self.folder / _FILE
+        path = self.folder / FILE
         self._db = connect(path)
         with translated():
             # Freed pages need not be overwritten, else each removal would go through the journal.
@@ -283,7 +269,7 @@ class DiskStore:
         self._db.close()
         self._inode = None
         try:
-            for path in self.folder.glob(f"{_FILE}*"):
+            for path in self.folder.glob(f"{FILE}*"):
                 path.unlink()
             self._connect()
             with translated():
@@ -423,7 +409,7 @@ class DiskStore:
 
     def _check_alive(self) -> None:
         """The file is still the one that was opened: a folder may be deleted or unmounted."""
-        path = self.folder / _FILE
+        path = self.folder / FILE
         with suppress(OSError):
             if self._inode is None or path.stat().st_ino == self._inode:
                 return
@@ -440,37 +426,10 @@ def clear(folder: Path, fingerprint: str | None = None) -> int:
     Raises:
         StoreError: there is no store, or a server has it.
     """
-    if not (folder / _FILE).is_file():
+    if not (folder / FILE).is_file():
         raise StoreError(f"{folder} holds no KV pages")
     store = DiskStore(folder, 1 << 44, "", "", lambda message: None)
     try:
         return store.clear(fingerprint)
     finally:
         store.close()
-
-
-def usage(folder: Path) -> list[ModelUse]:
-    """What a folder keeps, by model, also while a server uses it.
-
-    Raises:
-        StoreError: there is no store, or it cannot be read.
-    """
-    path = folder / _FILE
-    if not path.is_file():
-        raise StoreError(f"{folder} holds no KV pages")
-    db = connect(path, own=False)
-    try:
-        with translated():
-            rows = db.execute(
-                "SELECT fingerprint, name, count(entries.id), total(bytes), total(hits), "
-                "min(made), max(last) FROM models LEFT JOIN entries ON model = models.id "
-                "GROUP BY models.id ORDER BY max(last) DESC"
-            ).fetchall()
-    except Damaged as damage:
-        raise StoreError(f"{path}: damaged ({damage})") from damage
-    finally:
-        db.close()
-    return [
-        ModelUse(str(f), str(n), pages, int(size), int(hits), made or 0.0, last or 0.0)
-        for f, n, pages, size, hits, made, last in rows
-    ]

@@ -111,7 +111,7 @@ class DiskTier:
         store = self._store
         return store is not None and key in store
 
-    def wants(self, key: bytes, size: int) -> bool:
+    def accepts(self, key: bytes, size: int) -> bool:
         """Whether a page is worth exporting: it is not there yet, and would be taken.
 
         Args:

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from quire.cache.disk_store import ModelUse, clear, usage
+from quire.cache.disk_store import clear
+from quire.cache.disk_usage import ModelUse, usage
 from quire.core.errors import QuireError
 
 _ALL = ""

@@ -92,8 +92,8 @@ class Engine:
         self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
         limits = self._scheduler.limits
         limits.max_context = check_context(limits.context(self._format(None)), context)
-        self._guides = ConstraintFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
-        self._preparing = Preparing(self._guides.make)
+        self._constraints = ConstraintFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
+        self._preparing = Preparing(self._constraints.make)
         self._proposers = proposers
         self._running: Step | None = None
         """The step that has begun; its tokens are not read yet."""
@@ -105,7 +105,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request; one that can't be served ends with an error at a later step."""
         if request.grammar is None:
-            self._admit(request, lambda: self._guides.make(request))
+            self._admit(request, lambda: self._constraints.make(request))
         else:
             self._preparing.add(request)
 
@@ -113,11 +113,11 @@ class Engine:
         try:
             self._runner.media.check(request)
             request = self._runner.media.shared(request)
-            self._check_task(request)
+            _check_task(request, self._loaded.model.vocab_size)
             constraint = made()
             mask = constraint.mask() if constraint is not None else None
             proposer = self._proposers(request)
-            positions = self._positions(request)
+            positions = TokenPositions(self._loaded.model.positions(request.prompt, request.media))
             repeats = self.config.stop_on_loop
             loops = LoopDetector(repeats) if repeats else None
             # Last, since a request that was taken ends through the scheduler and in no other way.
@@ -136,27 +136,6 @@ class Engine:
         self._refused.append(
             Output(request.id, finish=FinishReason.ERROR, error=failure, prompt_tokens=tokens)
         )
-
-    def _check_task(self, request: Request) -> None:
-        """Whether the request's task has what it needs.
-
-        Raises:
-            RequestError: it has not; names the field.
-        """
-        vocabulary = self._loaded.model.vocab_size
-        if isinstance(request.task, Score):
-            outside = [label for label in request.task.labels if not 0 <= label < vocabulary]
-            if outside or not request.task.labels:
-                raise RequestError(
-                    f"labels: at least one token id from 0 to {vocabulary - 1}, not "
-                    f"{outside or 'none'}",
-                    param="labels",
-                )
-        check_sampling(request.sampling, vocabulary)
-
-    def _positions(self, request: Request) -> TokenPositions:
-        """By the model's own rule where it has one."""
-        return TokenPositions(self._loaded.model.positions(request.prompt, request.media))
 
     def abort(self, request_id: str) -> None:
         """Ends a request before the next step."""
@@ -264,7 +243,7 @@ class Engine:
         disk = DiskTier(config, self._loaded.fingerprint, str(self._loaded.path))
         disk.wait_open(_DISK_OPEN_S)
         scheduler, pools = self._scheduler, self._runner.pools
-        scheduler.manager.wants = disk.wants
+        scheduler.manager.disk_accepts = disk.accepts
         self._runner.spill = disk.spill
         scheduler.sharing.prefetch = DiskPrefetch(
             scheduler.sharing.index,
@@ -288,6 +267,7 @@ class Engine:
     @property
     def info(self) -> ModelInfo:
         """What is served."""
+        formats = offered(self.config.page_tokens, self.config.kv_format.group_size)
         return ModelInfo(
             path=str(self._loaded.path),
             model_type=str(self._loaded.config.get("model_type", "")),
@@ -297,7 +277,7 @@ class Engine:
             device=current_device().name,
             kv_memory=self._scheduler.manager.budget,
             modalities=("text", *self._loaded.model.encoders),
-            kv_formats=tuple(each.name for each in self._offered()),
+            kv_formats=tuple(each.name for each in formats),
             kv_table=kv_table(
                 self._runner.groups,
                 self._format(None),
@@ -306,9 +286,6 @@ class Engine:
                 self._scheduler.limits.max_context,
             ),
         )
-
-    def _offered(self) -> tuple[KVFormat, ...]:
-        return offered(self.config.page_tokens, self.config.kv_format.group_size)
 
     def _format(self, wanted: KVFormat | None) -> KVFormat:
         """The format that a request gets: its own or the default, less the layers left plain."""
@@ -348,3 +325,20 @@ class Engine:
         """Root of the hash chain of pages: all that shapes their bytes beside the tokens."""
         parts = (self._loaded.fingerprint, repr(format), str(self.config.page_tokens), salt)
         return blake2b("\x00".join(parts).encode(), digest_size=24).digest()
+
+
+def _check_task(request: Request, vocabulary: int) -> None:
+    """Whether the request's task has what it needs.
+
+    Raises:
+        RequestError: it has not; names the field.
+    """
+    if isinstance(request.task, Score):
+        outside = [label for label in request.task.labels if not 0 <= label < vocabulary]
+        if outside or not request.task.labels:
+            raise RequestError(
+                f"labels: at least one token id from 0 to {vocabulary - 1}, not "
+                f"{outside or 'none'}",
+                param="labels",
+            )
+    check_sampling(request.sampling, vocabulary)

@@ -177,8 +177,8 @@ class Planner:
         generating = sum(rows.count for rows in plan)
         budget = self._prefill_budget.prompt_budget(generating, len(prompts) + len(self.waiting))
         self._admit(prompts, plan, budget)
-        wants = [len(s.progress.tokens) - s.progress.computed for s in prompts]
-        shares = self._prefill_split.split(budget, wants, self._prefill_budget.room(generating))
+        remaining = [len(s.progress.tokens) - s.progress.computed for s in prompts]
+        shares = self._prefill_split.split(budget, remaining, self._prefill_budget.room(generating))
         for sequence, share in zip(prompts, shares, strict=True):
             if share == 0 or sequence.status is not Status.RUNNING:
                 continue
@@ -222,7 +222,7 @@ class Planner:
             if progress.pending or self.sharing.must_wait(sequence):
                 deferred.append(self.waiting.popleft())
                 continue
-            if looked_at > _LOOKED_AT or (sequence.number, self._manager.returned) == self._no_room:
+            if looked_at > _LOOKED_AT or (sequence.number, self._manager.releases) == self._no_room:
                 break
             looked_at += len(progress.tokens)
             match = self.sharing.match(sequence)
@@ -231,7 +231,7 @@ class Planner:
                 continue
             if not self.tables.admit(sequence, match):
                 if self.running or sequence.prefix.ignored:
-                    self._no_room = sequence.number, self._manager.returned
+                    self._no_room = sequence.number, self._manager.releases
                     break
                 # Nobody will make room, and what it would reuse takes some.
                 self.sharing.ignore(sequence, "evicted")

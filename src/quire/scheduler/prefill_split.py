@@ -19,42 +19,44 @@ class PrefillSplit:
         self._owed = 0
         """Tokens of the oldest prompt's halves that shorter ones took."""
 
-    def split(self, budget: int, wants: list[int], room: int) -> list[int]:
+    def split(self, budget: int, remaining: list[int], room: int) -> list[int]:
         """What each prompt gets of this step.
 
         Args:
-            wants: tokens that each prompt has left, oldest first.
+            remaining: tokens that each prompt has left, oldest first.
             room: the most rows that the step can take. A prompt with `_MIN_CHUNK` left is read to
                 its end even beyond the budget: a second chunk costs more than the tokens do.
         """
-        shortest = min(wants, default=0)
+        shortest = min(remaining, default=0)
         if budget and shortest <= _MIN_CHUNK:
             budget = max(budget, min(shortest, room))
-        if len(wants) < 2:
+        if len(remaining) < 2:
             self._owed = 0
         short_first = self._owed < _PATIENCE and shortest <= _PATIENCE
-        shares = split(budget, wants, short_first=short_first)
-        if len(wants) > 1:
-            self._owed = max(0, self._owed + min(wants[0], budget // 2) - shares[0])
+        shares = split(budget, remaining, short_first=short_first)
+        if len(remaining) > 1:
+            self._owed = max(0, self._owed + min(remaining[0], budget // 2) - shares[0])
         return shares
 
 
-def split(budget: int, wants: list[int], *, short_first: bool = False) -> list[int]:
+def split(budget: int, remaining: list[int], *, short_first: bool = False) -> list[int]:
     """Splits a budget among prompts, oldest first: half by age, or none, the rest by shortness.
 
     A chunk costs time of its own, so what is less than `_MIN_CHUNK` goes to the oldest instead.
     Where the whole budget is less, one prompt takes it.
     """
-    shares = [0] * len(wants)
+    shares = [0] * len(remaining)
     left = budget
-    if len(wants) > 1 and not (short_first and min(wants) < wants[0]):
-        shares[0] = min(wants[0], budget - budget // 2)
+    if len(remaining) > 1 and not (short_first and min(remaining) < remaining[0]):
+        shares[0] = min(remaining[0], budget - budget // 2)
         left -= shares[0]
-    for number in sorted(range(1, len(wants)), key=lambda n: (wants[n], n)):
+    for number in sorted(range(1, len(remaining)), key=lambda n: (remaining[n], n)):
         untouched = left == budget
-        if left >= min(wants[number], _MIN_CHUNK) or (untouched and wants[number] < wants[0]):
-            shares[number] = min(wants[number], left)
+        if left >= min(remaining[number], _MIN_CHUNK) or (
+            untouched and remaining[number] < remaining[0]
+        ):
+            shares[number] = min(remaining[number], left)
             left -= shares[number]
-    if wants:
-        shares[0] = min(wants[0], shares[0] + left)
+    if remaining:
+        shares[0] = min(remaining[0], shares[0] + left)
     return shares

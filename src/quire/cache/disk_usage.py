@@ -1,0 +1,49 @@
+"""What a folder of the disk tier keeps, read beside the server that writes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.cache.disk_sql import Damaged, StoreError, connect, translated
+from quire.cache.disk_store import FILE
+
+
+@dataclass(frozen=True, slots=True)
+class ModelUse:
+    """What is kept for one model. Times are seconds since the epoch; bytes are those of values."""
+
+    fingerprint: str
+    name: str
+    pages: int
+    bytes: int
+    hits: int
+    made: float
+    last: float
+
+
+def usage(folder: Path) -> list[ModelUse]:
+    """What a folder keeps, by model, also while a server uses it.
+
+    Raises:
+        StoreError: there is no store, or it cannot be read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise StoreError(f"{folder} holds no KV pages")
+    db = connect(path, own=False)
+    try:
+        with translated():
+            rows = db.execute(
+                "SELECT fingerprint, name, count(entries.id), total(bytes), total(hits), "
+                "min(made), max(last) FROM models LEFT JOIN entries ON model = models.id "
+                "GROUP BY models.id ORDER BY max(last) DESC"
+            ).fetchall()
+    except Damaged as damage:
+        raise StoreError(f"{path}: damaged ({damage})") from damage
+    finally:
+        db.close()
+    return [
+        ModelUse(str(f), str(n), pages, int(size), int(hits), made or 0.0, last or 0.0)
+        for f, n, pages, size, hits, made, last in rows
+    ]
