@@ -104,6 +104,10 @@ class Operations:
         """`x / sqrt(mean(x^2) + eps) * weight` over the last axis (arXiv:1910.07467)."""
         return mx.fast.rms_norm(x, weight, eps)
 
+    def add_rms_norm(self, x: mx.array, y: mx.array, weight: mx.array, eps: float) -> mx.array:
+        """`x + rms_norm(y, weight, eps)` of arrays of one shape."""
+        return x + self.rms_norm(y, weight, eps)
+
     rotates = False
     """Whether there is a kernel behind `rotate`."""
 

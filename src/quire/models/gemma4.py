@@ -272,11 +272,11 @@ class DecoderLayer(Module):
     def __call__(self, x: mx.array, own: mx.array | None, step: Step, rotate: Rotate) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`; `own` is `[T, hidden_size_per_layer_input]` or None."""
         y = self.self_attn(self.input_layernorm(x), step, rotate)
-        x = x + self.post_attention_layernorm(y)
-        x = x + self.post_feedforward_layernorm(self._feed_forward(x))
+        x = self.post_attention_layernorm.added(x, y)
+        x = self.post_feedforward_layernorm.added(x, self._feed_forward(x))
         if own is not None:
             y = self.per_layer_projection(self._gate(self.per_layer_input_gate(x), own))
-            x = x + self.post_per_layer_input_norm(y)
+            x = self.post_per_layer_input_norm.added(x, y)
         return x * self.layer_scalar
 
     def _feed_forward(self, x: mx.array) -> mx.array:

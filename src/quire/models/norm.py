@@ -50,3 +50,7 @@ class RMSNorm(Module):
     def __call__(self, x: mx.array) -> mx.array:
         """`[..., dim]` -> the same."""
         return current_device().operations.rms_norm(x, self.weight, self._eps)
+
+    def added(self, x: mx.array, y: mx.array) -> mx.array:
+        """`x` plus the norm of `y`: `[..., dim]` both."""
+        return current_device().operations.add_rms_norm(x, y, self.weight, self._eps)

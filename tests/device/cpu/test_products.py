@@ -118,6 +118,8 @@ def test_norm_and_gates(ops: Any) -> None:
     x, weight = drawn(5, 100), drawn(100, seed=1)
     assert mx.allclose(ops.rms_norm(x, weight, 1e-6), mx.fast.rms_norm(x, weight, 1e-6), atol=2e-6)
     assert mx.allclose(ops.rms_norm(x, None, 1e-6), mx.fast.rms_norm(x, None, 1e-6), atol=2e-6)
+    added = ops.rms_norm(x, weight, 1e-6, 3 * x)
+    assert mx.array_equal(added, 3 * x + ops.rms_norm(x, weight, 1e-6))
     wide = 8 * x
     assert mx.allclose(ops.gate(wide, x, "silu"), nn.silu(wide) * x, rtol=1e-6, atol=1e-6)
     gelu = ops.gate(wide, x, "gelu_pytorch_tanh")

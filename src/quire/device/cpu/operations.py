@@ -77,6 +77,12 @@ class KernelOperations(UnfusedOperations):
         y: mx.array = self._ops.rms_norm(x, weight, eps)
         return y
 
+    def add_rms_norm(self, x: mx.array, y: mx.array, weight: mx.array, eps: float) -> mx.array:
+        if not x.dtype == y.dtype == weight.dtype == mx.float32:
+            return super().add_rms_norm(x, y, weight, eps)
+        added: mx.array = self._ops.rms_norm(y, weight, eps, x)
+        return added
+
     rotates = True
 
     def rotate(self, angles: tuple[mx.array, mx.array], neighbours: bool, x: mx.array) -> mx.array:

@@ -295,7 +295,8 @@ array expert_product(const array& x, const array& experts, const array& weight,
     })[0];
 }
 
-array rms_norm(const array& x, const std::optional<array>& weight, float eps) {
+array rms_norm(const array& x, const std::optional<array>& weight, float eps,
+               const std::optional<array>& residual) {
     using namespace mlx::core;
     require(x.dtype() == float32, "x must be float32");
     std::vector<array> inputs = {x};
@@ -303,13 +304,19 @@ array rms_norm(const array& x, const std::optional<array>& weight, float eps) {
         require(weight->dtype() == float32 && weight->size() == (size_t)x.shape(-1), "weight must be float32");
         inputs.push_back(*weight);
     }
+    if (residual) {
+        require(residual->dtype() == float32 && residual->shape() == x.shape(), "residual must be as x");
+        inputs.push_back(*residual);
+    }
     return operation("quire::rms_norm", {x.shape()}, inputs,
-                     [eps](const std::vector<array>& in, std::vector<array>& out) {
-        const float* weight = in.size() > 1 ? in[1].data<float>() : nullptr;
-        return [eps, weight, x = in[0].data<float>(), y = out[0].data<float>(), depth = in[0].shape(-1),
+                     [eps, weighted = weight.has_value(), adds = residual.has_value()](
+                         const std::vector<array>& in, std::vector<array>& out) {
+        const float* weight = weighted ? in[1].data<float>() : nullptr;
+        const float* residual = adds ? in.back().data<float>() : nullptr;
+        return [eps, weight, residual, x = in[0].data<float>(), y = out[0].data<float>(), depth = in[0].shape(-1),
                 rows = (int64_t)in[0].size() / in[0].shape(-1)] {
             split(rows, kLeastWork / depth + 1, 1, [&](int64_t begin, int64_t end) {
-                kernels().rms_norm(x, weight, eps, depth, begin, end, y);
+                kernels().rms_norm(x, weight, residual, eps, depth, begin, end, y);
             });
         };
     })[0];
@@ -589,7 +596,8 @@ NB_MODULE(_cpu, m) {
           nb::arg("scales").none() = nb::none(), nb::arg("biases").none() = nb::none(),
           nb::arg("offsets").none() = nb::none(), nb::arg("group_size") = 0, nb::arg("bits") = 0,
           nb::arg("mode") = "affine");
-    m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight").none(), nb::arg("eps"));
+    m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight").none(), nb::arg("eps"),
+          nb::arg("residual").none() = nb::none());
     m.def("attend", &attend, nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("tables"),
           nb::arg("kv_heads"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
           nb::arg("sinks").none() = nb::none());

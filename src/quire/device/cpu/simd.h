@@ -59,6 +59,18 @@ inline float sum(F x) {
     b = _mm_add_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_add_ss(b, _mm_shuffle_ps(b, b, 1)));
 }
+// Four vectors' sums at once, each added in the order of `sum`: a third of the instructions.
+inline void sum_four(const F* x, float* sums) {
+    const auto halves = [](F a, F b) {
+        return add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    };
+    const F low = halves(x[0], x[1]), high = halves(x[2], x[3]);
+    F y = add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
+    y = add(y, _mm512_shuffle_ps(y, y, 0xee));
+    y = add(y, _mm512_shuffle_ps(y, y, 0x55));
+    const I firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
+    _mm_storeu_ps(sums, _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, y)));
+}
 inline float largest(F x) { return _mm512_reduce_max_ps(x); }
 
 inline I load_ints(const void* p) { return _mm512_loadu_si512(p); }
@@ -261,6 +273,15 @@ struct Table16 {
 };
 
 #endif
+
+// The sums of `count` vectors.
+template <int count> inline void sum_each(const F* x, float* sums) {
+    int i = 0;
+#if defined(__AVX512F__)
+    for (; i + 4 <= count; i += 4) sum_four(x + i, sums + i);
+#endif
+    for (; i < count; i++) sums[i] = sum(x[i]);
+}
 
 // Eight codes of `bits` bits, the lowest first, to a byte each.
 template <int bits> inline uint64_t spread_to_bytes(uint64_t codes) {
