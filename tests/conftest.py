@@ -6,6 +6,11 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure: an example may take as long as it likes.
+settings.register_profile("quire", deadline=None)
+settings.load_profile("quire")
 
 
 @pytest.fixture(autouse=True, scope="module")
