@@ -85,14 +85,14 @@ def _machine() -> Iterator[Finding]:
     python = f"Python {platform.python_version()}, {platform.platform(terse=True)}"
     yield Finding("quire", "ok", f"{quire.__version__}, {python}")
     try:
-        import mlx.core as mx
+        import mlx.core  # noqa: F401  # whether it loads
     except ImportError as error:
         yield Finding("mlx", "wrong", f"does not load: {error}")
         return
     from quire.attention.registry import open_backends
-    from quire.device.device import current_device
+    from quire.device.device import current_device, gpu_backends
 
-    built = [name for name in ("metal", "cuda") if getattr(mx, name).is_available()]
+    built = gpu_backends()
     yield Finding("mlx", "ok", f"{version('mlx')}, for {', '.join([*built, 'cpu'])}")
     device = current_device()
     yield Finding("device", "ok", f"{device.name}, {platform.processor() or platform.machine()}")

@@ -266,6 +266,11 @@ def _fact(name: str) -> int:
     return value
 
 
+def gpu_backends() -> list[str]:
+    """The GPU backends that this MLX can use here: "metal", "cuda" or none."""
+    return [name for name in ("metal", "cuda") if getattr(mx, name).is_available()]
+
+
 @cache
 def current_device() -> Device:
     """MLX's default device, the same object ever after."""

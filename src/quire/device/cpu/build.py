@@ -6,6 +6,7 @@ Imports nothing of Quire, so that the package's build can run it from its file.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
@@ -46,6 +47,14 @@ _X86_FLAGS = {
 }
 
 
+def sources_digest() -> str:
+    """Changes with the sources: an extension that was built from others is not used."""
+    digest = hashlib.sha256()
+    for path in sorted(each for each in SOURCES.iterdir() if each.suffix in (".cpp", ".h", ".inc")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 class CannotBuild(Exception):
     """The kernels cannot be compiled here; the message says what is missing."""
 
@@ -68,7 +77,8 @@ def build(target: Path = TARGET) -> Path:
         nanobind / "ext" / "robin_map" / "include",
         Path(sysconfig.get_path("include")),
     ]
-    flags = [*FLAGS, "-DNB_DOMAIN=mlx", *(f"-I{folder}" for folder in includes)]
+    built_from = f'-DQUIRE_SOURCES="{sources_digest()}"'
+    flags = [*FLAGS, "-DNB_DOMAIN=mlx", built_from, *(f"-I{folder}" for folder in includes)]
     sources = [*sorted(SOURCES.glob("*.cpp")), nanobind / "src" / "nb_combined.cpp"]
     with tempfile.TemporaryDirectory() as folder:
 

@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import psutil
 
-from quire.device.cpu.build import TARGET
+from quire.device.cpu.build import TARGET, sources_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ def load_kernels(threads: int = 0) -> CPUKernels:
             and the one that serves HTTP need some too.
 
     Raises:
-        NoKernels: it was not built, or for another MLX, or computes something else than MLX.
+        NoKernels: it was not built, or from other sources, or for another MLX, or it computes
+            something else than MLX.
     """
     # MLX is loaded already: the extension needs its library.
     try:
@@ -57,6 +58,8 @@ def load_kernels(threads: int = 0) -> CPUKernels:
             f"the CPU kernels were built for MLX {ops.MLX_VERSION}, this is {mlx}: "
             "install Quire again"
         )
+    if getattr(ops, "SOURCES", "") != sources_digest():
+        raise NoKernels("the CPU kernels were built from other sources: install Quire again")
     if not _multiplies(ops):
         raise NoKernels("the CPU kernels compute something else than MLX on this machine")
     cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1

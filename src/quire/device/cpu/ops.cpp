@@ -584,6 +584,7 @@ NB_MODULE(_cpu, m) {
     nb::module_::import_("mlx.core");
     m.attr("MLX_VERSION") = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) +
                             "." + std::to_string(MLX_VERSION_PATCH);
+    m.attr("SOURCES") = QUIRE_SOURCES;
     quire::use("");
     m.def("use", &quire::use, nb::arg("instructions"));
     m.def("instructions", [] { return std::string(kernels().name); });
