@@ -27,7 +27,7 @@ from report import update_readme
 from servers import SERVERS, Server, StartError, running
 
 from quire.cli.bench import ROUTES, run_async
-from quire.cli.load import Answer, LoadError, Target, send
+from quire.cli.load import LoadError, Target, Timings, send
 from quire.demo import MODEL_DIR
 
 HERE = Path(__file__).parent
@@ -114,7 +114,7 @@ class Session:
         ).encode()
 
 
-async def replay(target: Target, model: str, session: Session, max_tokens: int) -> list[Answer]:
+async def replay(target: Target, model: str, session: Session, max_tokens: int) -> list[Timings]:
     """All turns, one after the other.
 
     Raises:
@@ -130,7 +130,7 @@ async def replay(target: Target, model: str, session: Session, max_tokens: int) 
     return answers
 
 
-def summarise(answers: list[Answer]) -> dict[str, Any]:
+def summarise(answers: list[Timings]) -> dict[str, Any]:
     """Totals and times. `computed_tokens` is None where a server reports no cached tokens."""
     sent = sum(answer.prompt_tokens or 0 for answer in answers)
     reported = [answer.cached_tokens for answer in answers]

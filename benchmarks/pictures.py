@@ -23,7 +23,7 @@ from servers import SERVERS, Server, StartError, running
 
 from quire.cli.load import Target
 from quire.demo import MODEL_DIR
-from quire.demo.skills import Answer, SkillItem, judge, load
+from quire.demo.skills import SkillAnswer, SkillItem, judge, load
 
 HERE = Path(__file__).parent
 SKILLS = HERE.parent / "tests" / "data" / "skills"
@@ -51,7 +51,7 @@ def ask(target: Target, model: str, item: SkillItem) -> tuple[bool, float, str]:
     if response.status != 200:
         return False, seconds, f"HTTP {response.status}: {body[:120]!r}"
     text = json.loads(body)["choices"][0]["message"]["content"] or ""
-    return judge(item, Answer(text)), seconds, text
+    return judge(item, SkillAnswer(text)), seconds, text
 
 
 def measure(server: Server, peers_python: str, items: list[SkillItem]) -> dict[str, Any]:

@@ -54,14 +54,14 @@ def test_a_key_opens_every_route_and_only_health_needs_none(serve: Serve) -> Non
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.4", "example.com", ""])
 def test_a_server_for_strangers_needs_a_key_or_a_second_word(host: str) -> None:
     with pytest.raises(QuireError, match="API key"):
-        check_exposure(ServerConfig(host=host), said_twice=False)
-    check_exposure(ServerConfig(host=host), said_twice=True)
-    check_exposure(ServerConfig(host=host, api_keys=("k",)), said_twice=False)
+        check_exposure(ServerConfig(host=host), allow_anyone=False)
+    check_exposure(ServerConfig(host=host), allow_anyone=True)
+    check_exposure(ServerConfig(host=host, api_keys=("k",)), allow_anyone=False)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_this_machine_may_be_served_without_a_key(host: str) -> None:
-    check_exposure(ServerConfig(host=host), said_twice=False)
+    check_exposure(ServerConfig(host=host), allow_anyone=False)
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from quire.demo.skills import Answer, SkillItem, judge, load
+from quire.demo.skills import SkillAnswer, SkillItem, judge, load
 from tests.api.conftest import openai_client
 from tests.support.child import quire_serve
 from tests.support.server import RAW_HEAD
@@ -72,12 +72,12 @@ def fields_of(item: SkillItem) -> dict[str, Any]:
     return {**fields, "extra_body": {"enable_thinking": item.enable_thinking}}
 
 
-async def together(url: str, requests: list[dict[str, Any]], at_once: int = 8) -> list[Answer]:
+async def together(url: str, requests: list[dict[str, Any]], at_once: int = 8) -> list[SkillAnswer]:
     """The answers to requests that run `at_once`, every other one streamed."""
     slots = asyncio.Semaphore(at_once)
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120) as sdk:
 
-        async def one(fields: dict[str, Any], stream: bool) -> Answer:
+        async def one(fields: dict[str, Any], stream: bool) -> SkillAnswer:
             async with slots:
                 call = sdk.chat.completions.create(model="quire-demo", stream=stream, **fields)
                 return await folded(await call) if stream else whole(await call)
@@ -86,13 +86,13 @@ async def together(url: str, requests: list[dict[str, Any]], at_once: int = 8) -
         return list(await asyncio.gather(*tasks))
 
 
-def whole(completion: Any) -> Answer:
+def whole(completion: Any) -> SkillAnswer:
     message = completion.choices[0].message
     calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]
     return taken_apart(message.content, getattr(message, "reasoning_content", None), calls)
 
 
-async def folded(stream: Any) -> Answer:
+async def folded(stream: Any) -> SkillAnswer:
     content, reasoning = "", ""
     calls: dict[int, list[str]] = {}
     async for chunk in stream:
@@ -106,9 +106,11 @@ async def folded(stream: Any) -> Answer:
     return taken_apart(content, reasoning, [(name, text) for name, text in calls.values()])
 
 
-def taken_apart(content: str | None, reasoning: str | None, calls: list[tuple[str, str]]) -> Answer:
+def taken_apart(
+    content: str | None, reasoning: str | None, calls: list[tuple[str, str]]
+) -> SkillAnswer:
     made = [{"name": name, "arguments": json.loads(arguments)} for name, arguments in calls]
-    return Answer(content or "", reasoning or "", made)
+    return SkillAnswer(content or "", reasoning or "", made)
 
 
 def test_eight_different_questions_at_once_are_all_answered_right(url: str) -> None:

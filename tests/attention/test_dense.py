@@ -52,7 +52,7 @@ IMAGE = range(250, 420)
 
 def last_seen(spec: AttentionSpec, position: int) -> int:
     """The last key that a row sees."""
-    return IMAGE[-1] if spec.sees_whole_images and position in IMAGE else position
+    return IMAGE[-1] if spec.bidirectional_media and position in IMAGE else position
 
 
 def codes_of(format: KVFormat, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -67,7 +67,9 @@ def codes_of(format: KVFormat, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray
         by_channel = keys.reshape(-1, PAGE, KV_HEADS, k.shape[-1]).transpose(0, 2, 3, 1)
         read = layout.decode(list(affine(by_channel, layout, refit=True)))
         k_read = read.transpose(0, 3, 1, 2).reshape(k.shape)
-        return np.array(k_read), np.array(codec.turn_back(codec.decode(codec.encode(values))))
+        return np.array(k_read), np.array(
+            codec.inverse_transform(codec.decode(codec.encode(values)))
+        )
 
     def read_back(x: mx.array, bits: int) -> np.ndarray:
         codec: AffineCodec | CodebookCodec
@@ -75,7 +77,7 @@ def codes_of(format: KVFormat, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray
             codec = AffineCodec(x.shape[-1], bits, format.group_size, rotate=False, refit=False)
         else:
             codec = CodebookCodec(x.shape[-1], bits)
-        return np.array(codec.turn_back(codec.decode(codec.encode(x))))
+        return np.array(codec.inverse_transform(codec.decode(codec.encode(x))))
 
     return read_back(keys, int(format.key_bits)), read_back(values, int(format.value_bits + 0.5))
 
@@ -222,7 +224,7 @@ def test_agrees_with_dense_attention(
     spec: AttentionSpec = FullKV(KV_HEADS, dim)
     sinks = None
     if window is not None:
-        spec = WindowKV(KV_HEADS, dim, window, sees_whole_images=True)
+        spec = WindowKV(KV_HEADS, dim, window, bidirectional_media=True)
         sinks = mx.linspace(-1, 1, HEADS)
     agrees(backend, format, spec, Scoring(dim**-0.5, sinks=sinks))
 
@@ -240,7 +242,7 @@ KINDS = [
 def test_values_of_another_size_than_keys(
     backend: AttentionBackend, format: KVFormat, dim: int, value_dim: int
 ) -> None:
-    spec = WindowKV(KV_HEADS, dim, 70, sees_whole_images=True, value_dim=value_dim)
+    spec = WindowKV(KV_HEADS, dim, 70, bidirectional_media=True, value_dim=value_dim)
     agrees(backend, format, spec, Scoring(dim**-0.5))
 
 

@@ -21,7 +21,7 @@ SPECS = {
     "full": FullKV(2, 8),
     "window": WindowKV(2, 8, 10),
     "short window": WindowKV(2, 8, 3),
-    "images": WindowKV(2, 8, 10, sees_whole_images=True),
+    "images": WindowKV(2, 8, 10, bidirectional_media=True),
 }
 
 Key = tuple[int, int]
@@ -67,7 +67,7 @@ def expected(rows: list[HandRows], spec: AttentionSpec) -> list[list[Key]]:
 
 def last_visible(spec: AttentionSpec, rows: HandRows, position: int) -> int:
     """The row's own key, or the last of its image."""
-    if spec.sees_whole_images:
+    if spec.bidirectional_media:
         for begin, end in rows.bidirectional:
             if begin <= position < end:
                 return end - 1

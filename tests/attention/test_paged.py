@@ -12,7 +12,7 @@ import pytest
 from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import PagedBackend, cuda, packed
-from quire.attention.paged.backend import fits
+from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.check import differs
 from quire.attention.paged.tiles import cut
 from quire.attention.reference import ReferenceBackend
@@ -135,7 +135,7 @@ def test_what_the_kernels_are_made_for(
     format: KVFormat, spec: AttentionSpec, rows: int, dtype: mx.Dtype, serves: bool
 ) -> None:
     case = AttentionCase(format, spec, 64, 8, rows, dtype, False, False)
-    assert fits(case, 64) == serves
+    assert kernels_serve(case, 64) == serves
 
 
 class _Off(ReferenceBackend):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quire.cache.block_manager import PoolKey
-from quire.cache.disk_transfer import fits
+from quire.cache.disk_transfer import matches_pool
 from quire.cache.disk_usage import usage
 from quire.core.config import DiskConfig, EngineConfig
 from quire.core.errors import ModelError
@@ -22,7 +22,7 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.models.loader import LoadedModel, open_model
 from quire.serving.engine_client import ProcessEngine
-from tests.support.parity import Answer, Company, alone, assert_same, prompts
+from tests.support.parity import Company, Generated, alone, assert_same, prompts
 from tests.support.tiny_models import tiny_model
 
 PLAIN, PAGE4 = KVFormat(), KVFormat("page", 4, 4, skip_layers=(1,))
@@ -78,7 +78,9 @@ def disk_counts(company: Company) -> dict[str, int]:
     return dict(company.engine.stats().disk)
 
 
-def expected(loaded: LoadedModel, config: EngineConfig, wanted: list[Request]) -> dict[str, Answer]:
+def expected(
+    loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
+) -> dict[str, Generated]:
     return alone(loaded, replace(config, disk=None), wanted)
 
 
@@ -245,10 +247,10 @@ def test_contents_of_another_shape_do_not_fit(
     heads, dim = 2, 16
     right = np.zeros((heads, 64, dim), np.float32)
     layers = 2
-    assert fits(pools, pool, (("float32", right),) * 2 * layers)
-    assert not fits(pools, pool, (("float32", right),) * layers)
-    assert not fits(pools, pool, (("float32", right[:1]),) * 2 * layers)
-    assert not fits(pools, pool, (("float16", right.astype(np.float16)),) * 2 * layers)
+    assert matches_pool(pools, pool, (("float32", right),) * 2 * layers)
+    assert not matches_pool(pools, pool, (("float32", right),) * layers)
+    assert not matches_pool(pools, pool, (("float32", right[:1]),) * 2 * layers)
+    assert not matches_pool(pools, pool, (("float16", right.astype(np.float16)),) * 2 * layers)
     engine.engine.close()
 
 

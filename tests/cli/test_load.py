@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quire.cli.load import Answer, Client, Dechunker, EventCounter, Target, error_message
+from quire.cli.load import Client, Dechunker, EventCounter, Target, Timings, error_message
 
 
 def delta(**fields: object) -> str:
@@ -130,7 +130,7 @@ class Script:
         writer.close()
 
 
-async def asked(script: Script, count: int) -> list[Answer]:
+async def asked(script: Script, count: int) -> list[Timings]:
     """The answers to so many requests of one client."""
     server = await asyncio.start_server(script, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from quire.demo.skills import RULES, Answer, SkillItem, judge, load
+from quire.demo.skills import RULES, SkillAnswer, SkillItem, judge, load
 
 FOLDER = Path(__file__).parents[1] / "data" / "skills"
 SKILLS = sorted(FOLDER.glob("*.jsonl"))
 
 
-def perfect(item: SkillItem) -> Answer:
+def perfect(item: SkillItem) -> SkillAnswer:
     if item.match == "tools":
-        return Answer("", tool_calls=item.expected)
-    return Answer(item.expected, reasoning="Because." if item.match == "thought" else None)
+        return SkillAnswer("", tool_calls=item.expected)
+    return SkillAnswer(item.expected, reasoning="Because." if item.match == "thought" else None)
 
 
 @pytest.mark.parametrize("path", SKILLS, ids=lambda path: path.stem)
@@ -26,7 +26,7 @@ def test_the_expected_answer_is_right_and_another_wrong(path: Path) -> None:
         assert item.skill == path.stem
         assert item.match in RULES
         assert judge(item, perfect(item))
-        assert not judge(item, Answer("something else", reasoning="Because."))
+        assert not judge(item, SkillAnswer("something else", reasoning="Because."))
 
 
 def test_fifteen_skills_in_text_and_six_with_pictures_ship() -> None:
@@ -40,25 +40,25 @@ def ask(expected: Any, match: str) -> SkillItem:
 
 def test_a_text_with_a_call_beside_it_is_not_that_text() -> None:
     call = {"name": "f", "arguments": {}}
-    assert judge(ask("42", "exact"), Answer(" 42\n"))
-    assert not judge(ask("42", "exact"), Answer("42", tool_calls=[call]))
+    assert judge(ask("42", "exact"), SkillAnswer(" 42\n"))
+    assert not judge(ask("42", "exact"), SkillAnswer("42", tool_calls=[call]))
 
 
 def test_json_is_compared_as_json() -> None:
     item = ask('{"a": 1, "b": [true]}', "json")
-    assert judge(item, Answer('{"b":[true],"a":1}'))
-    assert not judge(item, Answer('{"a": 1'))
+    assert judge(item, SkillAnswer('{"b":[true],"a":1}'))
+    assert not judge(item, SkillAnswer('{"a": 1'))
 
 
 def test_calls_must_agree_in_order_and_arguments() -> None:
     calls = [{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]
     item = ask(calls, "tools")
-    assert judge(item, Answer("", tool_calls=calls))
-    assert not judge(item, Answer("", tool_calls=calls[::-1]))
+    assert judge(item, SkillAnswer("", tool_calls=calls))
+    assert not judge(item, SkillAnswer("", tool_calls=calls[::-1]))
 
 
 def test_a_thought_is_needed_where_one_was_asked_for() -> None:
     item = dataclasses.replace(ask("7", "thought"), enable_thinking=True)
-    assert judge(item, Answer("7", reasoning="3 + 4"))
-    assert not judge(item, Answer("7", reasoning=" "))
-    assert not judge(item, Answer("7"))
+    assert judge(item, SkillAnswer("7", reasoning="3 + 4"))
+    assert not judge(item, SkillAnswer("7", reasoning=" "))
+    assert not judge(item, SkillAnswer("7"))

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.kv_choice import choose_format
-from quire.demo.skills import Answer, SkillItem
+from quire.demo.skills import SkillAnswer, SkillItem
 from tests.e2e.client import CHAT, Client
 
 SKILLS = Path(__file__).parent.parent / "data" / "skills"
 
 
-def ask(client: Client, item: SkillItem, **fields: Any) -> Answer:
+def ask(client: Client, item: SkillItem, **fields: Any) -> SkillAnswer:
     """A greedy answer to an item."""
     body: dict[str, Any] = {"messages": item.messages, "temperature": 0, "max_tokens": 200}
     body["enable_thinking"] = item.enable_thinking
@@ -23,7 +23,7 @@ def ask(client: Client, item: SkillItem, **fields: Any) -> Answer:
     assert answer.status_code == 200, answer.text
     message = answer.json()["choices"][0]["message"]
     calls = [call["function"] for call in message.get("tool_calls") or ()]
-    return Answer(
+    return SkillAnswer(
         message["content"] or "",
         message.get("reasoning_content"),
         [{"name": c["name"], "arguments": json.loads(c["arguments"])} for c in calls],

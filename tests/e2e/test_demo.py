@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from quire.demo.skills import Answer, SkillItem, judge, load
+from quire.demo.skills import SkillAnswer, SkillItem, judge, load
 from tests.e2e.asking import SKILLS, ask, format_fields
 from tests.e2e.client import Client, at_once
 
@@ -34,9 +34,9 @@ def sample(path: Path, count: int) -> list[SkillItem]:
     return items[:: max(1, len(items) // count)][:count]
 
 
-def eight_at_once(client: Client, items: list[SkillItem], **fields: Any) -> list[Answer]:
+def eight_at_once(client: Client, items: list[SkillItem], **fields: Any) -> list[SkillAnswer]:
     """The answers, of which eight are always under way."""
-    answers: list[Answer] = []
+    answers: list[SkillAnswer] = []
     for start in range(0, len(items), 8):
         group = items[start : start + 8]
         answers += at_once(partial(ask, client, item, **fields) for item in group)
@@ -99,7 +99,7 @@ def check_format(client: Client, fields: dict[str, Any]) -> None:
         assert len(person["name"]) <= 12
 
 
-def describe(client: Client, name: str, **fields: Any) -> Answer:
+def describe(client: Client, name: str, **fields: Any) -> SkillAnswer:
     item = SkillItem("json", [{"role": "user", "content": f"Describe {name} as JSON."}], "", "json")
     return ask(client, item, **fields)
 

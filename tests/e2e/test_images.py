@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
 
-from quire.demo.skills import Answer, SkillItem, judge, load
+from quire.demo.skills import SkillAnswer, SkillItem, judge, load
 from tests.e2e import spoken
 from tests.e2e.asking import SKILLS, ask, format_fields
 from tests.e2e.client import CHAT, Client, Streamed, at_once
@@ -454,7 +454,7 @@ def check_company(client: Client, name: str, fields: dict[str, Any]) -> None:
         salted = fields | {"cache_salt": f"{name} {salt}", "max_tokens": 80}
         return [partial(ask, client, item, **salted) for item in mixed]
 
-    alone: list[Answer] = [each() for each in answers("alone")]
+    alone: list[SkillAnswer] = [each() for each in answers("alone")]
     together = at_once(answers("together"))
     assert together == alone
     right = sum(judge(item, answer) for item, answer in zip(mixed, together, strict=True))

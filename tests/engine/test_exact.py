@@ -18,7 +18,7 @@ from quire.core.request import Request
 from quire.device.device import current_device
 from quire.engine.engine import Engine
 from quire.models.loader import LoadedModel, open_model
-from tests.support.parity import SCENARIOS, Answer, Company, Scenario, alone, prompts
+from tests.support.parity import SCENARIOS, Company, Generated, Scenario, alone, prompts
 from tests.support.tiny_models import tiny_model
 
 TOKENS = 70
@@ -27,7 +27,7 @@ TOKENS = 70
 
 def preempted(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
-) -> dict[str, Answer]:
+) -> dict[str, Generated]:
     """A budget that holds the longest request and half as much again."""
     longest = max(len(request.prompt) for request in wanted) + TOKENS
     budget = int(Engine(loaded, config).worst_case_bytes(config.kv_format, longest) * 1.5)

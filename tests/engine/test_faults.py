@@ -10,7 +10,7 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure
 from quire.core.request import FinishReason, GrammarSpec, Request, SamplingParams
-from quire.engine.runner import Step
+from quire.engine.runner import LaunchedStep
 from quire.models.loader import LoadedModel, open_model
 from tests.support.parity import Company, alone, assert_same, prompts
 from tests.support.tiny_models import tiny_model
@@ -32,7 +32,7 @@ def break_steps(company: Company, count: int) -> None:
     runner = company.engine._runner
     begin, left = runner._begin, [count]
 
-    def refuse(step: Step) -> None:
+    def refuse(step: LaunchedStep) -> None:
         if left[0] > 0:
             left[0] -= 1
             raise RuntimeError("the device refuses")
@@ -155,7 +155,7 @@ def test_a_constraint_that_fails_before_the_first_token_ends_the_request_once(
     loaded: LoadedModel, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     company = Company(loaded, config)
-    monkeypatch.setattr(company.engine._guides, "make", lambda request: Unable())
+    monkeypatch.setattr(company.engine._constraints, "make", lambda request: Unable())
     answers = company.run([Request("bad", (5, 6), SamplingParams())])
     (end,) = answers["bad"].ends
     assert end.error is not None

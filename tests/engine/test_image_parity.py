@@ -17,7 +17,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Request
 from quire.models.loader import LoadedModel, open_model
-from tests.support.parity import SCENARIOS, Answer, Company, alone, assert_same, prompts
+from tests.support.parity import SCENARIOS, Company, Generated, alone, assert_same, prompts
 from tests.support.tiny_models import (
     IMAGE,
     gemma4_config,
@@ -91,15 +91,15 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
     return find
 
 
-Expected = Callable[[str, KVFormat], dict[str, Answer]]
+Expected = Callable[[str, KVFormat], dict[str, Generated]]
 
 
 @pytest.fixture(scope="module")
 def expected(opened: Callable[[str], Opened]) -> Expected:
     """What each request gets alone, computed once."""
-    known: dict[tuple[str, KVFormat], dict[str, Answer]] = {}
+    known: dict[tuple[str, KVFormat], dict[str, Generated]] = {}
 
-    def find(name: str, format: KVFormat) -> dict[str, Answer]:
+    def find(name: str, format: KVFormat) -> dict[str, Generated]:
         if (name, format) not in known:
             loaded, config = opened(name)
             known[name, format] = alone(loaded, replace(config, kv_format=format), requests())

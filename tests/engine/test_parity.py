@@ -15,10 +15,10 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.device.device import current_device
 from quire.models.loader import LoadedModel, open_model
-from tests.support.parity import SCENARIOS, Answer, alone, assert_same, prompts
+from tests.support.parity import SCENARIOS, Generated, alone, assert_same, prompts
 from tests.support.tiny_models import CONFIGS, tiny_model
 
-Opened = tuple[LoadedModel, EngineConfig, dict[str, Answer]]
+Opened = tuple[LoadedModel, EngineConfig, dict[str, Generated]]
 
 
 @pytest.fixture(

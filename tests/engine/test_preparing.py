@@ -12,7 +12,7 @@ from quire.engine.preparing import Preparing
 from quire.scheduler.sequence import TokenConstraint
 
 
-def test_nothing_waits_for_a_guide_but_its_request() -> None:
+def test_nothing_waits_for_a_constraint_but_its_request() -> None:
     go_on = threading.Event()
 
     def make(request: Request) -> TokenConstraint | None:

@@ -13,7 +13,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams
 from quire.models.loader import LoadedModel, open_model
-from tests.support.parity import Answer, Company, assert_same, prompts
+from tests.support.parity import Company, Generated, assert_same, prompts
 from tests.support.tiny_models import tiny_model
 
 FORMATS = (KVFormat(), KVFormat("page", 4, 4), KVFormat("uniform", 8, 8))
@@ -56,7 +56,7 @@ class Scripted:
 
 
 def run(
-    loaded: LoadedModel, config: EngineConfig, wanted: list[Request], known: dict[str, Answer]
+    loaded: LoadedModel, config: EngineConfig, wanted: list[Request], known: dict[str, Generated]
 ) -> tuple[Company, list[Scripted]]:
     """Serves requests beside each other, with drafts of answers that are known."""
     proposers: list[Scripted] = []

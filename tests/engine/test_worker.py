@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from quire.core.messages import Frames, Step
+from quire.core.messages import Frames, StepOutputs
 from quire.core.request import FinishReason, Output, TokenLogprobs
 from quire.engine import worker
 from quire.engine.engine import Engine
@@ -44,7 +44,7 @@ def step(token: int, names: list[str] = NAMES, **fields: Any) -> list[Output]:
     return [Output(name, (token,), **fields) for name in names]
 
 
-def read(message: Step) -> dict[str, list[int]]:
+def read(message: StepOutputs) -> dict[str, list[int]]:
     """What the other end gets, by request, in its order."""
     got: dict[str, list[int]] = {}
     for name, tokens in message.tokens:

@@ -78,7 +78,7 @@ class SoloStep:
         visible = distance >= 0
         spec = self._layout[source]
         if isinstance(spec, WindowKV):
-            if spec.sees_whole_images:
+            if spec.bidirectional_media:
                 visible = places[None, :] < self._ends[:, None]
             visible = visible & (distance < spec.window)
         if softcap is not None:

@@ -16,7 +16,7 @@ from quire.core.request import Request
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import solo_logits
 from tests.support.families import CONFIGS
-from tests.support.parity import TOLERANCE, Answer, Company, prompts
+from tests.support.parity import TOLERANCE, Company, Generated, prompts
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
@@ -64,7 +64,7 @@ def test_logits_and_greedy_tokens_match(name: str, dtype: str, tmp_path: Path) -
         assert mx.max(mx.abs(logits - theirs[position - 1])).item() < bound
 
 
-def _in_chunks(loaded: LoadedModel, request: Request) -> Answer:
+def _in_chunks(loaded: LoadedModel, request: Request) -> Generated:
     """What the engine answers when it reads the prompt by nine tokens a step."""
     config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=9)
     return Company(loaded, config).run([request])[request.id]

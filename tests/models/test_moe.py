@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 
 from quire.models.layers import GATES
-from quire.models.moe import Experts, choose, stack_experts
+from quire.models.moe import Experts, stack_experts, top_experts
 
 
 def _experts(dtype: mx.Dtype = mx.float32) -> Experts:
@@ -23,7 +23,7 @@ def _experts(dtype: mx.Dtype = mx.float32) -> Experts:
 @pytest.mark.parametrize("rows", [3, 60])  # as they are, and sorted by expert
 def test_experts_of_narrow_types_compute_the_same(rows: int, dtype: mx.Dtype) -> None:
     x = mx.random.normal((rows, 32), key=mx.random.key(1))
-    chosen, weights = choose(mx.random.normal((rows, 8), key=mx.random.key(2)), 3)
+    chosen, weights = top_experts(mx.random.normal((rows, 8), key=mx.random.key(2)), 3)
 
     narrow = _experts(dtype)(x.astype(dtype), chosen, weights)
     wide = _experts()(x, chosen, weights)
@@ -35,7 +35,7 @@ def test_experts_of_narrow_types_compute_the_same(rows: int, dtype: mx.Dtype) ->
 def test_sorting_rows_by_expert_changes_nothing() -> None:
     experts = _experts()
     x = mx.random.normal((60, 32), key=mx.random.key(1))
-    chosen, weights = choose(mx.random.normal((60, 8), key=mx.random.key(2)), 3)
+    chosen, weights = top_experts(mx.random.normal((60, 8), key=mx.random.key(2)), 3)
 
     together = experts(x, chosen, weights)  # 180 pairs: sorted
     apart = mx.concatenate(
@@ -46,7 +46,7 @@ def test_sorting_rows_by_expert_changes_nothing() -> None:
 
 
 def test_choose_takes_the_highest() -> None:
-    indices, scores = choose(mx.array([[0.1, 5.0, -1.0, 3.0]]), 2)
+    indices, scores = top_experts(mx.array([[0.1, 5.0, -1.0, 3.0]]), 2)
     assert sorted(zip(indices[0].tolist(), scores[0].tolist(), strict=True)) == [(1, 5.0), (3, 3.0)]
 
 

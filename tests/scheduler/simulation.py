@@ -27,7 +27,7 @@ PAGE = 4
 GROUPS: dict[str, tuple[KVGroup, ...]] = {
     "full": group_layers((FullKV(1, 1),)),
     "window": group_layers((WindowKV(1, 1, 6), FullKV(1, 2))),
-    "images": group_layers((WindowKV(1, 1, 6, sees_whole_images=True), FullKV(1, 2))),
+    "images": group_layers((WindowKV(1, 1, 6, bidirectional_media=True), FullKV(1, 2))),
     "only windows": group_layers((WindowKV(1, 1, 5),)),
     "recurrent": group_layers((RecurrentState((("s", (1,), ""),)), FullKV(1, 1))),
 }
@@ -306,7 +306,7 @@ class Simulation:
 
 def last_visible(group: KVGroup, rows: ScheduledSequence, row: int) -> int:
     """The row's own key, or the last of its image where its rows see each other."""
-    if group.spec.sees_whole_images:
+    if group.spec.bidirectional_media:
         for begin, end in rows.bidirectional:
             if begin <= row < end:
                 assert end <= rows.end, "a chunk ends within an image"

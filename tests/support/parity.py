@@ -24,7 +24,7 @@ LENGTHS = (1, 5, 40, 64, 65, 130)
 
 
 @dataclass
-class Answer:
+class Generated:
     """What a request got: tokens, the logits each was drawn from, and its end."""
 
     tokens: list[int] = field(default_factory=list)
@@ -44,14 +44,14 @@ class Company:
         # No clock decides how prompts are cut: only `max_step_tokens` does.
         untimed = replace(config, step_ms=1e6, stall_factor=1e6)
         self.engine = Engine(loaded, untimed, self._observe, proposers)
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, Generated] = {}
 
     def _observe(self, rows: list[SampledRow], logits: mx.array) -> None:
         for number, row in enumerate(rows):
             self.answers[row.id].logits[row.position] = logits[number]
 
     def add(self, request: Request) -> None:
-        self.answers[request.id] = Answer()
+        self.answers[request.id] = Generated()
         self.engine.add(request)
 
     def step(self) -> None:
@@ -62,7 +62,7 @@ class Company:
             if output.finish is not None:
                 answer.ends.append(output)
 
-    def run(self, requests: Iterable[Request], every: int = 0) -> dict[str, Answer]:
+    def run(self, requests: Iterable[Request], every: int = 0) -> dict[str, Generated]:
         """Serves requests, all at once or one more every so many steps."""
         waiting = list(requests)
         steps = 0
@@ -90,16 +90,20 @@ def prompts(lengths: Iterable[int] = LENGTHS, tokens: int = 60, seed: int = 0) -
     ]
 
 
-def alone(loaded: LoadedModel, config: EngineConfig, requests: list[Request]) -> dict[str, Answer]:
+def alone(
+    loaded: LoadedModel, config: EngineConfig, requests: list[Request]
+) -> dict[str, Generated]:
     """Each request in an engine of its own, its prompt read in one piece."""
     config = replace(config, prefix_cache=False)
-    answers: dict[str, Answer] = {}
+    answers: dict[str, Generated] = {}
     for request in requests:
         answers |= Company(loaded, config).run([request])
     return answers
 
 
-def assert_same(got: dict[str, Answer], expected: dict[str, Answer], names: Iterable[str]) -> None:
+def assert_same(
+    got: dict[str, Generated], expected: dict[str, Generated], names: Iterable[str]
+) -> None:
     """Equal tokens, logits within tolerance, one proper end each."""
     for name in names:
         ours, theirs = got[name], expected[name]
@@ -113,22 +117,24 @@ def assert_same(got: dict[str, Answer], expected: dict[str, Answer], names: Iter
             assert error < TOLERANCE, f"{name}: logits at {position} differ by {error:.2e}"
 
 
-Scenario = Callable[[LoadedModel, EngineConfig, list[Request]], dict[str, Answer]]
+Scenario = Callable[[LoadedModel, EngineConfig, list[Request]], dict[str, Generated]]
 
 
-def in_batch(loaded: LoadedModel, config: EngineConfig, wanted: list[Request]) -> dict[str, Answer]:
+def in_batch(
+    loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
+) -> dict[str, Generated]:
     return Company(loaded, config).run(wanted)
 
 
 def staggered(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
-) -> dict[str, Answer]:
+) -> dict[str, Generated]:
     return Company(loaded, config).run(wanted, every=5)
 
 
 def beside_cancelled(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
-) -> dict[str, Answer]:
+) -> dict[str, Generated]:
     """Neighbours go away while they generate, and in the middle of a prompt."""
     company = Company(loaded, replace(config, max_step_tokens=48))
     for request in wanted[:3]:
@@ -150,7 +156,7 @@ def beside_cancelled(
 def chunked(size: int) -> Scenario:
     def scenario(
         loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
-    ) -> dict[str, Answer]:
+    ) -> dict[str, Generated]:
         return Company(loaded, replace(config, max_step_tokens=size)).run(wanted, every=3)
 
     return scenario
@@ -158,7 +164,7 @@ def chunked(size: int) -> Scenario:
 
 def preempted(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
-) -> dict[str, Answer]:
+) -> dict[str, Generated]:
     """A budget that holds one long sequence, so that the younger ones give way again and again."""
     probe = Engine(loaded, config)
     budget = int(probe.worst_case_bytes(config.kv_format, 320))

@@ -11,7 +11,7 @@ import numpy as np
 from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.models.loader import LoadedModel
-from tests.support.parity import TOLERANCE, Answer, Company, alone
+from tests.support.parity import TOLERANCE, Company, Generated, alone
 
 _TOKENS = 10
 
@@ -52,7 +52,7 @@ class Schedule:
             rng.random() < 0.5,
         )
 
-    def run(self, loaded: LoadedModel, config: EngineConfig) -> dict[str, Answer]:
+    def run(self, loaded: LoadedModel, config: EngineConfig) -> dict[str, Generated]:
         """What each request got."""
         company = Company(
             loaded,
@@ -102,7 +102,7 @@ def deviation(schedule: Schedule, loaded: LoadedModel, config: EngineConfig) -> 
     return Deviation(worst, other)
 
 
-def _differences(ours: Answer, theirs: Answer, agree: bool) -> Iterable[float]:
+def _differences(ours: Generated, theirs: Generated, agree: bool) -> Iterable[float]:
     """Of rows that follow the same tokens."""
     for position in sorted(ours.logits.keys() & theirs.logits.keys()):
         a, b = np.array(ours.logits[position]), np.array(theirs.logits[position])

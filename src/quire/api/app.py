@@ -47,10 +47,10 @@ def build_app(service: Service, config: ServerConfig, jobs: Jobs | None = None) 
     context = Context(service, config, slots, metrics, seal, stores.of, jobs)
     service.observe(context.metrics.observer)
     slotted = [Middleware(Slotted, slots=context.slots)]
-    chat, completions, misc = Chat(context), Completions(context), Operation(context)
+    chat, completions, operation = Chat(context), Completions(context), Operation(context)
     messages, responses = Messages(context), Responses(context, stores)
     routes = [
-        Route("/", misc.root),
+        Route("/", operation.root),
         Route("/v1/chat/completions", chat.create, methods=["POST"], middleware=slotted),
         Route("/v1/completions", completions.create, methods=["POST"], middleware=slotted),
         Route("/v1/messages", messages.create, methods=["POST"], middleware=slotted),
@@ -63,13 +63,13 @@ def build_app(service: Service, config: ServerConfig, jobs: Jobs | None = None) 
         Route("/v1/responses", responses.create, methods=["POST"], middleware=slotted),
         Route("/v1/responses/{id}", responses.retrieve),
         Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
-        Route("/v1/models", misc.models),
-        Route("/v1/models/{name:path}", misc.model),
-        Route("/v1/embeddings", misc.embeddings, methods=["POST"]),
-        Route("/tokenize", misc.tokenize, methods=["POST"], middleware=slotted),
-        Route("/detokenize", misc.detokenize, methods=["POST"], middleware=slotted),
-        Route("/health", misc.health),
-        Route("/metrics", misc.metrics),
+        Route("/v1/models", operation.models),
+        Route("/v1/models/{name:path}", operation.model),
+        Route("/v1/embeddings", operation.embeddings, methods=["POST"]),
+        Route("/tokenize", operation.tokenize, methods=["POST"], middleware=slotted),
+        Route("/detokenize", operation.detokenize, methods=["POST"], middleware=slotted),
+        Route("/health", operation.health),
+        Route("/metrics", operation.metrics),
         Route("/openapi.json", OpenApi((service.name, *config.also_named)).get),
     ]
 

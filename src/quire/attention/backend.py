@@ -97,7 +97,7 @@ class Backends:
         """Those of this process, in the order in which they are asked."""
         return self._backends
 
-    def choose(self, case: AttentionCase) -> AttentionBackend:
+    def backend_for(self, case: AttentionCase) -> AttentionBackend:
         """The first backend that serves a case.
 
         Raises:

@@ -77,7 +77,7 @@ class _Prepared(PreparedAttention):
                 as_written += (blocks.keys.flatten(0, 1), blocks.values.flatten(0, 1))
         codes = store.coded()
         outs: list[mx.array] = self._ops.attend_coded(
-            store.turn(q),
+            store.transform(q),
             codes.keys,
             codes.key_bits,
             codes.values,
@@ -93,7 +93,7 @@ class _Prepared(PreparedAttention):
             softcap=scoring.softcap or 0.0,
             sinks=scoring.sinks,
         )
-        coded = store.turn_back(outs[0])
+        coded = store.inverse_transform(outs[0])
         return coded + outs[1] if as_written else coded
 
 

@@ -176,7 +176,7 @@ def build_metadata(
         ends + 1,
         keys,
         first_visible,
-        _with_whole_images(keys, rows, query_starts) if spec.sees_whole_images else keys,
+        _with_bidirectional_media(keys, rows, query_starts) if spec.bidirectional_media else keys,
         np.array(table_starts, np.int32),
         np.frombuffer(table, np.int32),
         first_blocks,
@@ -184,7 +184,9 @@ def build_metadata(
     )
 
 
-def _with_whole_images(keys: Ints, rows: Sequence[AttentionRows], query_starts: Ints) -> Ints:
+def _with_bidirectional_media(
+    keys: Ints, rows: Sequence[AttentionRows], query_starts: Ints
+) -> Ints:
     """The last key that each row sees: its own, or the last of the image that it belongs to."""
     last = keys
     for each, first_row in zip(rows, query_starts.tolist(), strict=False):

@@ -181,7 +181,7 @@ class StepAttention:
         metadata = part.metadata
         counts = metadata.counts.tolist()
         by_count = {
-            count: self._backends.choose(
+            count: self._backends.backend_for(
                 AttentionCase(
                     store.format,
                     metadata.spec,

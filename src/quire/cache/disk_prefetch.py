@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 
 from quire.cache.block_manager import Block, BlockManager, PoolKey
 from quire.cache.disk_page import HostPage
-from quire.cache.disk_tier import Read
+from quire.cache.disk_tier import PendingRead
 from quire.cache.index import Node, PrefixIndex, lasting_name
 from quire.cache.specs import recurrent_groups
 from quire.core.kv_format import KVFormat
@@ -33,7 +33,7 @@ class Tier(Protocol):
 
     def __contains__(self, key: bytes) -> bool: ...
 
-    def read(self, keys: tuple[bytes, ...]) -> Read:
+    def read(self, keys: tuple[bytes, ...]) -> PendingRead:
         """Starts reading blocks."""
         ...
 
@@ -74,7 +74,7 @@ class PrefetchedPart:
     prompt: WantedPrefix
     end: int
     groups: dict[int, list[int]]
-    read: Read
+    read: PendingRead
     until: float
     settled: bool = False
     failed: bool = False
@@ -85,7 +85,7 @@ class DiskPrefetch:
 
     Args:
         tier: where blocks are.
-        fits: whether contents have the shape of a pool's blocks.
+        matches_pool: whether contents have the shape of a pool's blocks.
         compute_seconds: what computing so many prompt tokens takes; None while unknown.
         clock: seconds.
     """
@@ -95,12 +95,16 @@ class DiskPrefetch:
         index: PrefixIndex,
         manager: BlockManager,
         tier: Tier,
-        fits: Callable[[PoolKey, HostPage], bool],
+        matches_pool: Callable[[PoolKey, HostPage], bool],
         compute_seconds: Callable[[int], float | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index, self._manager, self._tier = index, manager, tier
-        self._fits, self._compute_seconds, self._clock = fits, compute_seconds, clock
+        self._matches_pool, self._compute_seconds, self._clock = (
+            matches_pool,
+            compute_seconds,
+            clock,
+        )
         self._states = frozenset(recurrent_groups(index.groups))
         self._under_way: WeakValueDictionary[bytes, PrefetchedPart] = WeakValueDictionary()
 
@@ -268,7 +272,7 @@ class DiskPrefetch:
             contents = reading.read.pages.get(lasting_name(prompt.keys[number], group))
             if contents is None:
                 break
-            got = self._manager.allocate(pool, 1) if self._fits(pool, contents) else None
+            got = self._manager.allocate(pool, 1) if self._matches_pool(pool, contents) else None
             if got is None:
                 reading.failed = True
                 break

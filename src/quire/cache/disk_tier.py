@@ -31,7 +31,7 @@ _SMOOTHING = 0.2
 
 
 @dataclass(slots=True)
-class Read:
+class PendingRead:
     """Pages being read.
 
     Attributes:
@@ -95,7 +95,7 @@ class DiskTier:
         self._queued: set[bytes] = set()
         """Keys that wait to be written, or are being written."""
         self._waiting_bytes = 0
-        self._reads: deque[Read] = deque()
+        self._reads: deque[PendingRead] = deque()
         self._touched: list[bytes] = []
         self._said: set[str] = set()
         self._rate = _FIRST_RATE
@@ -143,9 +143,9 @@ class DiskTier:
             self._writes.append((key, page, size))
             self._changed.notify_all()
 
-    def read(self, keys: tuple[bytes, ...]) -> Read:
+    def read(self, keys: tuple[bytes, ...]) -> PendingRead:
         """Starts reading pages. Always ends, whatever the disk does short of hanging."""
-        read = Read(keys)
+        read = PendingRead(keys)
         with self._changed:
             if self._store is None or self._closing:
                 read.done = True
@@ -266,7 +266,7 @@ class DiskTier:
                 self._store.flush()
         return True
 
-    def _serve_read(self, store: DiskStore, read: Read) -> None:
+    def _serve_read(self, store: DiskStore, read: PendingRead) -> None:
         for key in read.keys:
             if read.cancelled:
                 break

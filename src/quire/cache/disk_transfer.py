@@ -37,7 +37,7 @@ def carry_out(changes: Iterable[Change], pools: Pools, spill: SpillTo | None) ->
             pools.restore(pool, ids, _from_host([change.contents for change in restores]))
 
 
-def fits(pools: Pools, pool: PoolKey, page: HostPage) -> bool:
+def matches_pool(pools: Pools, pool: PoolKey, page: HostPage) -> bool:
     """Whether contents from elsewhere have the types and shapes of a pool's pages."""
     ours = [(_name(array.dtype), array.shape[1:]) for array in pools.export(pool, [])]
     theirs = [(dtype, array.shape[1:]) for dtype, array in page]

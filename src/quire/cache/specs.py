@@ -56,7 +56,7 @@ class GroupSpec(LayerSpec):
         return None
 
     @property
-    def sees_whole_images(self) -> bool:
+    def bidirectional_media(self) -> bool:
         """Whether a query within an image also sees the rest of it, up to its last token."""
         return False
 
@@ -159,11 +159,11 @@ class WindowKV(AttentionSpec):
     """Keys and values of which a query at p sees only the last `window`: (p - window, p].
 
     Attributes:
-        sees_whole_images: a query within an image also sees the rest of it, up to its last token.
+        bidirectional_media: a query within an image also sees the rest of it, up to its last token.
     """
 
     window: int
-    sees_whole_images: bool = False
+    bidirectional_media: bool = False
 
     @property
     def visible(self) -> str:
@@ -182,7 +182,7 @@ class WindowKV(AttentionSpec):
         return min(-(-tokens // block_tokens), -(-self.window // block_tokens) + 1)
 
     def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
-        whole = -(-image // block_tokens) if self.sees_whole_images else 0
+        whole = -(-image // block_tokens) if self.bidirectional_media else 0
         return min(-(-tokens // block_tokens), self.window // block_tokens + 3 + whole)
 
 

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.cli.keys import add_client_key_arguments, client_key
-from quire.cli.load import Answer, LoadError, Target, closed_loop, send, served_model
+from quire.cli.load import LoadError, Target, Timings, closed_loop, send, served_model
 from quire.cli.values import at_least, duration, positive
 
 T = TypeVar("T")
@@ -136,7 +136,7 @@ class Level:
     errors: tuple[tuple[str, int], ...]
 
 
-def summarise(answers: Sequence[Answer], concurrency: int, cpu_s: float) -> Level:
+def summarise(answers: Sequence[Timings], concurrency: int, cpu_s: float) -> Level:
     """Folds the answers of one level."""
     good = [answer for answer in answers if answer.error is None]
     wall = max(a.ended for a in answers) - min(a.started for a in answers)

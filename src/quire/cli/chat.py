@@ -37,7 +37,7 @@ class ChatError(QuireError):
 
 
 @dataclass(slots=True)
-class Answer:
+class Reply:
     """An answer as its deltas add up. `calls` are OpenAI tool calls, by their index."""
 
     text: str = ""
@@ -79,7 +79,7 @@ class Chat:
         self.messages: list[Message] = []
         self._thinking = False  # whether the last piece shown was part of a thought
 
-    def answer(self) -> Answer:
+    def answer(self) -> Reply:
         """Asks for the next turn, shows it while it streams, and remembers it.
 
         Ctrl-C ends the answer; what came until then is remembered.
@@ -87,7 +87,7 @@ class Chat:
         Raises:
             ChatError: the server refused or failed. Nothing is remembered.
         """
-        answer = Answer()
+        answer = Reply()
         self._thinking = False
         try:
             for delta in self._deltas():
@@ -114,7 +114,7 @@ class Chat:
         except httpx.HTTPError as error:
             raise ChatError(f"the connection failed: {error}") from error
 
-    def _show(self, delta: Message, answer: Answer) -> None:
+    def _show(self, delta: Message, answer: Reply) -> None:
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         text = delta.get("content")
         if thought:

@@ -21,7 +21,7 @@ from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout, group_layers
 from quire.cli.kv_scores import Score
 from quire.cli.kv_skills import count_skills, generate
-from quire.cli.kv_texts import Text, conversation, prompt_of, sized_needle, whole
+from quire.cli.kv_texts import Text, conversation, fully_judged, prompt_of, sized_needle
 from quire.cli.progress import Begin, silent
 from quire.core.kv_format import KVFormat
 from quire.device.device import open_device
@@ -217,7 +217,7 @@ def evaluate(
     scores = [Score(each.name, bits_an_element(loaded, each)) for each in every]
     if plan.text is not None:
         read = tokenizer.encode(plan.text.read_text(encoding="utf-8"))
-        texts = [whole(read[: plan.tokens])]
+        texts = [fully_judged(read[: plan.tokens])]
     else:
         count = max(1, plan.tokens // _CONVERSATION)
         each = min(plan.tokens, _CONVERSATION)

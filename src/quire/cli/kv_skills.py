@@ -12,11 +12,11 @@ from quire.core.config import EngineConfig
 from quire.core.errors import QuireError
 from quire.core.kv_format import KVFormat
 from quire.core.request import FinishReason, Output, Request, SamplingParams
-from quire.demo.skills import Answer, SkillItem, judge, load
+from quire.demo.skills import SkillAnswer, SkillItem, judge, load
 from quire.engine.engine import Engine
 from quire.models.loader import LoadedModel
 from quire.text.detokenizer import Detokenizer
-from quire.text.dialects import choose
+from quire.text.dialects import choose_dialect
 from quire.text.dialects.base import Dialect, Tool, Vocabulary
 from quire.text.output import OutputStream, fold
 from quire.text.stops import StopMatcher, StopStrings
@@ -87,7 +87,7 @@ def count_skills(
             raise QuireError(f"--skills: {path} holds pictures; eval-kv asks in text only")
         items += known[:: max(1, len(known) // count)][:count]
     prompts = [_prompt(item, tokenizer, template) for item in items]
-    dialect = choose(template.source, str(loaded.config["model_type"]))
+    dialect = choose_dialect(template.source, str(loaded.config["model_type"]))
     vocabulary = Vocabulary(
         tokenizer.added_tokens,
         lambda text: tokenizer.encode(text, add_special_tokens=False),
@@ -127,9 +127,9 @@ def _stream(
     return OutputStream(Detokenizer(tokenizer), parser, StopMatcher(StopStrings(())))
 
 
-def _answer(stream: OutputStream, tokens: tuple[int, ...], stops: frozenset[int]) -> Answer:
+def _answer(stream: OutputStream, tokens: tuple[int, ...], stops: frozenset[int]) -> SkillAnswer:
     """The tokens taken apart as the server takes them apart."""
     finish = FinishReason.STOP if tokens and tokens[-1] in stops else FinishReason.LENGTH
     said = fold(stream.feed(Output("", tokens, finish=finish)))
     calls = [{"name": c.name, "arguments": json.loads(c.arguments)} for c in said.tool_calls]
-    return Answer(said.text, said.reasoning, calls)
+    return SkillAnswer(said.text, said.reasoning, calls)

@@ -113,14 +113,14 @@ def _rendered(
 ) -> Text:
     if not template.exists:
         lines = [f"{question}\n{answer}" for question, answer in turns]
-        return whole(tokenizer.encode("\n\n".join(lines), add_special_tokens=True))
+        return fully_judged(tokenizer.encode("\n\n".join(lines), add_special_tokens=True))
     messages: list[dict[str, str]] = []
     read, tokens, spans = "", [], []
     for question, answer in turns:
         messages.append({"role": "user", "content": question})
         prompt = template.render(messages, add_generation_prompt=True)
         if not prompt.startswith(read):
-            return whole(tokenizer.encode(prompt, add_special_tokens=False))
+            return fully_judged(tokenizer.encode(prompt, add_special_tokens=False))
         tokens += tokenizer.encode(prompt[len(read) :], add_special_tokens=False)
         # What follows the answer, such as a turn's end, is the model's to write too.
         messages.append({"role": "assistant", "content": answer})
@@ -133,6 +133,6 @@ def _rendered(
     return Text(tuple(tokens), tuple(spans))
 
 
-def whole(tokens: Sequence[int]) -> Text:
+def fully_judged(tokens: Sequence[int]) -> Text:
     """A text of which every token is judged."""
     return Text(tuple(tokens), ((1, len(tokens)),))

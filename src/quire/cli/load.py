@@ -77,7 +77,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Timings:
     """What came back for one request. Times are seconds of `time.perf_counter`.
 
     Attributes:
@@ -211,7 +211,7 @@ class _Exchange:
     """One request and its answer. `finished` is set once, with the answer."""
 
     def __init__(self, started: float) -> None:
-        self.finished: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.finished: asyncio.Future[Timings] = asyncio.get_running_loop().create_future()
         self.begun = False
         """Whether any of the answer has come."""
         self.whole = False
@@ -301,7 +301,7 @@ class _Exchange:
             return
         prompt, completion, cached = self._events.usage()
         self.finished.set_result(
-            Answer(
+            Timings(
                 started=self._started,
                 ended=self._ended or time.perf_counter(),
                 text_times=tuple(self._events.text_times),
@@ -362,7 +362,7 @@ class Client:
         self._tls = ssl.create_default_context() if target.tls else None
         self._connection: _Connection | None = None
 
-    async def send(self, route: str, body: bytes, timeout_s: float) -> Answer:
+    async def send(self, route: str, body: bytes, timeout_s: float) -> Timings:
         """Sends a streaming request and reads its answer to the end. Never raises for a bad one."""
         request = self._target.request("POST", route, body)
         exchange = _Exchange(time.perf_counter())
@@ -429,7 +429,7 @@ def served_model(target: Target, timeout_s: float) -> str:
         ) from error
 
 
-async def send(target: Target, route: str, body: bytes, timeout_s: float) -> Answer:
+async def send(target: Target, route: str, body: bytes, timeout_s: float) -> Timings:
     """`Client.send` on a connection of its own."""
     client = Client(target)
     try:
@@ -440,10 +440,10 @@ async def send(target: Target, route: str, body: bytes, timeout_s: float) -> Ans
 
 async def closed_loop(
     target: Target, route: str, bodies: Sequence[bytes], concurrency: int, timeout_s: float
-) -> list[Answer]:
+) -> list[Timings]:
     """Sends all bodies with `concurrency` in flight, each worker the next as soon as it is free."""
     waiting = iter(bodies)
-    answers: list[Answer] = []
+    answers: list[Timings] = []
 
     async def worker() -> None:
         client = Client(target)

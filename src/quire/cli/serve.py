@@ -287,7 +287,7 @@ def run(args: argparse.Namespace) -> int:
     from quire.api.shared.auth import check_exposure
     from quire.text.dialects import named
 
-    check_exposure(server, said_twice=args.allow_anyone)
+    check_exposure(server, allow_anyone=args.allow_anyone)
     if server.dialect is not None:
         named(server.dialect)  # a wrong name is known before the weights are loaded
     return serve(engine, server)

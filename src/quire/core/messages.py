@@ -59,7 +59,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepOutputs:
     """From the engine: what one step gave.
 
     Attributes:
@@ -85,7 +85,7 @@ class Broken:
 
 
 ToEngine = Open | Submit | Abort | AskStats
-FromEngine = Ready | Refused | Step | Stats | Broken
+FromEngine = Ready | Refused | StepOutputs | Stats | Broken
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:

@@ -29,7 +29,7 @@ class SkillItem:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SkillAnswer:
     """What came back, taken apart as a server's response is."""
 
     text: str
@@ -38,26 +38,26 @@ class Answer:
     """`{"name": str, "arguments": dict}` in the order of the calls."""
 
 
-def _exact(item: SkillItem, answer: Answer) -> bool:
+def _exact(item: SkillItem, answer: SkillAnswer) -> bool:
     return not answer.tool_calls and answer.text.strip() == item.expected
 
 
-def _json(item: SkillItem, answer: Answer) -> bool:
+def _json(item: SkillItem, answer: SkillAnswer) -> bool:
     try:
         return bool(json.loads(answer.text) == json.loads(item.expected))
     except ValueError:
         return False
 
 
-def _thought(item: SkillItem, answer: Answer) -> bool:
+def _thought(item: SkillItem, answer: SkillAnswer) -> bool:
     return bool(answer.reasoning and answer.reasoning.strip()) and _exact(item, answer)
 
 
-def _tools(item: SkillItem, answer: Answer) -> bool:
+def _tools(item: SkillItem, answer: SkillAnswer) -> bool:
     return bool(answer.tool_calls == item.expected)
 
 
-RULES: dict[str, Callable[[SkillItem, Answer], bool]] = {
+RULES: dict[str, Callable[[SkillItem, SkillAnswer], bool]] = {
     "exact": _exact,
     "json": _json,
     "thought": _thought,
@@ -67,7 +67,7 @@ RULES: dict[str, Callable[[SkillItem, Answer], bool]] = {
 `tools`: those calls with those arguments, in that order."""
 
 
-def judge(item: SkillItem, answer: Answer) -> bool:
+def judge(item: SkillItem, answer: SkillAnswer) -> bool:
     """Whether the answer is right by the item's own rule. Raises KeyError for an unknown rule."""
     return RULES[item.match](item, answer)
 

@@ -14,7 +14,7 @@ from quire.cache.block_manager import BlockManager
 from quire.cache.disk_prefetch import DiskPrefetch
 from quire.cache.disk_store import MIN_BYTES
 from quire.cache.disk_tier import DiskTier
-from quire.cache.disk_transfer import fits
+from quire.cache.disk_transfer import matches_pool
 from quire.cache.formats.skips import skipped_layers, with_skips
 from quire.cache.formats.table import kv_table
 from quire.core.config import DiskConfig, EngineConfig
@@ -29,7 +29,7 @@ from quire.device.dtypes import DTYPES
 from quire.engine.constraints import ConstraintFactory
 from quire.engine.memory import check_context, kv_budget
 from quire.engine.preparing import Made, Preparing
-from quire.engine.runner import Runner, SampledRow, Step
+from quire.engine.runner import LaunchedStep, Runner, SampledRow
 from quire.models.loader import LoadedModel
 from quire.sampling.loops import LoopDetector
 from quire.scheduler.planner import SchedulerConfig
@@ -95,7 +95,7 @@ class Engine:
         self._constraints = ConstraintFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
         self._preparing = Preparing(self._constraints.make)
         self._proposers = proposers
-        self._running: Step | None = None
+        self._running: LaunchedStep | None = None
         """The step that has begun; its tokens are not read yet."""
         self._faults = 0
         self._refused: list[Output] = []
@@ -215,7 +215,7 @@ class Engine:
         elif self._disk is not None and self._scheduler.waits_for_disk:
             self._disk.wait(_IDLE_S)
 
-    def _observe_duration(self, step: Step) -> None:
+    def _observe_duration(self, step: LaunchedStep) -> None:
         plan = step.plan
         if not plan.sequences or step.reads_media:
             return  # the cost of media says nothing of a token's
@@ -249,7 +249,7 @@ class Engine:
             scheduler.sharing.index,
             scheduler.manager,
             disk,
-            lambda pool, page: fits(pools, pool, page),
+            lambda pool, page: matches_pool(pools, pool, page),
             scheduler.prefill_budget.prompt_seconds,
         )
         return disk

@@ -106,7 +106,7 @@ class StepInputs(_Rows):
         narrowed: whether the model went on with those rows alone.
 
     Args:
-        drawn: where among `previous` the token is that the host does not know, by sequence number.
+        sampled: by sequence number, the row of `previous` that has the token unknown to the host.
         previous: `[R]` tokens that the step before samples.
     """
 
@@ -114,7 +114,7 @@ class StepInputs(_Rows):
         self,
         plan: StepPlan,
         attention: Attention,
-        drawn: Mapping[int, int],
+        sampled: Mapping[int, int],
         previous: mx.array | None,
     ) -> None:
         super().__init__(_in_row_order(plan.sequences, attention.pools.block_tokens), attention)
@@ -127,7 +127,7 @@ class StepInputs(_Rows):
             ends = zip(firsts, wanted, strict=True)
             self.wanted = _ints([row for end, rows in ends for row in range(end - rows, end)])
         self.positions = mx.array(_joined([each.positions for each in self.sequences]))
-        self.tokens = self._gather_tokens(drawn, previous)
+        self.tokens = self._gather_tokens(sampled, previous)
 
     def only_wanted(self) -> tuple[Step, mx.array] | None:
         """See `models.base.Step.only_wanted`."""
@@ -146,7 +146,7 @@ class StepInputs(_Rows):
         rows.positions = self.positions[..., self.wanted]
         return rows, self.wanted
 
-    def _gather_tokens(self, drawn: Mapping[int, int], previous: mx.array | None) -> mx.array:
+    def _gather_tokens(self, sampled: Mapping[int, int], previous: mx.array | None) -> mx.array:
         """Tokens from the host, and those that are still on the device from the step before."""
         host: list[int] = []
         rows: list[int] = []
@@ -155,7 +155,7 @@ class StepInputs(_Rows):
             host += each.tokens
             if len(each.tokens) < each.count:
                 rows.append(len(host))
-                sources.append(drawn[each.number])
+                sources.append(sampled[each.number])
                 host.append(0)
         if not rows:
             return _ints(host)

@@ -39,7 +39,7 @@ class SampledRow(NamedTuple):
 
 
 @dataclass
-class Step:
+class LaunchedStep:
     """A step whose graph is built, and perhaps running.
 
     Attributes:
@@ -98,7 +98,7 @@ class Runner:
         self._attention = Attention(layout, self.pools, open_backends(page_tokens))
         self._vectors = VectorStage(model)
         self._observe = observe
-        self._running: Step | None = None
+        self._running: LaunchedStep | None = None
         self._flushed = True
         self._begun_at = 0.0
         self._launch_s = 0.0
@@ -106,7 +106,7 @@ class Runner:
 
     # -- one step after the other --------------------------------------------------------------
 
-    def launch(self, plan: StepPlan | None) -> Step | None:
+    def launch(self, plan: StepPlan | None) -> LaunchedStep | None:
         """Builds the plan's step while the one before runs, waits for that one, begins this one."""
         before, self._running = self._running, None
         step = self._build(plan, before) if plan is not None else None
@@ -127,7 +127,7 @@ class Runner:
         mx.async_eval(self._running.roots)
         self._launch_s += time.perf_counter() - begun
 
-    def collect(self, step: Step) -> StepResult:
+    def collect(self, step: LaunchedStep) -> StepResult:
         """What a step that is done computed, on the host."""
         vectors = {
             number: tuple(np.array(vector, dtype=np.float32).tolist())
@@ -150,7 +150,7 @@ class Runner:
         """Mutates the pools: what must be done before a step, to and from the disk as well."""
         carry_out(changes, self.pools, self.spill)
 
-    def _begin(self, step: Step) -> None:
+    def _begin(self, step: LaunchedStep) -> None:
         waits = current_device().begins_with_first_layer and self._launch_s > _LONG_S
         self._flushed = not waits
         self._begun_at = time.perf_counter()
@@ -159,7 +159,7 @@ class Runner:
 
     # -- the graph of a step -------------------------------------------------------------------
 
-    def _build(self, plan: StepPlan, before: Step | None) -> Step:
+    def _build(self, plan: StepPlan, before: LaunchedStep | None) -> LaunchedStep:
         """Builds a step's graph; nothing is computed yet, except what pools need to be moved.
 
         Args:
@@ -169,7 +169,7 @@ class Runner:
         self._vectors.forget(plan.ended)
         if plan.copies:
             self.pools.copy((copy.pool, copy.source, copy.target) for copy in plan.copies)
-        step = Step(plan)
+        step = LaunchedStep(plan)
         if plan.sequences:
             places: Mapping[int, int] = before.places if before is not None else {}
             previous = before.sampled.tokens if before is not None and before.sampled else None
@@ -187,7 +187,7 @@ class Runner:
 
     def _finish(
         self,
-        step: Step,
+        step: LaunchedStep,
         ending: list[ScheduledSequence],
         hidden: mx.array,
         places: Mapping[int, int],
@@ -213,7 +213,11 @@ class Runner:
             self._sample(step, logits, places, previous)
 
     def _sample(
-        self, step: Step, logits: mx.array, places: Mapping[int, int], previous: mx.array | None
+        self,
+        step: LaunchedStep,
+        logits: mx.array,
+        places: Mapping[int, int],
+        previous: mx.array | None,
     ) -> None:
         if self._observe is not None:
             self._observe([row for each in step.sampling for row in _rows_of(each)], logits)
@@ -237,7 +241,7 @@ def _rows_of(each: ScheduledSequence) -> list[SampledRow]:
     ]
 
 
-def _tokens(step: Step, sampled: Sampled) -> dict[int, SampledTokens]:
+def _tokens(step: LaunchedStep, sampled: Sampled) -> dict[int, SampledTokens]:
     """What was sampled, by sequence number."""
     tokens: list[int] = np.array(sampled.tokens).tolist()
     chosen = None if sampled.logprobs is None else np.array(sampled.logprobs)

@@ -24,7 +24,7 @@ from quire.core.messages import (
     Ready,
     Refused,
     Stats,
-    Step,
+    StepOutputs,
     Submit,
     encode,
 )
@@ -128,7 +128,7 @@ class _Worker:
                     self._send(Stats(message.number, self._engine.stats()))
         return True
 
-    def _pack(self, outputs: list[Output]) -> Step:
+    def _pack(self, outputs: list[Output]) -> StepOutputs:
         """What goes out after a step: first tokens and ends at once, of others just the tokens.
 
         Where there are many of these in little time, they wait for the next.
@@ -152,7 +152,7 @@ class _Worker:
             tokens += [(name, tuple(held)) for name, held in self._held.items()]
             self._held.clear()
             self._sent_at = now
-        return Step(tuple(full), tuple(tokens))
+        return StepOutputs(tuple(full), tuple(tokens))
 
     def _send(self, message: FromEngine) -> None:
         try:

@@ -30,7 +30,7 @@ from quire.models.gemma4_vision import (
     VisionTower,
 )
 from quire.models.layers import ACTIVATIONS, GATES, GatedMLP, embed, project_logits
-from quire.models.moe import Experts, choose, stack_experts
+from quire.models.moe import Experts, stack_experts, top_experts
 from quire.models.norm import RMSNorm, unweighted_norm
 from quire.models.rope import Rope, RopeParameters, Rotate
 
@@ -146,7 +146,7 @@ class Gemma4Arguments:
                 self.num_key_value_heads,
                 self.head_dim,
                 self.sliding_window,
-                sees_whole_images=self.use_bidirectional_attention == "vision",
+                bidirectional_media=self.use_bidirectional_attention == "vision",
             )
         return FullKV(self.num_global_key_value_heads, self.global_head_dim)
 
@@ -232,7 +232,7 @@ class Router(Module):
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """`[T, hidden]` -> (experts `[T, k]`, weights `[T, k]` in float32)."""
         x = current_device().operations.rms_norm(x, self.scale * self._root, self._eps)
-        chosen, scores = choose(self.proj(x), self._k)
+        chosen, scores = top_experts(self.proj(x), self._k)
         # A softmax over all, cut to the chosen and scaled to one, is a softmax over the chosen.
         weights = mx.softmax(scores.astype(mx.float32), axis=-1)
         return chosen, weights * self.per_expert_scale[chosen]

@@ -207,7 +207,7 @@ class SoftmaxRouter:
         ranked = logits if correction is None else mx.softmax(logits, axis=-1) + correction
         if self.best_groups < self.groups:
             ranked = within_groups(ranked, self.groups, self.best_groups, counted=1)
-        chosen, _ = choose(ranked, self.k)
+        chosen, _ = top_experts(ranked, self.k)
         own = mx.take_along_axis(logits, chosen, axis=-1)
         if self.normalise:
             # A softmax over all, cut to the chosen and scaled to one, is one over the chosen.
@@ -240,7 +240,7 @@ class SigmoidRouter:
         ranked = scores if correction is None else scores + correction
         if self.best_groups < self.groups:
             ranked = within_groups(ranked, self.groups, self.best_groups, counted=2)
-        chosen, _ = choose(ranked, self.k)
+        chosen, _ = top_experts(ranked, self.k)
         weights = mx.take_along_axis(scores, chosen, axis=-1)
         if self.normalise:
             weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
@@ -340,7 +340,7 @@ def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.
     return mx.where((worth >= least)[..., None], grouped, -mx.inf).reshape(ranked.shape)
 
 
-def choose(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:
+def top_experts(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:
     """The k highest of `[T, experts]`: (indices `[T, k]`, scores `[T, k]`), in no order."""
     indices = mx.argpartition(-scores, kth=k - 1, axis=-1)[:, :k]
     return indices, mx.take_along_axis(scores, indices, axis=-1)

@@ -225,11 +225,11 @@ def _swap_pairs(y: mx.array) -> mx.array:
     return y.reshape(*y.shape[:-1], -1, 2)[..., ::-1].flatten(-2)
 
 
-def _turn(y: mx.array, swapped: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
+def _rotate(y: mx.array, swapped: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     return (y * cos + swapped * sin).astype(y.dtype)
 
 
-_turned = current_device().fused(_turn)
+_turned = current_device().fused(_rotate)
 
 
 def _axes(pairs: int, section: tuple[int, ...]) -> list[int]:

@@ -81,7 +81,7 @@ class Planner:
         self._prefill_budget = prefill_budget
         self._prefill_split = PrefillSplit()
         self._fail = fail
-        self._whole_items = any(group.spec.sees_whole_images for group in groups)
+        self._bidirectional = any(group.spec.bidirectional_media for group in groups)
         self._admitted: list[Sequence] = []
         """Those that began to run in the plan that is being made."""
         self._no_room: tuple[int, int] | None = None
@@ -206,7 +206,7 @@ class Planner:
         if items is not None and len(read) > items:
             end = read[items].start
         cut = read[-1] if read and read[-1].start < end < read[-1].end else None
-        if cut is not None and cut.item.bidirectional and self._whole_items:
+        if cut is not None and cut.item.bidirectional and self._bidirectional:
             end = cut.start if cut.start > start else cut.end
         return PlannedRows(sequence, start, end - start, end == len(sequence.progress.tokens))
 

@@ -19,7 +19,7 @@ from quire.serving.sandbox import BinderOpening, GrammarSandbox
 from quire.serving.service import Service
 from quire.serving.submission import Submission
 from quire.text.controls import Controls, control_tokens
-from quire.text.dialects import NONE, choose
+from quire.text.dialects import NONE, choose_dialect
 from quire.text.dialects.base import Dialect, vocabulary_of
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -86,7 +86,7 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
     folder = Path(client.info.path)
     tokenizer = Tokenizer.open(folder)
     template = ChatTemplate.open(folder, tokenizer.special_tokens)
-    dialect = choose(template.source, client.info.model_type, config.dialect)
+    dialect = choose_dialect(template.source, client.info.model_type, config.dialect)
     vocabulary = vocabulary_of(tokenizer)
     own = recommended(folder) if config.sampling_defaults == "model" else SamplingParams()
     processors = open_processors(folder, client.info.modalities)

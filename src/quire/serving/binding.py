@@ -19,7 +19,7 @@ from quire.constraints.schemas import prepare
 from quire.core.errors import RequestError
 from quire.core.request import GrammarSpec
 from quire.serving.bounds import Bound, Wanted
-from quire.serving.formats import body_rule, whole_answer
+from quire.serving.formats import answer_grammar, body_rule
 from quire.text.dialects import DIALECTS
 from quire.text.dialects.base import Dialect, Tool, vocabulary_of
 from quire.text.tokenizer import Tokenizer
@@ -125,7 +125,7 @@ class Binder:
             return self._strict_calls(wanted, opener, lose)
         frame = None if wanted.bare else self._dialect.frame
         if not wanted.tools and frame is None:
-            return whole_answer(wanted.format)
+            return answer_grammar(wanted.format)
         before = "" if frame is None else frame.before(self._vocabulary)
         rule = f"answer: {before} body\n{body_rule(wanted.format)}\n"
         if not wanted.tools:

@@ -28,7 +28,7 @@ from quire.core.messages import (
     Ready,
     Refused,
     Stats,
-    Step,
+    StepOutputs,
     Submit,
     ToEngine,
     encode,
@@ -199,7 +199,7 @@ class ProcessEngine:
         if messages:
             self._heard, self._silence = True, None
         for message in messages:
-            if isinstance(message, Step):
+            if isinstance(message, StepOutputs):
                 self._deliver(message)
             elif isinstance(message, Stats):
                 if (answer := self._stats.pop(message.number, None)) is not None:
@@ -220,7 +220,7 @@ class ProcessEngine:
             return "it still runs, but has closed its pipe"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
-    def _deliver(self, step: Step) -> None:
+    def _deliver(self, step: StepOutputs) -> None:
         for name, tokens in step.tokens:
             if name in self._tickets:
                 self._tickets[name].put_tokens(tokens)

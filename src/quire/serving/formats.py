@@ -12,7 +12,7 @@ from quire.serving.bounds import AnswerFormat
 from quire.text.dialects.grammar import json_term, literal
 
 
-def whole_answer(format: AnswerFormat) -> GrammarSpec:
+def answer_grammar(format: AnswerFormat) -> GrammarSpec:
     """The grammar of an answer that is nothing else.
 
     Raises:

@@ -51,7 +51,7 @@ def test_codebook_codes_read_as_their_levels(bits: int) -> None:
     np.testing.assert_allclose(read * step, levels[codes] * 3, atol=0.51 * step * 3)
     for rows in (4, 40):
         q, weights = mx.random.normal((rows, 128)), mx.random.uniform(shape=(rows, 40))
-        scores, mixed = codec.scores(q, parts), codec.mix(weights, parts)
+        scores, mixed = codec.scores(q, parts), codec.weighted_sum(weights, parts)
         np.testing.assert_allclose(np.array(scores), np.array(q) @ read.T, rtol=1e-4, atol=0.02)
         np.testing.assert_allclose(np.array(mixed), np.array(weights) @ read, rtol=1e-4, atol=0.02)
 
@@ -62,5 +62,5 @@ def test_turbo_errs_as_its_paper_says(bits: int, error: float) -> None:
     vectors = np.random.default_rng(bits).standard_normal((400, 256)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=-1, keepdims=True)
     codec = CodebookCodec(256, bits)
-    read = np.array(codec.turn_back(codec.decode(codec.encode(mx.array(vectors)))))
+    read = np.array(codec.inverse_transform(codec.decode(codec.encode(mx.array(vectors)))))
     assert ((read - vectors) ** 2).sum(axis=-1).mean() == pytest.approx(error, rel=0.03)

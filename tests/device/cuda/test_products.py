@@ -50,7 +50,7 @@ def packed(
 
 
 @pytest.mark.parametrize(
-    ("weight", "fits"),
+    ("weight", "readable"),
     [
         (packed(32, 128), True),
         (packed(32, 128, group_size=128), True),
@@ -61,8 +61,8 @@ def packed(
         (packed(32, 128, dtype=mx.float32), False),
     ],
 )
-def test_which_matrices_the_kernels_read(weight: Packed, fits: bool) -> None:
-    assert weight.fits == fits
+def test_which_matrices_the_kernels_read(weight: Packed, readable: bool) -> None:
+    assert weight.readable_by_kernels == readable
 
 
 def test_without_a_gpu_mlx_multiplies() -> None:

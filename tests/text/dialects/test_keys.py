@@ -12,7 +12,7 @@ import pytest
 
 from quire.core.request import FinishReason
 from quire.text.dialects import DIALECTS, Tool
-from quire.text.dialects.strings import whole_pattern
+from quire.text.dialects.strings import anchored_pattern
 from quire.text.output import fold
 from tests.text.dialects.scripts import answer, encode, events, vocabulary
 from tests.text.dialects.test_forced import accepted, matcher, sample, source_of
@@ -177,7 +177,7 @@ def test_what_a_string_is_not_held_to_is_said() -> None:
     ["^a$", "a", "^a|b$", "(a|b)$", "[$^|]", r"\^a\$", "a|^b|c$", "", "[]a|]b", r"^(?:a|b)\|$"],
 )
 def test_a_pattern_for_the_whole_string_finds_the_same(pattern: str) -> None:
-    whole = whole_pattern(pattern)
+    whole = anchored_pattern(pattern)
     assert whole is not None
     for text in ("", "a", "b", "ab", "ba", "a|", "^a$", "$", "xcx", "xc", "]b", "cb"):
         assert bool(re.fullmatch(whole, text)) == bool(re.search(pattern, text)), (text, whole)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from quire.core.errors import ModelError
-from quire.text.dialects import DIALECTS, choose
+from quire.text.dialects import DIALECTS, choose_dialect
 from quire.text.dialects.machine import Machine
 from tests.text.dialects.scripts import encode, vocabulary
 
@@ -35,14 +35,14 @@ from tests.text.dialects.scripts import encode, vocabulary
     ],
 )
 def test_choice_from_template_and_type(template: str, model_type: str, name: str) -> None:
-    assert choose(template, model_type).name == name
+    assert choose_dialect(template, model_type).name == name
 
 
 def test_override() -> None:
-    assert choose("<|tool_call>", "gemma4", "none").name == "none"
-    assert choose("", "gpt2", "qwen3_coder").name == "qwen3_coder"
+    assert choose_dialect("<|tool_call>", "gemma4", "none").name == "none"
+    assert choose_dialect("", "gpt2", "qwen3_coder").name == "qwen3_coder"
     with pytest.raises(ModelError, match=r"'hermes'.*qwen3"):
-        choose("", "gpt2", "hermes")
+        choose_dialect("", "gpt2", "hermes")
 
 
 @pytest.mark.parametrize("name", DIALECTS)

@@ -16,7 +16,7 @@ from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from quire.api.chat.tools import ChatChoice, ChatTool, call_begun, call_whole, toolbox
+from quire.api.chat.tools import ChatChoice, ChatTool, complete_call, opening_call, toolbox
 from quire.api.shared.content import Message, custom_input, to_template
 from quire.api.shared.context import Context, common_fields
 from quire.api.shared.errors import openai_body
@@ -217,7 +217,7 @@ class ChatChunks:
                 thought = quoted(text)
                 delta = b'{"reasoning_content":' + thought + b',"reasoning":' + thought + b"}"
             case ToolCallBegun(number, call_id, name):
-                call = call_begun(self._tools, call_id, name)
+                call = opening_call(self._tools, call_id, name)
                 if call["type"] == "custom":
                     self._inputs[index, number] = []
                 delta = compact({"tool_calls": [{"index": number, **call}]})
@@ -256,7 +256,7 @@ def _choice(
 ) -> dict[str, Any]:
     """One choice of a whole answer."""
     assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
-    calls = [call_whole(tools, call.id, call.name, call.arguments) for call in answer.tool_calls]
+    calls = [complete_call(tools, call.id, call.name, call.arguments) for call in answer.tool_calls]
     message: dict[str, Any] = {
         "role": "assistant",
         "content": answer.text or (None if calls else ""),

@@ -141,16 +141,16 @@ def _flat_choice(choice: ChatChoice) -> flat.Choice:
             return mode
 
 
-def call_begun(tools: Toolbox, call_id: str, name: str) -> dict[str, Any]:
+def opening_call(tools: Toolbox, call_id: str, name: str) -> dict[str, Any]:
     """A call whose arguments are still to come, as a stream begins it."""
     if tools.client_name(name).kind == "custom":
         return {"id": call_id, "type": "custom", "custom": {"name": name, "input": ""}}
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
 
 
-def call_whole(tools: Toolbox, call_id: str, name: str, arguments: str) -> dict[str, Any]:
+def complete_call(tools: Toolbox, call_id: str, name: str, arguments: str) -> dict[str, Any]:
     """A call with its arguments, or with the text of a custom tool."""
-    call = call_begun(tools, call_id, name)
+    call = opening_call(tools, call_id, name)
     if call["type"] == "custom":
         call["custom"]["input"] = custom_input(arguments)
     else:

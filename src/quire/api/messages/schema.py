@@ -31,13 +31,13 @@ class CacheControl(History):
     scope: str | None = None
 
 
-class Block(History):
+class ContentBlock(History):
     """What every content block may carry."""
 
     cache_control: CacheControl | None = None
 
 
-class TextBlock(Block):
+class TextBlock(ContentBlock):
     """Plain text. Citations come back with earlier answers and are not read."""
 
     type: Literal["text"]
@@ -76,7 +76,7 @@ class ImageTransformations(History):
     oversized_image: Literal["downsize"] | None = None
 
 
-class ImageBlock(Block):
+class ImageBlock(ContentBlock):
     """An image."""
 
     type: Literal["image"]
@@ -101,7 +101,7 @@ class NoCitations(History):
     enabled: Literal[False] | None = None
 
 
-class DocumentBlock(Block):
+class DocumentBlock(ContentBlock):
     """A document; only plain text is offered."""
 
     type: Literal["document"]
@@ -111,7 +111,7 @@ class DocumentBlock(Block):
     citations: NoCitations | None = None
 
 
-class SearchResultBlock(Block):
+class SearchResultBlock(ContentBlock):
     """A passage that the client found."""
 
     type: Literal["search_result"]
@@ -121,14 +121,14 @@ class SearchResultBlock(Block):
     citations: NoCitations | None = None
 
 
-class ToolReferenceBlock(Block):
+class ToolReferenceBlock(ContentBlock):
     """A tool that a search found, so that the model is told of it; see `Tool.defer_loading`."""
 
     type: Literal["tool_reference"]
     tool_name: str
 
 
-class ThinkingBlock(Block):
+class ThinkingBlock(ContentBlock):
     """An earlier thought, or none but its signature, in which it is then sealed."""
 
     type: Literal["thinking"]
@@ -136,7 +136,7 @@ class ThinkingBlock(Block):
     signature: str
 
 
-class RedactedThinkingBlock(Block):
+class RedactedThinkingBlock(ContentBlock):
     """An earlier thought that was not shown."""
 
     type: Literal["redacted_thinking"]
@@ -149,7 +149,7 @@ class Caller(History):
     type: Literal["direct"]
 
 
-class ToolUseBlock(Block):
+class ToolUseBlock(ContentBlock):
     """A call that the assistant made."""
 
     type: Literal["tool_use"]
@@ -170,7 +170,7 @@ ResultPart = Annotated[
 ]
 
 
-class ToolResultBlock(Block):
+class ToolResultBlock(ContentBlock):
     """What a tool answered."""
 
     type: Literal["tool_result"]
@@ -243,7 +243,7 @@ Message = Annotated[
 ]
 
 
-class Tool(Block):
+class Tool(ContentBlock):
     """A tool that the client runs. Those that Anthropic's servers run are not offered.
 
     The model is told of a tool with `defer_loading` once a `tool_reference` names it.

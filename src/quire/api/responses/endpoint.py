@@ -278,18 +278,18 @@ async def _truncated(context: Context, spec: Generation) -> Generation:
         if index >= head and turn["role"] == "user"
     ]
 
-    async def fits(start: int) -> Generation | None:
+    async def within_context(start: int) -> Generation | None:
         cut = replace(spec, messages=(*spec.messages[:head], *spec.messages[start:]))
         (prompt,) = await context.tokens(cut)
         return cut if len(prompt) <= room else None
 
-    fitting = await fits(head)
+    fitting = await within_context(head)
     if fitting is not None:
         return fitting
     low, high = 0, len(starts)
     while low < high:  # the first start from which all fits
         middle = (low + high) // 2
-        cut = await fits(starts[middle])
+        cut = await within_context(starts[middle])
         if cut is None:
             low = middle + 1
         else:

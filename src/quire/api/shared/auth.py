@@ -90,16 +90,16 @@ class ApiKeys:
         return matches[0] if matches else None
 
 
-def check_exposure(config: ServerConfig, *, said_twice: bool) -> None:
+def check_exposure(config: ServerConfig, *, allow_anyone: bool) -> None:
     """Refuses to serve strangers by accident.
 
     Args:
-        said_twice: the operator asked a second time for an open server without a key.
+        allow_anyone: the operator asked a second time for an open server without a key.
 
     Raises:
         QuireError: the host is reachable from other machines and no key is set.
     """
-    if config.api_keys or said_twice or is_loopback(config.host):
+    if config.api_keys or allow_anyone or is_loopback(config.host):
         return
     raise QuireError(
         f"Binding {config.host} lets other machines in, and no API key is set. "

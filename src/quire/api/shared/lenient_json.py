@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.api.shared.schema import finite_json, whole_characters
+from quire.api.shared.schema import finite_json, replace_invalid_utf8
 from quire.core.errors import RequestError
 
 # What needs no look: all between strings, and strings without escapes and control characters.
@@ -44,7 +44,7 @@ def parse_lenient(body: bytes) -> object:
     try:
         return finite_json(body)
     except ValueError:
-        body = whole_characters(body)
+        body = replace_invalid_utf8(body)
         repaired, edits = _repair(body)
     try:
         return finite_json(repaired)

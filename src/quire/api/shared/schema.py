@@ -117,14 +117,14 @@ def parse_json(body: bytes) -> object:
     try:
         return finite_json(body)
     except ValueError:
-        body = whole_characters(body)
+        body = replace_invalid_utf8(body)
     try:
         return finite_json(body)
     except ValueError as error:
         raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from error
 
 
-def whole_characters(body: bytes) -> bytes:
+def replace_invalid_utf8(body: bytes) -> bytes:
     """JSON in which no string holds half a character, with every byte in its old place.
 
     Half of an emoji is left where a client cuts off a text, as agents do with what tools said.

@@ -35,7 +35,7 @@ class PagedBackend(AttentionBackend):
         self._block_tokens = block_tokens
 
     def serves(self, case: AttentionCase) -> bool:
-        if not fits(case, self._block_tokens):
+        if not kernels_serve(case, self._block_tokens):
             return False
         own = case.format, case.spec, case.heads, case.dtype, case.softcap, case.sinks
         key = self._block_tokens, *own
@@ -56,7 +56,7 @@ class PagedBackend(AttentionBackend):
         return difference is None
 
 
-def fits(case: AttentionCase, block_tokens: int) -> bool:
+def kernels_serve(case: AttentionCase, block_tokens: int) -> bool:
     """Whether the kernels are made for a case."""
     spec = case.spec
     return (

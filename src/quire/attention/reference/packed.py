@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from quire.attention.backend import Scoring
 from quire.attention.reference.cuts import Chunk, DecodeBatch, Tile
-from quire.attention.reference.softmax import capped, weigh
+from quire.attention.reference.softmax import attention_weights, capped
 from quire.cache.formats.base import PackedStore, WrittenBlocks
 from quire.device.device import current_device
 
@@ -20,17 +20,17 @@ def decode(q: mx.array, store: PackedStore, batch: DecodeBatch, scoring: Scoring
     """Rows of sequences with one row each, `[B, heads, head_dim]`, scaled."""
     count, heads, _ = q.shape
     kv_heads = batch.kv_heads
-    q = store.turn(q).reshape(count, kv_heads, heads // kv_heads, -1)
+    q = store.transform(q).reshape(count, kv_heads, heads // kv_heads, -1)
     if store.has_tail:
         tail = store.tails(batch.tail_heads)
-        scores, mix = _read_with_own(q, store, batch.full_heads, *tail)
+        scores, weighted_sum = _read_with_own(q, store, batch.full_heads, *tail)
         bias = batch.tail_bias
     else:
         reader = store.read(batch.heads)
-        scores, mix, bias = reader.scores(q), reader.mix, batch.bias
+        scores, weighted_sum, bias = reader.scores(q), reader.weighted_sum, batch.bias
     sinks = None if scoring.sinks is None else scoring.sinks.reshape(kv_heads, -1, 1)
-    weights = weigh(capped(scores, scoring.softcap), bias, sinks)
-    return mix(weights).reshape(count, heads, -1)
+    weights = attention_weights(capped(scores, scoring.softcap), bias, sinks)
+    return weighted_sum(weights).reshape(count, heads, -1)
 
 
 def prefill(
@@ -41,7 +41,7 @@ def prefill(
     Args:
         written: the chunk's blocks as written, in formats with tails.
     """
-    q = store.turn(q)
+    q = store.transform(q)
     count, heads, size = q.shape
     kv_heads = chunk.kv_heads
     grouped = q.reshape(count, kv_heads, -1, size).transpose(1, 2, 0, 3)
@@ -53,10 +53,10 @@ def prefill(
         # Its blocks wait for the tile before, so that one tile's scores and decoded keys are in
         # memory at a time.
         rows = mx.depends([chunk.heads[0, :, tile.blocks]], outs[-1:])[0]
-        scores, mix = _read_tile(some, store, rows, chunk, tile, written)
+        scores, weighted_sum = _read_tile(some, store, rows, chunk, tile, written)
         scores = capped(scores.astype(mx.float32), scoring.softcap)
-        weights = weigh(scores.reshape(*by_head, scores.shape[-1]), tile.bias, sinks)
-        out = mix(weights.reshape(kv_heads, -1, weights.shape[-1]))
+        weights = attention_weights(scores.reshape(*by_head, scores.shape[-1]), tile.bias, sinks)
+        out = weighted_sum(weights.reshape(kv_heads, -1, weights.shape[-1]))
         outs.append(out.reshape(*by_head, out.shape[-1]))
     # [kv_heads, G, t, value_dim] each
     out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
@@ -74,7 +74,7 @@ def _read_tile(
     """Query vectors `[kv_heads, M, -1]` of a tile against its blocks, rows `[kv_heads, P]`."""
     if written is None:
         reader = store.read(rows)
-        return reader.scores(q), reader.mix
+        return reader.scores(q), reader.weighted_sum
     before = tile.own - tile.blocks.start
     own = slice(tile.own - chunk.first_own, tile.blocks.stop - chunk.first_own)
     keys, values = _side_by_side(written.keys[own]), _side_by_side(written.values[own])
@@ -96,10 +96,10 @@ def _read_with_own(
     reader = store.read(full)
     tokens = keys.shape[-2]
 
-    def mix(weights: mx.array) -> mx.array:
-        return weights[..., -tokens:] @ values + reader.mix(weights[..., :-tokens])
+    def weighted_sum(weights: mx.array) -> mx.array:
+        return weights[..., -tokens:] @ values + reader.weighted_sum(weights[..., :-tokens])
 
-    return mx.concatenate([reader.scores(q).astype(mx.float32), scores], axis=-1), mix
+    return mx.concatenate([reader.scores(q).astype(mx.float32), scores], axis=-1), weighted_sum
 
 
 def _side_by_side(blocks: mx.array) -> mx.array:

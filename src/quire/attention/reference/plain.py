@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from quire.attention.backend import Scoring
 from quire.attention.reference.cuts import Chunk, DecodeBatch
-from quire.attention.reference.softmax import capped, weigh
+from quire.attention.reference.softmax import attention_weights, capped
 from quire.cache.formats.base import LayerStore
 from quire.device.device import current_device
 
@@ -89,7 +89,7 @@ def _decode_spelled_out(
     scores = q.reshape(count, kv_heads, heads // kv_heads, dim) @ k.swapaxes(-1, -2)
     scores = capped(scores, scoring.softcap)
     sinks = None if scoring.sinks is None else scoring.sinks.reshape(kv_heads, -1, 1)
-    out = weigh(scores, batch.bias.astype(q.dtype), sinks) @ v
+    out = attention_weights(scores, batch.bias.astype(q.dtype), sinks) @ v
     return out.reshape(count, heads, -1)
 
 
@@ -117,7 +117,7 @@ def _chunk_spelled_out(
     scores = capped(scores, scoring.softcap).reshape(1, kv_heads, -1, count, keys)
     if narrow or scoring.sinks is not None:
         sinks = None if scoring.sinks is None else scoring.sinks.reshape(kv_heads, -1, 1, 1)
-        weights = weigh(scores, bias, sinks)
+        weights = attention_weights(scores, bias, sinks)
     else:
         weights = _softmax_of_many(scores + bias)
     out = weights.reshape(1, kv_heads, -1, keys) @ v

@@ -15,7 +15,7 @@ def capped(scores: mx.array, softcap: float | None) -> mx.array:
     return scores if softcap is None else softcap * mx.tanh(scores / softcap)
 
 
-def weigh(scores: mx.array, bias: mx.array, sinks: mx.array | None) -> mx.array:
+def attention_weights(scores: mx.array, bias: mx.array, sinks: mx.array | None) -> mx.array:
     """The weights of all keys of a row, of the scores' type.
 
     Args:

@@ -49,7 +49,7 @@ class WrittenBlocks:
 class BlockReader(ABC):
     """Some blocks of a layer as attention multiplies them: `[..., S]` keys and values.
 
-    Queries are in the format's coordinates, see `LayerStore.turn`; outputs are the model's.
+    Queries are in the format's coordinates, see `PackedStore.transform`; outputs are the model's.
     """
 
     @abstractmethod
@@ -57,7 +57,7 @@ class BlockReader(ABC):
         """`[..., M, size]` times the keys: `[..., M, S]`."""
 
     @abstractmethod
-    def mix(self, weights: mx.array) -> mx.array:
+    def weighted_sum(self, weights: mx.array) -> mx.array:
         """`[..., M, S]` times the values: `[..., M, value_dim]`."""
 
 
@@ -143,7 +143,7 @@ class PackedStore(LayerStore):
     def packed(self) -> PackedStore | None:
         return self
 
-    def turn(self, q: mx.array) -> mx.array:
+    def transform(self, q: mx.array) -> mx.array:
         """Queries `[..., head_dim]` in the coordinates of the coded keys."""
         return q
 
@@ -156,7 +156,7 @@ class PackedStore(LayerStore):
         """The arrays of codes, for kernels."""
 
     @abstractmethod
-    def turn_back(self, x: mx.array) -> mx.array:
+    def inverse_transform(self, x: mx.array) -> mx.array:
         """Sums of coded values, `[..., size]`, in the model's coordinates `[..., value_dim]`."""
 
     def tail_arrays(self) -> tuple[mx.array, mx.array]:

@@ -77,17 +77,17 @@ class Codec(ABC):
         """`[..., M, size]` times the coded `[..., S, size]`: `[..., M, S]`."""
 
     @abstractmethod
-    def mix(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
+    def weighted_sum(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
         """`[..., M, S]` times the coded `[..., S, size]`: `[..., M, size]`."""
 
-    def turn(self, x: mx.array) -> mx.array:
+    def transform(self, x: mx.array) -> mx.array:
         """Queries `[..., dim]` in the coordinates that `scores` takes, `[..., size]`."""
         if self.size == self.dim:
             return x
         return mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self.size - self.dim)])
 
-    def turn_back(self, x: mx.array) -> mx.array:
-        """What `mix` or `decode` gave, `[..., size]`, as the model's `[..., dim]`."""
+    def inverse_transform(self, x: mx.array) -> mx.array:
+        """What `weighted_sum` or `decode` gave, `[..., size]`, as the model's `[..., dim]`."""
         return x if self.size == self.dim else x[..., : self.dim]
 
     @property
@@ -118,15 +118,15 @@ class AffineCodec(Codec):
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return affine_parts(self.size, self._layout)
 
-    def turn(self, x: mx.array) -> mx.array:
-        x = super().turn(x)
+    def transform(self, x: mx.array) -> mx.array:
+        x = super().transform(x)
         return x if self._rotation is None else self._rotation.forward(x)
 
-    def turn_back(self, x: mx.array) -> mx.array:
-        return super().turn_back(x if self._rotation is None else self._rotation.back(x))
+    def inverse_transform(self, x: mx.array) -> mx.array:
+        return super().inverse_transform(x if self._rotation is None else self._rotation.back(x))
 
     def prepare(self, x: mx.array) -> list[mx.array]:
-        return [self.turn(x.astype(mx.float32))]
+        return [self.transform(x.astype(mx.float32))]
 
     def code(self, prepared: list[mx.array]) -> list[mx.array]:
         return list(affine(prepared[0], self._layout, refit=self._refit))
@@ -139,7 +139,7 @@ class AffineCodec(Codec):
             return self._layout.product(q, parts, transpose=True)
         return current_device().times_transposed(q, self.decode(parts))
 
-    def mix(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
+    def weighted_sum(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
         if multiplies_codes(weights.shape[-2]):
             return self._layout.product(weights, parts, transpose=False)
         return weights @ self.decode(parts)
@@ -174,14 +174,14 @@ class CodebookCodec(Codec):
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return [(self.size * self.bits // 32, mx.uint32), (1, SCALE)]
 
-    def turn(self, x: mx.array) -> mx.array:
-        return self._rotation.forward(super().turn(x), self._step)
+    def transform(self, x: mx.array) -> mx.array:
+        return self._rotation.forward(super().transform(x), self._step)
 
-    def turn_back(self, x: mx.array) -> mx.array:
-        return super().turn_back(self._rotation.back(x, self._step))
+    def inverse_transform(self, x: mx.array) -> mx.array:
+        return super().inverse_transform(self._rotation.back(x, self._step))
 
     def prepare(self, x: mx.array) -> list[mx.array]:
-        turned = self._rotation.forward(super().turn(x.astype(mx.float32)))
+        turned = self._rotation.forward(super().transform(x.astype(mx.float32)))
         norm = mx.linalg.norm(turned, axis=-1, keepdims=True)
         return [turned, norm, mx.minimum(norm, _F16_MAX).astype(SCALE)]
 
@@ -200,7 +200,7 @@ class CodebookCodec(Codec):
         scores = current_device().times_transposed(q, self._directions(codes))
         return scores * norms.swapaxes(-1, -2)
 
-    def mix(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
+    def weighted_sum(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
         codes, norms = parts
         if not multiplies_codes(weights.shape[-2]):
             return (weights * norms.swapaxes(-1, -2)) @ self._directions(codes)

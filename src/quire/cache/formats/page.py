@@ -74,8 +74,10 @@ class CodedBlocks(BlockReader):
     def scores(self, q: mx.array) -> mx.array:
         return self.key_codec.scores(q, self.keys)
 
-    def mix(self, weights: mx.array) -> mx.array:
-        return self.value_codec.turn_back(self.value_codec.mix(weights, self.values))
+    def weighted_sum(self, weights: mx.array) -> mx.array:
+        return self.value_codec.inverse_transform(
+            self.value_codec.weighted_sum(weights, self.values)
+        )
 
 
 class PageStore(PackedStore):
@@ -171,8 +173,8 @@ class PageStore(PackedStore):
         keys, values = self._key_codec.bits, self._value_codec.bits
         return CodedArrays(self._keys, keys, self._values, values, codebook=False, by_channel=True)
 
-    def turn_back(self, x: mx.array) -> mx.array:
-        return self._value_codec.turn_back(x)
+    def inverse_transform(self, x: mx.array) -> mx.array:
+        return self._value_codec.inverse_transform(x)
 
     def tail_arrays(self) -> tuple[mx.array, mx.array]:
         return self._tail_keys, self._tail_values

@@ -33,8 +33,10 @@ class CodedTokens(BlockReader):
     def scores(self, q: mx.array) -> mx.array:
         return self.key_codec.scores(q, self.keys)
 
-    def mix(self, weights: mx.array) -> mx.array:
-        return self.value_codec.turn_back(self.value_codec.mix(weights, self.values))
+    def weighted_sum(self, weights: mx.array) -> mx.array:
+        return self.value_codec.inverse_transform(
+            self.value_codec.weighted_sum(weights, self.values)
+        )
 
 
 class TokenStore(PackedStore):
@@ -97,8 +99,8 @@ class TokenStore(PackedStore):
         keys = self._key_codec.code([part[:, :heads] for part in both])
         return keys + self._value_codec.code([part[:, heads:] for part in both])
 
-    def turn(self, q: mx.array) -> mx.array:
-        return self._key_codec.turn(q)
+    def transform(self, q: mx.array) -> mx.array:
+        return self._key_codec.transform(q)
 
     def read(self, rows: mx.array) -> CodedTokens:
         keys, values = gathered(self._keys, rows), gathered(self._values, rows)
@@ -116,8 +118,8 @@ class TokenStore(PackedStore):
             by_channel=False,
         )
 
-    def turn_back(self, x: mx.array) -> mx.array:
-        return self._value_codec.turn_back(x)
+    def inverse_transform(self, x: mx.array) -> mx.array:
+        return self._value_codec.inverse_transform(x)
 
     def arrays(self) -> list[mx.array]:
         return [*self._keys, *self._values]

@@ -49,7 +49,7 @@ class Packed:
     bits: int
 
     @property
-    def fits(self) -> bool:
+    def readable_by_kernels(self) -> bool:
         """Whether the kernels read it."""
         return (
             self.bits == 4
@@ -79,7 +79,7 @@ class Products:
         rows = x.size // x.shape[-1]
         if not 1 < rows <= _MOST_ROWS or x.dtype != mx.bfloat16:
             return None
-        if not (weight.fits and self.sound):
+        if not (weight.readable_by_kernels and self.sound):
             return None
         y = _linear(x.reshape(rows, -1), weight)
         return y.reshape(*x.shape[:-1], -1)
@@ -105,7 +105,10 @@ class Products:
         gate, up, down = matrices
         if x.dtype != mx.bfloat16 or activation not in ACTIVATIONS:
             return None
-        if not (gate.fits and up.fits and down.fits) or gate.group_size != up.group_size:
+        if (
+            not (gate.readable_by_kernels and up.readable_by_kernels and down.readable_by_kernels)
+            or gate.group_size != up.group_size
+        ):
             return None
         if gate.codes.shape[-2] % 64 or down.codes.shape[-2] % 128:
             return None

@@ -47,7 +47,7 @@ class Settings:
     prefix: str
     values: dict[str, Any]
 
-    def whole(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """An integer of at least `least`; without a default the key has to be there.
 
         Raises:

@@ -76,17 +76,17 @@ class Gemma4ImageProcessor(ImageProcessor):
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
         _check_pixels(settings)
-        tokens = settings.whole("max_soft_tokens", 280)
+        tokens = settings.integer("max_soft_tokens", 280)
         if tokens not in BUDGETS:
             raise settings.error("max_soft_tokens", f"not one of {', '.join(map(str, BUDGETS))}")
         return cls(
             Placeholders(
-                token=config.whole("image_token_id", least=0),
-                before=(config.whole("boi_token_id", least=0),),
-                after=(config.whole("eoi_token_id", least=0),),
+                token=config.integer("image_token_id", least=0),
+                before=(config.integer("boi_token_id", least=0),),
+                after=(config.integer("eoi_token_id", least=0),),
             ),
-            patch=settings.whole("patch_size", 16),
-            pooling=settings.whole("pooling_kernel_size", 3),
+            patch=settings.integer("patch_size", 16),
+            pooling=settings.integer("pooling_kernel_size", 3),
             max_soft_tokens=tokens,
         )
 

@@ -53,7 +53,7 @@ def granitemoehybrid(s: Settings) -> LanguageModel:
     types = s.values.get("layer_types") or ["mamba"] * s.integer("num_hidden_layers")
     for kind in types:
         require("layer_types", kind, mixers)
-    return _whole(s, by_type(tuple(types), mixers, block), _names(s))
+    return _model(s, by_type(tuple(types), mixers, block), _names(s))
 
 
 def _experts(s: Settings) -> Mixture:
@@ -125,10 +125,10 @@ def _stacked(weights: Weights) -> Weights:
 def _decoder(s: Settings, block: FeedForward, names: Names | None = None) -> LanguageModel:
     s.only("position_embedding_type", "rope")
     usual = attention(s, scale=s.number("attention_multiplier", default=1.0))
-    return _whole(s, alike(s, usual, block), names)
+    return _model(s, alike(s, usual, block), names)
 
 
-def _whole(s: Settings, layers: tuple[Layer, ...], names: Names | None) -> LanguageModel:
+def _model(s: Settings, layers: tuple[Layer, ...], names: Names | None) -> LanguageModel:
     changes: dict[str, Any] = {
         "embedding_multiplier": s.number("embedding_multiplier", default=1.0),
         "residual_multiplier": s.number("residual_multiplier", default=1.0),

@@ -16,7 +16,17 @@ from quire.text.dialects.mistral import MISTRAL
 from quire.text.dialects.none import NONE
 from quire.text.dialects.qwen import QWEN3, QWEN3_CODER
 
-__all__ = ["DIALECTS", "NONE", "Call", "Dialect", "Parser", "Tool", "Vocabulary", "choose", "named"]
+__all__ = [
+    "DIALECTS",
+    "NONE",
+    "Call",
+    "Dialect",
+    "Parser",
+    "Tool",
+    "Vocabulary",
+    "choose_dialect",
+    "named",
+]
 
 # In the order in which they are asked whether they know a template: the more special first.
 DIALECTS: dict[str, Dialect] = {
@@ -49,7 +59,7 @@ def named(name: str) -> Dialect:
     return DIALECTS[name]
 
 
-def choose(template: str, model_type: str, override: str | None = None) -> Dialect:
+def choose_dialect(template: str, model_type: str, override: str | None = None) -> Dialect:
     """The dialect of a model.
 
     Args:

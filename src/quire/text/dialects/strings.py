@@ -70,7 +70,7 @@ def text_of(schema: Schema, root: Schema, lost: Callable[[str], None], depth: in
     terms: list[str] = []
     pattern = schema.get("pattern")
     if isinstance(pattern, str):
-        whole = whole_pattern(pattern)
+        whole = anchored_pattern(pattern)
         terms += [_regex(whole)] if whole is not None else []
         if whole is None:
             lost("pattern")
@@ -99,7 +99,7 @@ def _regex(pattern: str) -> str:
     return f"/{slashes}/".replace("\n", r"\n").replace("\r", r"\r")
 
 
-def whole_pattern(pattern: str) -> str | None:
+def anchored_pattern(pattern: str) -> str | None:
     """The expression that matches a whole string in which `pattern` is found.
 
     None for anchors elsewhere than at the ends of the outermost alternatives.

@@ -227,7 +227,7 @@ def typed(text: str, schema: Schema, root: Schema) -> Any:
             write_json(value)
         except ValueError:
             return text
-    return value if fits(value, allowed) else text
+    return value if is_of_kinds(value, allowed) else text
 
 
 def _json_or_python(text: str) -> Any:
@@ -266,7 +266,7 @@ def typed_argument(tool: Tool, key: str, text: str) -> Any:
     return typed(text, property_schema(tool.parameters, key, tool.parameters), tool.parameters)
 
 
-def fits(value: Any, allowed: frozenset[str]) -> bool:
+def is_of_kinds(value: Any, allowed: frozenset[str]) -> bool:
     """Whether a value is of one of the JSON types `allowed`; any is if there are none."""
     kind = kind_of(value)
     if not allowed or kind in allowed or (kind == "integer" and "number" in allowed):
