@@ -19,6 +19,7 @@ from tests.support.tiny_models import write_model
 
 CONFIGS = HELD_AGAINST_TRANSFORMERS | HELD_AGAINST_MLX_LM
 DAILY = {
+    "falcon_h1",  # two mixers in a layer, one of them with a state
     "gemma3_text",  # norms around blocks, windows, two rotations
     "cohere2",  # blocks in parallel, neighbouring pairs, layers without rotation
     "glm4_moe",  # experts after a dense layer, a shared one, part of a head rotated

@@ -101,6 +101,39 @@ def _hybrid(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
+def _multiplied(**changes: Any) -> dict[str, Any]:
+    """Falcon-H1's layers, each multiplier another number."""
+    return {
+        "head_dim": 16,
+        "mamba_d_ssm": 128,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 24,
+        "embedding_multiplier": 4.0,
+        "lm_head_multiplier": 0.4,
+        "mlp_multipliers": [0.9, 0.6],
+        "key_multiplier": 0.7,
+        "attention_in_multiplier": 1.2,
+        "attention_out_multiplier": 0.8,
+        "ssm_multipliers": [0.6, 0.5, 0.7, 0.8, 0.4],
+        "ssm_in_multiplier": 1.3,
+        "ssm_out_multiplier": 0.9,
+    } | changes
+
+
+def _state_spaces(**changes: Any) -> dict[str, Any]:
+    """Nemotron-H's layers: each is one block."""
+    return {
+        "head_dim": 16,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 24,
+        "n_groups": 2,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 48,
+    } | changes
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": _config("llama", **LLAMA3),
     "llama-dynamic": _config(
@@ -252,6 +285,35 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "stablelm": _config("stablelm", use_qkv_bias=True),
     "stablelm-parallel": _config("stablelm", use_parallel_residual=True, qk_layernorm=True),
     "nemotron": _config("nemotron", mlp_bias=True, attention_bias=True),
+    "nemotron_h": _config(
+        "nemotron_h", **_state_spaces(layers_block_type=[LINEAR, "mlp", FULL, LINEAR])
+    ),
+    "nemotron_h-experts": _config(
+        "nemotron_h",
+        **_state_spaces(
+            layers_block_type=[LINEAR, "moe", FULL, "moe"],
+            n_routed_experts=8,
+            n_group=2,
+            topk_group=1,
+            routed_scaling_factor=2.5,
+            moe_latent_size=48,
+        ),
+    ),
+    "mamba2": _config(
+        "mamba2",
+        num_heads=8,
+        head_dim=16,
+        state_size=24,
+        n_groups=2,
+        use_bias=True,
+        max_position_embeddings=None,
+    ),
+    "falcon_h1": _config("falcon_h1", **_multiplied()),
+    "falcon_h1-norm": _config(
+        "falcon_h1",
+        **_multiplied(mamba_rms_norm=True, mamba_norm_before_gate=False, mamba_n_groups=2),
+        tie_word_embeddings=True,
+    ),
     "minimax_m2": _config(
         "minimax_m2", num_local_experts=8, num_experts_per_tok=2, head_dim=16, rotary_dim=8
     ),

@@ -169,7 +169,10 @@ class LanguageModel(Module):
     @property
     @abstractmethod
     def layout(self) -> tuple[LayerSpec, ...]:
-        """What each layer keeps, in order."""
+        """What each layer keeps, in order.
+
+        Here a layer is a block that mixes tokens: a checkpoint's may have none of these, or two.
+        """
 
     @property
     @abstractmethod

@@ -3,39 +3,60 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import LayerSpec
 from quire.models.base import LanguageModel, Module, Step, named_parameters
-from quire.models.description import Description, Placement
+from quire.models.description import Description, Layer, Placement, Rotation
 from quire.models.layers import embed, project_logits
 from quire.models.names import Names, translate
 from quire.models.rope import Rope, Rotate
 
 log = logging.getLogger("quire.models")
 
+Rotations = Mapping[Rotation, Rotate]
+"""Those of a step, by kind."""
+
 
 class DecoderLayer(Module):
-    """A block that mixes tokens and one that does not, each added to what comes in."""
+    """Blocks that mix tokens and one that does not, each added to what comes in.
 
-    def __init__(self, whole: Description, index: int) -> None:
+    Args:
+        first: index into the model's layout of what its first mixer keeps.
+    """
+
+    def __init__(self, whole: Description, layer: Layer, first: int) -> None:
         super().__init__()
-        layer = whole.layers[index]
-        self._mixer, self._multiplier = layer.mixer.attribute, whole.residual_multiplier
-        self[self._mixer] = layer.mixer.module(whole.hidden_size, index)
-        self.mlp = layer.feed_forward.module(whole.hidden_size)
-        for name in _NORMS[whole.placement]:
+        self._multiplier = whole.residual_multiplier
+        self._mixers = tuple((mixer.attribute, mixer.rotation) for mixer in layer.mixers)
+        for number, mixer in enumerate(layer.mixers):
+            self[mixer.attribute] = mixer.module(whole.hidden_size, first + number)
+        if layer.feed_forward is not None:
+            self.mlp = layer.feed_forward.module(whole.hidden_size)
+        for name in self._norms(layer):
             self[name] = whole.norm.module(whole.hidden_size)
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
-        """`[T, hidden]` -> `[T, hidden]`."""
-        x = self._add(x, self._mix(self.input_layernorm(x), step, rotate))
-        return self._add(x, self.mlp(self.post_attention_layernorm(x)))
+    @staticmethod
+    def _norms(layer: Layer) -> tuple[str, ...]:
+        mixes, feeds = bool(layer.mixers), layer.feed_forward is not None
+        return ("input_layernorm",) * mixes + ("post_attention_layernorm",) * feeds
 
-    def _mix(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
-        y: mx.array = self[self._mixer](x, step, rotate)
+    def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
+        """`[T, hidden]` -> `[T, hidden]`."""
+        if "input_layernorm" in self:
+            x = self._add(x, self._mix(self.input_layernorm(x), step, rotate))
+        if "mlp" in self:
+            x = self._add(x, self.mlp(self.post_attention_layernorm(x)))
+        return x
+
+    def _mix(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
+        (name, kind), *others = self._mixers
+        y: mx.array = self[name](x, step, None if kind is None else rotate[kind])
+        for name, kind in others:
+            y = y + self[name](x, step, None if kind is None else rotate[kind])
         return y
 
     def _add(self, x: mx.array, block: mx.array) -> mx.array:
@@ -45,7 +66,11 @@ class DecoderLayer(Module):
 class PostNormLayer(DecoderLayer):
     """Norms after the blocks."""
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+    @staticmethod
+    def _norms(layer: Layer) -> tuple[str, ...]:
+        return ("post_attention_layernorm", "post_feedforward_layernorm")
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
         x = self._add(x, self.post_attention_layernorm(self._mix(x, step, rotate)))
         return self._add(x, self.post_feedforward_layernorm(self.mlp(x)))
 
@@ -53,7 +78,16 @@ class PostNormLayer(DecoderLayer):
 class SandwichLayer(DecoderLayer):
     """Norms before and after the blocks."""
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+    @staticmethod
+    def _norms(layer: Layer) -> tuple[str, ...]:
+        return (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        )
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
         y = self._mix(self.input_layernorm(x), step, rotate)
         x = self._add(x, self.post_attention_layernorm(y))
         y = self.mlp(self.pre_feedforward_layernorm(x))
@@ -63,7 +97,11 @@ class SandwichLayer(DecoderLayer):
 class ParallelLayer(DecoderLayer):
     """Both blocks read the same normalised rows."""
 
-    def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
+    @staticmethod
+    def _norms(layer: Layer) -> tuple[str, ...]:
+        return ("input_layernorm",)
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
         y = self.input_layernorm(x)
         return self._add(x, self._mix(y, step, rotate) + self.mlp(y))
 
@@ -75,18 +113,6 @@ _LAYERS: dict[Placement, type[DecoderLayer]] = {
     Placement.PARALLEL: ParallelLayer,
 }
 
-_NORMS = {
-    Placement.PRE: ("input_layernorm", "post_attention_layernorm"),
-    Placement.POST: ("post_attention_layernorm", "post_feedforward_layernorm"),
-    Placement.SANDWICH: (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-    ),
-    Placement.PARALLEL: ("input_layernorm",),
-}
-
 
 class Decoder(Module):
     """Everything but the head, named as most checkpoints name it: `model.`"""
@@ -96,11 +122,14 @@ class Decoder(Module):
         self._multiplier = whole.embedding_multiplier
         self.embed_tokens = nn.Embedding(whole.vocab_size, whole.hidden_size)
         make = _LAYERS[whole.placement]
-        self.layers = [make(whole, index) for index in range(len(whole.layers))]
+        self.layers: list[DecoderLayer] = []
+        first = 0
+        for layer in whole.layers:
+            self.layers.append(make(whole, layer, first))
+            first += len(layer.mixers)
         self.norm = whole.norm.module(whole.hidden_size)
-        self._rotations = tuple(layer.mixer.rotation for layer in whole.layers)
-        kinds = dict.fromkeys(kind for kind in self._rotations if kind is not None)
-        self._ropes = tuple((kind, Rope(*kind)) for kind in kinds)
+        kinds = dict.fromkeys(mixer.rotation for mixer in whole.mixers)
+        self._ropes = tuple((kind, Rope(*kind)) for kind in kinds if kind is not None)
 
     def __call__(self, step: Step) -> mx.array:
         """Normalised hidden states `[T, hidden]`."""
@@ -110,8 +139,8 @@ class Decoder(Module):
         if step.media is not None:
             x = step.media.placed(x)
         rotate = {kind: rope(step.positions) for kind, rope in self._ropes}
-        for layer, kind in zip(self.layers, self._rotations, strict=True):
-            x = layer(x, step, None if kind is None else rotate[kind])
+        for layer in self.layers:
+            x = layer(x, step, rotate)
         y: mx.array = self.norm(x)
         return y
 
@@ -132,7 +161,7 @@ class DecoderModel(LanguageModel):
         self.lm_head = (
             None if description.tied_head else nn.Linear(hidden, vocab, bias=description.head_bias)
         )
-        self._layout = tuple(layer.mixer.spec for layer in description.layers)
+        self._layout = tuple(mixer.spec for mixer in description.mixers)
 
     @property
     def layout(self) -> tuple[LayerSpec, ...]:

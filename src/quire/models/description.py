@@ -67,7 +67,11 @@ class Mixer(Protocol):
         ...
 
     def module(self, hidden_size: int, layer: int) -> Module:
-        """Called with `x`, the step, and the rotation of its positions, if it has one."""
+        """Called with `x`, the step, and the rotation of its positions, if it has one.
+
+        Args:
+            layer: index into the model's layout of what it keeps.
+        """
         ...
 
 
@@ -81,10 +85,16 @@ class FeedForward(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: `mixer` is its attention."""
+    """One layer.
 
-    mixer: Mixer
-    feed_forward: FeedForward
+    Attributes:
+        mixers: blocks that mix tokens; several read the same rows and are added together. A layer
+            without any is possible where norms are before each block.
+        feed_forward: None in a layer that only mixes, possible there too.
+    """
+
+    mixers: tuple[Mixer, ...]
+    feed_forward: FeedForward | None
 
 
 @dataclass(frozen=True)
@@ -110,3 +120,8 @@ class Description:
     logit_softcap: float | None = None
     tied_head: bool = False
     head_bias: bool = False
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """Those of all layers, in order; each keeps something."""
+        return tuple(mixer for layer in self.layers for mixer in layer.mixers)

@@ -22,8 +22,9 @@ from quire.models.foreign_packing import from_foreign
 from quire.models.hub import find_folder
 from quire.models.linear import Embedding, Linear, use_device_products
 from quire.models.moe import ExpertLinear
-from quire.models.registry import build
+from quire.models.registry import FAMILIES, build
 from quire.models.safetensors import find_shards, fingerprint, read_header
+from quire.models.settings import Settings
 from quire.models.tokens import end_token_ids
 
 Progress = Callable[[int, int], None]
@@ -289,6 +290,9 @@ def context_length(config: dict[str, Any]) -> int:
     Raises:
         ModelError: the configuration does not say.
     """
+    family = FAMILIES.get(config.get("model_type", ""))
+    if family is not None and family.context is not None:
+        return family.context(Settings(config))
     text = config.get("text_config") or config
     length = text.get("max_position_embeddings")
     if not isinstance(length, int):

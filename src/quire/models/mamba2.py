@@ -28,7 +28,9 @@ class Mamba2:
         state_dim: columns of a head's matrix, N in the paper.
         groups: heads of one group share what is written and read by.
         kernel: how many tokens the convolution sees, the current one included.
-        eps: of the norm of the output, which spans a group's heads.
+        eps: of the norm of the output, which spans a group's heads; None is no norm.
+        norm_first: the output is normalised before its gate, not after.
+        out_bias: the last projection has a bias; None is as `bias`, which is of the first.
         least_step, most_step: bounds of a token's step size.
     """
 
@@ -38,9 +40,11 @@ class Mamba2:
     groups: int
     kernel: int
     activation: str
-    eps: float
+    eps: float | None
+    norm_first: bool = False
     conv_bias: bool = True
     bias: bool = False
+    out_bias: bool | None = None
     least_step: float = 0.0
     most_step: float = float("inf")
 
@@ -104,8 +108,10 @@ class Mamba2Mixer(Module):
         self.dt_bias = mx.ones(kind.heads)
         self.A_log = mx.zeros(kind.heads)
         self.D = mx.ones(kind.heads)
-        self.norm = GroupNorm(kind.width, kind.groups, kind.eps)
-        self.out_proj = nn.Linear(kind.width, hidden_size, bias=kind.bias)
+        if kind.eps is not None:
+            self.norm = GroupNorm(kind.width, kind.groups, kind.eps)
+        out_bias = kind.bias if kind.out_bias is None else kind.out_bias
+        self.out_proj = nn.Linear(kind.width, hidden_size, bias=out_bias)
 
     def __call__(self, x: mx.array, step: Step, rotate: None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
@@ -118,9 +124,15 @@ class Mamba2Mixer(Module):
         y = over_segments(
             segments, lambda segment, part: self._advance(segment, mixed[part], steps[part])
         )
-        y = self.norm(y * self._activation(gate.astype(mx.float32)))
+        y = self._gated(y, self._activation(gate.astype(mx.float32)))
         out: mx.array = self.out_proj(y.astype(x.dtype))
         return out[mx.argsort(order)]
+
+    def _gated(self, y: mx.array, gate: mx.array) -> mx.array:
+        if self._kind.eps is None:
+            return y * gate
+        out: mx.array = self.norm(y) * gate if self._kind.norm_first else self.norm(y * gate)
+        return out
 
     def _advance(self, segment: RecurrentSegment, mixed: mx.array, steps: mx.array) -> mx.array:
         """Runs `n` sequences `t` tokens on: `[n * t, ...]` -> `[n * t, width]` in float32."""

@@ -7,6 +7,7 @@ rows. Routers differ between families and live there.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,7 +17,8 @@ import mlx.nn as nn
 from quire.device.device import current_device
 from quire.device.operations import ExpertMatrices, GatedExperts, PackedWeight, Packing
 from quire.models.base import Module
-from quire.models.layers import GATES, Gate, GatedMLP, clamped_gate
+from quire.models.feed_forward import MLP
+from quire.models.layers import ACTIVATIONS, GATES, Gate, clamped_gate
 
 # From this many (row, expert) pairs on, sorting them by expert pays: rows of one expert are
 # multiplied together instead of one at a time.
@@ -153,22 +155,50 @@ class Experts(Module):
         y = current_device().operations.experts(x, chosen, whole)
         if y is not None:
             return (weights.astype(x.dtype)[:, None] @ y).squeeze(1)
-        rows, k = chosen.shape
-        if rows * k < _SORT_FROM:
-            y = self._mlp(x[:, None, None], chosen, False)  # [T, k, 1, hidden]
-        else:
-            flat = chosen.flatten()
-            order = mx.argsort(flat)
-            y = self._mlp(x[order // k][:, None], flat[order], True)  # [T * k, 1, hidden]
-            y = y[mx.argsort(order)].reshape(rows, k, 1, -1)
-        mixed = weights.astype(x.dtype)[:, None] @ y.squeeze(-2)  # [T, 1, k] @ [T, k, hidden]
-        return mixed.squeeze(1)
+        return _weighted_sum(self._mlp, x, chosen, weights)
 
     def _mlp(self, x: mx.array, experts: mx.array, sorted_experts: bool) -> mx.array:
         gate = self.gate_proj(x, experts, sorted_experts)
         up = self.up_proj(x, experts, sorted_experts)
         y: mx.array = self.down_proj(self._gate(gate, up), experts, sorted_experts)
         return y
+
+
+class PlainExperts(Module):
+    """`down(act(up(x)))`, `count` of them. Called as `Experts`."""
+
+    def __init__(self, count: int, hidden: int, intermediate: int, activation: str) -> None:
+        super().__init__()
+        self.up_proj = ExpertLinear(count, hidden, intermediate)
+        self.down_proj = ExpertLinear(count, intermediate, hidden)
+        self._activation = ACTIVATIONS[activation]
+
+    def __call__(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
+        return _weighted_sum(self._mlp, x, chosen, weights)
+
+    def _mlp(self, x: mx.array, experts: mx.array, sorted_experts: bool) -> mx.array:
+        wide = self._activation(self.up_proj(x, experts, sorted_experts))
+        y: mx.array = self.down_proj(wide, experts, sorted_experts)
+        return y
+
+
+def _weighted_sum(
+    mlp: Callable[[mx.array, mx.array, bool], mx.array],
+    x: mx.array,
+    chosen: mx.array,
+    weights: mx.array,
+) -> mx.array:
+    """See `Experts.__call__`; `mlp` takes what `ExpertLinear` does."""
+    rows, k = chosen.shape
+    if rows * k < _SORT_FROM:
+        y = mlp(x[:, None, None], chosen, False)  # [T, k, 1, hidden]
+    else:
+        flat = chosen.flatten()
+        order = mx.argsort(flat)
+        y = mlp(x[order // k][:, None], flat[order], True)  # [T * k, 1, hidden]
+        y = y[mx.argsort(order)].reshape(rows, k, 1, -1)
+    mixed = weights.astype(x.dtype)[:, None] @ y.squeeze(-2)  # [T, 1, k] @ [T, k, hidden]
+    return mixed.squeeze(1)
 
 
 class Router(Protocol):
@@ -284,6 +314,10 @@ class Mixture:
         shared_gate: a gate weighs the shared expert's output.
         bias: the router and the experts' matrices have biases.
         clamp: alpha and limit of gpt-oss's gate, which then stands in for the activation's.
+        gated: experts have a gate, the shared one too.
+        latent_dim: experts read and write so many values, which projections make of a row and turn
+            into one again; 0 is the row itself.
+        latent_bias: these projections have biases, and so has the shared expert.
     """
 
     experts: int
@@ -294,9 +328,19 @@ class Mixture:
     shared_gate: bool = False
     bias: bool = False
     clamp: tuple[float, float] | None = None
+    gated: bool = True
+    latent_dim: int = 0
+    latent_bias: bool = False
 
     def module(self, hidden_size: int) -> Module:
         return SparseMoE(self, hidden_size)
+
+    def stacked(self, size: int) -> Module:
+        """The experts, which read and write `size` values."""
+        if not self.gated:
+            return PlainExperts(self.experts, size, self.width, self.activation)
+        gate = GATES[self.activation] if self.clamp is None else clamped_gate(*self.clamp)
+        return Experts(self.experts, size, self.width, gate, self.bias)
 
 
 class SparseMoE(Module):
@@ -308,10 +352,14 @@ class SparseMoE(Module):
         self.gate = nn.Linear(hidden_size, kind.experts, bias=kind.bias)
         if kind.router.corrected:
             self.e_score_correction_bias = mx.zeros(kind.experts)
-        gate = GATES[kind.activation] if kind.clamp is None else clamped_gate(*kind.clamp)
-        self.experts = Experts(kind.experts, hidden_size, kind.width, gate, kind.bias)
+        latent = kind.latent_dim or hidden_size
+        if kind.latent_dim:
+            self.fc1_latent_proj = nn.Linear(hidden_size, latent, bias=kind.latent_bias)
+            self.fc2_latent_proj = nn.Linear(latent, hidden_size, bias=kind.latent_bias)
+        self.experts = kind.stacked(latent)
         if kind.shared_width:
-            self.shared_expert = GatedMLP(hidden_size, kind.shared_width, kind.activation)
+            shared = MLP(kind.shared_width, kind.activation, kind.gated, kind.latent_bias)
+            self.shared_expert = shared.module(hidden_size)
         if kind.shared_gate:
             self.shared_expert_gate = nn.Linear(hidden_size, 1, bias=False)
 
@@ -319,10 +367,13 @@ class SparseMoE(Module):
         """`[T, hidden]` -> `[T, hidden]`."""
         logits = self.gate(x).astype(mx.float32)
         correction = self.get("e_score_correction_bias")
-        y = self.experts(x, *self._kind.router.route(logits, correction))
+        inner = self.fc1_latent_proj(x) if self._kind.latent_dim else x
+        y: mx.array = self.experts(inner, *self._kind.router.route(logits, correction))
+        if self._kind.latent_dim:
+            y = self.fc2_latent_proj(y)
         if not self._kind.shared_width:
             return y
-        shared = self.shared_expert(x)
+        shared: mx.array = self.shared_expert(x)
         if self._kind.shared_gate:
             shared = mx.sigmoid(self.shared_expert_gate(x)) * shared
         return y + shared
@@ -365,7 +416,7 @@ def stack_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
             base = name.removesuffix(".gate_up_proj")
             gate, up = mx.split(array, 2, axis=1)
             stacked |= {f"{base}.gate_proj.weight": gate, f"{base}.up_proj.weight": up}
-        elif name.endswith(".experts.down_proj"):
+        elif name.endswith((".experts.up_proj", ".experts.down_proj")):
             stacked[f"{name}.weight"] = array
         else:
             name = name.replace(".experts.switch_glu.", ".experts.")

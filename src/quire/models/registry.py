@@ -21,6 +21,7 @@ from quire.models.families import (
     kyutai,
     lg,
     liquid,
+    mamba,
     meta,
     microsoft,
     minimax,
@@ -32,6 +33,7 @@ from quire.models.families import (
     rednote,
     stability,
     tencent,
+    tii,
     zhipu,
 )
 from quire.models.families.common import Family
@@ -52,6 +54,7 @@ _MODULES = (
     kyutai,
     lg,
     liquid,
+    mamba,
     meta,
     microsoft,
     minimax,
@@ -63,6 +66,7 @@ _MODULES = (
     rednote,
     stability,
     tencent,
+    tii,
     zhipu,
 )
 

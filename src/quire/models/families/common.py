@@ -14,7 +14,7 @@ from quire.models.description import Description, FeedForward, Layer, Mixer, Nor
 from quire.models.feed_forward import MLP
 from quire.models.layers import ACTIVATIONS
 from quire.models.moe import Mixture, SigmoidRouter, SoftmaxRouter
-from quire.models.names import Names
+from quire.models.names import Names, Weights
 from quire.models.settings import FULL, SLIDING, Settings
 
 
@@ -25,11 +25,14 @@ class Family:
     Attributes:
         title: what people call it.
         build: the model, without weights, from its configuration.
+        context: tokens that prompt and answer may have together, where that is not what
+            `max_position_embeddings` and YaRN say.
     """
 
     model_type: str
     title: str
     build: Callable[[Settings], LanguageModel]
+    context: Callable[[Settings], int] | None = None
 
 
 CORRECTION = {"gate.e_score_correction_bias": "e_score_correction_bias"}
@@ -117,16 +120,26 @@ def sigmoid_mixture(s: Settings) -> Mixture:
     )
 
 
+def channels_last(weights: Weights) -> Weights:
+    """Short convolutions as MLX has them, `[channels, kernel, 1]`."""
+    return {
+        name: array.swapaxes(-1, -2)
+        if name.endswith((".conv1d.weight", ".conv.conv.weight")) and array.shape[-1] != 1
+        else array
+        for name, array in weights.items()
+    }
+
+
 def alike(s: Settings, mixer: Mixer, feed_forward: FeedForward) -> tuple[Layer, ...]:
     """Layers that are all the same."""
-    return (Layer(mixer, feed_forward),) * s.integer("num_hidden_layers")
+    return (Layer((mixer,), feed_forward),) * s.integer("num_hidden_layers")
 
 
 def by_type(
     types: tuple[str, ...], mixers: Mapping[str, Mixer], feed_forward: FeedForward
 ) -> tuple[Layer, ...]:
     """Layers whose attention follows from their types."""
-    return tuple(Layer(mixers[kind], feed_forward) for kind in types)
+    return tuple(Layer((mixers[kind],), feed_forward) for kind in types)
 
 
 def windows(s: Settings, usual: Attention, default: int | None = None) -> dict[str, Mixer]:

@@ -22,10 +22,12 @@ def smollm3(s: Settings) -> LanguageModel:
     kinds = [SLIDING if window and not each else FULL for each in rotated]
     layers = tuple(
         Layer(
-            replace(
-                usual,
-                rope=usual.rope if rotates else None,
-                window=window if kind == SLIDING else None,
+            (
+                replace(
+                    usual,
+                    rope=usual.rope if rotates else None,
+                    window=window if kind == SLIDING else None,
+                ),
             ),
             block,
         )

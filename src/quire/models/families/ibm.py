@@ -14,13 +14,14 @@ from quire.models.families.common import (
     alike,
     attention,
     by_type,
+    channels_last,
     decoder,
     mlp,
     rms,
     softmax_mixture,
 )
+from quire.models.families.mamba import hybrid_mamba2
 from quire.models.feed_forward import MLP
-from quire.models.mamba2 import Mamba2
 from quire.models.moe import Mixture, SoftmaxRouter
 from quire.models.names import Names, Weights
 from quire.models.settings import Settings
@@ -43,7 +44,7 @@ def granitemoehybrid(s: Settings) -> LanguageModel:
     usual = attention(s, scale=s.number("attention_multiplier", default=1.0))
     if s.values.get("position_embedding_type") != "rope":
         usual = replace(usual, rope=None)
-    state_space = _state_space(s)
+    state_space = hybrid_mamba2(s, eps=rms(s).eps)
     mixers: dict[str, Mixer] = {
         "attention": usual,
         "full_attention": usual,
@@ -66,32 +67,6 @@ def _experts(s: Settings) -> Mixture:
     )
 
 
-def _state_space(s: Settings) -> Mamba2:
-    heads = s.integer("mamba_n_heads", default=128)
-    inner = s.integer("mamba_expand", default=2) * s.integer("hidden_size")
-    if s.values.get("mamba_d_head") in (None, "auto"):
-        s = s.changed(mamba_d_head=inner // heads)
-    least, most = s.values.get("time_step_limit") or (0.0, float("inf"))
-    return Mamba2(
-        heads=heads,
-        head_dim=s.integer("mamba_d_head"),
-        state_dim=s.integer("mamba_d_state", default=256),
-        groups=s.integer("mamba_n_groups", default=1),
-        kernel=s.integer("mamba_d_conv", default=4),
-        activation=activation(s),
-        eps=rms(s).eps,
-        conv_bias=s.flag("mamba_conv_bias", default=True),
-        bias=s.flag("mamba_proj_bias", default=False),
-        least_step=_number(least),
-        most_step=_number(most),
-    )
-
-
-def _number(value: Any) -> float:
-    """A number as transformers 5 writes it, infinity as an object that holds its name."""
-    return float(value["__float__"] if isinstance(value, dict) else value)
-
-
 def _names(s: Settings) -> Names:
     shared = s.integer("shared_intermediate_size", default=0)
     dense = not s.integer("num_local_experts", default=0)
@@ -108,17 +83,11 @@ def _names(s: Settings) -> Names:
 
 def _stacked(weights: Weights) -> Weights:
     """Experts by the names of other families, and convolutions `[channels, kernel, 1]`."""
-    weights = {
-        name: array.swapaxes(-1, -2)
-        if name.endswith(".conv1d.weight") and array.shape[-1] != 1
-        else array
-        for name, array in weights.items()
-    }
     return {
         name.replace(".block_sparse_moe.input_linear.weight", ".mlp.experts.gate_up_proj").replace(
             ".block_sparse_moe.output_linear.weight", ".mlp.experts.down_proj"
         ): array
-        for name, array in weights.items()
+        for name, array in channels_last(weights).items()
     }
 
 

@@ -13,13 +13,14 @@ from quire.models.families.common import (
     Family,
     attention,
     by_type,
+    channels_last,
     decoder,
     softmax_mixture,
     with_dense,
 )
 from quire.models.feed_forward import MLP
 from quire.models.moe import SigmoidRouter
-from quire.models.names import Names, Weights
+from quire.models.names import Names
 from quire.models.settings import FULL, Settings
 from quire.models.short_conv import ShortConv
 
@@ -90,18 +91,8 @@ def _norm(s: Settings) -> Norm:
 
 def _decoder(s: Settings, layers: tuple[Layer, ...]) -> LanguageModel:
     tied = s.flag("tie_embedding", "tie_word_embeddings", default=True)
-    names = Names(renamed=_PARTS, prepare=_channels_last)
+    names = Names(renamed=_PARTS, prepare=channels_last)
     return decoder(s, layers, names, norm=_norm(s), tied_head=tied)
-
-
-def _channels_last(weights: Weights) -> Weights:
-    """Convolutions as MLX has them, `[channels, kernel, 1]`."""
-    return {
-        name: array.swapaxes(-1, -2)
-        if name.endswith(".conv.conv.weight") and array.shape[-1] != 1
-        else array
-        for name, array in weights.items()
-    }
 
 
 FAMILIES = (

@@ -1,10 +1,28 @@
-"""Nemotron 4 and Minitron (arXiv:2402.16819, arXiv:2407.14679)."""
+"""Nemotron 4, Minitron (arXiv:2402.16819, arXiv:2407.14679) and Nemotron-H (arXiv:2504.03624)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
+from quire.models.arguments import require
+from quire.models.attention import Attention
 from quire.models.base import LanguageModel
-from quire.models.description import Norm
-from quire.models.families.common import Family, activation, alike, attention, decoder, mlp
+from quire.models.description import Layer, Norm
+from quire.models.families.common import (
+    CORRECTION,
+    Family,
+    activation,
+    alike,
+    attention,
+    channels_last,
+    decoder,
+    mlp,
+)
+from quire.models.families.mamba import step_limits
+from quire.models.feed_forward import MLP
+from quire.models.mamba2 import Mamba2
+from quire.models.moe import Mixture, SigmoidRouter
 from quire.models.names import Names
 from quire.models.settings import Settings
 
@@ -16,4 +34,107 @@ def nemotron(s: Settings) -> LanguageModel:
     return decoder(s, alike(s, usual, block), Names(less_one=("norm.weight",)), norm=norm)
 
 
-FAMILIES = (Family("nemotron", "Nemotron 4, Minitron", nemotron),)
+_KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_OLD_KINDS = {"mamba": "linear_attention", "attention": "full_attention"}
+
+
+def nemotron_h(s: Settings) -> LanguageModel:
+    """Each layer is one block: a state space, attention that knows no order, or a feed-forward."""
+    norm = Norm(s.number("layer_norm_epsilon", default=1e-5))
+    s.has("n_routed_experts")  # a default, in files of dense models
+    layers: dict[str, Callable[[], Layer]] = {
+        "linear_attention": lambda: Layer((_state_space(s, norm),), None),
+        "full_attention": lambda: Layer((_unordered(s),), None),
+        "mlp": lambda: Layer((), _mlp(s)),
+        "moe": lambda: Layer((), _experts(s)),
+    }
+    kinds = _kinds(s)
+    made = {kind: layers[kind]() for kind in dict.fromkeys(kinds)}
+    parts = CORRECTION | {
+        "model.backbone": "model",
+        "embeddings": "embed_tokens",
+        "norm_f": "norm",
+        "shared_experts": "shared_expert",
+        "switch_mlp.fc1": "experts.up_proj",
+        "switch_mlp.fc2": "experts.down_proj",
+    }
+    for index, kind in enumerate(kinds):
+        layer = made[kind]
+        mixer = layer.mixers[0].attribute if layer.mixers else "mlp"
+        before = "input_layernorm" if layer.mixers else "post_attention_layernorm"
+        parts |= {f"layers.{index}.mixer": f"layers.{index}.{mixer}"}
+        parts |= {f"layers.{index}.norm": f"layers.{index}.{before}"}
+    names = Names(renamed=parts, unused=("mtp.",), prepare=channels_last)
+    return decoder(s, tuple(made[kind] for kind in kinds), names, norm=norm)
+
+
+def _kinds(s: Settings) -> list[str]:
+    """What each layer is."""
+    pattern = s.values.get("hybrid_override_pattern")
+    listed = s.values.get("layers_block_type") or s.values.get("layer_types") or pattern
+    kinds = [_OLD_KINDS.get(kind, _KINDS.get(kind, kind)) for kind in listed or ()]
+    require("hybrid_override_pattern", bool(kinds), (True,))
+    for kind in kinds:
+        require("layers_block_type", kind, _KINDS.values())
+    return kinds
+
+
+def _state_space(s: Settings, norm: Norm) -> Mamba2:
+    s.only("mamba_hidden_act", "silu")
+    bias = s.flag("use_bias", default=False)
+    s.only("mamba_proj_bias", bias)
+    least, most = step_limits(s)
+    return Mamba2(
+        heads=s.integer("mamba_num_heads", default=128),
+        head_dim=s.integer("mamba_head_dim", default=64),
+        state_dim=s.integer("ssm_state_size", default=128),
+        groups=s.integer("n_groups", default=8),
+        kernel=s.integer("conv_kernel", default=4),
+        activation="silu",
+        eps=norm.eps,
+        conv_bias=s.flag("use_conv_bias", default=True),
+        bias=bias,
+        least_step=least,
+        most_step=most,
+    )
+
+
+def _unordered(s: Settings) -> Attention:
+    s.only("attention_bias", False)
+    s.only("sliding_window")
+    head_dim = s.integer("head_dim", "attention_head_dim", default=128)
+    return replace(attention(s.changed(head_dim=head_dim)), rope=None)
+
+
+def _mlp(s: Settings) -> MLP:
+    act, bias = _activation(s), s.flag("mlp_bias", default=False)
+    return MLP(s.integer("intermediate_size", default=21504), act, gated=False, bias=bias)
+
+
+def _activation(s: Settings) -> str:
+    return activation(s.changed(hidden_act=s.word("mlp_hidden_act", default="relu2")))
+
+
+def _experts(s: Settings) -> Mixture:
+    return Mixture(
+        experts=s.integer("n_routed_experts", default=8),
+        width=s.integer("moe_intermediate_size", default=7688),
+        activation=_activation(s),
+        router=SigmoidRouter(
+            k=s.integer("num_experts_per_tok", default=2),
+            normalise=s.flag("norm_topk_prob", default=True),
+            scale=s.number("routed_scaling_factor", default=1.0),
+            groups=s.integer("n_group", default=1),
+            best_groups=s.integer("topk_group", default=1),
+        ),
+        shared_width=s.integer("moe_shared_expert_intermediate_size", default=7688),
+        gated=False,
+        latent_dim=s.integer("moe_latent_size") if s.has("moe_latent_size") else 0,
+        latent_bias=s.flag("mlp_bias", default=False),
+    )
+
+
+FAMILIES = (
+    Family("nemotron", "Nemotron 4, Minitron", nemotron),
+    Family("nemotron_h", "Nemotron-H, Nemotron Nano 2 and 3", nemotron_h),
+)

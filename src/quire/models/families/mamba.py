@@ -1,0 +1,93 @@
+"""Mamba 2 (arXiv:2405.21060), and what hybrids of it have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quire.models.arguments import require
+from quire.models.base import LanguageModel
+from quire.models.description import Layer, Norm
+from quire.models.families.common import Family, activation, channels_last, decoder
+from quire.models.mamba2 import Mamba2
+from quire.models.names import Names
+from quire.models.settings import Settings
+
+
+def mamba2(s: Settings) -> LanguageModel:
+    """Layers of state spaces and nothing else."""
+    heads, head_dim = s.integer("num_heads"), s.integer("head_dim")
+    width = s.integer("expand", default=2) * s.integer("hidden_size")
+    require("num_heads * head_dim", heads * head_dim, (width,))
+    least, most = step_limits(s)
+    norm = Norm(s.number("layer_norm_epsilon", default=1e-5))
+    layer = Layer(
+        (
+            Mamba2(
+                heads=heads,
+                head_dim=head_dim,
+                state_dim=s.integer("state_size", "ssm_state_size"),
+                groups=s.integer("n_groups", default=8),
+                kernel=s.integer("conv_kernel", default=4),
+                activation=activation(s),
+                eps=norm.eps,
+                conv_bias=s.flag("use_conv_bias", default=True),
+                bias=s.flag("use_bias", default=False),
+                least_step=least,
+                most_step=most,
+            ),
+        ),
+        None,
+    )
+    parts = {
+        "model.backbone": "model",
+        "embeddings": "embed_tokens",
+        "embedding": "embed_tokens",
+        "norm_f": "norm",
+    }
+    parts |= {
+        f"layers.{index}.norm": f"layers.{index}.input_layernorm"
+        for index in range(s.integer("num_hidden_layers"))
+    }
+    names = Names(renamed=parts | {"mixer": "mamba"}, prepare=channels_last)
+    return decoder(s, (layer,) * s.integer("num_hidden_layers"), names, norm=norm)
+
+
+def hybrid_mamba2(s: Settings, **changes: Any) -> Mamba2:
+    """The state space layer of Granite 4 and Falcon-H1, whose keys begin with `mamba_`."""
+    heads = s.integer("mamba_n_heads", default=128)
+    inner = s.integer("mamba_expand", default=2) * s.integer("hidden_size")
+    if s.values.get("mamba_d_head") in (None, "auto"):
+        s = s.changed(mamba_d_head=s.integer("mamba_d_ssm", default=inner) // heads)
+    least, most = step_limits(s)
+    usual: dict[str, Any] = {
+        "heads": heads,
+        "head_dim": s.integer("mamba_d_head"),
+        "state_dim": s.integer("mamba_d_state", default=256),
+        "groups": s.integer("mamba_n_groups", default=1),
+        "kernel": s.integer("mamba_d_conv", default=4),
+        "activation": activation(s),
+        "conv_bias": s.flag("mamba_conv_bias", default=True),
+        "bias": s.flag("mamba_proj_bias", default=False),
+        "least_step": least,
+        "most_step": most,
+    }
+    return Mamba2(**usual | changes)
+
+
+def step_limits(s: Settings) -> tuple[float, float]:
+    """The least and the greatest step of a token."""
+    least, most = s.values.get("time_step_limit") or (0.0, float("inf"))
+    return _number(least), _number(most)
+
+
+def _number(value: Any) -> float:
+    """A number as transformers 5 writes it, infinity as an object that holds its name."""
+    return float(value["__float__"] if isinstance(value, dict) else value)
+
+
+def _context(s: Settings) -> int:
+    """A state is of one size after any number of tokens, so that files have no limit."""
+    return s.integer("max_position_embeddings", default=1 << 20)
+
+
+FAMILIES = (Family("mamba2", "Mamba 2, Codestral Mamba", mamba2, _context),)
