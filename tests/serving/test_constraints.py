@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from quire.core.errors import RequestError
-from quire.serving.bounds import AnswerFormat
-from quire.serving.constraints import Held
+from quire.serving.answer_grammar import AnswerFormat
+from quire.serving.constraints import AnswerConstraints
 from quire.serving.generation import Generation, Thinking, ToolChoice
 from quire.serving.service import Service
 
@@ -19,19 +19,23 @@ TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {"type"
 NUMBER = AnswerFormat("json_schema", '{"type": "integer"}', "response_format")
 
 
-async def held(service: Service, spec: Generation, max_tokens: int = 100) -> Held:
+async def constraints_of(
+    service: Service, spec: Generation, max_tokens: int = 100
+) -> AnswerConstraints:
     """What holds the answer to the generation's only prompt."""
     prepared = await service.prepare(spec)
-    bound = await service.constraints.bind(prepared)
-    return service.constraints.of(prepared, prepared.prompts[0].tokens, bound.grammar, max_tokens)
+    built = await service.constraints.build(prepared)
+    return service.constraints.for_prompt(
+        prepared, prepared.prompts[0].tokens, built.grammar, max_tokens
+    )
 
 
 async def test_nothing_holds_a_free_answer(service: Service) -> None:
-    assert await held(service, SPEC) == Held(None, None)
+    assert await constraints_of(service, SPEC) == AnswerConstraints(None, None)
 
 
 async def test_a_format_binds_at_once_where_no_reasoning_comes(service: Service) -> None:
-    found = await held(service, replace(SPEC, format=NUMBER))
+    found = await constraints_of(service, replace(SPEC, format=NUMBER))
     assert found.grammar is not None
     assert found.grammar.kind == "json_schema"
     assert found.grammar.start_after == ()
@@ -39,7 +43,7 @@ async def test_a_format_binds_at_once_where_no_reasoning_comes(service: Service)
 
 async def test_a_format_binds_after_the_reasoning(service: Service) -> None:
     spec = replace(SPEC, format=NUMBER, thinking=Thinking(enabled=True))
-    found = await held(service, spec)
+    found = await constraints_of(service, spec)
     assert found.grammar is not None
     assert service.tokenizer.decode(found.grammar.start_after) == "<channel|>"
     assert found.grammar.opened_by
@@ -47,7 +51,7 @@ async def test_a_format_binds_after_the_reasoning(service: Service) -> None:
 
 async def test_bare_prompts_have_no_reasoning_to_wait_for(service: Service) -> None:
     spec = Generation(prompts=("x",), format=NUMBER, thinking=Thinking(enabled=True, budget=5))
-    found = await held(service, spec)
+    found = await constraints_of(service, spec)
     assert found.grammar is not None
     assert found.grammar.start_after == ()
     assert found.thinking is None
@@ -55,7 +59,7 @@ async def test_bare_prompts_have_no_reasoning_to_wait_for(service: Service) -> N
 
 async def test_forced_calls_are_a_grammar(service: Service) -> None:
     spec = replace(SPEC, tools=(TOOL,), tool_choice=ToolChoice("named", "f"))
-    found = await held(service, spec)
+    found = await constraints_of(service, spec)
     assert found.grammar is not None
     assert found.grammar.kind == "lark"
     assert found.grammar.opener is not None
@@ -73,7 +77,7 @@ async def test_forced_calls_are_a_grammar(service: Service) -> None:
     ],
 )
 async def test_budgets(service: Service, thinking: Thinking, budget: int | None) -> None:
-    found = (await held(service, replace(SPEC, thinking=thinking))).thinking
+    found = (await constraints_of(service, replace(SPEC, thinking=thinking))).thinking
     assert (found.max_tokens if found is not None else None) == budget
 
 
@@ -81,7 +85,7 @@ async def test_what_no_grammar_enforces_is_named(service: Service) -> None:
     unique = '{"type": "array", "uniqueItems": true}'
     format = AnswerFormat("json_schema", unique, "response_format")
     prepared = await service.prepare(replace(SPEC, format=format))
-    assert "uniqueItems" in (await service.constraints.bind(prepared)).unenforced[0]
+    assert "uniqueItems" in (await service.constraints.build(prepared)).unenforced[0]
 
 
 @pytest.mark.parametrize(
@@ -98,5 +102,5 @@ async def test_what_cannot_be_compiled_names_its_field(
     service: Service, kind: Any, source: str
 ) -> None:
     with pytest.raises(RequestError) as refused:
-        await held(service, replace(SPEC, format=AnswerFormat(kind, source, "the field")))
+        await constraints_of(service, replace(SPEC, format=AnswerFormat(kind, source, "the field")))
     assert (refused.value.param, refused.value.code) == ("the field", "invalid_schema")

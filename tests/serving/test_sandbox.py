@@ -13,8 +13,8 @@ import pytest
 
 from quire.core.errors import EngineFailure, RequestError
 from quire.demo import MODEL_DIR
-from quire.serving.bounds import AnswerFormat, Wanted
-from quire.serving.sandbox import BinderOpening, GrammarSandbox
+from quire.serving.answer_grammar import AnswerFormat, GrammarRequest
+from quire.serving.sandbox import BuilderOpening, GrammarSandbox
 from quire.text.dialects import Tool
 
 SLOW = {
@@ -24,16 +24,18 @@ SLOW = {
 }
 
 
-def wanted(schema: object = None, *tools: Tool, forced: bool = False, strict: str = "") -> Wanted:
+def wanted(
+    schema: object = None, *tools: Tool, forced: bool = False, strict: str = ""
+) -> GrammarRequest:
     text = None if schema is None else json.dumps(schema)
     names = frozenset({strict} - {""})
     format = None if text is None else AnswerFormat("json_schema", text, "response_format")
-    return Wanted(format, tools, names, forced, "", True, "function.parameters")
+    return GrammarRequest(format, tools, names, forced, "", True, "function.parameters")
 
 
 @asynccontextmanager
 async def opened(dialect: str = "gemma4") -> AsyncIterator[GrammarSandbox]:
-    made = GrammarSandbox(BinderOpening(MODEL_DIR, dialect, 3072))
+    made = GrammarSandbox(BuilderOpening(MODEL_DIR, dialect, 3072))
     try:
         yield made
     finally:
@@ -51,18 +53,18 @@ def run(play: Callable[[GrammarSandbox], Any]) -> None:
 def test_a_schema_that_is_too_slow_ends_the_process_and_not_the_next_request() -> None:
     async def play(made: GrammarSandbox) -> None:
         with pytest.raises(RequestError, match="cannot be compiled") as caught:
-            await made.bind(wanted(SLOW))
+            await made.build(wanted(SLOW))
         assert (caught.value.param, caught.value.code) == ("response_format", "invalid_schema")
-        assert (await made.bind(wanted({"type": "null"}))).grammar is not None
+        assert (await made.build(wanted({"type": "null"}))).grammar is not None
 
     run(play)
 
 
 def test_whoever_leaves_takes_the_work_along() -> None:
     async def play(made: GrammarSandbox) -> None:
-        await made.bind(wanted({"type": "null"}))
-        slow = asyncio.create_task(made.bind(wanted(SLOW)))
-        waiting = asyncio.create_task(made.bind(wanted({"type": "boolean"})))
+        await made.build(wanted({"type": "null"}))
+        slow = asyncio.create_task(made.build(wanted(SLOW)))
+        waiting = asyncio.create_task(made.build(wanted({"type": "boolean"})))
         await asyncio.sleep(0.1)
         slow.cancel()
         assert (await waiting).grammar is not None
@@ -74,8 +76,8 @@ def test_whoever_leaves_takes_the_work_along() -> None:
 
 def test_the_same_request_is_compiled_once() -> None:
     async def play(made: GrammarSandbox) -> None:
-        first = await made.bind(wanted({"type": "null"}))
-        assert await made.bind(wanted({"type": "null"})) is first
+        first = await made.build(wanted({"type": "null"}))
+        assert await made.build(wanted({"type": "null"})) is first
 
     run(play)
 
@@ -95,11 +97,11 @@ def test_what_the_grammar_cannot_enforce_is_named() -> None:
     said = ("tags: uniqueItems", "price: pattern", "map: propertyNames", "link: format")
 
     async def play(made: GrammarSandbox) -> None:
-        assert (await made.bind(wanted(schema))).unenforced == said
+        assert (await made.build(wanted(schema))).unenforced == said
         tool = Tool("f", schema)
         in_tool = tuple(f"f: {each}" for each in said)
-        assert (await made.bind(wanted(None, tool, forced=True))).unenforced == in_tool
-        assert (await made.bind(wanted(None, tool, strict="f"))).unenforced == in_tool
+        assert (await made.build(wanted(None, tool, forced=True))).unenforced == in_tool
+        assert (await made.build(wanted(None, tool, strict="f"))).unenforced == in_tool
 
     run(play)
 
@@ -118,19 +120,19 @@ def test_what_the_grammar_cannot_enforce_is_named() -> None:
 def test_what_is_refused(schema: object, why: str) -> None:
     async def play(made: GrammarSandbox) -> None:
         if not why:
-            assert (await made.bind(wanted(schema))).grammar is not None
+            assert (await made.build(wanted(schema))).grammar is not None
             return
         with pytest.raises(RequestError, match=why):
-            await made.bind(wanted(schema))
+            await made.build(wanted(schema))
 
     run(play)
 
 
 def test_a_process_that_does_not_start_is_no_fault_of_the_schema(tmp_path: Path) -> None:
     async def play() -> None:
-        made = GrammarSandbox(BinderOpening(tmp_path, "gemma4", 3072))
+        made = GrammarSandbox(BuilderOpening(tmp_path, "gemma4", 3072))
         with pytest.raises(EngineFailure, match="did not start"):
-            await made.bind(wanted({"type": "null"}))
+            await made.build(wanted({"type": "null"}))
         await made.close()
 
     asyncio.run(play())

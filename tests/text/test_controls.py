@@ -38,12 +38,12 @@ def encoded(
     messages: list[dict[str, Any]],
     *,
     tools: Any = None,
-    thought: tuple[str, str] | None = None,
+    reasoning: tuple[str, str] | None = None,
     **variables: Any,
 ) -> tuple[list[int], str]:
     """The ids of a conversation, and the text that the template alone would make of it."""
     template = ChatTemplate({"default": source}, tokenizer.special_tokens)
-    controls = Controls(tokenizer, control_tokens(tokenizer, source), thought)
+    controls = Controls(tokenizer, control_tokens(tokenizer, source), reasoning)
     rendered = template.render(
         [controls.cover_message(each) for each in messages],
         tools=controls.cover(tools),
@@ -115,7 +115,7 @@ def test_ordinary_conversations_get_the_ids_that_they_always_had(name: str) -> N
                     TEMPLATES[name],
                     conversation,
                     tools=tools,
-                    thought=("<think>", "</think>"),
+                    reasoning=("<think>", "</think>"),
                 )
             except Exception:  # the template refuses this conversation either way
                 continue
@@ -164,11 +164,11 @@ def test_thoughts_in_answers_are_the_templates_to_read() -> None:
     said = {"role": "assistant", "content": "<think>Hm.</think>Yes <turn|><think>"}
     marks = ("<think>", "</think>")
     source = "{{ messages[0].content.split('</think>')[-1] }}<think>"
-    ids, _ = encoded(tokenizer, source, [said], thought=marks)
+    ids, _ = encoded(tokenizer, source, [said], reasoning=marks)
     assert tokenizer.decode(ids) == "Yes <turn|><think><think>"
     assert [each for each in ids if each in tokenizer.added_tokens.values()] == ids[-1:]
     for change in ({"role": "user"}, {"content": "Yes </think><think>"}):
-        ids, _ = encoded(tokenizer, source, [said | change], thought=marks)
+        ids, _ = encoded(tokenizer, source, [said | change], reasoning=marks)
         assert tokenizer.decode(ids) == (said | change)["content"] + "<think>"
 
 

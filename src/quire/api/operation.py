@@ -53,9 +53,9 @@ async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
     tokenizer = context.service.tokenizer
     if fields.messages is not None:
         context.check_messages(len(fields.messages))
-        turns, last = to_template(fields.messages), newest("messages", fields.messages)
+        messages, last = to_template(fields.messages), newest("messages", fields.messages)
         spec = Generation(
-            messages=without_unseen(context.service, request.scope, turns, last),
+            messages=without_unseen(context.service, request.scope, messages, last),
             tools=toolbox(fields.tools).templates,
             thinking=Thinking(fields.enable_thinking),
         )

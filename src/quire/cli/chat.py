@@ -77,7 +77,7 @@ class Chat:
         self._console = console
         self.system = system
         self.messages: list[Message] = []
-        self._thinking = False  # whether the last piece shown was part of a thought
+        self._thinking = False  # whether the last piece shown was part of reasoning
 
     def answer(self) -> Reply:
         """Asks for the next turn, shows it while it streams, and remembers it.
@@ -115,10 +115,10 @@ class Chat:
             raise ChatError(f"the connection failed: {error}") from error
 
     def _show(self, delta: Message, answer: Reply) -> None:
-        thought = delta.get("reasoning_content") or delta.get("reasoning")
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
         text = delta.get("content")
-        if thought:
-            self._write(thought, "dim")
+        if reasoning:
+            self._write(reasoning, "dim")
             self._thinking = True
         if text:
             if self._thinking:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from quire.core.errors import QuireError
 
-# A delta that brings text of any kind: answer, thought, legacy completion, tool arguments or name.
+# A delta that brings any text: answer, reasoning, legacy completion, tool arguments or name.
 _TEXT = re.compile(
     rb'"(?:content|text|reasoning_content|reasoning|reasoning_text|arguments|name)"\s*:\s*"[^"]'
 )

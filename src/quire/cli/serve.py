@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="NAME",
         help="another name for it, such as one that an agent has built in; may be given again",
     )
-    add("--dialect", help="how answers spell thoughts and tool calls, or none; default: by model")
+    add("--dialect", help="how answers spell reasoning and tool calls, or none; default: by model")
     add("--max-tokens", type=positive, metavar="N", help="for requests that name no limit")
     add("--log-level", default=defaults.log_level, choices=("debug", "info", "warning", "error"))
     add(
@@ -185,7 +185,7 @@ def _add_access_arguments(group: argparse._ArgumentGroup) -> None:
     add(
         "--signing-key-file",
         metavar="FILE",
-        help="signs the thoughts that clients carry, so that they hold beyond a restart",
+        help="signs the reasoning that clients send back, so that it is accepted after a restart",
     )
 
 

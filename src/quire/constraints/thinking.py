@@ -1,4 +1,4 @@
-"""Ends thoughts that outgrow their budget. Pure Python."""
+"""Ends reasoning that outgrows its budget. Pure Python."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from quire.core.request import ThinkingBudget
 
 
 class ThinkingState:
-    """Follows one answer and forces its thought to end when the budget is spent.
+    """Follows one answer and forces its reasoning to end when the budget is spent.
 
-    A thought is open from `start_ids` (from the first token when they are empty) until `end_ids`
-    appear as a whole, written by the model or forced. The budget is for all thoughts of an answer
+    Reasoning is open from `start_ids` (from the first token when they are empty) until `end_ids`
+    appear as a whole, written by the model or forced. The budget is for all reasoning of an answer
     together. Neither `start_ids` nor forced tokens count.
 
     Raises:
-        ValueError: the budget names no `end_ids`, so that no thought could ever be ended.
+        ValueError: the budget names no `end_ids`, so that no reasoning could ever be ended.
     """
 
     def __init__(self, budget: ThinkingBudget) -> None:
         if not budget.end_ids:
-            raise ValueError("a thinking budget needs the tokens that end a thought")
+            raise ValueError("a thinking budget needs the tokens that end reasoning")
         self._budget = budget
         self._start = SequenceWatcher(budget.start_ids)
         self._end = SequenceWatcher(budget.end_ids)
@@ -30,7 +30,7 @@ class ThinkingState:
 
     @property
     def thinking(self) -> bool:
-        """Whether a thought is open."""
+        """Whether reasoning is open."""
         return self._thinking
 
     def forced(self) -> int | None:

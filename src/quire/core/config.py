@@ -89,8 +89,8 @@ class ServerConfig:
         metrics_key: opens the metrics of all keys, and nothing else.
         drop_volatile_headers: cut the parts of agents' prompts that change with each request.
         allow_special_tokens: control tokens that clients spell in a conversation become tokens.
-        signing_key: signs the thoughts that clients carry; None draws one for this process, so that
-            no thought from before a restart is recognised.
+        signing_key: signs the reasoning that clients send back; None draws one for this process, so
+            that no reasoning from before a restart is accepted.
         stored_responses: how many answers of /v1/responses are kept for later reference.
         stored_response_bytes: what they may take together, with the conversations they ended.
         sampling_defaults: whose hold for what a request does not name: those that the model's

@@ -64,13 +64,13 @@ class GrammarSpec:
     Attributes:
         kind: "json_schema", "regex" or "lark".
         source: the schema as JSON text, or the grammar's text.
-        start_after: token ids after the last of which the constraint binds (the end of a thought);
+        start_after: token ids after the last of which the constraint binds (the end of reasoning);
             empty binds from the first token.
-        opened_by: token ids with which the model may open that thought first; if it begins
-            otherwise, the constraint binds at once. Empty: the thought is open already, or there
+        opened_by: token ids with which the model may open that reasoning first; if it begins
+            otherwise, the constraint binds at once. Empty: the reasoning is open already, or there
             is none.
         opener: the token that begins a tool call. Where the answer is free it binds at once, so
-            that no call escapes within a thought. None: there is no such token.
+            that no call escapes within reasoning. None: there is no such token.
         lazy: the answer is free but for stretches that begin with `opener`, each of which has to
             meet the constraint as a whole.
     """
@@ -85,11 +85,11 @@ class GrammarSpec:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingBudget:
-    """Ends a thought by force, so that tokens are left for the answer.
+    """Ends reasoning by force, so that tokens are left for the answer.
 
     Attributes:
-        max_tokens: thought tokens allowed.
-        start_ids: the tokens that open a thought (empty: the prompt leaves it open).
+        max_tokens: reasoning tokens allowed.
+        start_ids: the tokens that open reasoning (empty: the prompt leaves it open).
         end_ids: the tokens forced when the budget is spent.
     """
 

@@ -15,7 +15,7 @@ from quire.serving.interface import EngineClient
 from quire.serving.media import MediaLimits, MediaLoader
 from quire.serving.prompts import Prompts
 from quire.serving.sampling_defaults import overridden, recommended
-from quire.serving.sandbox import BinderOpening, GrammarSandbox
+from quire.serving.sandbox import BuilderOpening, GrammarSandbox
 from quire.serving.service import Service
 from quire.serving.submission import Submission
 from quire.text.controls import Controls, control_tokens
@@ -40,9 +40,9 @@ def _controls(
     """
     texts = frozenset() if allow else control_tokens(tokenizer, template.source)
     texts |= media_tokens
-    # A thought that stands in a message of its own ends with the mark that ends any message.
-    thought = dialect.thought if dialect.frame is None else None
-    return Controls(tokenizer, texts, thought)
+    # Reasoning that stands in a message of its own ends with the mark that ends any message.
+    reasoning = dialect.reasoning if dialect.frame is None else None
+    return Controls(tokenizer, texts, reasoning)
 
 
 def _media_tokens(
@@ -100,7 +100,7 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         _controls(tokenizer, template, dialect, media_tokens, allow=config.allow_special_tokens),
         drop_volatile=config.drop_volatile_headers,
     )
-    sandbox = GrammarSandbox(BinderOpening(folder, dialect.name, client.info.vocab_size))
+    sandbox = GrammarSandbox(BuilderOpening(folder, dialect.name, client.info.vocab_size))
     constraints = Constraints(dialect, vocabulary, prompts, sandbox)
     submission = Submission(
         client,

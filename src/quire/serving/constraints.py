@@ -1,4 +1,4 @@
-"""What holds an answer: its grammar, and the limit on its reasoning."""
+"""The constraints of an answer: its grammar, and the limit on its reasoning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 
 from quire.core.errors import RequestError
 from quire.core.request import GrammarSpec, ThinkingBudget
-from quire.serving.bounds import Bound, Wanted
+from quire.serving.answer_grammar import AnswerGrammar, GrammarRequest
 from quire.serving.generation import Generation, Prepared, Thinking
 from quire.serving.prompts import THINKING_VARIABLES, Prompts
 from quire.serving.sandbox import GrammarSandbox
@@ -21,8 +21,8 @@ _EFFORT_SHARES = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What holds the answers to one prompt."""
+class AnswerConstraints:
+    """The constraints of the answers to one prompt."""
 
     grammar: GrammarSpec | None
     thinking: ThinkingBudget | None
@@ -48,18 +48,18 @@ class Constraints:
     def can_think(self) -> bool:
         """Whether the model's template or dialect knows reasoning at all."""
         known = THINKING_VARIABLES | {"reasoning_effort"}
-        return self.can_limit_thoughts or bool(known & self._prompts.template.variables)
+        return self.can_limit_reasoning or bool(known & self._prompts.template.variables)
 
     @property
-    def can_limit_thoughts(self) -> bool:
+    def can_limit_reasoning(self) -> bool:
         """Whether the end of the reasoning can be forced."""
-        return self._dialect.thought is not None
+        return self._dialect.reasoning is not None
 
     async def close(self) -> None:
         """Ends the process that makes grammars. May be called again."""
         await self._sandbox.close()
 
-    async def bind(self, prepared: Prepared) -> Bound:
+    async def build(self, prepared: Prepared) -> AnswerGrammar:
         """The grammar of the answer; compiled once, so that a bad schema is a 400.
 
         Raises:
@@ -67,8 +67,8 @@ class Constraints:
         """
         spec = prepared.spec
         if spec.format is None and not spec.tool_choice.forced and not spec.strict_tools:
-            return Bound(None)
-        wanted = Wanted(
+            return AnswerGrammar(None)
+        request = GrammarRequest(
             format=spec.format,
             tools=spec.offered_tools,
             strict=spec.strict_tools,
@@ -78,41 +78,41 @@ class Constraints:
             parameters_field=spec.names.parameters,
             bare=prepared.bare,
         )
-        bound = await self._sandbox.bind(wanted)
-        if bound.unenforced:
-            log.info("left to the model: %s", "; ".join(bound.unenforced))
-        return bound
+        built = await self._sandbox.build(request)
+        if built.unenforced:
+            log.info("left to the model: %s", "; ".join(built.unenforced))
+        return built
 
-    def of(
+    def for_prompt(
         self,
         prepared: Prepared,
         prompt: Sequence[int],
         grammar: GrammarSpec | None,
         max_tokens: int,
-    ) -> Held:
-        """What holds the answers to a prompt.
+    ) -> AnswerConstraints:
+        """The constraints of the answers to a prompt.
 
         Args:
-            grammar: as `bind` has made it.
+            grammar: as `build` made it.
             max_tokens: of the answer.
 
         Raises:
             RequestError: a limit is asked for that this model cannot be held to.
         """
         if prepared.bare:
-            return Held(grammar, None)
+            return AnswerConstraints(grammar, None)
         spec, thinks = prepared.spec, self._thinks_at_once(prompt)
-        return Held(
-            None if grammar is None else self._after_thought(spec, grammar, thinks),
-            self._budget(spec, max_tokens, thinks, bound=grammar is not None),
+        return AnswerConstraints(
+            None if grammar is None else self._after_reasoning(spec, grammar, thinks),
+            self._budget(spec, max_tokens, thinks, has_grammar=grammar is not None),
         )
 
     def _thinks_at_once(self, prompt: Sequence[int]) -> bool:
-        """Whether the prompt leaves a thought open."""
+        """Whether the prompt leaves reasoning open."""
         return self._dialect.parser(prompt, (), self._vocabulary).thinking
 
     def _may_think(self, spec: Generation) -> bool:
-        """Whether a thought is asked for, or what the template has the model do by itself."""
+        """Whether reasoning is asked for, or what the template has the model do by itself."""
         if spec.thinking.enabled is not None:
             return spec.thinking.enabled
         for name in THINKING_VARIABLES & spec.template_kwargs.keys():
@@ -121,15 +121,15 @@ class Constraints:
 
     @cached_property
     def _thinks_by_default(self) -> bool:
-        """Whether asking for thoughts changes nothing in a prompt: then they were never off."""
+        """Whether asking for reasoning changes nothing in a prompt: then it was never off."""
         probe = Generation(messages=({"role": "user", "content": "?"},))
         asked = replace(probe, thinking=Thinking(enabled=True))
         return self._prompts.render(probe) == self._prompts.render(asked)
 
-    def _after_thought(
+    def _after_reasoning(
         self, spec: Generation, grammar: GrammarSpec, thinks_at_once: bool
     ) -> GrammarSpec:
-        """The grammar, free until a thought that is open, or that the model opens, has ended."""
+        """The grammar, free until reasoning that is open, or that the model opens, has ended."""
         marks = self._dialect.thinking(self._vocabulary)
         if grammar.lazy or self._dialect.frame is not None:
             return grammar
@@ -139,11 +139,11 @@ class Constraints:
         return replace(grammar, start_after=closing, opened_by=() if thinks_at_once else opening)
 
     def _budget(
-        self, spec: Generation, max_tokens: int, thinks_at_once: bool, *, bound: bool
+        self, spec: Generation, max_tokens: int, thinks_at_once: bool, *, has_grammar: bool
     ) -> ThinkingBudget | None:
-        """The limit on a thought, so that tokens are left for the answer.
+        """The limit on reasoning, so that tokens are left for the answer.
 
-        A model that opens its thought whatever the template is told is given none to spend.
+        A model that opens its reasoning whatever the template is told is given none to spend.
         """
         marks, thinking = self._dialect.thinking(self._vocabulary), spec.thinking
         budget = thinking.budget
@@ -157,11 +157,11 @@ class Constraints:
             if thinking.budget is None:
                 return None
             raise RequestError(
-                "A thinking budget is not offered: this model marks no thoughts.",
+                "A thinking budget is not offered: this model does not mark its reasoning.",
                 param="thinking_budget",
                 code="unsupported_parameter",
             )
         opening, closing = marks
-        if bound and self._dialect.frame is not None:
-            closing = self._vocabulary.ids_of(self._dialect.frame.thought_end)
+        if has_grammar and self._dialect.frame is not None:
+            closing = self._vocabulary.ids_of(self._dialect.frame.reasoning_end)
         return ThinkingBudget(budget, () if thinks_at_once else opening, closing)

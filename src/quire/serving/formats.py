@@ -8,11 +8,11 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from quire.core.errors import RequestError
 from quire.core.request import GrammarSpec
-from quire.serving.bounds import AnswerFormat
+from quire.serving.answer_grammar import AnswerFormat
 from quire.text.dialects.grammar import json_term, literal
 
 
-def answer_grammar(format: AnswerFormat) -> GrammarSpec:
+def format_grammar(format: AnswerFormat) -> GrammarSpec:
     """The grammar of an answer that is nothing else.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams
-from quire.serving.bounds import AnswerFormat
+from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.media import Prompt
 from quire.text.dialects.base import Tool
 
@@ -39,11 +39,11 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How an answer is thought about first.
+    """Whether and how long the model reasons before it answers.
 
     Attributes:
         enabled: None leaves it to the template.
-        budget: thought tokens at most; None takes a share of `max_tokens` that `effort` stands for.
+        budget: reasoning tokens at most; None takes the share of `max_tokens` that `effort` names.
         effort: OpenAI's word, also handed to the template.
     """
 
@@ -69,7 +69,7 @@ class Generation:
         messages: in the shape that chat templates read; content is a string, or parts: texts, and
             media as `{"type": "image", "source": MediaSource}`.
         prompts: texts, encoded with special tokens added, or token ids as they are. Their answers
-            are text as the model writes it: no thoughts, no calls.
+            are text as the model writes it: no reasoning, no calls.
         tools: in the shape that chat templates read.
         strict_tools: names of those whose calls have to meet their schemas though nothing forces
             them.

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.core.errors import RequestError
-from quire.serving.bounds import Bound, Wanted
+from quire.serving.answer_grammar import AnswerGrammar, GrammarRequest
 from quire.serving.jobs import TOO_COSTLY, JobLimits, Jobs
 
 if TYPE_CHECKING:
-    from quire.serving.binding import Binder
+    from quire.serving.grammar_builder import GrammarBuilder
 
 STACK_BYTES = 4 << 20
 """A quarter of what the engine gives the same work, see `engine.preparing`."""
@@ -31,45 +31,47 @@ _MAX_KEPT_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
-class BinderOpening:
+class BuilderOpening:
     """Makes what jobs share, in their process; see `Jobs`."""
 
     folder: Path
     dialect: str
     vocab_size: int
 
-    def __call__(self) -> Binder:
-        from quire.serving.binding import Binder  # the HTTP side never loads the compiler
+    def __call__(self) -> GrammarBuilder:
+        from quire.serving.grammar_builder import (
+            GrammarBuilder,
+        )  # the HTTP side never loads the compiler
 
-        return Binder(self.folder, self.dialect, self.vocab_size)
+        return GrammarBuilder(self.folder, self.dialect, self.vocab_size)
 
 
 class GrammarSandbox:
     """Makes the grammars of one model. Its process starts when it is first needed.
 
     Args:
-        opening: makes the binder.
+        opening: makes the builder.
     """
 
-    def __init__(self, opening: BinderOpening) -> None:
+    def __init__(self, opening: BuilderOpening) -> None:
         self._jobs = Jobs(opening, _LIMITS)
-        self._kept: OrderedDict[bytes, Bound] = OrderedDict()
+        self._kept: OrderedDict[bytes, AnswerGrammar] = OrderedDict()
 
-    async def bind(self, wanted: Wanted) -> Bound:
+    async def build(self, request: GrammarRequest) -> AnswerGrammar:
         """The grammar of an answer.
 
         Raises:
             RequestError: it cannot be compiled, or not within the limits.
             EngineFailure: there is no process to do it.
         """
-        field = wanted.field
+        field = request.field
         try:
-            asked = pickle.dumps(wanted)
-            key = blake2b(asked, digest_size=16).digest()
+            pickled = pickle.dumps(request)
+            key = blake2b(pickled, digest_size=16).digest()
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-            bound = await self._jobs.run(_bind, wanted)
+            built = await self._jobs.run(_build, request)
         except RecursionError:
             raise _refused(field, "it is nested too deeply") from None
         except RequestError as error:
@@ -80,11 +82,11 @@ class GrammarSandbox:
                 f"it takes more than {_LIMITS.cpu_s} s of processor time, or outgrows the "
                 "compiler's memory or stack",
             ) from error
-        if len(asked) + len(bound.grammar.source if bound.grammar else "") <= _MAX_KEPT_BYTES:
-            self._kept[key] = bound
+        if len(pickled) + len(built.grammar.source if built.grammar else "") <= _MAX_KEPT_BYTES:
+            self._kept[key] = built
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
-        return bound
+        return built
 
     async def close(self) -> None:
         """Ends the process. May be called again."""
@@ -95,13 +97,13 @@ def _refused(field: str, why: str) -> RequestError:
     return RequestError(f"'{field}' cannot be compiled: {why}.", param=field, code="invalid_schema")
 
 
-async def _bind(binder: Binder, wanted: Wanted) -> Bound:
+async def _build(builder: GrammarBuilder, request: GrammarRequest) -> AnswerGrammar:
     """Runs in a job: in a thread whose stack is small."""
-    outcome: list[Bound | Exception] = []
+    outcome: list[AnswerGrammar | Exception] = []
 
     def work() -> None:
         try:
-            outcome.append(binder.bind(wanted))
+            outcome.append(builder.build(request))
         except RecursionError:
             outcome.append(RequestError("A schema is nested too deeply.", code="invalid_schema"))
         except Exception as error:

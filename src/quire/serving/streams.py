@@ -185,7 +185,7 @@ class GenerationStream:
 
     Attributes:
         prompt_tokens: of all prompts, each counted once.
-        unenforced: what the client's schemas ask for and no grammar enforces, see `Bound`.
+        unenforced: what the client's schemas ask for and no grammar enforces, see `AnswerGrammar`.
     """
 
     def __init__(

@@ -72,12 +72,12 @@ class Submission:
         if self._client.failure is not None:
             raise EngineFailure(f"The engine cannot go on: {self._client.failure}")
         spec, prompts = prepared.spec, self._media.complete(prepared.prompts)
-        bound = await self._constraints.bind(prepared)
+        grammar = await self._constraints.build(prepared)
         stops = StopStrings(spec.stops, spec.names.stops)
         requests: list[Request] = []
         outputs: list[OutputStream] = []
         for prompt in prompts:
-            first = self._request(prepared, prompt, bound.grammar)
+            first = self._request(prepared, prompt, grammar.grammar)
             for _ in range(spec.n):
                 requests.append(_choice_of(first, len(requests)))
                 outputs.append(self._output(prepared, prompt, stops))
@@ -95,7 +95,7 @@ class Submission:
                 requests, self._client.submit(requests), outputs, strict=True
             )
         ]
-        run = GenerationStream([prompt.tokens for prompt in prompts], choices, bound.unenforced)
+        run = GenerationStream([prompt.tokens for prompt in prompts], choices, grammar.unenforced)
         self._media.hold(run, prompts)
         return run
 
@@ -123,7 +123,7 @@ class Submission:
             )
         eos = self._tokenizer.eos_ids
         message_ends = [i + 1 for i, token in enumerate(tokens) if token in eos]
-        held = self._constraints.of(prepared, tokens, grammar, max_tokens)
+        constraints = self._constraints.for_prompt(prepared, tokens, grammar, max_tokens)
         return Request(
             id="",
             prompt=tokens,
@@ -133,8 +133,8 @@ class Submission:
             min_tokens=spec.min_tokens,
             stop_token_ids=spec.stop_token_ids if spec.ignore_eos else spec.stop_token_ids | eos,
             kv_format=spec.kv_format,
-            grammar=held.grammar,
-            thinking=held.thinking,
+            grammar=constraints.grammar,
+            thinking=constraints.thinking,
             cache_salt=spec.cache_salt,
             snapshots=tuple(message_ends[-_KEPT_SNAPSHOTS:]),
             deadline_s=self._deadline_s,

@@ -64,20 +64,20 @@ class Controls:
 
     Args:
         texts: of the control tokens that outside text must not become.
-        thought: the tokens around a thought. Where a client sends back an answer that begins with
-            a thought, they keep their meaning: templates look for them there.
+        reasoning: the tokens around reasoning. Where a client sends back an answer that begins with
+            reasoning, they keep their meaning: templates look for them there.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         texts: Collection[str],
-        thought: tuple[str, str] | None = None,
+        reasoning: tuple[str, str] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._spelled = _Spelled(texts)
-        self._thought = thought
-        self._in_thought = _Spelled(frozenset(texts) - frozenset(thought or ()))
+        self._reasoning = reasoning
+        self._in_reasoning = _Spelled(frozenset(texts) - frozenset(reasoning or ()))
         added = tokenizer.backend.get_added_tokens_decoder()
         tokens = {token.content: id for id, token in added.items() if token.content in texts}
         self._ids = tokens
@@ -99,16 +99,16 @@ class Controls:
         covered: dict[str, Any] = self.cover(message)
         content = message.get("content")
         if message.get("role") == "assistant" and isinstance(content, str):
-            size = self._thought_length(content)
-            thought = _covered(content[:size], self._in_thought)
-            covered["content"] = thought + self.cover(content[size:])
+            size = self._reasoning_length(content)
+            reasoning = _covered(content[:size], self._in_reasoning)
+            covered["content"] = reasoning + self.cover(content[size:])
         return covered
 
-    def _thought_length(self, answer: str) -> int:
-        """Where the thought that an answer begins with ends; behind its opening if it is open."""
-        if self._thought is None:
+    def _reasoning_length(self, answer: str) -> int:
+        """Where the reasoning that an answer begins with ends; behind its opening if it is open."""
+        if self._reasoning is None:
             return 0
-        opening, closing = self._thought
+        opening, closing = self._reasoning
         start = len(answer) - len(answer.lstrip())
         if not answer.startswith(opening, start):
             return 0

@@ -9,7 +9,7 @@ from quire.core.request import Failure, FinishReason, TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text of a thought."""
+    """Text of reasoning."""
 
     text: str
 

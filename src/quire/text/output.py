@@ -26,7 +26,7 @@ from quire.text.stops import StopMatcher
 class OutputStream:
     """Turns the outputs of one request into events, the last of which is the only terminal one.
 
-    Stop strings are looked for in the answer's text alone: not in thoughts, not in tool calls.
+    Stop strings are looked for in the answer's text alone: not in reasoning, not in tool calls.
     When one matches, the answer ends at once, `stopped` says so, and whoever feeds this stream
     aborts the engine's request; what the engine still says is ignored.
 

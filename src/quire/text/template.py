@@ -27,7 +27,7 @@ from quire.text.controls import MARK
 
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"
-# A message's thought has had several names. The first is the one that most templates read.
+# A message's reasoning has had several names. The first is the one that most templates read.
 _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # Marks the end of a message that the model is to go on with. The private-use character does not
 # come up in templates.
@@ -150,7 +150,7 @@ def _refusal(reason: str) -> RequestError:
 
 
 def _as_template_sees(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The message without its nulls, its thought under each name that templates read."""
+    """The message without its nulls, its reasoning under each name that templates read."""
     seen = {key: value for key, value in message.items() if value is not None}
     for name in _REASONING_NAMES:
         if name in seen:

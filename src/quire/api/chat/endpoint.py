@@ -36,7 +36,7 @@ from quire.api.shared.thinking import ThinkingFields, offered, template_variable
 from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unseen import newest, without_unseen
 from quire.core.errors import RequestError
-from quire.serving.bounds import AnswerFormat
+from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import Generation, Prepared
 from quire.serving.streams import ChoiceEvent, GenerationStream
 from quire.text.events import (
@@ -140,9 +140,9 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         common = common_fields(context, self, request.headers, logprobs=logprobs)
         service, scope = context.service, request.scope
         note_verbosity(scope, self.verbosity, "verbosity")
-        turns, last = to_template(self.messages), newest("messages", self.messages)
+        messages, last = to_template(self.messages), newest("messages", self.messages)
         return Generation(
-            messages=without_unseen(service, scope, turns, last),
+            messages=without_unseen(service, scope, messages, last),
             tools=tools.templates,
             strict_tools=tools.strict,
             tool_choice=tools.choice,
@@ -214,8 +214,8 @@ class ChatChunks:
                 middle = b'{"content":' + quoted(text) + b'},"logprobs":' + logprobs
                 return self._heads[index] + middle + b',"finish_reason":null}' + self._after
             case Reasoning(text):
-                thought = quoted(text)
-                delta = b'{"reasoning_content":' + thought + b',"reasoning":' + thought + b"}"
+                reasoning = quoted(text)
+                delta = b'{"reasoning_content":' + reasoning + b',"reasoning":' + reasoning + b"}"
             case ToolCallBegun(number, call_id, name):
                 call = opening_call(self._tools, call_id, name)
                 if call["type"] == "custom":

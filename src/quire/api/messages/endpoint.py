@@ -1,6 +1,6 @@
 """Anthropic's `/v1/messages`: from its requests to generations, and the endpoints.
 
-Thoughts go out signed and come back with later requests. One whose signature does not verify, since
+Reasoning goes out signed and comes back with later requests. What does not verify, since
 another server or an earlier process made it, is left out of the prompt, and the answer says so in
 `input_transformations`; a request that sets `thinking.block_binding` gets a 400 instead.
 """
@@ -20,7 +20,7 @@ from quire.api.messages.render import (
     Answering,
     MessageChunks,
     MessageEvents,
-    Thoughts,
+    ReasoningShown,
     WireEvent,
     fold,
 )
@@ -40,7 +40,7 @@ from quire.api.shared.sse import EventStream, compact, run_headers
 from quire.api.shared.thinking import offered
 from quire.api.shared.unseen import newest, without_unseen
 from quire.core.errors import RequestError
-from quire.serving.bounds import AnswerFormat
+from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import FieldNames, Generation, Prepared, Thinking, ToolChoice
 
 Fields = TypeVar("Fields", bound=CountRequest)
@@ -50,7 +50,7 @@ VERSIONS = ("2026-10-21", "2023-06-01")
 `top_p` and `top_k`; here they keep their meaning in both."""
 
 _NAMES = FieldNames(stops="stop_sequences", parameters="input_schema")
-_SHARE = 0.8  # of `max_tokens`, for a thought whose length is left to the model
+_SHARE = 0.8  # of `max_tokens`, for reasoning whose length is left to the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class _Asked:
     prepared: Prepared
     stream: bool
     max_tokens: int
-    thoughts: Thoughts
+    reasoning: ReasoningShown
     dropped: tuple[str, ...]
     edits: bool
 
@@ -74,7 +74,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _Asked:
         await context.prepare(_generation(context, fields, said, request)),
         stream=fields.stream is True,
         max_tokens=fields.max_tokens,
-        thoughts=_thoughts(fields),
+        reasoning=_reasoning_shown(fields),
         dropped=said.dropped,
         edits=fields.context_management is not None,
     )
@@ -121,7 +121,7 @@ class Messages:
             id=f"msg_{uuid.uuid4().hex}",
             model=context.service.name,
             max_tokens=asked.max_tokens,
-            thoughts=asked.thoughts,
+            reasoning=asked.reasoning,
             dropped=asked.dropped,
             edits=asked.edits,
         )
@@ -202,7 +202,7 @@ def _tool_choice(choice: WireToolChoice | None) -> ToolChoice:
 
 
 def _thinking(context: Context, fields: CountRequest, scope: Scope) -> Thinking:
-    """Whether to think first. A model that has no thoughts keeps within any budget for them."""
+    """Whether to think first. A model that has no reasoning keeps within any budget."""
     effort = fields.output_config.effort if fields.output_config is not None else None
     match fields.thinking:
         case ThinkingDisabled():
@@ -215,7 +215,7 @@ def _thinking(context: Context, fields: CountRequest, scope: Scope) -> Thinking:
 
 
 def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> Thinking:
-    """The limit on a thought; without one, some of the tokens are still left for the answer.
+    """The limit on reasoning; without one, some of the tokens are still left for the answer.
 
     Raises:
         RequestError: a budget that leaves nothing for the answer, or that cannot be kept.
@@ -231,11 +231,11 @@ def _limited(context: Context, fields: MessagesRequest, thinking: Thinking) -> T
             param="thinking.budget_tokens",
             code="above_max_value",
         )
-    if not context.service.constraints.can_limit_thoughts:
+    if not context.service.constraints.can_limit_reasoning:
         if budget is None:
             return thinking
         raise RequestError(
-            "'thinking.budget_tokens' is not offered: the model that is served marks no thoughts.",
+            "'thinking.budget_tokens' is not offered: the model that is served marks no reasoning.",
             param="thinking.budget_tokens",
             code="unsupported_parameter",
         )
@@ -253,8 +253,8 @@ def _format(fields: MessagesRequest) -> AnswerFormat | None:
     return AnswerFormat("json_schema", compact(wanted.schema_).decode(), "output_config.format")
 
 
-def _thoughts(fields: CountRequest) -> Thoughts:
-    """What a client sees of thoughts. Of those that it did not want it gets a seal."""
+def _reasoning_shown(fields: CountRequest) -> ReasoningShown:
+    """What a client sees of reasoning; where it wants none, it gets only the signature."""
     match fields.thinking:
         case ThinkingDisabled():
             return "redacted"

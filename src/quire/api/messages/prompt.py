@@ -37,7 +37,7 @@ from quire.api.messages.schema import (
 )
 from quire.api.shared.content import function_call, image_part
 from quire.api.shared.seal import Seal
-from quire.api.shared.turns import Turn, check_answered, merge
+from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
 from quire.core.errors import RequestError
 
 _FAILED = "Error: "
@@ -48,10 +48,10 @@ class Conversation:
     """Messages in the shape that chat templates read.
 
     Attributes:
-        dropped: paths of thoughts that did not verify, as `messages.0.content.1`.
+        dropped: paths of reasoning that did not verify, as `messages.0.content.1`.
     """
 
-    messages: tuple[Turn, ...]
+    messages: tuple[TemplateMessage, ...]
     dropped: tuple[str, ...] = ()
 
 
@@ -60,20 +60,20 @@ def conversation(fields: CountRequest, seal: Seal) -> Conversation:
 
     Raises:
         RequestError: a tool result without its call, or at the end a call without its result; a
-            thought that does not verify, if the request says that this is an error.
+            reasoning that does not verify, if the request says that this is an error.
     """
     translator = _Translator(fields, seal)
-    turns: list[Turn] = []
+    messages: list[TemplateMessage] = []
     if fields.system:
-        turns.append({"role": "system", "content": _system(fields.system)})
+        messages.append({"role": "system", "content": _system(fields.system)})
     last_question = max(
         (i for i, message in enumerate(fields.messages) if isinstance(message, UserMessage)),
         default=-1,
     )
     for index, message in enumerate(fields.messages):
         if not (_clears(message) and index < last_question):
-            turns += translator.message(message, index)
-    merged = merge(turns)
+            messages += translator.message(message, index)
+    merged = merge(messages)
     check_answered(merged, "messages")
     return Conversation(tuple(merged), tuple(translator.dropped))
 
@@ -114,8 +114,8 @@ class _Translator:
         )
         self.dropped: list[str] = []
 
-    def message(self, message: Message, index: int) -> list[Turn]:
-        """One message as one turn, or as one for each tool result and what stands around them."""
+    def message(self, message: Message, index: int) -> list[TemplateMessage]:
+        """One message as one, or as one for each tool result and what stands around them."""
         if isinstance(message, SystemMessage):
             return [{"role": "system", "content": _system(message.content)}]
         if isinstance(message.content, str):
@@ -124,17 +124,17 @@ class _Translator:
             return self._user(message.content, f"messages[{index}].content")
         return [self._assistant(message.content, index)]
 
-    def _user(self, blocks: Sequence[UserBlock], param: str) -> list[Turn]:
-        turns: list[Turn] = []
+    def _user(self, blocks: Sequence[UserBlock], param: str) -> list[TemplateMessage]:
+        messages: list[TemplateMessage] = []
         for number, block in enumerate(blocks):
             name = f"{param}[{number}]"
             if isinstance(block, ToolResultBlock):
-                turns.append(self._result(block, name))
+                messages.append(self._result(block, name))
             else:
-                turns.append({"role": "user", "content": [_part(block, name)]})
-        return turns or [{"role": "user", "content": ""}]
+                messages.append({"role": "user", "content": [_part(block, name)]})
+        return messages or [{"role": "user", "content": ""}]
 
-    def _result(self, block: ToolResultBlock, param: str) -> Turn:
+    def _result(self, block: ToolResultBlock, param: str) -> TemplateMessage:
         called = self._names.get(block.tool_use_id)
         if called is None:
             raise RequestError(
@@ -159,8 +159,8 @@ class _Translator:
             "name": called,
         }
 
-    def _assistant(self, blocks: Sequence[AssistantBlock], index: int) -> Turn:
-        texts, thoughts, calls = [], [], []
+    def _assistant(self, blocks: Sequence[AssistantBlock], index: int) -> TemplateMessage:
+        texts, earlier, calls = [], [], []
         for number, block in enumerate(blocks):
             match block:
                 case TextBlock(text=text):
@@ -169,28 +169,28 @@ class _Translator:
                     self._names[block.id] = block.name
                     calls.append(function_call(block.id, block.name, block.input))
                 case ThinkingBlock() | RedactedThinkingBlock() if index not in self._forgotten:
-                    thought = self._thought(block, index, number)
-                    if thought is not None:
-                        thoughts.append(thought)
-        turn: Turn = {"role": "assistant", "content": texts or ""}
-        if thoughts:
-            turn["reasoning_content"] = "\n".join(thoughts)
+                    reasoning = self._reasoning(block, index, number)
+                    if reasoning is not None:
+                        earlier.append(reasoning)
+        message: TemplateMessage = {"role": "assistant", "content": texts or ""}
+        if earlier:
+            message["reasoning_content"] = "\n".join(earlier)
         if calls:
-            turn["tool_calls"] = calls
-        return turn
+            message["tool_calls"] = calls
+        return message
 
-    def _thought(
+    def _reasoning(
         self, block: ThinkingBlock | RedactedThinkingBlock, index: int, number: int
     ) -> str | None:
-        """An earlier thought; one that was not made here is left out, or refused if asked for."""
+        """Earlier reasoning; what was not made here is left out, or refused if asked for."""
         if isinstance(block, RedactedThinkingBlock):
-            thought = self._seal.open(block.data)
+            reasoning = self._seal.open(block.data)
         elif block.thinking:
             known = self._seal.verifies(block.thinking, block.signature)
-            thought = block.thinking if known else None
+            reasoning = block.thinking if known else None
         else:
-            thought = self._seal.open(block.signature)
-        if thought is None:
+            reasoning = self._seal.open(block.signature)
+        if reasoning is None:
             if self._strict:
                 name = f"messages[{index}].content[{number}]"
                 raise RequestError(
@@ -199,11 +199,11 @@ class _Translator:
                     code="invalid_signature",
                 )
             self.dropped.append(f"messages.{index}.content.{number}")
-        return thought
+        return reasoning
 
 
 def _forgotten(fields: CountRequest) -> frozenset[int]:
-    """Numbers of the messages whose thoughts the request asks to clear."""
+    """Numbers of the messages whose reasoning the request asks to clear."""
     management = fields.context_management
     edits = (management.edits or []) if management is not None else []
     kept = [_kept_turns(edit) for edit in edits]
@@ -220,7 +220,7 @@ def _forgotten(fields: CountRequest) -> frozenset[int]:
 
 
 def _kept_turns(edit: ClearThinking) -> int | None:
-    """How many turns keep their thoughts; None for all. Anthropic's default is one."""
+    """How many turns keep their reasoning; None for all. Anthropic's default is one."""
     match edit.keep:
         case "all" | KeptTurns(type="all"):
             return None

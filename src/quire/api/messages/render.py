@@ -25,7 +25,7 @@ from quire.text.events import (
 )
 
 WireEvent = dict[str, Any]
-Thoughts = Literal["shown", "omitted", "redacted"]
+ReasoningShown = Literal["shown", "omitted", "redacted"]
 
 PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -36,16 +36,16 @@ class Answering:
 
     Attributes:
         max_tokens: as asked for; an answer that was cut off earlier filled the context.
-        thoughts: `omitted` thoughts are blocks without text; `redacted` ones say nothing at all.
+        reasoning: `omitted` makes blocks without text; `redacted` ones say nothing at all.
             Either can be sent back.
-        dropped: paths of thoughts that were left out of the prompt.
+        dropped: paths of reasoning that were left out of the prompt.
         edits: whether the request asked for edits of its prompt, so that they are reported.
     """
 
     id: str
     model: str
     max_tokens: int
-    thoughts: Thoughts = "shown"
+    reasoning: ReasoningShown = "shown"
     dropped: tuple[str, ...] = ()
     edits: bool = False
 
@@ -133,8 +133,8 @@ class MessageEvents:
         match event:
             case Text(text) if text:
                 yield from self._grow("text", {"type": "text", "text": ""}, text)
-            case Reasoning(thought):
-                yield from self._think(thought)
+            case Reasoning(reasoning):
+                yield from self._think(reasoning)
             case ToolCallBegun(_, call_id, name):
                 tool = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
                 yield from self._open("tool_use", tool)
@@ -148,15 +148,15 @@ class MessageEvents:
             case Failed(error):
                 yield anthropic_body(error)
 
-    def _think(self, thought: str) -> Iterator[WireEvent]:
-        if self._answering.thoughts == "shown":
+    def _think(self, reasoning: str) -> Iterator[WireEvent]:
+        if self._answering.reasoning == "shown":
             opening = {"type": "thinking", "thinking": "", "signature": ""}
-            yield from self._grow("thinking", opening, thought)
+            yield from self._grow("thinking", opening, reasoning)
         elif self._block is not None and self._block.kind == "hidden":
-            self._block.text.append(thought)
+            self._block.text.append(reasoning)
         else:
             yield from self._close()
-            self._block = _OpenBlock("hidden", [thought])
+            self._block = _OpenBlock("hidden", [reasoning])
 
     def _grow(self, kind: str, opening: WireEvent, text: str) -> Iterator[WireEvent]:
         """Adds text to the block of this kind, which opens if it is not open yet."""
@@ -184,10 +184,10 @@ class MessageEvents:
             yield self._delta({"type": "signature_delta", "signature": signature})
         yield {"type": "content_block_stop", "index": self._index}
 
-    def _hidden(self, thought: str) -> Iterator[WireEvent]:
-        """A thought that is not shown, whole, up to its end."""
-        sealed = self._seal.seal(thought)
-        omitted = self._answering.thoughts == "omitted"
+    def _hidden(self, reasoning: str) -> Iterator[WireEvent]:
+        """Reasoning that is not shown, whole, up to its end."""
+        sealed = self._seal.seal(reasoning)
+        omitted = self._answering.reasoning == "omitted"
         block = (
             {"type": "thinking", "thinking": "", "signature": ""}
             if omitted

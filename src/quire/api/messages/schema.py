@@ -129,7 +129,7 @@ class ToolReferenceBlock(ContentBlock):
 
 
 class ThinkingBlock(ContentBlock):
-    """An earlier thought, or none but its signature, in which it is then sealed."""
+    """Earlier reasoning, or none but its signature, in which it is then sealed."""
 
     type: Literal["thinking"]
     thinking: str
@@ -137,7 +137,7 @@ class ThinkingBlock(ContentBlock):
 
 
 class RedactedThinkingBlock(ContentBlock):
-    """An earlier thought that was not shown."""
+    """Earlier reasoning that was not shown."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -276,7 +276,7 @@ class ToolChoice(Wire):
 
 
 class BlockBinding(Wire):
-    """What happens to a thought that does not verify; by default it is left out."""
+    """What happens to reasoning that does not verify; by default it is left out."""
 
     prefix_mismatch_behavior: Literal["error", "drop_block"] | None = None
 
@@ -328,14 +328,14 @@ class OutputConfig(Wire):
 
 
 class KeptTurns(Wire):
-    """How many of the last turns keep their thoughts."""
+    """How many of the last turns keep their reasoning."""
 
     type: Literal["thinking_turns", "all"]
     value: int | None = Field(default=None, ge=1)
 
 
 class ClearThinking(Wire):
-    """Leaves thoughts of earlier turns out of the prompt."""
+    """Leaves reasoning of earlier turns out of the prompt."""
 
     type: Literal["clear_thinking_20251015"]
     keep: (
@@ -348,7 +348,7 @@ class ClearThinking(Wire):
 
 
 class ContextManagement(Wire):
-    """Edits of the prompt before it is read; only thoughts can be cleared."""
+    """Edits of the prompt before it is read; only reasoning can be cleared."""
 
     edits: (
         list[

@@ -39,7 +39,7 @@ from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unseen import newest, without_unseen
 from quire.core.errors import NotFound, RequestError
 from quire.core.request import SamplingParams
-from quire.serving.bounds import AnswerFormat
+from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import FieldNames, Generation, Prepared, Thinking
 
 _ITEMS: TypeAdapter[tuple[Item, ...]] = TypeAdapter(tuple[Item, ...])
@@ -54,7 +54,7 @@ class _Asked:
     Attributes:
         body: the response as it begins.
         items: everything that was said so far.
-        summary: whether the client sees thoughts.
+        summary: whether the client sees reasoning.
         sealed: whether it gets them to carry.
     """
 
@@ -75,10 +75,10 @@ async def _read(context: Context, request: Request, body: bytes) -> _Asked:
     items = (*_previous(fields, kept), *new)
     check_count(len(items), context.config.max_messages, "input")
     tools, translator = toolbox(fields, items), Translator(context.seal)
-    turns = translator.turns(fields.instructions, items, len(new))
+    messages = translator.messages(fields.instructions, items, len(new))
     last = newest("input", items, len(new) - len(items))
     spec = Generation(
-        messages=without_unseen(context.service, request.scope, turns, last),
+        messages=without_unseen(context.service, request.scope, messages, last),
         **_generation(context, fields, tools, request),
     )
     if fields.truncation == "auto":
@@ -263,7 +263,7 @@ def _thinking(context: Context, fields: ResponsesRequest, scope: Scope) -> Think
 
 
 async def _truncated(context: Context, spec: Generation) -> Generation:
-    """The generation without the turns at its beginning for which the context has no room.
+    """The generation without the messages at its beginning for which the context has no room.
 
     What is cut ends before a turn of the user's; the system prompt stays. If even the last such
     turn is too long, nothing is cut, and the service refuses it all.

@@ -117,10 +117,10 @@ class MessageItem(_Item):
 
 
 class ReasoningItem(_Item):
-    """A thought: in the open, or as its own summary, for there is nobody to sum it up.
+    """Reasoning: in the open, or as its own summary, for there is nobody to sum it up.
 
     Args:
-        seal: seals the thought for clients that carry it; None where they did not ask for it.
+        seal: seals the reasoning for clients that carry it; None where they did not ask for it.
     """
 
     prefix = "rs"
@@ -136,13 +136,13 @@ class ReasoningItem(_Item):
         self._text_events = "reasoning_summary_text" if summary else "reasoning_text"
 
     def open(self) -> Iterator[WireEvent]:
-        """The thought, and its only part."""
+        """The reasoning, and its only part."""
         yield self._added()
         part = {"type": self._part_type, "text": ""}
         yield self._event(f"{self._part_events}.added", **self._place, part=part)
 
     def add(self, text: str) -> Iterator[WireEvent]:
-        """Text of the thought."""
+        """Text of the reasoning."""
         self._text.append(text)
         yield self._event(f"{self._text_events}.delta", **self._place, delta=text)
 
@@ -154,7 +154,7 @@ class ReasoningItem(_Item):
         yield self._done(status)
 
     def body(self, status: str) -> WireEvent:
-        """The thought; its parts are empty until it has text."""
+        """The reasoning; its parts are empty until it has text."""
         parts = self._parts() if self._text else []
         item: WireEvent = {"id": self.id, "type": "reasoning", "status": status}
         item["summary"] = parts if self._summary else []

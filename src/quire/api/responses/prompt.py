@@ -27,8 +27,8 @@ from quire.api.responses.schema import (
 )
 from quire.api.shared.content import INPUT, function_call, image_part, read_arguments
 from quire.api.shared.seal import Seal
+from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
 from quire.api.shared.toolbox import SEARCH, model_name
-from quire.api.shared.turns import Turn, check_answered, merge
 from quire.core.errors import RequestError
 from quire.media.source import not_taken
 
@@ -37,7 +37,7 @@ class Translator:
     """Translates the items of one conversation in order; knows the calls that were made so far.
 
     Attributes:
-        dropped: ids of thoughts that are sealed by somebody else.
+        dropped: ids of reasoning items that were sealed elsewhere.
     """
 
     def __init__(self, seal: Seal) -> None:
@@ -45,7 +45,9 @@ class Translator:
         self._names: dict[str, str] = {}
         self.dropped: list[str] = []
 
-    def turns(self, instructions: str | None, items: Sequence[Item], new: int) -> tuple[Turn, ...]:
+    def messages(
+        self, instructions: str | None, items: Sequence[Item], new: int
+    ) -> tuple[TemplateMessage, ...]:
         """The conversation, its instructions first.
 
         Args:
@@ -55,27 +57,27 @@ class Translator:
             RequestError: a file, which no model here takes; an image that the assistant said; an
                 output without its call, or at the end a call without its output.
         """
-        turns: list[Turn] = []
+        messages: list[TemplateMessage] = []
         if instructions:
-            turns.append({"role": "system", "content": instructions})
+            messages.append({"role": "system", "content": instructions})
         for index, item in enumerate(items, new - len(items)):
-            turn = self._turn(item, f"input[{index}]")
-            if turn is not None:
-                turns.append(turn)
-        merged = merge(turns)
+            message = self._message(item, f"input[{index}]")
+            if message is not None:
+                messages.append(message)
+        merged = merge(messages)
         check_answered(merged, "input")
         return tuple(merged)
 
-    def _turn(self, item: Item, param: str) -> Turn | None:
+    def _message(self, item: Item, param: str) -> TemplateMessage | None:
         match item:
             case MessageItem(role=role, content=content):
                 parts = _parts(content, f"{param}.content", images=role != "assistant")
                 return {"role": "system" if role == "developer" else role, "content": parts}
             case ReasoningItem():
-                thought = self._thought(item)
-                if not thought:
+                reasoning = self._reasoning(item)
+                if not reasoning:
                     return None
-                return {"role": "assistant", "content": "", "reasoning_content": thought}
+                return {"role": "assistant", "content": "", "reasoning_content": reasoning}
             case FunctionCallItem():
                 arguments = read_arguments(item.arguments)
                 return self._call(item.call_id, model_name(item.name, item.namespace), arguments)
@@ -93,12 +95,14 @@ class Translator:
             case _:  # references have been resolved
                 raise AssertionError(item)
 
-    def _call(self, call_id: str, name: str, arguments: dict[str, Any]) -> Turn:
+    def _call(self, call_id: str, name: str, arguments: dict[str, Any]) -> TemplateMessage:
         self._names[call_id] = name
         call = function_call(call_id, name, arguments)
         return {"role": "assistant", "content": "", "tool_calls": [call]}
 
-    def _output(self, call_id: str, content: str | list[dict[str, Any]], param: str) -> Turn:
+    def _output(
+        self, call_id: str, content: str | list[dict[str, Any]], param: str
+    ) -> TemplateMessage:
         name = self._names.get(call_id)
         if name is None:
             raise RequestError(
@@ -108,8 +112,8 @@ class Translator:
             )
         return {"role": "tool", "content": content, "tool_call_id": call_id, "name": name}
 
-    def _thought(self, item: ReasoningItem) -> str:
-        """The text of an earlier thought; empty if the item holds none that can be read."""
+    def _reasoning(self, item: ReasoningItem) -> str:
+        """The text of earlier reasoning; empty if the item holds none that can be read."""
         opened = self._seal.open(item.encrypted_content) if item.encrypted_content else None
         if opened is not None:
             return opened

@@ -48,7 +48,7 @@ class Responding:
 
     Attributes:
         body: the response as it begins, in progress and without output.
-        seal: seals thoughts, if the request asks for them sealed.
+        seal: seals reasoning, if the request asks for `reasoning.encrypted_content`.
         keep: told of the response when it has ended well.
     """
 
@@ -116,7 +116,7 @@ class ResponseEvents:
                 yield from self._item.add(text, logprobs)
             case Reasoning(text):
                 if not isinstance(self._item, ReasoningItem):
-                    yield from self._open(self._thought)
+                    yield from self._open(self._reasoning)
                 assert isinstance(self._item, ReasoningItem)
                 yield from self._item.add(text)
             case ToolCallBegun():
@@ -133,7 +133,7 @@ class ResponseEvents:
             case Failed(error):
                 yield self._lifecycle("failed", self._failed(error))
 
-    def _thought(self, index: int) -> ReasoningItem:
+    def _reasoning(self, index: int) -> ReasoningItem:
         responding = self._responding
         return ReasoningItem(index, summary=responding.summary, seal=responding.seal)
 

@@ -27,7 +27,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextPart(History):
-    """Text of an input, of an answer, or of a thought."""
+    """Text of an input, of an answer, or of reasoning."""
 
     type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
     text: str
@@ -150,7 +150,7 @@ class SearchCallItem(History):
 
 
 class ReasoningItem(History):
-    """An earlier thought: in the open, summed up, or sealed."""
+    """Earlier reasoning: in the open, summed up, or sealed."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -340,9 +340,9 @@ class TextConfig(Wire):
 
 
 class Reasoning(Wire):
-    """How to think. Thoughts come in the open, or where a summary is asked for, as the summary.
+    """How to think. Reasoning comes in the open, or where a summary is asked for, as the summary.
 
-    Which earlier thoughts are read again is the chat template's to say: the response says `auto`.
+    Which earlier reasoning is read again is the chat template's to say: the response says `auto`.
     """
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None

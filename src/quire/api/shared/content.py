@@ -271,9 +271,9 @@ def _message(message: Message, param: str, names: dict[str, str]) -> dict[str, A
     if isinstance(message, AssistantMessage):
         if not shaped["content"] and message.refusal:
             shaped["content"] = message.refusal
-        thought = message.reasoning_content or message.reasoning
-        if thought:
-            shaped["reasoning_content"] = thought
+        reasoning = message.reasoning_content or message.reasoning
+        if reasoning:
+            shaped["reasoning_content"] = reasoning
         if message.tool_calls:
             shaped["tool_calls"] = [call.to_template() for call in message.tool_calls]
     if isinstance(message, ToolMessage):

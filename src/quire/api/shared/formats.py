@@ -11,7 +11,7 @@ from quire.api.shared.access import note_ignored
 from quire.api.shared.schema import Wire, parse_json
 from quire.api.shared.sse import compact
 from quire.core.errors import RequestError
-from quire.serving.bounds import AnswerFormat
+from quire.serving.answer_grammar import AnswerFormat
 
 _MAX_CHARACTERS = 1 << 20
 JsonSchemaText = str | dict[str, Any]

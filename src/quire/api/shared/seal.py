@@ -1,8 +1,8 @@
-"""Thoughts that clients carry between turns, sealed so that what comes back is what went out.
+"""Reasoning that clients carry between turns, sealed so that what comes back is what went out.
 
-A signature proves a thought that travels in the open beside it. A sealed thought holds the text as
-well, for clients that asked not to be shown it; it is compressed, not encrypted, since the thought
-of the model that a client talks to is no secret from that client.
+A signature proves reasoning that is sent in the open beside it. Sealed reasoning holds the text
+as well, for clients that asked not to be shown it; it is compressed, not encrypted: what a model
+tells a client is no secret from that client.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ _VERSION = "q1"
 
 
 class Seal:
-    """Signs thoughts with a key.
+    """Signs reasoning with a key.
 
     Args:
-        key: None draws one, so that only this process knows its own thoughts again.
+        key: None draws one, so that only this process knows its own reasoning again.
     """
 
     def __init__(self, key: str | None = None) -> None:
         self._key = key.encode() if key is not None else secrets.token_bytes(32)
 
-    def sign(self, thought: str) -> str:
-        """The signature of a thought that is shown beside it."""
-        return f"{_VERSION}.{_encode(self._mac(thought))}"
+    def sign(self, reasoning: str) -> str:
+        """The signature of reasoning that is shown beside it."""
+        return f"{_VERSION}.{_encode(self._mac(reasoning))}"
 
-    def verifies(self, thought: str, signature: str) -> bool:
-        """Whether `signature`, or the sealed thought, was made here for this very text."""
-        return hmac.compare_digest(self._head(signature).encode(), self.sign(thought).encode())
+    def verifies(self, reasoning: str, signature: str) -> bool:
+        """Whether `signature`, or the sealed reasoning, was made here for this very text."""
+        return hmac.compare_digest(self._head(signature).encode(), self.sign(reasoning).encode())
 
-    def seal(self, thought: str) -> str:
-        """The thought itself, signed."""
-        packed = zlib.compress(thought.encode("utf-8", "surrogatepass"))
-        return f"{self.sign(thought)}.{_encode(packed)}.{self._mark(packed)}"
+    def seal(self, reasoning: str) -> str:
+        """The reasoning itself, signed."""
+        packed = zlib.compress(reasoning.encode("utf-8", "surrogatepass"))
+        return f"{self.sign(reasoning)}.{_encode(packed)}.{self._mark(packed)}"
 
     def open(self, sealed: str) -> str | None:
-        """The thought that was sealed here; None for anything else."""
+        """The reasoning that was sealed here; None for anything else."""
         head, _, rest = sealed.removeprefix(f"{_VERSION}.").partition(".")
         body, _, mark = rest.partition(".")
         try:
@@ -48,21 +48,21 @@ class Seal:
             # Ahead of unpacking: what a stranger has packed may be a thousand times as long.
             if not hmac.compare_digest(mark.encode(), self._mark(packed).encode()):
                 return None
-            thought = zlib.decompress(packed).decode("utf-8", "surrogatepass")
+            reasoning = zlib.decompress(packed).decode("utf-8", "surrogatepass")
         except (binascii.Error, zlib.error, UnicodeError):
             return None
-        return thought if self.verifies(thought, f"{_VERSION}.{head}") else None
+        return reasoning if self.verifies(reasoning, f"{_VERSION}.{head}") else None
 
     def _mark(self, packed: bytes) -> str:
-        """Proves that a thought was packed here."""
+        """Proves that reasoning was packed here."""
         return _encode(hmac.digest(self._key, b"packed" + packed, "sha256"))
 
-    def _mac(self, thought: str) -> bytes:
-        return hmac.digest(self._key, thought.encode("utf-8", "surrogatepass"), "sha256")
+    def _mac(self, reasoning: str) -> bytes:
+        return hmac.digest(self._key, reasoning.encode("utf-8", "surrogatepass"), "sha256")
 
     @staticmethod
     def _head(sealed: str) -> str:
-        """The signature that a sealed thought begins with."""
+        """The signature that sealed reasoning begins with."""
         return ".".join(sealed.split(".", 2)[:2])
 
 

@@ -1,4 +1,4 @@
-"""The ways in which clients of OpenAI's protocols ask for thoughts, and what becomes of them."""
+"""The ways in which clients of OpenAI's protocols ask for reasoning, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ReasoningOptions(Wire):
 
 
 class ThinkingFields(Wire):
-    """Fields by which thoughts are asked for; the first that says whether to think decides."""
+    """Fields by which reasoning is asked for; the first that says whether to think decides."""
 
     enable_thinking: bool | None = None
     thinking: ThinkingSwitch | None = None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from starlette.types import Scope
 
 from quire.api.shared.access import note_ignored
-from quire.api.shared.turns import Turn
+from quire.api.shared.template_messages import TemplateMessage
 from quire.serving.service import Service
 
 LEFT_OUT = "[An image stood here. The model that answers now reads text only.]"
@@ -29,9 +29,9 @@ def newest(name: str, said: Sequence[object], first: int = 0) -> str:
 
 
 def without_unseen(
-    service: Service, scope: Scope, turns: Sequence[Turn], newest: str
-) -> tuple[Turn, ...]:
-    """The turns with words in the place of images that the served model cannot see.
+    service: Service, scope: Scope, messages: Sequence[TemplateMessage], newest: str
+) -> tuple[TemplateMessage, ...]:
+    """The messages with words in the place of images that the served model cannot see.
 
     The client is told of each by its path. What stays is the service's to refuse.
 
@@ -39,18 +39,18 @@ def without_unseen(
         newest: see the function of that name.
     """
     if "image" in service.modalities:
-        return tuple(turns)
-    return tuple(_readable(scope, turn, newest) for turn in turns)
+        return tuple(messages)
+    return tuple(_readable(scope, message, newest) for message in messages)
 
 
-def _readable(scope: Scope, turn: Turn, newest: str) -> Turn:
-    if isinstance(turn["content"], str):
-        return turn
+def _readable(scope: Scope, message: TemplateMessage, newest: str) -> TemplateMessage:
+    if isinstance(message["content"], str):
+        return message
     parts = []
-    for part in turn["content"]:
+    for part in message["content"]:
         path = part["source"].param if part["type"] == "image" else ""
-        if path and not (turn["role"] == "user" and path.startswith(f"{newest}.")):
+        if path and not (message["role"] == "user" and path.startswith(f"{newest}.")):
             note_ignored(scope, [path])
             part = {"type": "text", "text": LEFT_OUT}
         parts.append(part)
-    return {**turn, "content": parts}
+    return {**message, "content": parts}

@@ -1,7 +1,7 @@
-"""What a dialect is: the grammar in which one family of models writes thoughts and tool calls.
+"""What a dialect is: the grammar in which one family of models writes reasoning and tool calls.
 
 A dialect gives three things: a parser from tokens to deltas, the tokens that open and close a
-thought, and a grammar that forces tool calls. Each lives in a module of its own and has one line
+reasoning, and a grammar that forces tool calls. Each lives in a module of its own and has one line
 in the registry of this package.
 """
 
@@ -88,7 +88,7 @@ class Parser(Protocol):
 
     @property
     def thinking(self) -> bool:
-        """Whether the next ordinary token is part of a thought."""
+        """Whether the next ordinary token is part of reasoning."""
         ...
 
     @property
@@ -137,28 +137,28 @@ class Forced:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Of dialects whose thoughts and answers stand in messages with headers.
+    """Of dialects whose reasoning and answers stand in messages with headers.
 
-    Their grammars hold the headers, and the thought before them too.
+    Their grammars hold the headers, and the reasoning before them too.
 
     Attributes:
         before: the lark term that goes before a bound answer.
-        thought_end: what ends a thought under a grammar, which then says what may follow.
+        reasoning_end: what ends reasoning under a grammar, which then says what may follow.
     """
 
     before: Callable[[Vocabulary], str]
-    thought_end: str
+    reasoning_end: str
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One grammar of thoughts and tool calls.
+    """One grammar of reasoning and tool calls.
 
     Attributes:
         name: what `--dialect` calls it.
         recognises: whether a chat template and a `model_type` speak it.
         build: makes the parser of one request.
-        thought: texts that open and close a thought; None if the family has none.
+        reasoning: texts that open and close reasoning; None if the family has none.
         forced: lark source for llguidance that lets only tool calls through; None if forcing a
             call is not offered.
         openers: markers that begin a call; the first that is a token of its own binds strict calls.
@@ -170,7 +170,7 @@ class Dialect:
     name: str
     recognises: Callable[[str, str], bool]
     build: Callable[[Start], Parser]
-    thought: tuple[str, str] | None = None
+    reasoning: tuple[str, str] | None = None
     forced: Callable[[Forced], str] | None = None
     openers: tuple[str, ...] = ()
     strict: Callable[[Forced], str] | None = None
@@ -183,16 +183,16 @@ class Dialect:
 
         Args:
             prompt_ids: the prompt. Only what follows its last turn marker is looked at, so a
-                marker that a user wrote does not open a thought.
+                marker that a user wrote does not open reasoning.
             tools: what may be called. Without tools, call markers are plain text.
         """
         return self.build(Start(prompt_ids, {tool.name: tool for tool in tools}, vocabulary))
 
     def thinking(self, vocabulary: Vocabulary) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Ids that open and that close a thought, for thinking budgets; None if it has none."""
-        if self.thought is None:
+        """Ids that open and that close reasoning, for thinking budgets; None if it has none."""
+        if self.reasoning is None:
             return None
-        opening, closing = self.thought
+        opening, closing = self.reasoning
         return vocabulary.ids_of(opening), vocabulary.ids_of(closing)
 
     def opener(self, vocabulary: Vocabulary) -> int | None:

@@ -17,7 +17,7 @@ from quire.text.dialects.readers import header_head, read_named_json
 
 BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-THOUGHT = ("<think>", "</think>")
+REASONING = ("<think>", "</think>")
 _FENCED = re.compile(r"\s*([^\s`{}]+)\s*```(?:json)?\s*")
 _PLAIN = named_call(rf"\s*(?P<name>[^\s`{{}}<]+)\s*{SEPARATOR}")
 _IN_FENCE = named_call(rf"[^`{{}}]*{SEPARATOR}\s*(?P<name>[^\s`{{}}]+)\s*```(?:json)?")
@@ -57,7 +57,7 @@ def _begin(text: str, tools: Tools) -> Begun | None:
 
 
 _LAYOUT = Layout(
-    think=(frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]})),
+    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
     sections={
         BEGIN: Section(
             _read,
@@ -76,7 +76,7 @@ DEEPSEEK = Dialect(
         ALL_BEGIN in template or "<｜Assistant｜>" in template or model_type.startswith("deepseek")
     ),
     build=lambda start: Machine(_LAYOUT, start),
-    thought=THOUGHT,
+    reasoning=REASONING,
     forced=_forced,
     openers=(BEGIN,),
     strict=_strict,

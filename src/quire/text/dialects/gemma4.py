@@ -1,6 +1,6 @@
-"""Gemma 4: channels for thoughts, and calls in a notation of its own.
+"""Gemma 4: channels for reasoning, and calls in a notation of its own.
 
-Source: the chat template of google/gemma-4-*-it. A thought is `<|channel>thought\\n...<channel|>`;
+Source: the chat template of google/gemma-4-*-it. Reasoning is `<|channel>thought\\n...<channel|>`;
 a call is `<|tool_call>call:NAME{key:value,...}<tool_call|>`, where keys are bare, strings stand
 between two `<|"|>` tokens without escapes, and everything else looks like JSON. Reported of the
 models as they run, and read as meant: parentheses for the outer braces, `=` for `:`, `call` left
@@ -232,7 +232,7 @@ _LAYOUT = Layout(
             begin=_begin,
         )
     },
-    think=(frozenset({CHANNEL}), frozenset({CHANNEL_END})),
+    reasoning=(frozenset({CHANNEL}), frozenset({CHANNEL_END})),
     quiet=frozenset({"<|tool_response>"}),
 )
 
@@ -248,12 +248,12 @@ class _GemmaParser(Machine):
             self._label, self.mode = "", Mode.HEADER
             self.on_text(start.vocabulary.decode(start.prompt_ids[position + 1 :]))
             self.writer.end(thinking=True)
-            self.writer.take()  # the part of the thought that the prompt holds is not the answer's
+            self.writer.take()  # reasoning that the prompt holds is not the answer's
 
     def on_marker(self, marker: str) -> None:
         self._settle_label(ended=True)
         super().on_marker(marker)
-        if marker == CHANNEL and self.mode is Mode.THOUGHT:
+        if marker == CHANNEL and self.mode is Mode.REASONING:
             self._label, self.mode = "", Mode.HEADER
 
     def on_text(self, text: str) -> None:
@@ -280,7 +280,7 @@ class _GemmaParser(Machine):
                 return
             if undecided and found is None:
                 held = ""  # cut off inside the label
-        self._label, self.mode = None, Mode.THOUGHT
+        self._label, self.mode = None, Mode.REASONING
         if found is not None and found.group(1) != "thought":
             self.mode = self.resting()
         rest = held[found.end() :].removeprefix("\n") if found else held
@@ -294,7 +294,7 @@ GEMMA4 = Dialect(
         "<|tool_call>" in template or "<|channel>" in template or model_type.startswith("gemma4")
     ),
     build=_GemmaParser,
-    thought=(CHANNEL, CHANNEL_END),
+    reasoning=(CHANNEL, CHANNEL_END),
     forced=forced_calls,
     openers=("<|tool_call>",),
 )

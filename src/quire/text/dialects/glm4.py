@@ -18,7 +18,7 @@ from quire.text.dialects.values import skip_space, typed_argument, write_json
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
-THOUGHT = ("<think>", "</think>")
+REASONING = ("<think>", "</think>")
 _ARGUMENT = re.compile(rf"\s*{KEY}([^<]*){KEY_END}\s*{VALUE}")
 _NAME = re.compile(r"\s*([\w.:/-]+)\s*")
 
@@ -84,7 +84,7 @@ def _forced(forced: Forced) -> str:
 
 
 _LAYOUT = Layout(
-    think=(frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]})),
+    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
     sections={
         BEGIN: Section(
             _read,
@@ -100,7 +100,7 @@ GLM4 = Dialect(
     name="glm4",
     recognises=lambda template, model_type: KEY in template or model_type.startswith("glm4_moe"),
     build=lambda start: Machine(_LAYOUT, start),
-    thought=THOUGHT,
+    reasoning=REASONING,
     forced=_forced,
     openers=(BEGIN,),
 )

@@ -1,4 +1,4 @@
-"""Granite 3 and 4: JSON calls, thoughts in tags or announced in prose.
+"""Granite 3 and 4: JSON calls, reasoning in tags or announced in prose.
 
 Source: the chat templates of ibm-granite/granite-3.0 to 4.0. Calls are an array after
 `<|tool_call|>` (3.x) or Hermes objects in `<tool_call>` (4.0). Granite 3.2 thinks between the
@@ -14,11 +14,11 @@ from quire.text.dialects.grammar import json_rules, marker, wrapped
 from quire.text.dialects.machine import Layout, Machine, Mode, Section
 from quire.text.dialects.readers import array_head, read_json_calls
 
-THOUGHT = ("<think>", "</think>")
+REASONING = ("<think>", "</think>")
 _PROSE_OPENS = frozenset({"Here is my thought process:", "Here's my thought process:"})
 _PROSE_CLOSES = frozenset({"Here is my response:", "Here's my response:"})
 _LAYOUT = Layout(
-    think=(_PROSE_OPENS | {THOUGHT[0]}, _PROSE_CLOSES | {THOUGHT[1]}),
+    reasoning=(_PROSE_OPENS | {REASONING[0]}, _PROSE_CLOSES | {REASONING[1]}),
     sections={
         "<|tool_call|>": Section(read_json_calls, array_head, begin=json_call()),
         "<tool_call>": Section(
@@ -38,7 +38,7 @@ class _GraniteParser(Machine):
     def on_marker(self, marker: str) -> None:
         fresh = self.mode is Mode.TEXT and not self.writer.wrote and not self.writer.calls
         prose = (marker in _PROSE_OPENS and not fresh) or (
-            marker in _PROSE_CLOSES and self.mode is not Mode.THOUGHT
+            marker in _PROSE_CLOSES and self.mode is not Mode.REASONING
         )
         if prose:
             self.on_text(marker)
@@ -61,7 +61,7 @@ GRANITE = Dialect(
         "<|start_of_role|>" in template or model_type.startswith("granite")
     ),
     build=_GraniteParser,
-    thought=THOUGHT,
+    reasoning=REASONING,
     forced=_forced,
     openers=("<|tool_call|>", "<tool_call>"),
 )

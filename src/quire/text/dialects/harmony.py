@@ -1,7 +1,7 @@
 """gpt-oss: the harmony format, messages with a header and a channel.
 
 Source: OpenAI's harmony response format. A message is
-`<|start|>assistant<|channel|>CHANNEL<|message|>...<|end|>`. The channel `analysis` is a thought,
+`<|start|>assistant<|channel|>CHANNEL<|message|>...<|end|>`. The channel `analysis` is reasoning,
 `final` the answer, `commentary` a call if it has a recipient (`to=functions.NAME`) and a preamble
 for the user if it has none. `<|return|>` ends the answer, `<|call|>` ends a call.
 """
@@ -102,7 +102,7 @@ class _HarmonyParser(Machine):
             self.open(written + MESSAGE, _call_section(name))
         elif channel is not None and channel.group(1) == "analysis":
             self.writer.border()
-            self.mode = Mode.THOUGHT
+            self.mode = Mode.REASONING
         else:
             self.mode = Mode.TEXT
             if self.writer.wrote:
@@ -120,7 +120,7 @@ def _call_section(name: str) -> Section:
 
 
 def _before(vocabulary: Vocabulary) -> str:
-    """What may go before a call or a bound answer: one thought."""
+    """What may go before a call or a bound answer: one message of reasoning."""
     channel, message, end, start = (
         marker(text, vocabulary) for text in (CHANNEL, MESSAGE, "<|end|>", START)
     )
@@ -170,7 +170,7 @@ HARMONY = Dialect(
         (START in template and CHANNEL in template) or model_type.startswith("gpt_oss")
     ),
     build=_HarmonyParser,
-    thought=(
+    reasoning=(
         f"{CHANNEL}analysis{MESSAGE}",
         f"<|end|>{START}assistant{CHANNEL}final{MESSAGE}",
     ),

@@ -24,7 +24,7 @@ from quire.text.dialects.readers import header_head, read_named_json
 
 ALL_BEGIN, ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 BEGIN, ARGUMENTS, END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-THOUGHT = ("<think>", "</think>")
+REASONING = ("<think>", "</think>")
 _HEADER = rf"\s*(?P<id>(?:functions\.)?(?P<name>[^:\s<]+)(?::[0-9]+)?)\s*{re.escape(ARGUMENTS)}"
 
 
@@ -59,7 +59,7 @@ def _calls(forced: Forced) -> list[str]:
 
 
 _LAYOUT = Layout(
-    think=(frozenset({THOUGHT[0], "◁think▷"}), frozenset({THOUGHT[1], "◁/think▷"})),
+    reasoning=(frozenset({REASONING[0], "◁think▷"}), frozenset({REASONING[1], "◁/think▷"})),
     sections={
         BEGIN: Section(
             _read,
@@ -76,7 +76,7 @@ KIMI_K2 = Dialect(
     name="kimi_k2",
     recognises=lambda template, model_type: ALL_BEGIN in template or model_type.startswith("kimi"),
     build=lambda start: Machine(_LAYOUT, start),
-    thought=THOUGHT,
+    reasoning=REASONING,
     forced=_forced,
     openers=(BEGIN,),
     strict=_strict,

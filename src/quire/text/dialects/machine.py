@@ -1,4 +1,4 @@
-"""The parser that most dialects share: thoughts between markers, calls in sections."""
+"""The parser that most dialects share: reasoning between markers, calls in sections."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ class Layout:
     """The markers of a dialect and what they mean.
 
     Attributes:
-        think: markers that open a thought, and markers that close it.
+        reasoning: markers that open reasoning, and markers that close it.
         sections: what each opening marker opens. `NO_SECTION` opens at the start of the answer.
         quiet: markers that stand around sections and mean nothing by themselves. So does one that
             closes a section and directly follows a call.
         new_id: makes the id of a call.
     """
 
-    think: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    reasoning: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     sections: Mapping[str, Section] = field(default_factory=dict)
     quiet: frozenset[str] = frozenset()
     new_id: Callable[[], str] = new_call_id
@@ -118,7 +118,7 @@ class Layout:
 
     def markers(self) -> frozenset[str]:
         """Every marker of the dialect."""
-        found = set(self.think[0] | self.think[1] | self.quiet)
+        found = set(self.reasoning[0] | self.reasoning[1] | self.quiet)
         for opener, section in self.sections.items():
             found.update({opener} - {NO_SECTION}, section.ends, section.inner)
         return frozenset(found)
@@ -129,7 +129,7 @@ class Mode(Enum):
 
     START = auto()  # nothing yet, and a section may begin without a marker
     TEXT = auto()
-    THOUGHT = auto()
+    REASONING = auto()
     SECTION = auto()
     HEADER = auto()  # a subclass reads what the text after it will be
 
@@ -160,8 +160,8 @@ class Machine:
         self._scanner = MarkerScanner(marker for marker in markers if marker not in added)
         self._owned = frozenset(self._ids)
         self.mode = Mode.START if self.tools and NO_SECTION in layout.sections else Mode.TEXT
-        if last_added(start)[1] in layout.think[0]:
-            self.mode = Mode.THOUGHT
+        if last_added(start)[1] in layout.reasoning[0]:
+            self.mode = Mode.REASONING
         self._opener = ""
         self._section = Section(lambda body, tools: Reading(), lambda text, tools: False)
         self._pieces: list[str] = []
@@ -175,7 +175,7 @@ class Machine:
 
     @property
     def thinking(self) -> bool:
-        return self.mode is Mode.THOUGHT
+        return self.mode is Mode.REASONING
 
     @property
     def owned(self) -> frozenset[int]:
@@ -189,7 +189,7 @@ class Machine:
             if not piece[-1].isspace() and self._scanner.ignores(piece):
                 if self.mode is Mode.TEXT and self.writer.text_flows:
                     return [Text(piece)]
-                if self.mode is Mode.THOUGHT and self.writer.thought_flows:
+                if self.mode is Mode.REASONING and self.writer.reasoning_flows:
                     return [Reasoning(piece)]
             self._scan(piece)
             return self.writer.take()
@@ -221,7 +221,7 @@ class Machine:
         """Takes a run of ordinary text."""
         if self.mode is Mode.TEXT:
             self.writer.text(text)
-        elif self.mode is Mode.THOUGHT:
+        elif self.mode is Mode.REASONING:
             self.writer.reason(text)
         elif self.mode is Mode.SECTION:
             self._hold(text)
@@ -235,12 +235,12 @@ class Machine:
 
     def on_marker(self, marker: str) -> None:
         """Takes a marker."""
-        opens, closes = self.layout.think
+        opens, closes = self.layout.reasoning
         if self.mode is Mode.SECTION:
             self._mark(marker)
         elif marker in opens:
             self.writer.border()
-            self.mode = Mode.THOUGHT
+            self.mode = Mode.REASONING
         elif marker in closes:
             self.writer.border()
             self.mode = self.resting()
@@ -261,7 +261,7 @@ class Machine:
                 self._settle(body, reading, "", keep_rest=not cut_off)
 
     def resting(self) -> Mode:
-        """What text is when no thought and no section is open."""
+        """What text is when no reasoning and no section is open."""
         fresh = not self.writer.wrote and not self.writer.calls
         return (
             Mode.START if self.tools and fresh and NO_SECTION in self.layout.sections else Mode.TEXT
@@ -269,7 +269,7 @@ class Machine:
 
     def open(self, opener: str, section: Section) -> None:
         """Begins to hold a section. `opener` is the text that it gets back if it is no call."""
-        self._back = Mode.THOUGHT if self.mode is Mode.THOUGHT else Mode.TEXT
+        self._back = Mode.REASONING if self.mode is Mode.REASONING else Mode.TEXT
         self.mode = Mode.SECTION
         self._opener, self._section = opener, section
         self._pieces, self._length, self._marks, self._sure = [], 0, [], False

@@ -1,4 +1,4 @@
-"""MiniMax M2: XML calls in a section, thoughts that the prompt opens.
+"""MiniMax M2: XML calls in a section, reasoning that the prompt opens.
 
 Source: docs/tool_calling_guide.md of MiniMaxAI/MiniMax-M2.
 """
@@ -11,7 +11,7 @@ from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section,
 from quire.text.dialects.readers import XmlNotation, head_of
 
 BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
-THOUGHT = ("<think>", "</think>")
+REASONING = ("<think>", "</think>")
 _XML = XmlNotation("invoke", " name=")
 
 
@@ -29,7 +29,7 @@ def _forced(forced: Forced) -> str:
 
 
 _LAYOUT = Layout(
-    think=(frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]})),
+    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
     sections={
         BEGIN: Section(_read, head_of("<invoke name="), ends=frozenset({END}), begin=_XML.begin)
     },
@@ -39,7 +39,7 @@ MINIMAX = Dialect(
     name="minimax",
     recognises=lambda template, model_type: BEGIN in template or model_type.startswith("minimax"),
     build=lambda start: Machine(_LAYOUT, start),
-    thought=THOUGHT,
+    reasoning=REASONING,
     forced=_forced,
     openers=(BEGIN,),
 )

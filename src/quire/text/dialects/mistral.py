@@ -18,7 +18,7 @@ from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section,
 from quire.text.dialects.readers import read_json_calls, read_named_json
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-THOUGHT = ("[THINK]", "[/THINK]")
+REASONING = ("[THINK]", "[/THINK]")
 _NAME = re.compile(r"\s*([\w.-]+)\s*")
 _ARRAY = re.compile(r"\s*(?:\[\s*(?:\{|$)|\{)")
 _IN_ARRAY = json_call()
@@ -79,7 +79,7 @@ def _begin(text: str, tools: Tools) -> Begun | None:
 
 
 _LAYOUT = Layout(
-    think=(frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]})),
+    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
     sections={CALLS: Section(_read, _head, inner=frozenset({ARGS, CALL_ID}), begin=_begin)},
     new_id=new_call_id,
 )
@@ -92,7 +92,7 @@ MISTRAL = Dialect(
         or model_type.startswith(("mistral", "ministral", "mixtral", "pixtral"))
     ),
     build=lambda start: Machine(_LAYOUT, start),
-    thought=THOUGHT,
+    reasoning=REASONING,
     forced=_forced,
     openers=(CALLS,),
 )

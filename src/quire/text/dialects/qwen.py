@@ -1,4 +1,4 @@
-"""Qwen: `<think>` thoughts; Hermes JSON calls (Qwen2.5, Qwen3) and XML calls (Coder, Qwen3.5).
+"""Qwen: `<think>` reasoning; Hermes JSON calls (Qwen2.5, Qwen3) and XML calls (Coder, Qwen3.5).
 
 Source: the chat templates and model cards of Qwen/Qwen3-* and Qwen/Qwen3-Coder-*. Both kinds of
 call stand between `<tool_call>` and `</tool_call>` and begin differently, so one parser reads
@@ -16,7 +16,7 @@ from quire.text.dialects.grammar import Arguments, argument_rules, marker, wrapp
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
 from quire.text.dialects.readers import XmlNotation, head_of, read_json_calls
 
-THOUGHT = ("<think>", "</think>")
+REASONING = ("<think>", "</think>")
 _XML = XmlNotation("function", "=")
 _JSON = json_call()
 OPENER, CLOSER = "<function=", "</function>"
@@ -58,13 +58,13 @@ _WRAPPED = Section(
     inner=frozenset({OPENER, CLOSER}),
     begin=_begin,
 )
-_THINK = (frozenset({THOUGHT[0]}), frozenset({THOUGHT[1]}))
+_REASONING = (frozenset({REASONING[0]}), frozenset({REASONING[1]}))
 _HERMES = Layout(
-    think=_THINK,
+    reasoning=_REASONING,
     sections={"<tool_call>": replace(_WRAPPED, inner=frozenset())},
 )
 _CODER = Layout(
-    think=_THINK,
+    reasoning=_REASONING,
     sections={
         "<tool_call>": _WRAPPED,
         OPENER: Section(_read_bare, _bare_head, ends=frozenset({CLOSER}), begin=_begin_bare),
@@ -100,7 +100,7 @@ QWEN3 = Dialect(
     name="qwen3",
     recognises=_is_qwen3,
     build=lambda start: Machine(_HERMES, start),
-    thought=THOUGHT,
+    reasoning=REASONING,
     forced=_forced,
     openers=("<tool_call>",),
 )
@@ -108,7 +108,7 @@ QWEN3_CODER = Dialect(
     name="qwen3_coder",
     recognises=_is_coder,
     build=lambda start: Machine(_CODER, start),
-    thought=THOUGHT,
+    reasoning=REASONING,
     forced=_forced_xml,
     openers=("<tool_call>",),
 )

@@ -28,7 +28,7 @@ class Writer:
     """Owns the deltas that wait to be taken, and the numbering of calls.
 
     White space at the end of what was written is held until more of the same kind follows. So the
-    newlines that a template puts around a thought or a call are in neither the thought nor the
+    newlines that a template puts around reasoning or a call are in neither the reasoning nor the
     answer, while those inside stay as they came. Only white space is ever dropped.
 
     Attributes:
@@ -40,11 +40,11 @@ class Writer:
         "_bordered",
         "_deltas",
         "_new_id",
+        "_reasoning_ended",
+        "_reasoning_space",
         "_space",
-        "_thought_ended",
-        "_thought_space",
         "_wrote",
-        "_wrote_thought",
+        "_wrote_reasoning",
         "after_call",
         "calls",
     )
@@ -53,10 +53,10 @@ class Writer:
         self._new_id = new_id
         self._deltas: list[Delta] = []
         self._space = ""
-        self._thought_space = ""
+        self._reasoning_space = ""
         self._wrote = False
-        self._wrote_thought = False
-        self._thought_ended = False
+        self._wrote_reasoning = False
+        self._reasoning_ended = False
         self._bordered = False
         self.calls = 0
         self.after_call = False
@@ -72,9 +72,9 @@ class Writer:
         return self._wrote and not self._space and not self.after_call
 
     @property
-    def thought_flows(self) -> bool:
-        """Whether thought text that does not end in white space may go past this writer."""
-        return self._wrote_thought and not self._thought_space and not self._thought_ended
+    def reasoning_flows(self) -> bool:
+        """Whether reasoning text that does not end in white space may go past this writer."""
+        return self._wrote_reasoning and not self._reasoning_space and not self._reasoning_ended
 
     def text(self, piece: str) -> None:
         """Adds text of the answer."""
@@ -89,25 +89,25 @@ class Writer:
             self._deltas.append(Text(body))
 
     def reason(self, piece: str) -> None:
-        """Adds text of a thought."""
-        piece = self._thought_space + piece
-        if not self._wrote_thought:
+        """Adds text of reasoning."""
+        piece = self._reasoning_space + piece
+        if not self._wrote_reasoning:
             piece = piece.lstrip("\n")
         body = piece.rstrip() if len(piece) - len(piece.rstrip()) <= MAX_HELD_SPACE else piece
-        if body and self._thought_ended:
-            if not self._thought_space:
+        if body and self._reasoning_ended:
+            if not self._reasoning_space:
                 body = "\n" + body
                 piece = "\n" + piece
-            self._thought_ended = False
-        self._thought_space = piece[len(body) :]
+            self._reasoning_ended = False
+        self._reasoning_space = piece[len(body) :]
         if body:
-            self._wrote_thought = True
+            self._wrote_reasoning = True
             self._deltas.append(Reasoning(body))
 
     def border(self) -> None:
-        """A marker of a thought or a call stood here."""
+        """A marker of reasoning or a call stood here."""
         self._bordered = True
-        self._thought_ended = self._wrote_thought
+        self._reasoning_ended = self._wrote_reasoning
 
     def begin_call(self, name: str, call_id: str | None) -> int:
         """Begins a call, and gives its number."""
@@ -135,11 +135,11 @@ class Writer:
 
     def end(self, *, thinking: bool) -> None:
         """Lets go of held white space, where it belongs to something that was cut off or ended."""
-        if thinking and self._thought_space and not self._thought_ended:
-            self._deltas.append(Reasoning(self._thought_space))
+        if thinking and self._reasoning_space and not self._reasoning_ended:
+            self._deltas.append(Reasoning(self._reasoning_space))
         elif self._space and not self.calls and (self._wrote or not self._bordered):
             self._deltas.append(Text(self._space))
-        self._space = self._thought_space = ""
+        self._space = self._reasoning_space = ""
 
     def take(self) -> list[Delta]:
         """Hands over what was collected since the last call."""

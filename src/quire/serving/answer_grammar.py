@@ -1,4 +1,4 @@
-"""What an answer has to meet, and the grammar that comes of it."""
+"""The format that an answer must have, and the grammar that enforces it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class AnswerFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What an answer has to meet.
+class GrammarRequest:
+    """What the grammar of an answer is built from.
 
     Attributes:
         format: of the answer.
@@ -54,7 +54,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class AnswerGrammar:
     """The grammar of an answer; None where nothing can bind it.
 
     Attributes:

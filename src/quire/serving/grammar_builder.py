@@ -1,4 +1,4 @@
-"""What holds an answer to a schema or to tool calls, and the grammar that comes of it.
+"""Builds the grammar that enforces a schema, a format or tool calls.
 
 Runs in a process of its own, see `serving.sandbox`: schemas are the client's, and a grammar may
 cost its compiler any time, memory or stack.
@@ -18,8 +18,8 @@ from quire.constraints.masks import first_of
 from quire.constraints.schemas import prepare
 from quire.core.errors import RequestError
 from quire.core.request import GrammarSpec
-from quire.serving.bounds import Bound, Wanted
-from quire.serving.formats import answer_grammar, body_rule
+from quire.serving.answer_grammar import AnswerGrammar, GrammarRequest
+from quire.serving.formats import body_rule, format_grammar
 from quire.text.dialects import DIALECTS
 from quire.text.dialects.base import Dialect, Tool, vocabulary_of
 from quire.text.tokenizer import Tokenizer
@@ -31,7 +31,7 @@ _MANY = re.compile(r"\{\d*,?\d{3}")
 """A repetition of hundreds: a pattern with such may be too large, which its first letters show."""
 
 
-class Binder:
+class GrammarBuilder:
     """Makes grammars for one model.
 
     Args:
@@ -48,7 +48,7 @@ class Binder:
             folder / "tokenizer.json", vocab_size, tokenizer.eos_ids, kept=0
         )
 
-    def bind(self, wanted: Wanted) -> Bound:
+    def build(self, request: GrammarRequest) -> AnswerGrammar:
         """The grammar, which has been compiled once.
 
         A schema binds the answer, and leaves the model free to call a tool instead.
@@ -56,11 +56,11 @@ class Binder:
         Raises:
             RequestError: a schema that cannot be compiled, or a call that cannot be forced.
         """
-        wanted, unenforced = self._prepared(wanted)
+        request, unenforced = self._prepared(request)
         lost = dict.fromkeys(unenforced)
-        grammar = self._grammar(wanted, lambda each: lost.setdefault(each))
+        grammar = self._grammar(request, lambda each: lost.setdefault(each))
         if grammar is not None:
-            field = wanted.field
+            field = request.field
             if len(grammar.source) > MAX_SOURCE:
                 raise RequestError(
                     f"'{field}' makes a grammar of more than {MAX_SOURCE:,} characters.",
@@ -68,7 +68,7 @@ class Binder:
                     code="invalid_schema",
                 )
             self._rehearse(grammar, field)
-        return Bound(grammar, tuple(lost))
+        return AnswerGrammar(grammar, tuple(lost))
 
     def _rehearse(self, grammar: GrammarSpec, field: str) -> None:
         """Compiles a grammar and takes its first tokens: some outgrow their limits only then."""
@@ -84,26 +84,26 @@ class Binder:
             reason = f"'{field}' cannot be compiled: {error.message}"
             raise RequestError(reason, param=field, code="invalid_schema") from error
 
-    def _prepared(self, wanted: Wanted) -> tuple[Wanted, tuple[str, ...]]:
+    def _prepared(self, request: GrammarRequest) -> tuple[GrammarRequest, tuple[str, ...]]:
         """The same with schemas that can be compiled, and what they lost."""
-        lazy = wanted.format is None and not wanted.forced
-        tools, unenforced = list(wanted.tools), []
-        for index, tool in enumerate(wanted.tools):
-            if lazy and tool.name not in wanted.strict:
+        lazy = request.format is None and not request.forced
+        tools, unenforced = list(request.tools), []
+        for index, tool in enumerate(request.tools):
+            if lazy and tool.name not in request.strict:
                 tools[index] = Tool(tool.name)
-            elif not wanted.forced or wanted.name in ("", tool.name):
+            elif not request.forced or request.name in ("", tool.name):
                 parameters, lost = self._schema(
-                    _of_object(tool.parameters, f"tools[{index}].{wanted.parameters_field}"),
-                    f"tools[{index}].{wanted.parameters_field}",
+                    _of_object(tool.parameters, f"tools[{index}].{request.parameters_field}"),
+                    f"tools[{index}].{request.parameters_field}",
                 )
                 tools[index] = Tool(tool.name, parameters)
                 unenforced += [f"{tool.name}: {each}" for each in lost]
-        format = wanted.format
+        format = request.format
         if format is not None and format.kind == "json_schema":
             prepared, lost = self._schema(_read(format.source, format.field), format.field)
             format = replace(format, source=json.dumps(prepared))
             unenforced += lost
-        return replace(wanted, format=format, tools=tuple(tools)), tuple(unenforced)
+        return replace(request, format=format, tools=tuple(tools)), tuple(unenforced)
 
     def _schema(self, schema: Any, field: str) -> tuple[dict[str, Any], tuple[str, ...]]:
         def compiles(pattern: str) -> bool:
@@ -117,44 +117,46 @@ class Binder:
         check_grammar(GrammarSpec("json_schema", json.dumps(prepared.schema)), field)
         return prepared.schema, prepared.unenforced
 
-    def _grammar(self, wanted: Wanted, lose: Callable[[str], None]) -> GrammarSpec | None:
+    def _grammar(self, request: GrammarRequest, lose: Callable[[str], None]) -> GrammarSpec | None:
         opener = self._dialect.opener(self._vocabulary)
-        if wanted.forced:
-            return GrammarSpec("lark", self._calls(wanted, lose), opener=opener)
-        if wanted.format is None:
-            return self._strict_calls(wanted, opener, lose)
-        frame = None if wanted.bare else self._dialect.frame
-        if not wanted.tools and frame is None:
-            return answer_grammar(wanted.format)
+        if request.forced:
+            return GrammarSpec("lark", self._calls(request, lose), opener=opener)
+        if request.format is None:
+            return self._strict_calls(request, opener, lose)
+        frame = None if request.bare else self._dialect.frame
+        if not request.tools and frame is None:
+            return format_grammar(request.format)
         before = "" if frame is None else frame.before(self._vocabulary)
-        rule = f"answer: {before} body\n{body_rule(wanted.format)}\n"
-        if not wanted.tools:
+        rule = f"answer: {before} body\n{body_rule(request.format)}\n"
+        if not request.tools:
             return GrammarSpec("lark", f"start: answer\n{rule}")
         if self._dialect.forced is None:
             raise RequestError(
-                f"'{wanted.field}' is not offered beside 'tools': no grammar holds this "
+                f"'{request.field}' is not offered beside 'tools': no grammar holds this "
                 "model's tool calls.",
-                param=wanted.field,
+                param=request.field,
                 code="unsupported_parameter",
             )
-        calls = re.sub(r"^start:", "calls:", self._calls(wanted, lose), count=1, flags=re.MULTILINE)
+        calls = re.sub(
+            r"^start:", "calls:", self._calls(request, lose), count=1, flags=re.MULTILINE
+        )
         return GrammarSpec("lark", f"start: answer | calls\n{rule}{calls}", opener=opener)
 
     def _strict_calls(
-        self, wanted: Wanted, opener: int | None, lose: Callable[[str], None]
+        self, request: GrammarRequest, opener: int | None, lose: Callable[[str], None]
     ) -> GrammarSpec | None:
         """What binds the calls of strict tools, and leaves all else free."""
         source = None
-        if any(tool.name in wanted.strict for tool in wanted.tools):
-            source = self._dialect.strict_grammar(wanted.tools, self._vocabulary, lose)
+        if any(tool.name in request.strict for tool in request.tools):
+            source = self._dialect.strict_grammar(request.tools, self._vocabulary, lose)
         if source is None:
             return None
         return GrammarSpec("lark", source, opener=opener, lazy=opener is not None)
 
-    def _calls(self, wanted: Wanted, lose: Callable[[str], None]) -> str:
+    def _calls(self, request: GrammarRequest, lose: Callable[[str], None]) -> str:
         """Lark source of nothing but tool calls."""
         return self._dialect.tool_grammar(
-            wanted.tools, wanted.name or None, wanted.parallel, self._vocabulary, lose
+            request.tools, request.name or None, request.parallel, self._vocabulary, lose
         )
 
 

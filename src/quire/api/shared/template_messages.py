@@ -1,0 +1,58 @@
+"""Messages of a conversation in the shape that chat templates read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+from quire.core.errors import RequestError
+
+TemplateMessage = dict[str, Any]
+
+
+def merge(messages: Iterable[TemplateMessage]) -> list[TemplateMessage]:
+    """Joins neighbours of the same role, which many templates refuse; tools' answers stay apart."""
+    merged: list[TemplateMessage] = []
+    for role, neighbours in groupby(messages, key=lambda message: message["role"]):
+        alike = list(neighbours)
+        if role == "tool" or len(alike) == 1:
+            merged += alike
+        else:
+            merged.append(_joined(role, alike))
+    return merged
+
+
+def check_answered(messages: Sequence[TemplateMessage], param: str) -> None:
+    """Raises `RequestError` if a conversation ends with calls whose results are not in it."""
+    calls = messages[-1].get("tool_calls") if messages else None
+    if calls:
+        raise RequestError(
+            f"'{param}' ends with the call '{calls[0]['id']}', whose result is missing.",
+            param=param,
+            code="missing_tool_result",
+        )
+
+
+def _joined(role: str, messages: Sequence[TemplateMessage]) -> TemplateMessage:
+    """Several messages of one role as one, in time linear in their parts."""
+    joined: TemplateMessage = {
+        "role": role,
+        "content": [part for message in messages for part in _parts(message)],
+    }
+    reasoning = [
+        message["reasoning_content"] for message in messages if "reasoning_content" in message
+    ]
+    if reasoning:
+        joined["reasoning_content"] = "\n".join(reasoning)
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    if calls:
+        joined["tool_calls"] = calls
+    return joined
+
+
+def _parts(message: TemplateMessage) -> list[dict[str, Any]]:
+    content = message["content"]
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}] if content else []
+    return list(content)
