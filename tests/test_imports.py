@@ -46,20 +46,20 @@ NO_MLX = [
 ]
 
 
-def imported(path: Path) -> set[str]:
-    """Packages or core modules of Quire that a file imports, anywhere in it."""
+def modules(path: Path) -> set[str]:
+    """Modules of Quire that a file imports, anywhere in it."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        names = []
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module]
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        for name in names:
-            parts = name.split(".")
-            if parts[0] == "quire" and len(parts) > 1:
-                found.add(parts[1])
-    return found
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith("quire.") and name != "quire.__version__"}
+
+
+def imported(path: Path) -> set[str]:
+    """Packages of Quire that a file imports, anywhere in it."""
+    return {name.split(".")[1] for name in modules(path)}
 
 
 def test_every_package_has_its_layer() -> None:
@@ -73,6 +73,15 @@ def test_imports_go_one_way(package: str) -> None:
     for path in sorted((SOURCE / package).rglob("*.py")):
         extra = imported(path) - allowed
         assert not extra, f"{path.relative_to(SOURCE)} imports {', '.join(sorted(extra))}"
+
+
+def test_protocols_share_through_the_shared_package_alone() -> None:
+    protocols = {path.parent.name for path in (SOURCE / "api").glob("*/endpoint.py")}
+    assert {"chat", "completions", "messages", "responses"} <= protocols
+    for path in sorted((SOURCE / "api").glob("*/*.py")):
+        others = protocols - {path.parent.name}
+        names = {module.split(".")[2] for module in modules(path) if module.count(".") > 1}
+        assert not names & others, f"{path.relative_to(SOURCE)} imports {names & others}"
 
 
 def test_the_core_imports_no_other_package() -> None:

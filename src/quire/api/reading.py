@@ -64,11 +64,11 @@ class _Absent:
 
 
 class _AskedStore:
-    """Responses that the server keeps; implements `responses.store.Kept`."""
+    """Responses that the server keeps; implements `shared.stored.StoredConversations`."""
 
-    def said(self, response_id: str) -> Sequence[Item] | None:
-        said: Sequence[Item] | None = ask("said", response_id)
-        return said
+    def conversation(self, response_id: str) -> Sequence[Item] | None:
+        items: Sequence[Item] | None = ask("conversation", response_id)
+        return items
 
     def item(self, item_id: str) -> Item | None:
         item: Item | None = ask("item", item_id)

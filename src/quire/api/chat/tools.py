@@ -1,4 +1,4 @@
-"""Chat's tools and the choice among them: the same as those of responses, nested differently."""
+"""Chat's tools and the choice among them: each nested under its type."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from quire.api.responses import schema as flat
-from quire.api.responses.tools import chat_toolbox
+from quire.api.shared import toolbox as shared
 from quire.api.shared.content import FunctionName, Tool, custom_input
 from quire.api.shared.schema import History, Wire, tag_by_type
-from quire.api.shared.toolbox import Toolbox
+from quire.api.shared.toolbox import ClientTool, Toolbox, ToolboxBuilder
 
 
 class Grammar(History):
@@ -61,9 +60,10 @@ class FunctionChoice(Wire):
     type: Literal["function"]
     function: Named
 
-    def to_flat(self) -> flat.NamedChoice:
-        """As responses have it."""
-        return flat.NamedChoice(type=self.type, name=self.function.name)
+    @property
+    def tool(self) -> ClientTool:
+        """The tool that is named."""
+        return ClientTool(self.function.name)
 
 
 class CustomChoice(Wire):
@@ -72,9 +72,10 @@ class CustomChoice(Wire):
     type: Literal["custom"]
     custom: Named
 
-    def to_flat(self) -> flat.NamedChoice:
-        """As responses have it."""
-        return flat.NamedChoice(type=self.type, name=self.custom.name)
+    @property
+    def tool(self) -> ClientTool:
+        """The tool that is named."""
+        return ClientTool(self.custom.name, kind="custom")
 
 
 NamedChoice = Annotated[
@@ -112,31 +113,33 @@ def toolbox(tools: Sequence[ChatTool] | None, choice: ChatChoice | None = None) 
     Raises:
         RequestError: a choice that names none of them.
     """
-    return chat_toolbox(
-        [_flat_tool(tool) for tool in tools or ()], None if choice is None else _flat_choice(choice)
-    )
+    builder = ToolboxBuilder()
+    for tool in tools or ():
+        if isinstance(tool, Tool):
+            function = tool.function
+            builder.add_function(
+                ClientTool(function.name),
+                function.description,
+                function.parameters,
+                strict=function.strict is True,
+            )
+        else:
+            custom, given = tool.custom, tool.custom.format
+            rules = None if given is None else given.grammar
+            builder.add_custom(
+                ClientTool(custom.name, kind="custom"),
+                custom.description,
+                None if rules is None else (rules.syntax, rules.definition),
+            )
+    return builder.build(_choice(choice))
 
 
-def _flat_tool(tool: ChatTool) -> flat.Tool:
-    if isinstance(tool, Tool):
-        return flat.FunctionTool(type="function", **dict(tool.function))
-    custom, given = tool.custom, tool.custom.format
-    rules = None if given is None or given.grammar is None else given.grammar
-    return flat.CustomTool(
-        type="custom",
-        name=custom.name,
-        description=custom.description,
-        format=None if rules is None else flat.CustomFormat(type="grammar", **dict(rules)),
-    )
-
-
-def _flat_choice(choice: ChatChoice) -> flat.Choice:
+def _choice(choice: ChatChoice | None) -> shared.Choice:
     match choice:
         case FunctionChoice() | CustomChoice():
-            return choice.to_flat()
+            return choice.tool
         case AllowedChoice(allowed_tools=allowed):
-            tools = [each.to_flat() for each in allowed.tools]
-            return flat.AllowedChoice(type="allowed_tools", mode=allowed.mode, tools=tools)
+            return shared.AllowedTools(allowed.mode, [each.tool for each in allowed.tools])
         case mode:
             return mode
 

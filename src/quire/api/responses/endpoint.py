@@ -25,7 +25,7 @@ from quire.api.responses.schema import (
     ResponsesRequest,
     TextFormat,
 )
-from quire.api.responses.store import CallerStores, Kept
+from quire.api.responses.store import CallerStores
 from quire.api.responses.tools import toolbox
 from quire.api.shared.access import note
 from quire.api.shared.context import Context, decoding
@@ -34,6 +34,7 @@ from quire.api.shared.formats import any_object
 from quire.api.shared.limits import check_count
 from quire.api.shared.schema import check_stream_options, note_verbosity
 from quire.api.shared.sse import EventStream, compact, run_headers
+from quire.api.shared.stored import StoredConversations
 from quire.api.shared.thinking import offered
 from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unseen import newest, without_unseen
@@ -70,9 +71,9 @@ class _Asked:
 async def _read(context: Context, request: Request, body: bytes) -> _Asked:
     fields = context.parse(request, body, ResponsesRequest)
     context.check_model(fields.model)
-    kept = context.kept(request)
-    new = _new_items(fields, kept)
-    items = (*_previous(fields, kept), *new)
+    stored: StoredConversations[Item] = context.stored(request)
+    new = _new_items(fields, stored)
+    items = (*_previous(fields, stored), *new)
     check_count(len(items), context.config.max_messages, "input")
     tools, translator = toolbox(fields, items), Translator(context.seal)
     messages = translator.messages(fields.instructions, items, len(new))
@@ -105,7 +106,7 @@ class Responses:
         """`POST /v1/responses`."""
         context = self._context
         store = self._stores.of(request)
-        answers = {"said": store.said, "item": store.item}
+        answers = {"conversation": store.conversation, "item": store.item}
         asked = await context.read(request, _read, answers)
         if asked.tools.left_out:
             note(request.scope, {"tools_left_out": asked.tools.left_out})
@@ -155,29 +156,29 @@ class Responses:
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-def _previous(fields: ResponsesRequest, kept: Kept) -> Sequence[Item]:
-    """What was said up to the response that this request goes on from."""
+def _previous(fields: ResponsesRequest, stored: StoredConversations[Item]) -> Sequence[Item]:
+    """What was conversation up to the response that this request goes on from."""
     if fields.previous_response_id is None:
         return ()
-    said = kept.said(fields.previous_response_id)
-    if said is None:
+    conversation = stored.conversation(fields.previous_response_id)
+    if conversation is None:
         raise RequestError(
             f"'previous_response_id' is '{fields.previous_response_id[:80]}', "
             "which is not kept here; those used last are.",
             param="previous_response_id",
             code="previous_response_not_found",
         )
-    return said
+    return conversation
 
 
-def _new_items(fields: ResponsesRequest, kept: Kept) -> list[Item]:
+def _new_items(fields: ResponsesRequest, stored: StoredConversations[Item]) -> list[Item]:
     """The request's own items, with references to stored ones resolved."""
     if isinstance(fields.input, str):
         return [MessageItem(role="user", content=fields.input)]
     items: list[Item] = []
     for index, item in enumerate(fields.input or ()):
         if isinstance(item, ReferenceItem):
-            found = kept.item(item.id)
+            found = stored.item(item.id)
             if found is None:
                 raise _missing("item", item.id, f"input[{index}].id")
             item = found

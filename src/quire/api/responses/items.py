@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from quire.api.shared.content import custom_input
 from quire.api.shared.render import chat_logprobs
 from quire.api.shared.seal import Seal
-from quire.api.shared.toolbox import Named
+from quire.api.shared.toolbox import ClientTool
 from quire.core.request import TokenLogprobs
 from quire.text.tokenizer import Tokenizer
 
@@ -173,7 +173,7 @@ class CallItem(_Item):
 
     kind = "call"
 
-    def __init__(self, index: int, call_id: str, named: Named) -> None:
+    def __init__(self, index: int, call_id: str, named: ClientTool) -> None:
         super().__init__(index)
         self._call_id = call_id
         self._named = named

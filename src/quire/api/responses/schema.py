@@ -313,7 +313,7 @@ def _tag_choice(value: object) -> str | None:
     return "@mode" if isinstance(value, str) else tag_by_type(value)
 
 
-Choice = Annotated[
+RequestedChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("@mode")]
     | Annotated[NamedChoice, Tag("@function")]
     | Annotated[NamedChoice, Tag("@custom")]
@@ -382,7 +382,7 @@ class ResponsesRequest(DecodingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: list[Tool] | None = Field(default=None, max_length=1024)
-    tool_choice: Choice | None = None
+    tool_choice: RequestedChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.requests import Request
 
@@ -26,14 +26,6 @@ class Stored:
     body: dict[str, Any]
     items: tuple[Item, ...]
     size: int
-
-
-class Kept(Protocol):
-    """What requests refer to: conversations and items that are kept, None for others."""
-
-    def said(self, response_id: str) -> Sequence[Item] | None: ...
-
-    def item(self, item_id: str) -> Item | None: ...
 
 
 class ResponseStore:
@@ -66,7 +58,7 @@ class ResponseStore:
             self._stored.move_to_end(response_id)
         return stored
 
-    def said(self, response_id: str) -> tuple[Item, ...] | None:
+    def conversation(self, response_id: str) -> tuple[Item, ...] | None:
         """The whole conversation that a kept response ends."""
         stored = self.get(response_id)
         return None if stored is None else stored.items

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
-from quire.api.responses.store import Kept
 from quire.api.shared.access import note, note_ignored, notes
 from quire.api.shared.auth import caller_of
 from quire.api.shared.limits import Slots, check_count, check_headers, read_body
@@ -27,6 +26,7 @@ from quire.api.shared.schema import (
     parse_json,
 )
 from quire.api.shared.seal import Seal
+from quire.api.shared.stored import StoredConversations
 from quire.core.config import ServerConfig
 from quire.core.errors import NotFound, RequestError
 from quire.core.kv_choice import choose_format
@@ -57,7 +57,7 @@ class Context:
     """The served model and the operator's settings.
 
     Attributes:
-        kept: the answers that a request may refer to.
+        stored: the conversations that a request may refer to.
         jobs: where requests are read that are large, or hold media; None reads all of them here,
             as within a job.
     """
@@ -67,7 +67,7 @@ class Context:
     slots: Slots
     metrics: CallerMetrics
     seal: Seal
-    kept: Callable[[Request], Kept]
+    stored: Callable[[Request], StoredConversations[Any]]
     jobs: Jobs | None = None
 
     async def begin(self, request: Request, prepared: Prepared) -> GenerationStream:

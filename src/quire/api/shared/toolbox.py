@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from quire.api.shared.content import INPUT, function_tool
+from quire.core.errors import RequestError
 from quire.serving.generation import ToolChoice
 
 SEARCH = "tool_search"
@@ -12,12 +15,17 @@ SEARCH = "tool_search"
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class ClientTool:
     """What the client calls a tool, and what kind of it a call is one of."""
 
     name: str
     namespace: str | None = None
     kind: Literal["function", "custom", "search"] = "function"
+
+    @property
+    def model_name(self) -> str:
+        """What the model calls it."""
+        return model_name(self.name, self.namespace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +39,151 @@ class Toolbox:
         left_out: types of the tools that nobody runs here.
     """
 
-    named: dict[str, Named] = field(default_factory=dict)
+    named: dict[str, ClientTool] = field(default_factory=dict)
     templates: tuple[dict[str, Any], ...] = ()
     strict: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = ()
     choice: ToolChoice = field(default_factory=ToolChoice)
 
-    def client_name(self, name: str) -> Named:
+    def client_name(self, name: str) -> ClientTool:
         """What the client calls the tool that the model called."""
-        return self.named.get(name) or Named(name)
+        return self.named.get(name) or ClientTool(name)
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTools:
+    """A choice that hides all other tools from the model."""
+
+    mode: Literal["auto", "required"]
+    tools: Sequence[ClientTool]
+
+
+Choice = Literal["none", "auto", "required"] | ClientTool | AllowedTools | None
+"""`tool_choice` of any protocol; a tool means that this one must be called."""
+
+
+class ToolboxBuilder:
+    """Collects tools in order. A later one of the same name takes an earlier's place."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, ClientTool] = {}
+        self._templates: dict[str, dict[str, Any]] = {}
+        self._strict: set[str] = set()
+        self._left_out: list[str] = []
+        self._deferred = ""
+
+    def add_function(
+        self,
+        tool: ClientTool,
+        description: str | None,
+        parameters: dict[str, Any] | None,
+        *,
+        strict: bool = False,
+        unique: str = "",
+    ) -> None:
+        """Adds a tool that takes arguments.
+
+        Args:
+            tool: of the kind "function" or "search".
+            parameters: a JSON schema; None takes no arguments.
+            unique: the request's field, if a name that an earlier tool has is refused.
+
+        Raises:
+            RequestError: the name is taken.
+        """
+        self._put(tool, unique)
+        self._templates[tool.model_name] = function_tool(tool.model_name, description, parameters)
+        if strict:
+            self._strict.add(tool.model_name)
+
+    def add_custom(
+        self,
+        tool: ClientTool,
+        description: str | None,
+        grammar: tuple[str, str] | None,
+        *,
+        unique: str = "",
+    ) -> None:
+        """Adds a tool that takes a text: to the model, a function with one argument.
+
+        Args:
+            grammar: syntax and definition that the model is told to follow.
+            unique: see `add_function`.
+        """
+        text: dict[str, Any] = {"type": "string"}
+        if grammar is not None:
+            text["description"] = f"Follows this {grammar[0]} grammar: {grammar[1]}"
+        parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT]}
+        self.add_function(tool, description, parameters, unique=unique)
+
+    def defer(
+        self, tool: ClientTool, param: str, *, strict: bool = False, unique: str = ""
+    ) -> None:
+        """Adds a tool that the model is not told of until a search has found it.
+
+        Args:
+            param: the request's field that defers it.
+            unique: see `add_function`.
+        """
+        self._put(tool, unique)
+        self._deferred = self._deferred or param
+        if strict:
+            self._strict.add(tool.model_name)
+
+    def leave_out(self, type: str) -> None:
+        """Notes a tool that nobody runs here."""
+        self._left_out.append(type)
+
+    def _put(self, tool: ClientTool, unique: str) -> None:
+        if unique and tool.model_name in self._named:
+            raise RequestError(
+                f"'{unique}' holds '{tool.model_name}', which an earlier tool is called.",
+                param=unique,
+                code="invalid_value",
+            )
+        self._named[tool.model_name] = tool
+
+    def build(self, choice: Choice) -> Toolbox:
+        """All of them, and the choice among them.
+
+        Raises:
+            RequestError: a choice that names none of them, or a deferred tool without a search.
+        """
+        if self._deferred and SEARCH not in self._named:
+            raise RequestError(
+                f"'{self._deferred}.defer_loading' needs a tool of type 'tool_search'.",
+                param=f"{self._deferred}.defer_loading",
+                code="invalid_value",
+            )
+        templates = self._templates
+        match choice:
+            case AllowedTools(mode=mode, tools=allowed):
+                names = {self._known(each) for each in allowed}
+                templates = {name: each for name, each in templates.items() if name in names}
+                made = ToolChoice(mode)
+            case ClientTool():
+                made = ToolChoice("named", self._known(choice))
+            case None:
+                made = ToolChoice()
+            case mode:
+                made = ToolChoice(mode)
+        return Toolbox(
+            self._named,
+            tuple(templates.values()),
+            frozenset(self._strict),
+            tuple(self._left_out),
+            made,
+        )
+
+    def _known(self, tool: ClientTool) -> str:
+        """The model's name of a tool that a choice names."""
+        if tool.model_name not in self._named:
+            raise RequestError(
+                f"'tool_choice' names '{tool.model_name}', which is not among 'tools'.",
+                param="tool_choice",
+                code="invalid_value",
+            )
+        return tool.model_name
 
 
 def model_name(name: str, namespace: str | None) -> str:

@@ -1,0 +1,18 @@
+"""What a request may refer to by an id: conversations and items of earlier answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+Item = TypeVar("Item", covariant=True)
+
+
+class StoredConversations(Protocol[Item]):
+    """Conversations that are kept for one caller; each method gives None for an id not kept."""
+
+    def conversation(self, response_id: str) -> Sequence[Item] | None:
+        """The whole conversation that a response ends."""
+
+    def item(self, item_id: str) -> Item | None:
+        """An item of any conversation."""
