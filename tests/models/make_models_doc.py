@@ -49,13 +49,18 @@ context. The long ones serve every request, unless `--max-context` is no longer 
 of training: so a token's key does not depend on what follows, where the published code changes
 from one set to the other within a sequence. "Dynamic" is served up to `max_position_embeddings`,
 within which it changes nothing.
+
+DeepSeek V3.2 and GLM-5 choose `index_topk` keys for each query. They are served up to so many
+tokens, within which all are chosen. Mamba 2 without attention has no limit of its own: a million
+tokens are offered.
 """
 
 _SAME_AS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "kimi_k2": "deepseek_v3",
-    "mistral3": "mistral",
+    "llama4": "llama4_text",
+    "mistral3": "mistral` and `ministral3",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.specs import LayerSpec, RecurrentState, SharedKV, WindowKV
+from quire.cache.specs import ChunkedKV, LayerSpec, RecurrentState, SharedKV, WindowKV
 from quire.core.media import MediaItem, PlacedMedia
 from quire.models.base import LanguageModel, MediaEncoder, MediaRows, RecurrentSegment
 
@@ -77,6 +77,8 @@ class SoloStep:
         distance = places[:, None] - places[None, :]
         visible = distance >= 0
         spec = self._layout[source]
+        if isinstance(spec, ChunkedKV):
+            visible = visible & (places[:, None] // spec.chunk == places[None, :] // spec.chunk)
         if isinstance(spec, WindowKV):
             if spec.bidirectional_media:
                 visible = places[None, :] < self._ends[:, None]

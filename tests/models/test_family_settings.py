@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.core.errors import ModelError
+from quire.models.loader import context_length
 from quire.models.registry import build
 from tests.support.families import CONFIGS
 
@@ -20,6 +21,10 @@ from tests.support.families import CONFIGS
         ("nemotron_h", {"mamba_hidden_act": "gelu"}, "mamba_hidden_act = 'gelu'"),
         ("nemotron_h", {"mamba_proj_bias": True}, "mamba_proj_bias = True"),
         ("mamba2", {"num_heads": 4}, "num_heads"),
+        ("jamba", {"hidden_act": "relu6"}, "relu6"),
+        ("llama4_text", {"layer_types": ["sliding_attention"] * 4}, "sliding_attention"),
+        ("llama4_text", {"no_rope_layers": [1]}, "1 no_rope_layers"),
+        ("glm_moe_dsa", {"mlp_layer_types": ["sparse"] * 3}, "mlp_layer_types"),
         ("falcon_h1", {"projectors_bias": True}, "projectors_bias = True"),
         ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
     ],
@@ -27,3 +32,23 @@ from tests.support.families import CONFIGS
 def test_what_is_not_computed_is_refused(name: str, changes: dict[str, Any], word: str) -> None:
     with pytest.raises(ModelError, match=word):
         build(CONFIGS[name] | changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "tokens"),
+    [
+        ("glm_moe_dsa", {"index_topk": 300}, 300),  # a query of a longer one would leave keys out
+        ("deepseek_v32", {"index_topk": 4096}, 512),
+        ("mamba2", {"max_position_embeddings": None}, 1 << 20),
+        ("mamba2", {"max_position_embeddings": 2048}, 2048),
+        ("ministral3", {"max_position_embeddings": 64}, 256),
+    ],
+)
+def test_the_context_that_is_offered(name: str, changes: dict[str, Any], tokens: int) -> None:
+    assert context_length(CONFIGS[name] | changes) == tokens
+
+
+def test_mistral3_of_another_text_is_refused() -> None:
+    text = CONFIGS["mistral"] | {"model_type": "mistral4"}
+    with pytest.raises(ModelError, match="mistral4"):
+        build({"model_type": "mistral3", "text_config": text})

@@ -218,7 +218,12 @@ def test_yarn_lengthens_the_context(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("outer", "text"),
-    [("gemma3", "gemma3_text"), ("mistral3", "mistral")],
+    [
+        ("gemma3", "gemma3_text"),
+        ("llama4", "llama4_text"),
+        ("mistral3", "ministral3"),
+        ("mistral3", "mistral"),
+    ],
 )
 def test_the_text_of_multimodal_checkpoints_is_read(outer: str, text: str, tmp_path: Path) -> None:
     config = FAMILY_CONFIGS[text]
@@ -230,7 +235,8 @@ def test_the_text_of_multimodal_checkpoints_is_read(outer: str, text: str, tmp_p
         name.replace("model.", "model.language_model.", 1): array
         for name, array in _weights(folder).items()
     }
-    for extra in ("vision_tower.a.weight", "multi_modal_projector.b"):
+    tower = "vision_model" if outer == "llama4" else "vision_tower"
+    for extra in (f"{tower}.a.weight", "multi_modal_projector.b"):
         weights |= {extra: mx.ones(2), f"model.{extra}": mx.ones(2)}
     _save(folder, weights)
 

@@ -28,7 +28,14 @@ from transformers import AutoConfig  # noqa: E402
 from tests.models import oracle  # noqa: E402
 
 PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(45)]
-NEEDED = {"rope_theta": 10000.0, "rope_scaling": None, "partial_rotary_factor": 0.5}
+NEEDED = {
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "partial_rotary_factor": 0.5,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "moe_layer_freq": 1,
+}
 """Keys that mlx-lm's argument classes ask for and new configurations do not have."""
 
 NOT_THERE = {
@@ -36,6 +43,8 @@ NOT_THERE = {
     "cohere-qk-norm": "mlx-lm has no such norm",
     "gemma3_text": "mlx-lm wants all six layers of a pattern",
     "gpt_oss": "mlx-lm reads it packed only",
+    "llama4_text": "mlx-lm's has no experts; its `llama4` is held below",
+    "llama4_text-several": "mlx-lm's has no experts; its `llama4` is held below",
     "qwen2_moe": "mlx-lm has no dense layers",
     "qwen2_moe-normalised": "mlx-lm has no dense layers",
 }
@@ -85,9 +94,25 @@ def test_conversions_compute_the_same(name: str, tmp_path: Path) -> None:
     assert any("scales" in path for path, _ in tree_flatten(packed.parameters()))
 
 
-@pytest.mark.parametrize("name", HELD_AGAINST_MLX_LM)
+LLAMA4 = {
+    "model_type": "llama4",
+    "text_config": CONFIGS["llama4_text"]
+    | {
+        "attention_bias": False,
+        "attention_chunk_size": 64,
+        "num_experts_per_tok": 1,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": 500000.0,
+        "rope_parameters": None,
+        "use_qk_norm": True,
+    },
+}
+
+
+@pytest.mark.parametrize("name", [*HELD_AGAINST_MLX_LM, "llama4"])
 def test_what_transformers_lacks_computes_as_in_mlx_lm(name: str, tmp_path: Path) -> None:
-    config = HELD_AGAINST_MLX_LM[name]
+    config = (HELD_AGAINST_MLX_LM | {"llama4": LLAMA4})[name]
     model_class, arguments = _get_classes(config)
     model = model_class(arguments.from_dict(config))
     key = mx.random.key(0)

@@ -187,6 +187,32 @@ class WindowKV(AttentionSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkedKV(AttentionSpec):
+    """Keys and values of which a query sees those of its chunk: positions are cut every `chunk`."""
+
+    chunk: int
+
+    @property
+    def visible(self) -> str:
+        return f"its chunk of {self.chunk} tokens"
+
+    def first_visible(self, position: int) -> int:
+        return position // self.chunk * self.chunk
+
+    def first_visible_each(self, positions: Ints) -> Ints:
+        return positions // self.chunk * self.chunk
+
+    def blocks_at_start(self, missing: int) -> int:
+        return 1  # the others as its chunks come to them
+
+    def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
+        return min(-(-tokens // block_tokens), -(-self.chunk // block_tokens) + 1)
+
+    def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+        return min(-(-tokens // block_tokens), self.chunk // block_tokens + 3)
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrentState(GroupSpec):
     """State of fixed size that each token replaces: one block a sequence, and one a snapshot.
 

@@ -8,7 +8,7 @@ from enum import Enum
 import mlx.core as mx
 import mlx.nn as nn
 
-from quire.cache.specs import AttentionSpec, FullKV, WindowKV
+from quire.cache.specs import AttentionSpec, ChunkedKV, FullKV, WindowKV
 from quire.models.base import Module, Step
 from quire.models.description import Norm, Rotation
 from quire.models.rope import RopeParameters, Rotate
@@ -41,6 +41,26 @@ class QKNorm:
 
 
 @dataclass(frozen=True)
+class Temperature:
+    """Queries grow with their position, step by step (arXiv:2501.19399).
+
+    Attributes:
+        slope: of the growth over the logarithm of the number of the step, counted from one.
+        step: positions of one step.
+        shift: added to a position.
+    """
+
+    slope: float
+    step: int
+    shift: int = 0
+
+    def of(self, positions: mx.array) -> mx.array:
+        """What multiplies the queries at `[T]` positions, `[T, 1, 1]`."""
+        steps = ((positions + self.shift) // self.step).astype(mx.float32)
+        return (1.0 + self.slope * mx.log1p(steps))[:, None, None]
+
+
+@dataclass(frozen=True)
 class Attention:
     """Grouped-query attention (arXiv:2305.13245).
 
@@ -48,10 +68,12 @@ class Attention:
         scale: multiplies the logits.
         rope: None leaves queries and keys as they are.
         window: tokens that a query sees, itself included; None is all.
+        chunk: queries see what is in their chunk of so many tokens; None is all.
         output_gate: the queries' projection carries, head by head, a gate for the output.
         softcap: bounds the logits by a hyperbolic tangent.
         sinks: a logit for each head that takes weight and gives nothing (arXiv:2309.17453).
         clip: bounds queries, keys and values to plus and minus this, after norms over all heads.
+        temperature: multiplies queries by their position; None leaves them.
     """
 
     heads: int
@@ -60,6 +82,7 @@ class Attention:
     scale: float
     rope: RopeParameters | None
     window: int | None = None
+    chunk: int | None = None
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: QKNorm | None = None
@@ -67,6 +90,7 @@ class Attention:
     softcap: float | None = None
     sinks: bool = False
     clip: float | None = None
+    temperature: Temperature | None = None
 
     @property
     def attribute(self) -> str:
@@ -78,6 +102,8 @@ class Attention:
 
     @property
     def spec(self) -> AttentionSpec:
+        if self.chunk is not None:
+            return ChunkedKV(self.kv_heads, self.head_dim, self.chunk)
         if self.window is None:
             return FullKV(self.kv_heads, self.head_dim)
         return WindowKV(self.kv_heads, self.head_dim, self.window)
@@ -112,6 +138,8 @@ class SelfAttention(Module):
         if kind.output_gate:
             q, gate = mx.split(q.reshape(rows, kind.heads, -1), 2, axis=-1)
         q, k = self._prepared(q, k, rotate)
+        if kind.temperature is not None:
+            q = (q * kind.temperature.of(step.positions)).astype(x.dtype)
         v = self._clipped(v).reshape(rows, kind.kv_heads, kind.head_dim)
         sinks = self.get("sinks")
         # [T, heads, head_dim]

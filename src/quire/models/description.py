@@ -12,7 +12,7 @@ from typing import Protocol
 
 from quire.cache.specs import LayerSpec
 from quire.models.base import Module
-from quire.models.norm import LayerNorm, RMSNorm
+from quire.models.norm import LayerNorm, RMSNorm, UnweightedNorm
 from quire.models.rope import RopeParameters
 
 Rotation = tuple[int, RopeParameters]
@@ -34,16 +34,20 @@ class Norm:
 
     Attributes:
         bias: LayerNorm adds one.
+        weighted: without it, nothing is learned.
     """
 
     eps: float
     centred: bool = False
     bias: bool = False
+    weighted: bool = True
 
     def module(self, *shape: int) -> Module:
         """Normalises the last axis; `shape` is that of its weight, of one axis without centring."""
         if self.centred:
             return LayerNorm(shape, self.eps, self.bias)
+        if not self.weighted:
+            return UnweightedNorm(self.eps)
         (dim,) = shape
         return RMSNorm(dim, self.eps)
 

@@ -267,8 +267,11 @@ class SigmoidRouter:
 
     def route(self, logits: mx.array, correction: mx.array | None) -> tuple[mx.array, mx.array]:
         scores = mx.sigmoid(logits)
+        grouped = self.best_groups < self.groups
         ranked = scores if correction is None else scores + correction
-        if self.best_groups < self.groups:
+        if correction is None and not grouped:
+            ranked = logits  # which differ where their sigmoids are all 1
+        if grouped:
             ranked = within_groups(ranked, self.groups, self.best_groups, counted=2)
         chosen, _ = top_experts(ranked, self.k)
         weights = mx.take_along_axis(scores, chosen, axis=-1)
@@ -314,6 +317,7 @@ class Mixture:
         shared_gate: a gate weighs the shared expert's output.
         bias: the router and the experts' matrices have biases.
         clamp: alpha and limit of gpt-oss's gate, which then stands in for the activation's.
+        weighted_input: a row is weighted before its experts, not after.
         gated: experts have a gate, the shared one too.
         latent_dim: experts read and write so many values, which projections make of a row and turn
             into one again; 0 is the row itself.
@@ -328,6 +332,7 @@ class Mixture:
     shared_gate: bool = False
     bias: bool = False
     clamp: tuple[float, float] | None = None
+    weighted_input: bool = False
     gated: bool = True
     latent_dim: int = 0
     latent_bias: bool = False
@@ -368,7 +373,11 @@ class SparseMoE(Module):
         logits = self.gate(x).astype(mx.float32)
         correction = self.get("e_score_correction_bias")
         inner = self.fc1_latent_proj(x) if self._kind.latent_dim else x
-        y: mx.array = self.experts(inner, *self._kind.router.route(logits, correction))
+        chosen, weights = self._kind.router.route(logits, correction)
+        if self._kind.weighted_input:
+            y = self._of_weighted(inner, chosen, weights)
+        else:
+            y = self.experts(inner, chosen, weights)
         if self._kind.latent_dim:
             y = self.fc2_latent_proj(y)
         if not self._kind.shared_width:
@@ -377,6 +386,13 @@ class SparseMoE(Module):
         if self._kind.shared_gate:
             shared = mx.sigmoid(self.shared_expert_gate(x)) * shared
         return y + shared
+
+    def _of_weighted(self, x: mx.array, chosen: mx.array, weights: mx.array) -> mx.array:
+        """The sum of what the chosen experts make of weighted rows: `[T, hidden]`."""
+        weighted = x[:, None] * weights.astype(x.dtype)[..., None]  # [T, k, hidden]
+        rows, chosen = weighted.flatten(0, 1), chosen.reshape(-1, 1)
+        y: mx.array = self.experts(rows, chosen, mx.ones(chosen.shape))
+        return y.reshape(weighted.shape).sum(axis=1)
 
 
 def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.array:

@@ -17,6 +17,18 @@ def unweighted_norm(eps: float) -> Norm:
     return lambda x: current_device().operations.rms_norm(x, None, eps)
 
 
+class UnweightedNorm(Module):
+    """`x / rms(x)` over the last axis. No parameters."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self._norm = unweighted_norm(eps)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[..., dim]` -> the same."""
+        return self._norm(x)
+
+
 class LayerNorm(Module):
     """Centred and scaled over the last axis.
 

@@ -7,6 +7,7 @@ from typing import Any
 from quire.core.errors import ModelError
 from quire.models.base import LanguageModel
 from quire.models.families import (
+    ai21,
     allenai,
     arcee,
     baidu,
@@ -40,6 +41,7 @@ from quire.models.families.common import Family
 from quire.models.settings import Settings
 
 _MODULES = (
+    ai21,
     allenai,
     arcee,
     baidu,

@@ -1,4 +1,7 @@
-"""DeepSeek V2 and V3 (arXiv:2405.04434, arXiv:2412.19437) and Kimi K2 (arXiv:2507.20534)."""
+"""DeepSeek V2 to V3.2 (arXiv:2405.04434, arXiv:2412.19437, arXiv:2512.02556) and its heirs.
+
+Kimi K2 (arXiv:2507.20534) and GLM-5 (arXiv:2602.15763) among them.
+"""
 
 from __future__ import annotations
 
@@ -51,6 +54,32 @@ def deepseek_v3(s: Settings) -> LanguageModel:
     return _decoder(s, latent_attention(s), sigmoid_mixture(s), first)
 
 
+def glm_moe_dsa(s: Settings) -> LanguageModel:
+    s = s.filled(routed_scaling_factor=2.5, n_shared_experts=1, rms_norm_eps=1e-5)
+    first, count = s.integer("first_k_dense_replace", default=3), s.integer("num_hidden_layers")
+    first = min(first, count)
+    s.only("mlp_layer_types", ["dense"] * first + ["sparse"] * (count - first))
+    return _decoder(s, latent_attention(s), sigmoid_mixture(s), first, _indexers(s))
+
+
+def deepseek_v32(s: Settings) -> LanguageModel:
+    return glm_moe_dsa(s.filled(n_group=8, topk_group=4, rms_norm_eps=1e-6))
+
+
+def _indexers(s: Settings) -> tuple[str, ...]:
+    """What chooses keys where there are more than it chooses; see `sparse_context`."""
+    return tuple(f"layers.{i}.self_attn.indexer." for i in range(s.integer("num_hidden_layers")))
+
+
+def sparse_context(s: Settings) -> int:
+    """Tokens of which no query leaves one out.
+
+    An indexer chooses `index_topk` keys for each query (DeepSeek V3.2, arXiv:2512.02556). Up to so
+    many tokens it chooses all. What lies beyond is not served.
+    """
+    return min(s.integer("index_topk", default=2048), s.integer("max_position_embeddings"))
+
+
 def glm4_moe_lite(s: Settings) -> LanguageModel:
     s = s.filled(routed_scaling_factor=1.8, n_shared_experts=1)
     s.only("mlp_layer_types", ["dense"] + ["sparse"] * (s.integer("num_hidden_layers") - 1))
@@ -83,13 +112,19 @@ def _stretched(rope: RopeParameters) -> float:
     return (0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0) ** 2
 
 
-def _decoder(s: Settings, kind: LatentAttention, experts: FeedForward, first: int) -> LanguageModel:
+def _decoder(
+    s: Settings,
+    kind: LatentAttention,
+    experts: FeedForward,
+    first: int,
+    unused: tuple[str, ...] = (),
+) -> LanguageModel:
     layers: tuple[Layer, ...] = alike(s, kind, experts)
     count, ahead = len(layers), s.integer("num_nextn_predict_layers", "num_mtp_layers", default=1)
     names = Names(
         renamed=CORRECTION | {"shared_experts": "shared_expert"},
         # The layers that guess several tokens ahead.
-        unused=tuple(f"layers.{count + index}." for index in range(ahead)),
+        unused=tuple(f"layers.{count + index}." for index in range(ahead)) + unused,
         prepare=kind.absorbed,
     )
     dense = mlp(s, bias=False)
@@ -99,6 +134,10 @@ def _decoder(s: Settings, kind: LatentAttention, experts: FeedForward, first: in
 FAMILIES = (
     Family("deepseek_v2", "DeepSeek V2, V2.5, Coder V2", deepseek_v2),
     Family("deepseek_v3", "DeepSeek V3, R1, V3.1", deepseek_v3),
+    Family(
+        "deepseek_v32", "DeepSeek V3.2, up to `index_topk` tokens", deepseek_v32, sparse_context
+    ),
+    Family("glm_moe_dsa", "GLM-5, up to `index_topk` tokens", glm_moe_dsa, sparse_context),
     Family("kimi_k2", "Kimi K2", deepseek_v3),
     Family("glm4_moe_lite", "GLM-4.7 Flash", glm4_moe_lite),
 )

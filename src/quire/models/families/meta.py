@@ -1,14 +1,117 @@
-"""Llama 2, 3, 3.1, 3.2 and 3.3 text (arXiv:2307.09288, arXiv:2407.21783)."""
+"""Llama 2 to 4, text (arXiv:2307.09288, arXiv:2407.21783; Llama 4's model card)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from quire.core.errors import ModelError
+from quire.models.arguments import require
+from quire.models.attention import Attention, QKNorm, Temperature
 from quire.models.base import LanguageModel
-from quire.models.families.common import Family, alike, attention, decoder, mlp
-from quire.models.settings import Settings
+from quire.models.description import Layer
+from quire.models.families.common import (
+    Family,
+    activation,
+    alike,
+    attention,
+    decoder,
+    mlp,
+    rms,
+)
+from quire.models.feed_forward import MLP
+from quire.models.moe import Mixture, SigmoidRouter
+from quire.models.names import Names, Weights
+from quire.models.settings import FULL, Settings
+
+CHUNKED = "chunked_attention"
 
 
 def llama(s: Settings) -> LanguageModel:
     return decoder(s, alike(s, attention(s), mlp(s)))
 
 
-FAMILIES = (Family("llama", "Llama 2, 3, 3.1, 3.2 text, 3.3", llama),)
+def llama4(s: Settings) -> LanguageModel:
+    """Rotated layers see a chunk; the others all, with queries that grow with their position."""
+    text = s.within("text_config")
+    text.only("model_type", "llama4_text")
+    return llama4_text(text)
+
+
+def llama4_text(s: Settings) -> LanguageModel:
+    count, every = s.integer("num_hidden_layers"), s.integer("no_rope_layer_interval", default=4)
+    rotated = s.integers("no_rope_layers") or tuple((i + 1) % every for i in range(count))
+    types = s.values.get("layer_types") or [CHUNKED if each else FULL for each in rotated]
+    if not len(rotated) == len(types) == count:
+        raise ModelError(
+            f"config.json: {len(rotated)} no_rope_layers and {len(types)} layer_types "
+            f"for {count} layers"
+        )
+    for kind in types:
+        require("layer_types", kind, (CHUNKED, FULL))
+    step = s.integer("interleave_moe_layer_step", default=1)
+    mixed = s.integers("moe_layers") or tuple(range(step - 1, count, step))
+    experts, dense = _experts(s), MLP(s.integer("intermediate_size_mlp"), activation(s))
+    rotates, still = _attention(s)
+    layers = tuple(
+        Layer(
+            (_seeing(s, rotates if rotated[index] else still, kind),),
+            experts if index in mixed else dense,
+        )
+        for index, kind in enumerate(types)
+    )
+    names = Names(
+        renamed={"feed_forward": "mlp", "router": "gate"},
+        unused=("vision_model.", "multi_modal_projector."),
+        prepare=_rows_first,
+    )
+    return decoder(s, layers, names, norm=rms(s, 1e-5))
+
+
+def _attention(s: Settings) -> tuple[Attention, Attention]:
+    """Of layers that rotate, and of those that know no order."""
+    rope = replace(s.rope(theta=5e5), interleaved=True)
+    usual = attention(s, rope=rope)
+    norm = QKNorm(replace(rms(s, 1e-5), weighted=False), after_rotation=True)
+    slope, step = s.number("attn_scale", default=0.1), s.integer("floor_scale", default=8192)
+    grows = bool(s.values.get("attn_temperature_tuning", True))  # a number in early files
+    return (
+        replace(usual, qk_norm=norm if s.flag("use_qk_norm", default=True) else None),
+        replace(usual, rope=None, temperature=Temperature(slope, step, 1) if grows else None),
+    )
+
+
+def _seeing(s: Settings, kind: Attention, layer_type: str) -> Attention:
+    if layer_type == FULL or not s.has("attention_chunk_size"):
+        return kind
+    return replace(kind, chunk=s.integer("attention_chunk_size"))
+
+
+def _experts(s: Settings) -> Mixture:
+    width = s.integer("intermediate_size")
+    return Mixture(
+        experts=s.integer("num_local_experts", default=16),
+        width=width,
+        activation=activation(s),
+        router=SigmoidRouter(
+            s.integer("num_experts_per_tok", default=1), normalise=False, corrected=False
+        ),
+        shared_width=width,
+        weighted_input=True,
+    )
+
+
+def _rows_first(weights: Weights) -> Weights:
+    """Experts `[experts, out, in]`, which Hugging Face holds transposed."""
+    return {
+        name: array.swapaxes(-1, -2)
+        if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))
+        else array
+        for name, array in weights.items()
+    }
+
+
+FAMILIES = (
+    Family("llama", "Llama 2, 3, 3.1, 3.2 text, 3.3", llama),
+    Family("llama4", "Llama 4, text", llama4),
+    Family("llama4_text", "Llama 4, text", llama4_text),
+)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from quire.models.attention import Temperature
 from quire.models.base import LanguageModel
 from quire.models.families.common import (
     Family,
@@ -46,11 +48,37 @@ def ministral(s: Settings) -> LanguageModel:
     return decoder(s, by_type(types, windows(s, usual, 4096), mlp(s, bias=False)))
 
 
+def ministral3(s: Settings) -> LanguageModel:
+    """Queries grow with their position past the context of training, where YaRN stretches it."""
+    given: dict[str, Any] = s.values.get("rope_parameters") or s.values.get("rope_scaling") or {}
+    stretched: dict[str, Any] = _YARN | given
+    s = s.changed(rope_parameters=stretched, rope_scaling=None)
+    temperature = Temperature(
+        float(stretched["llama_4_scaling_beta"]), stretched["original_max_position_embeddings"]
+    )
+    usual = attention(s, qkv_bias=False, out_bias=False, window=s.window(), temperature=temperature)
+    return decoder(s, alike(s, usual, mlp(s, bias=False)), Names(unused=_UNUSED))
+
+
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+"""What Ministral 3 has where its configuration says nothing."""
+
+
 def mistral3(s: Settings) -> LanguageModel:
-    """The text of Mistral Small 3.1 and 3.2; its vision encoder is left out."""
+    """The text of Mistral Small 3.1 and 3.2, and of Ministral 3; the vision encoder is left out."""
     text = s.within("text_config")
-    text.only("model_type", "mistral")
+    text.only("model_type", "mistral", "ministral3")
     text = text.changed(tie_word_embeddings=s.flag("tie_word_embeddings", default=False))
+    if text.values.get("model_type") == "ministral3":
+        return ministral3(text)
     windowed = replace(attention(text, qkv_bias=False, out_bias=False), window=text.window(4096))
     return decoder(text, alike(text, windowed, mlp(text, bias=False)), Names(unused=_UNUSED))
 
@@ -59,5 +87,6 @@ FAMILIES = (
     Family("mistral", "Mistral, Mistral Nemo, Mistral Small 2 and 3", mistral),
     Family("mixtral", "Mixtral", mixtral),
     Family("ministral", "Ministral", ministral),
-    Family("mistral3", "Mistral Small 3.1 and 3.2, text", mistral3),
+    Family("ministral3", "Ministral 3, text", ministral3),
+    Family("mistral3", "Mistral Small 3.1 and 3.2, Ministral 3, text", mistral3),
 )
