@@ -9,7 +9,7 @@ from typing import Any
 
 from jinja2 import Environment, Template
 
-from quire.demo.skills import Answer
+from quire.demo.skills import SkillAnswer
 from training.data.item import Item, Message, Tool
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -60,7 +60,7 @@ def answer_of(item: Item) -> str:
     return head + turn.removeprefix("<bos><|turn>model\n") + AWAIT_TOOL
 
 
-def parse(text: str) -> Answer:
+def parse(text: str) -> SkillAnswer:
     """What the model wrote, taken apart: thought, tool calls and the rest."""
     thought = None
     if match := re.match(r"<\|channel>thought\n(.*?)\n?<channel\|>", text, re.DOTALL):
@@ -69,7 +69,7 @@ def parse(text: str) -> Answer:
     tool_calls = [{"name": name, "arguments": _arguments(body)} for name, body in found]
     for end in (END_OF_TURN, AWAIT_TOOL, "<eos>"):
         text = text.split(end)[0]
-    return Answer("" if found else text, thought, tool_calls)
+    return SkillAnswer("" if found else text, thought, tool_calls)
 
 
 def _arguments(body: str) -> dict[str, Any]:

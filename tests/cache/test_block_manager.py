@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from quire.cache.block_manager import Block, BlockManager, Change, PoolKey, Resize, Spill
+from quire.cache.block_manager import BlockManager
+from quire.cache.blocks import Block, Change, PoolKey, Resize, Spill
 from quire.core.kv_format import KVFormat
 
 KEY = PoolKey(0, KVFormat())
@@ -67,10 +68,10 @@ def test_pages_of_a_pool_have_ids_of_their_own_within_its_capacity() -> None:
 def test_no_room_changes_nothing() -> None:
     manager = make(4)
     take(manager, 3)
-    before = manager.usage(), manager.take_changes()
+    before = manager.capacity.usage(), manager.take_changes()
     assert manager.allocate(KEY, 2) is None
     assert not manager.can_allocate({KEY: 2})
-    assert (manager.usage(), manager.take_changes()) == (before[0], ())
+    assert (manager.capacity.usage(), manager.take_changes()) == (before[0], ())
 
 
 def test_a_page_is_free_when_its_last_user_lets_go() -> None:
@@ -78,7 +79,7 @@ def test_a_page_is_free_when_its_last_user_lets_go() -> None:
     blocks = take(manager, 2)
     manager.retain(blocks[0])
     manager.release_all(blocks)
-    assert manager.live_blocks() == 1
+    assert manager.capacity.live_blocks() == 1
     assert manager.allocate(KEY, 2) is None
     manager.release(blocks[0])
     assert len(take(manager, 2)) == 2
@@ -88,7 +89,7 @@ def test_what_is_kept_goes_least_recently_used_first() -> None:
     manager = make(3)
     first, second, third = blocks = take(manager, 3)
     keeper = keep(manager, blocks)
-    assert manager.kept_blocks() == 3
+    assert manager.capacity.kept_blocks() == 3
     manager.touch(first)
     take(manager, 2)
     assert keeper.evicted == [second, third]
@@ -101,9 +102,9 @@ def test_a_page_in_use_outlives_its_holder() -> None:
     (block,) = take(manager, 1)
     manager.keep(block, Keeper())
     manager.drop(block)
-    assert manager.live_blocks() == 1
+    assert manager.capacity.live_blocks() == 1
     manager.release(block)
-    assert (manager.live_blocks(), manager.kept_blocks()) == (0, 0)
+    assert (manager.capacity.live_blocks(), manager.capacity.kept_blocks()) == (0, 0)
 
 
 def test_capacity_moves_to_the_pool_that_needs_it() -> None:
@@ -114,7 +115,7 @@ def test_capacity_moves_to_the_pool_that_needs_it() -> None:
     assert len(keeper.evicted) == 5
     changes = manager.take_changes()
     assert capacities(changes) == {KEY: 5, OTHER: 2}
-    assert manager.claimed == 100
+    assert manager.capacity.claimed == 100
 
 
 def test_shrinking_moves_pages_that_are_in_use_and_tells_from_where() -> None:
@@ -123,14 +124,14 @@ def test_shrinking_moves_pages_that_are_in_use_and_tells_from_where() -> None:
     contents = {block.id: block for block in blocks}
     manager.release_all(blocks[:5])
     manager.take_changes()
-    epoch = manager.epoch
+    epoch = manager.capacity.epoch
     take(manager, 10, PACKED)
     (shrunk,) = [c for c in manager.take_changes() if isinstance(c, Resize) and c.pool == KEY]
     for source, target in shrunk.moves:
         contents[target] = contents.pop(source)
     assert contents[blocks[5].id] is blocks[5]
     assert blocks[5].id < shrunk.capacity
-    assert manager.epoch > epoch
+    assert manager.capacity.epoch > epoch
 
 
 def test_several_pools_fit_together_or_not_at_all() -> None:
@@ -162,12 +163,12 @@ def test_pools_that_nobody_uses_give_all_they_have(count: int) -> None:
     manager = BlockManager(75, BYTES.__getitem__)
     keep(manager, take(manager, count))
     take(manager, 3, OTHER)
-    assert manager.usage()[KEY] == (0, 0, 0)
+    assert manager.capacity.usage()[KEY] == (0, 0, 0)
 
 
 def test_after_a_reset_everything_is_there_again() -> None:
     manager = make(3)
     take(manager, 3)
     manager.reset()
-    assert (manager.claimed, manager.take_changes()) == (0, ())
+    assert (manager.capacity.claimed, manager.take_changes()) == (0, ())
     assert len(take(manager, 3)) == 3

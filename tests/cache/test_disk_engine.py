@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.cache.block_manager import PoolKey
+from quire.cache.blocks import PoolKey
 from quire.cache.disk_transfer import matches_pool
 from quire.cache.disk_usage import usage
 from quire.core.config import DiskConfig, EngineConfig

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.cache.block_manager import Block, BlockManager, PoolKey
+from quire.cache.block_manager import BlockManager
+from quire.cache.blocks import Block, PoolKey
 from quire.cache.index import Match, Node, PrefixIndex, chain, chains, common_length
 from quire.cache.specs import FullKV, RecurrentState, WindowKV, group_layers
 from quire.core.kv_format import KVFormat
@@ -169,7 +170,7 @@ def test_what_hangs_on_an_evicted_page_goes_with_it() -> None:
     world = World("full")
     blocks = world.compute(range(12))
     world.manager.release_all(blocks[:1])  # its successors are still in use
-    assert world.manager.kept_blocks() == 1
+    assert world.manager.capacity.kept_blocks() == 1
     holder = blocks[0].holder
     assert holder is not None
     holder.forget(blocks[0])
@@ -177,7 +178,7 @@ def test_what_hangs_on_an_evicted_page_goes_with_it() -> None:
     assert world.match(range(12)) == Match(reason="new")
     assert all(block.holder is None for block in blocks)
     world.manager.release_all(blocks[1:])
-    assert (world.manager.live_blocks(), world.manager.kept_blocks()) == (0, 0)
+    assert (world.manager.capacity.live_blocks(), world.manager.capacity.kept_blocks()) == (0, 0)
 
 
 def test_a_sequence_whose_beginning_was_evicted_registers_nothing_more() -> None:
@@ -237,7 +238,7 @@ def test_random_requests_find_only_what_was_computed_of_them(
         for state in match.snapshots.values():
             assert world.contents[state] == tuple(tokens[: match.length])
         world.serve(tokens)
-        assert world.manager.claimed <= room
-        assert world.manager.live_blocks() == 0
+        assert world.manager.capacity.claimed <= room
+        assert world.manager.capacity.live_blocks() == 0
     world.index.clear()
-    assert world.manager.kept_blocks() == 0
+    assert world.manager.capacity.kept_blocks() == 0

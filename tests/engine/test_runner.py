@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from quire.cache.block_manager import PoolKey, Resize
+from quire.cache.blocks import PoolKey, Resize
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams
 from quire.engine.runner import Runner

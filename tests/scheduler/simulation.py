@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quire.cache.block_manager import Block, BlockManager, Change, PoolKey, Restore, Spill
+from quire.cache.block_manager import BlockManager
+from quire.cache.blocks import Block, Change, PoolKey, Restore, Spill
 from quire.cache.disk_prefetch import DiskPrefetch
 from quire.cache.specs import FullKV, KVGroup, RecurrentState, WindowKV, group_layers
 from quire.core.kv_format import KVFormat
@@ -136,7 +137,7 @@ class Simulation:
             self.answers[output.request_id] += output.token_ids
             if output.finish is not None:
                 self.ended[output.request_id] = output
-        assert self.manager.claimed <= self.budget, "the budget is exceeded"
+        assert self.manager.capacity.claimed <= self.budget, "the budget is exceeded"
 
     def run(self, limit: int = 3000) -> None:
         """Steps until nothing is left to do; `limit` stands for starvation."""
@@ -148,9 +149,9 @@ class Simulation:
 
     def check_nothing_leaks(self) -> None:
         """When all is done, every page is free or kept, and everything kept can be let go of."""
-        assert self.manager.live_blocks() == 0
+        assert self.manager.capacity.live_blocks() == 0
         self.scheduler.sharing.index.clear()
-        assert self.manager.kept_blocks() == 0
+        assert self.manager.capacity.kept_blocks() == 0
 
     # -- the device ----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 
 from quire.cache.disk_page import HostPage
-from quire.cache.disk_tier import Read
+from quire.cache.disk_tier import PendingRead
 
 
 def as_host_page(content: dict[int, int]) -> HostPage:
@@ -33,7 +33,7 @@ class ScriptedDisk:
         self.hits = 0
         self._rng = random.Random(seed)
         self._loses, self._hangs = loses, hangs
-        self._reads: list[tuple[int, Read]] = []
+        self._reads: list[tuple[int, PendingRead]] = []
 
     def __contains__(self, key: bytes) -> bool:
         return key in self.pages
@@ -45,9 +45,9 @@ class ScriptedDisk:
         known = self.pages.setdefault(key, page)
         assert from_host_page(known) == from_host_page(page), "one name, two contents"
 
-    def read(self, keys: tuple[bytes, ...]) -> Read:
+    def read(self, keys: tuple[bytes, ...]) -> PendingRead:
         assert keys, "nothing is no reading"
-        read = Read(keys)
+        read = PendingRead(keys)
         steps = 10**9 if self._rng.random() < self._hangs else self._rng.randrange(6)
         self._reads.append((steps, read))
         return read

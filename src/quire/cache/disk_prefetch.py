@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from quire.cache.block_manager import Block, BlockManager, PoolKey
+from quire.cache.block_manager import BlockManager
+from quire.cache.blocks import Block, PoolKey
 from quire.cache.disk_page import HostPage
 from quire.cache.disk_tier import PendingRead
 from quire.cache.index import Node, PrefixIndex, lasting_name
@@ -221,7 +222,7 @@ class DiskPrefetch:
         return boundary, part
 
     def _bytes(self, prompt: WantedPrefix, group: int) -> int:
-        return self._manager.block_bytes(PoolKey(group, prompt.format))
+        return self._manager.capacity.block_bytes(PoolKey(group, prompt.format))
 
     # -- back into memory ----------------------------------------------------------------------
 

@@ -12,43 +12,26 @@ counted. `max_bytes` bounds that, the rollback journal and the lock file togethe
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
-from quire.cache.disk_sql import (
-    Damaged,
-    StoreBusy,
-    StoreError,
-    StoreFull,
-    connect,
-    lock_folder,
-    translated,
+from quire.cache.disk_file import (
+    FILE,
+    ROWS_A_COMMIT,
+    SQL_PAGE,
+    VERSION,
+    DiskFile,
 )
+from quire.cache.disk_sql import Damaged, StoreBusy, StoreError, StoreFull, lock_folder
 
-SQL_PAGE = 16384
-ROWS_A_COMMIT = 24
-"""Rows that one transaction adds, removes or touches: bounds the journal."""
 _JOURNAL_PAGES = 96
-_SHRINK_STEP = 64
 _DIGEST = 16
-_VERSION = 1
-"""Of the schema and of what the bytes of a value mean. Another one's file is emptied."""
 MIN_BYTES = 4 << 20
-
-FILE = "pages.sqlite"
-_SCHEMA = """
-CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint TEXT UNIQUE, name TEXT);
-CREATE TABLE entries (
-    id INTEGER PRIMARY KEY, model INTEGER, key BLOB, bytes INTEGER, used INTEGER,
-    hits INTEGER, made REAL, last REAL
-);
-CREATE TABLE bodies (id INTEGER PRIMARY KEY, digest BLOB, body BLOB);
-"""
 
 
 class DiskStore:
@@ -82,7 +65,7 @@ class DiskStore:
         self.folder = folder
         self.damaged = 0
         """Values that failed their checksum and were removed."""
-        self._fingerprint, self._name = fingerprint, name
+        self._fingerprint = fingerprint
         self._say, self._clock = say, clock
         reserve = _JOURNAL_PAGES + max_bytes // SQL_PAGE // 512 + 1  # journal; lock file
         self._max_pages = max_bytes // SQL_PAGE - reserve
@@ -91,8 +74,7 @@ class DiskStore:
         """Uses not yet written down: (when, hits)."""
         self._next = 1
         """Counts uses and values; it orders them."""
-        self._model: int | None = None
-        self._inode: int | None = None
+        self._file = DiskFile(folder, fingerprint, name)
         self._lock = lock_folder(folder)
         try:
             self._open()
@@ -116,8 +98,7 @@ class DiskStore:
     @property
     def file_bytes(self) -> int:
         """Size of the file, free space in it included."""
-        with translated():
-            return self._pragma("page_count") * SQL_PAGE
+        return self._file.pages * SQL_PAGE
 
     # -- values --------------------------------------------------------------------------------
 
@@ -126,17 +107,12 @@ class DiskStore:
         id = self._order.get(key)
         if id is None:
             return None
-        self._check_alive()
         try:
-            with translated():
-                row = self._db.execute(
-                    "SELECT digest, body FROM bodies WHERE id = ?", (id,)
-                ).fetchone()
+            digest, value = self._file.body(id)
         except Damaged as damage:
             self._rebuild(str(damage))
             return None
-        digest, value = row if row is not None else (None, None)
-        if isinstance(value, bytes) and digest == self._checksum(key, value):
+        if isinstance(value, bytes) and digest == _checksum(self._fingerprint, key, value):
             self.touch(key, hits=1)
             return value
         self.damaged += 1
@@ -180,8 +156,7 @@ class DiskStore:
         """Writes down what was touched, so that a restart knows the order."""
         try:
             while self._touched:
-                with self._transaction():
-                    self._write_touched()
+                self._write_touched()
         except Damaged as damage:
             self._rebuild(str(damage))
 
@@ -189,15 +164,17 @@ class DiskStore:
         """Flushes and gives the folder back. Errors no longer matter."""
         with suppress(StoreError):
             self.flush()
-        self._db.close()
+        self._file.close()
         os.close(self._lock)
-
-    # -- for people ----------------------------------------------------------------------------
 
     def clear(self, fingerprint: str | None = None) -> int:
         """Removes one model's values, or all; the file shrinks. Returns how many there were."""
         try:
-            return self._clear(fingerprint)
+            keys = self._file.keys_of(fingerprint)
+            self._delete(keys)
+            self._file.remove_unused_models()
+            self._file.shrink(0)
+            return len(keys)
         except Damaged as damage:
             count = len(self)
             self._rebuild(str(damage))
@@ -205,60 +182,15 @@ class DiskStore:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _clear(self, fingerprint: str | None) -> int:
-        with translated():
-            rows = self._db.execute(
-                "SELECT key FROM entries JOIN models ON models.id = model "
-                "WHERE fingerprint = ?1 OR ?1 IS NULL",
-                (fingerprint,),
-            ).fetchall()
-        self._delete([key for (key,) in rows])
-        with self._transaction():
-            self._db.execute("DELETE FROM models WHERE id NOT IN (SELECT model FROM entries)")
-        self._model = None
-        self._shrink(0)
-        return len(rows)
-
     def _open(self) -> None:
         try:
-            self._connect()
+            self._file.open()
+            for id, key, used in self._file.entries():
+                self._order[key] = id
+                self._next = max(self._next, id + 1, used + 1)
         except Damaged as damage:
             self._rebuild(str(damage))
         self._fit()
-
-    def _connect(self) -> None:
-        path = self.folder / FILE
-        self._db = connect(path)
-        with translated():
-            # Freed pages need not be overwritten, else each removal would go through the journal.
-            for setting in ("secure_delete=OFF", "journal_mode=TRUNCATE", "synchronous=NORMAL"):
-                self._db.execute(f"PRAGMA {setting}")
-            if self._pragma("page_count") == 0:
-                self._create()
-            if (version := self._pragma("user_version")) != _VERSION:
-                raise Damaged(f"format {version}, not {_VERSION}")
-            self._load()
-        self._inode = path.stat().st_ino
-
-    def _create(self) -> None:
-        for setting in (f"page_size={SQL_PAGE}", "auto_vacuum=INCREMENTAL"):
-            self._db.execute(f"PRAGMA {setting}")
-        with self._transaction():
-            for statement in _SCHEMA.split(";"):
-                self._db.execute(statement)
-            self._db.execute(f"PRAGMA user_version={_VERSION}")
-
-    def _load(self) -> None:
-        self._order.clear()
-        self._touched.clear()
-        self._model = None
-        for id, key, used in self._db.execute(
-            "SELECT id, key, used FROM entries ORDER BY used, id"
-        ):
-            if not (isinstance(key, bytes) and isinstance(used, int)):
-                raise Damaged("an entry of the wrong type")
-            self._order[key] = id
-            self._next = max(self._next, id + 1, used + 1)
 
     def _rebuild(self, why: str) -> None:
         """A file that cannot be trusted is thrown away: it was only a cache."""
@@ -266,44 +198,23 @@ class DiskStore:
         self.damaged += len(self._order)
         self._order.clear()
         self._touched.clear()
-        self._db.close()
-        self._inode = None
-        try:
-            for path in self.folder.glob(f"{FILE}*"):
-                path.unlink()
-            self._connect()
-            with translated():
-                self._pragma(f"max_page_count={self._max_pages}")
-        except OSError as error:
-            raise StoreError(f"{self.folder}: {error.strerror}") from error
-        except (StoreFull, Damaged) as error:
-            raise StoreError(f"{self.folder}: no new file can be made: {error}") from error
+        self._file.renew(self._max_pages)
 
     def _fit(self) -> None:
         """Brings a file from a higher limit under this one."""
         try:
-            with translated():
-                before, size = len(self._order), self._pragma("page_count")
-                if size > self._max_pages:
-                    self._evict(0)
-                    self._shrink(self._max_pages)
-                    self._say(
-                        f"the limit is lower than before: {before - len(self._order)} pages, least "
-                        f"recently used, were deleted; the file went from {size * SQL_PAGE:,} to "
-                        f"{self.file_bytes:,} bytes"
-                    )
-                self._pragma(f"max_page_count={self._max_pages}")
+            before, size = len(self._order), self._file.pages
+            if size > self._max_pages:
+                self._evict(0)
+                self._file.shrink(self._max_pages)
+                self._say(
+                    f"the limit is lower than before: {before - len(self._order)} pages, least "
+                    f"recently used, were deleted; the file went from {size * SQL_PAGE:,} to "
+                    f"{self.file_bytes:,} bytes"
+                )
+            self._file.limit(self._max_pages)
         except Damaged as damage:
             self._rebuild(str(damage))
-
-    def _shrink(self, pages: int) -> None:
-        """Cuts free space off the file until it has `pages`, or no free space."""
-        with translated():
-            while self._pragma("freelist_count") and self._pragma("page_count") > pages:
-                surplus = self._pragma("page_count") - pages
-                step = min(surplus, _SHRINK_STEP)
-                # Not `execute`: it stops after the first of the steps.
-                self._db.executescript(f"PRAGMA incremental_vacuum({step})")
 
     def _put(self, batch: dict[bytes, bytes]) -> None:
         need = sum(-(-len(value) // (SQL_PAGE - 64)) + 2 for value in batch.values())
@@ -316,9 +227,8 @@ class DiskStore:
             self._insert(batch)
         except StoreFull:
             # The disk is full, not the store: from here it lives within what it has.
-            with translated():
-                self._max_pages = max(self._pragma("page_count"), _JOURNAL_PAGES)
-                self._pragma(f"max_page_count={self._max_pages}")
+            self._max_pages = max(self._file.pages, _JOURNAL_PAGES)
+            self._file.limit(self._max_pages)
             self._say(f"the disk is full; the file stays at {self.file_bytes:,} bytes")
             if need > self._max_pages - 8:
                 raise
@@ -326,98 +236,47 @@ class DiskStore:
             self._insert(batch)
 
     def _insert(self, batch: dict[bytes, bytes]) -> None:
-        now, first = self._clock(), self._next
-        with self._transaction():
-            model = self._model_row()
-            for number, (key, value) in enumerate(batch.items()):
-                id = first + number
-                self._db.execute(
-                    "INSERT INTO entries VALUES (?, ?, ?, ?, ?, 0, ?, ?)",
-                    (id, model, key, len(value), id, now, now),
-                )
-                body = (id, self._checksum(key, value), value)
-                self._db.execute("INSERT INTO bodies VALUES (?, ?, ?)", body)
-        self._model = model
+        first = self._next
+        rows = [
+            (id, key, _checksum(self._fingerprint, key, value), value)
+            for id, (key, value) in enumerate(batch.items(), first)
+        ]
+        self._file.insert(rows, self._clock())
         self._next = first + len(batch)
-        for number, key in enumerate(batch):
-            self._order[key] = first + number
+        for id, key, _, _ in rows:
+            self._order[key] = id
         if self._touched:
-            with self._transaction():
-                self._write_touched()
-
-    def _model_row(self) -> int:
-        if self._model is None:
-            model = (self._fingerprint, self._name)
-            self._db.execute(
-                "INSERT OR IGNORE INTO models (fingerprint, name) VALUES (?, ?)", model
-            )
-            found = self._db.execute("SELECT id FROM models WHERE fingerprint = ?", model[:1])
-            return int(found.fetchone()[0])
-        return self._model
+            self._write_touched()
 
     def _evict(self, need: int) -> None:
         """Removes the least recently used until `need` SQLite pages are free within the limit."""
-        with translated():
-            while self._room() < need:
-                if not self._order:
-                    raise Damaged("space is lost")
-                self._delete([key for key, _ in zip(self._order, range(4), strict=False)])
-
-    def _room(self) -> int:
-        return self._max_pages - self._pragma("page_count") + self._pragma("freelist_count")
+        file = self._file
+        while self._max_pages - file.pages + file.free_pages < need:
+            if not self._order:
+                raise Damaged("space is lost")
+            self._delete(list(islice(self._order, 4)))
 
     def _delete(self, keys: list[bytes]) -> None:
         for start in range(0, len(keys), ROWS_A_COMMIT):
             batch = keys[start : start + ROWS_A_COMMIT]
-            ids = [(self._order[key],) for key in batch]
-            with self._transaction():
-                self._db.executemany("DELETE FROM bodies WHERE id = ?", ids)
-                self._db.executemany("DELETE FROM entries WHERE id = ?", ids)
+            self._file.remove([self._order[key] for key in batch])
             for key in batch:
                 del self._order[key]
                 self._touched.pop(key, None)
 
     def _write_touched(self) -> None:
-        now = self._clock()
-        for _ in range(min(len(self._touched), ROWS_A_COMMIT)):
-            key = next(iter(self._touched))
-            used, hits = self._touched.pop(key)
-            self._db.execute(
-                "UPDATE entries SET used = ?, hits = hits + ?, last = ? WHERE id = ?",
-                (used, hits, now, self._order[key]),
-            )
+        """Writes down the uses of some values, those touched first."""
+        keys = list(islice(self._touched, ROWS_A_COMMIT))
+        uses = {self._order[key]: self._touched.pop(key) for key in keys}
+        self._file.write_uses(uses, self._clock())
 
-    def _checksum(self, key: bytes, value: bytes) -> bytes:
-        """Of the value and all that it claims to be: model, place in the chain, format version."""
-        digest = sha256(f"{_VERSION}\x00{self._fingerprint}\x00".encode())
-        digest.update(len(key).to_bytes(2, "little") + key)
-        digest.update(value)
-        return digest.digest()[:_DIGEST]
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._check_alive()
-        with translated():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                raise
-
-    def _check_alive(self) -> None:
-        """The file is still the one that was opened: a folder may be deleted or unmounted."""
-        path = self.folder / FILE
-        with suppress(OSError):
-            if self._inode is None or path.stat().st_ino == self._inode:
-                return
-        raise StoreError(f"{path} has vanished")
-
-    def _pragma(self, name: str) -> int:
-        value: int = self._db.execute(f"PRAGMA {name}").fetchone()[0]
-        return value
+def _checksum(fingerprint: str, key: bytes, value: bytes) -> bytes:
+    """Of a value and all that it claims to be: model, place in the chain, format version."""
+    digest = sha256(f"{VERSION}\x00{fingerprint}\x00".encode())
+    digest.update(len(key).to_bytes(2, "little") + key)
+    digest.update(value)
+    return digest.digest()[:_DIGEST]
 
 
 def clear(folder: Path, fingerprint: str | None = None) -> int:

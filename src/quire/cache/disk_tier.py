@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Condition, Thread
 
+from quire.cache.disk_file import ROWS_A_COMMIT
 from quire.cache.disk_page import HostPage, pack, page_size, unpack
 from quire.cache.disk_sql import StoreBusy, StoreError, StoreFull
-from quire.cache.disk_store import ROWS_A_COMMIT, DiskStore
+from quire.cache.disk_store import DiskStore
 from quire.core.config import DiskConfig
 
 log = logging.getLogger("quire.disk")

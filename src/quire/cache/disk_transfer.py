@@ -8,7 +8,7 @@ from itertools import groupby
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.block_manager import Change, PoolKey, Resize, Restore, Spill
+from quire.cache.blocks import Change, PoolKey, Resize, Restore, Spill
 from quire.cache.disk_page import HostPage, page_size
 from quire.cache.pools import Pools
 

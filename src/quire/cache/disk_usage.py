@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.cache.disk_file import FILE
 from quire.cache.disk_sql import Damaged, StoreError, connect, translated
-from quire.cache.disk_store import FILE
 
 
 @dataclass(frozen=True, slots=True)

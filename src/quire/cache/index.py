@@ -15,7 +15,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from hashlib import blake2b, shake_128
 
-from quire.cache.block_manager import Block, BlockManager
+from quire.cache.block_manager import BlockManager
+from quire.cache.blocks import Block
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 
 _SIBLINGS = 8

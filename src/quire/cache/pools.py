@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable
 import mlx.core as mx
 import numpy as np
 
-from quire.cache.block_manager import PoolKey, Resize
+from quire.cache.blocks import PoolKey, Resize
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.registry import make_store, store_type
 from quire.cache.specs import Ints, KVGroup, attention_groups, recurrent_groups

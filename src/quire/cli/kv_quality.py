@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from quire.attention.registry import open_backends
 from quire.attention.step import Attention
-from quire.cache.block_manager import PoolKey, Resize
+from quire.cache.blocks import PoolKey, Resize
 from quire.cache.formats.skips import skipped_layers, with_skips
 from quire.cache.formats.table import layer_costs
 from quire.cache.pools import Pools

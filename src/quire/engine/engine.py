@@ -275,7 +275,7 @@ class Engine:
             context_length=self._scheduler.limits.max_context,
             dtype=self._loaded.dtype,
             device=current_device().name,
-            kv_memory=self._scheduler.manager.budget,
+            kv_memory=self._scheduler.manager.capacity.budget,
             modalities=("text", *self._loaded.model.encoders),
             kv_formats=tuple(each.name for each in formats),
             kv_table=kv_table(
@@ -299,7 +299,7 @@ class Engine:
         """Counters and gauges."""
         scheduler = self._scheduler
         counters = scheduler.counters
-        usage = scheduler.manager.usage()
+        usage = scheduler.manager.capacity.usage()
         names = {key: f"{key.group}/{key.format.name}{'/open' * key.tail}" for key in usage}
         return EngineStats(
             running=len(scheduler.running),
@@ -309,11 +309,11 @@ class Engine:
             cached_tokens=counters.cached_tokens,
             generated_tokens=counters.generated_tokens,
             preemptions=counters.preemptions,
-            kv_budget=scheduler.manager.budget,
+            kv_budget=scheduler.manager.capacity.budget,
             kv_used=tuple((names[key], live) for key, (live, _, _) in usage.items()),
             kv_kept=tuple((names[key], kept) for key, (_, kept, _) in usage.items()),
             kv_block_bytes=tuple(
-                (name, scheduler.manager.block_bytes(key)) for key, name in names.items()
+                (name, scheduler.manager.capacity.block_bytes(key)) for key, name in names.items()
             ),
             memory=tuple(current_device().memory().items()),
             reuse_misses=tuple(counters.reuse_misses.items()),

@@ -12,7 +12,7 @@ import numpy as np
 
 from quire.attention.registry import open_backends
 from quire.attention.step import Attention
-from quire.cache.block_manager import Change
+from quire.cache.blocks import Change
 from quire.cache.disk_transfer import SpillTo, carry_out
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout

@@ -5,7 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING
 
-from quire.cache.block_manager import Block, BlockManager, PoolKey
+from quire.cache.block_manager import BlockManager
+from quire.cache.blocks import Block, PoolKey
 from quire.cache.index import Match
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 from quire.scheduler.plan import BlockIds, Placement
@@ -297,10 +298,10 @@ class BlockTables:
     def place(self, sequence: Sequence) -> Placement:
         """Where everything is. Holds for one step: blocks move when pools shrink."""
         held = sequence.blocks
-        if held.epoch != self._manager.epoch:
+        if held.epoch != self._manager.capacity.epoch:
             for table in held.tables:
                 table.renew()
-            held.epoch, held.placement = self._manager.epoch, None
+            held.epoch, held.placement = self._manager.capacity.epoch, None
         if held.placement is None:
             held.placement = Placement(
                 tuple(table.ids() for table in held.tables),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quire.cache.block_manager import BlockManager, PoolKey
+from quire.cache.block_manager import BlockManager
+from quire.cache.blocks import PoolKey
 from quire.cache.specs import KVGroup
 from quire.core.errors import ContextOverflow, RequestError
 from quire.core.kv_format import KVFormat
@@ -41,7 +42,9 @@ class Limits:
         item = largest_item(request)
         room = self.context(format, item)
         if length >= room:
-            because = f"The server's KV cache, {self._manager.budget} bytes, holds no more."
+            because = (
+                f"The server's KV cache, {self._manager.capacity.budget} bytes, holds no more."
+            )
             raise ContextOverflow(length, room, param="prompt", because=because)
 
     def context(self, format: KVFormat, item: int = 0) -> int:
@@ -55,7 +58,7 @@ class Limits:
             low, high = 0, self.max_context
             while low < high:
                 middle = (low + high + 1) // 2
-                if self.worst_case_bytes(format, middle, item) <= self._manager.budget:
+                if self.worst_case_bytes(format, middle, item) <= self._manager.capacity.budget:
                     low = middle
                 else:
                     high = middle - 1
@@ -70,10 +73,10 @@ class Limits:
         """
         total = 0
         for group in self._groups:
-            block_bytes = self._manager.block_bytes(PoolKey(group.index, format))
+            block_bytes = self._manager.capacity.block_bytes(PoolKey(group.index, format))
             total += group.spec.most_blocks(tokens, self._size, item) * block_bytes
             if format.has_tail and group.spec.attention is not None:
-                total += self._manager.block_bytes(PoolKey(group.index, format, tail=True))
+                total += self._manager.capacity.block_bytes(PoolKey(group.index, format, tail=True))
         return total
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from quire.cache.block_manager import Change, PoolKey
+from quire.cache.blocks import Change, PoolKey
 from quire.core.kv_format import KVFormat
 from quire.core.media import PlacedMedia
 from quire.core.request import Generate, Task, TokenLogprobs

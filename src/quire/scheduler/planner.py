@@ -6,7 +6,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from quire.cache.block_manager import Block, BlockManager
+from quire.cache.block_manager import BlockManager
+from quire.cache.blocks import Block
 from quire.cache.specs import KVGroup
 from quire.core.request import Failure
 from quire.scheduler.block_tables import BlockTables

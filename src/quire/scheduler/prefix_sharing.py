@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from quire.cache.block_manager import Block, BlockManager, PoolKey
+from quire.cache.block_manager import BlockManager
+from quire.cache.blocks import Block, PoolKey
 from quire.cache.disk_prefetch import DiskPrefetch, WantedPrefix
 from quire.cache.index import Match, Node, PrefixIndex, chain, common_length
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from quire.cache.block_manager import Block
+from quire.cache.blocks import Block
 from quire.core.media import PlacedMedia
 from quire.sampling.rows import RowSampling
 from quire.scheduler.plan import BlockCopy, Placement, ScheduledSequence

@@ -8,7 +8,7 @@ import pytest
 from quire.attention.backend import Scoring
 from quire.attention.metadata import build_metadata
 from quire.attention.reference import ReferenceBackend
-from quire.cache.block_manager import PoolKey
+from quire.cache.blocks import PoolKey
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.registry import make_store, store_type
 from quire.cache.formats.table import layer_costs

@@ -1,0 +1,99 @@
+"""Blocks, the pools that they belong to, and what the arrays on the device have to follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from quire.cache.disk_page import HostPage
+from quire.core.kv_format import KVFormat
+
+
+@dataclass(frozen=True, slots=True)
+class PoolKey:
+    """Names a pool: one group of layers in one format.
+
+    Attributes:
+        tail: the pool of the sequences' last, still filling blocks, as written.
+    """
+
+    group: int
+    format: KVFormat
+    tail: bool = False
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.group, self.format, self.tail)))
+
+    def __hash__(self) -> int:  # asked for whenever a block changes hands
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[PoolKey], tuple[int, KVFormat, bool]]:
+        return PoolKey, (self.group, self.format, self.tail)  # hashes differ between processes
+
+
+class Holder(Protocol):
+    """Keeps blocks beyond the life of the sequences that made them."""
+
+    def name(self, block: Block) -> bytes | None:
+        """A name that says what is in the block and outlives the process; None: not complete."""
+        ...
+
+    def tokens_in(self, block: Block) -> int:
+        """How many tokens of the block are relied on."""
+        ...
+
+    def lost_with(self, block: Block) -> Iterable[Block]:
+        """The blocks that go when this one is forgotten, itself included."""
+        ...
+
+    def forget(self, block: Block) -> None:
+        """The block is being evicted; drop every reference to it."""
+        ...
+
+
+class Block:
+    """One block of one pool. `id` changes only when the pool shrinks."""
+
+    __slots__ = ("holder", "id", "pool", "refs", "stamp")
+
+    def __init__(self, pool: PoolKey, id: int) -> None:
+        self.pool = pool
+        self.id = id
+        self.refs = 1
+        self.holder: Holder | None = None
+        self.stamp = 0
+
+    def __repr__(self) -> str:
+        return f"Block({self.pool.group}, {self.pool.format.name}, id={self.id}, refs={self.refs})"
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A pool's arrays get `capacity` blocks, after `moves` (from id, to id) within them."""
+
+    pool: PoolKey
+    capacity: int
+    moves: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """A block is about to lose its place `id`; its contents go to the disk tier as `name`."""
+
+    pool: PoolKey
+    id: int
+    name: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """A block at `id` gets `contents` that the disk tier read."""
+
+    pool: PoolKey
+    id: int
+    contents: HostPage
+
+
+Change = Resize | Spill | Restore

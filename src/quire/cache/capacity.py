@@ -1,0 +1,141 @@
+"""How many blocks each pool has, within one budget of bytes. Pure Python."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from quire.cache.blocks import Block, PoolKey, Resize
+
+
+@dataclass(slots=True)
+class Pool:
+    """One pool's blocks: `blocks[id]` is the block that has the id, None where it is free.
+
+    Attributes:
+        kept: blocks that nobody uses and the prefix index holds, least recently used first.
+    """
+
+    key: PoolKey
+    block_bytes: int
+    blocks: list[Block | None] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)
+    kept: OrderedDict[Block, None] = field(default_factory=OrderedDict)
+
+    @property
+    def capacity(self) -> int:
+        """Blocks that the arrays have, used or not."""
+        return len(self.blocks)
+
+    @property
+    def live(self) -> int:
+        """Blocks that somebody uses."""
+        return self.capacity - len(self.free) - len(self.kept)
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the blocks that hold nothing."""
+        return len(self.free) * self.block_bytes
+
+    def take(self, count: int) -> list[Block]:
+        """Mutates: `count` free blocks, with one reference each."""
+        blocks = [Block(self.key, self.free.pop()) for _ in range(count)]
+        for block in blocks:
+            self.blocks[block.id] = block
+        return blocks
+
+    def give_back(self, block: Block) -> None:
+        """Mutates: the block is free."""
+        self.blocks[block.id] = None
+        self.free.append(block.id)
+
+
+class Capacity:
+    """The pools and the bytes that they claim: a pool claims its capacity, used or not.
+
+    Args:
+        budget: bytes that all pools together may claim.
+        block_bytes: bytes of a block of a pool.
+    """
+
+    def __init__(self, budget: int, block_bytes: Callable[[PoolKey], int]) -> None:
+        self.budget = budget
+        self.block_bytes = block_bytes
+        self.claimed = 0
+        self.epoch = 0
+        """Counts the times that block ids changed; caches of ids compare it."""
+        self.pools: dict[PoolKey, Pool] = {}
+
+    @property
+    def unclaimed(self) -> int:
+        """Bytes of the budget that no pool has."""
+        return self.budget - self.claimed
+
+    def pool(self, key: PoolKey) -> Pool:
+        """A pool; an empty one the first time that it is asked for."""
+        pool = self.pools.get(key)
+        if pool is None:
+            pool = self.pools[key] = Pool(key, max(1, self.block_bytes(key)))
+        return pool
+
+    def has_room(self, wanted: Mapping[PoolKey, int]) -> bool:
+        """Whether all of `wanted` would fit if everything kept were evicted."""
+        spare, need = self.unclaimed, 0
+        for key, count in wanted.items():
+            pool = self.pool(key)
+            need += max(0, count - len(pool.free)) * pool.block_bytes
+        for key, pool in self.pools.items():
+            surplus = max(0, len(pool.free) - wanted.get(key, 0))
+            spare += (surplus + len(pool.kept)) * pool.block_bytes
+        return need <= spare
+
+    def grow(self, pool: Pool, wish: int) -> Resize | None:
+        """Mutates: claims up to `wish` more blocks for a pool; None where none fits."""
+        extra = min(wish, self.unclaimed // pool.block_bytes)
+        if extra <= 0:
+            return None
+        pool.free.extend(range(pool.capacity + extra - 1, pool.capacity - 1, -1))
+        pool.blocks.extend([None] * extra)
+        self.claimed += extra * pool.block_bytes
+        return Resize(pool.key, pool.capacity)
+
+    def shrink(self, pool: Pool, count: int) -> Resize:
+        """Mutates: takes `count` free blocks off a pool's end, moving others down."""
+        capacity = pool.capacity - count
+        pool.free.sort(reverse=True)
+        low = [id for id in pool.free if id < capacity]
+        moves = []
+        for block in pool.blocks[capacity:]:
+            if block is not None:
+                target = low.pop()
+                moves.append((block.id, target))
+                block.id = target
+                pool.blocks[target] = block
+        del pool.blocks[capacity:]
+        pool.free = low
+        self.claimed -= count * pool.block_bytes
+        self.epoch += 1
+        return Resize(pool.key, capacity, tuple(moves))
+
+    def reset(self) -> None:
+        """Mutates: no pool has a block."""
+        self.pools.clear()
+        self.claimed = 0
+        self.epoch += 1
+
+    def usage(self) -> dict[PoolKey, tuple[int, int, int]]:
+        """For each pool: bytes that sequences hold, bytes kept for reuse, bytes claimed."""
+        table = {}
+        for key, pool in self.pools.items():
+            size = pool.block_bytes
+            table[key] = (pool.live * size, len(pool.kept) * size, pool.capacity * size)
+        return table
+
+    def kept_blocks(self) -> int:
+        """How many blocks are kept for reuse and used by nobody."""
+        return sum(len(pool.kept) for pool in self.pools.values())
+
+    def live_blocks(self) -> int:
+        """How many blocks somebody uses."""
+        return sum(pool.live for pool in self.pools.values())

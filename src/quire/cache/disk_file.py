@@ -1,0 +1,210 @@
+"""The SQLite file of a disk store: its tables, its transactions, its pages."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from quire.cache.disk_sql import Damaged, StoreError, StoreFull, connect, translated
+
+FILE = "pages.sqlite"
+SQL_PAGE = 16384
+"""Bytes of an SQLite page."""
+ROWS_A_COMMIT = 24
+"""Rows that one transaction adds, removes or touches: bounds the journal."""
+VERSION = 1
+"""Of the schema and of what the bytes of a value mean. Another one's file is emptied."""
+_SHRINK_STEP = 64
+_SCHEMA = """
+CREATE TABLE models (id INTEGER PRIMARY KEY, fingerprint TEXT UNIQUE, name TEXT);
+CREATE TABLE entries (
+    id INTEGER PRIMARY KEY, model INTEGER, key BLOB, bytes INTEGER, used INTEGER,
+    hits INTEGER, made REAL, last REAL
+);
+CREATE TABLE bodies (id INTEGER PRIMARY KEY, digest BLOB, body BLOB);
+"""
+
+
+class DiskFile:
+    """The file of one folder. For one thread; `open` comes first.
+
+    Args:
+        fingerprint, name: of the model whose values are written.
+
+    Raises:
+        Damaged: of any method: the file cannot be trusted.
+        StoreError: of any method: it cannot be opened, read or written, or has vanished.
+    """
+
+    def __init__(self, folder: Path, fingerprint: str, name: str) -> None:
+        self._path = folder / FILE
+        self._fingerprint, self._name = fingerprint, name
+        self._model: int | None = None
+        self._inode: int | None = None
+
+    def open(self) -> None:
+        """Opens the file, made if missing."""
+        self._db = connect(self._path)
+        with translated():
+            self._prepare()
+        self._inode = self._path.stat().st_ino
+
+    def renew(self, pages: int) -> None:
+        """Deletes the file and its journal, and opens an empty one that may grow to `pages`."""
+        self._db.close()
+        self._inode = self._model = None
+        try:
+            for path in self._path.parent.glob(f"{FILE}*"):
+                path.unlink()
+        except OSError as error:
+            raise StoreError(f"{self._path.parent}: {error.strerror}") from error
+        try:
+            self.open()
+            self.limit(pages)
+        except (StoreFull, Damaged) as error:
+            raise StoreError(f"{self._path.parent}: no new file can be made: {error}") from error
+
+    def _prepare(self) -> None:
+        # Freed pages need not be overwritten, else each removal would go through the journal.
+        for setting in ("secure_delete=OFF", "journal_mode=TRUNCATE", "synchronous=NORMAL"):
+            self._db.execute(f"PRAGMA {setting}")
+        if self._pragma("page_count") == 0:
+            for setting in (f"page_size={SQL_PAGE}", "auto_vacuum=INCREMENTAL"):
+                self._db.execute(f"PRAGMA {setting}")
+            with self._transaction():
+                for statement in _SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version={VERSION}")
+        if (version := self._pragma("user_version")) != VERSION:
+            raise Damaged(f"format {version}, not {VERSION}")
+
+    def close(self) -> None:
+        """Closes the file; nothing is written."""
+        self._db.close()
+
+    # -- pages ---------------------------------------------------------------------------------
+
+    @property
+    def pages(self) -> int:
+        """SQLite pages of the file, free ones included."""
+        with translated():
+            return self._pragma("page_count")
+
+    @property
+    def free_pages(self) -> int:
+        """Pages of the file that hold nothing."""
+        with translated():
+            return self._pragma("freelist_count")
+
+    def limit(self, pages: int) -> None:
+        """From now on the file does not grow beyond so many pages."""
+        with translated():
+            self._pragma(f"max_page_count={pages}")
+
+    def shrink(self, pages: int) -> None:
+        """Cuts free pages off the file until it has `pages`, or none that are free."""
+        with translated():
+            while self._pragma("freelist_count") and self._pragma("page_count") > pages:
+                step = min(self._pragma("page_count") - pages, _SHRINK_STEP)
+                # Not `execute`: it stops after the first of the steps.
+                self._db.executescript(f"PRAGMA incremental_vacuum({step})")
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def entries(self) -> Iterator[tuple[int, bytes, int]]:
+        """(id, key, use) of every value, least recently used first."""
+        with translated():
+            for id, key, used in self._db.execute(
+                "SELECT id, key, used FROM entries ORDER BY used, id"
+            ):
+                if not (isinstance(key, bytes) and isinstance(used, int)):
+                    raise Damaged("an entry of the wrong type")
+                yield id, key, used
+
+    def keys_of(self, fingerprint: str | None) -> list[bytes]:
+        """Keys of one model's values, or of all."""
+        with translated():
+            rows = self._db.execute(
+                "SELECT key FROM entries JOIN models ON models.id = model "
+                "WHERE fingerprint = ?1 OR ?1 IS NULL",
+                (fingerprint,),
+            ).fetchall()
+        return [key for (key,) in rows]
+
+    def body(self, id: int) -> tuple[object, object]:
+        """Digest and value as they are stored, of whatever type; None where there is no row."""
+        self._check_alive()
+        with translated():
+            row = self._db.execute("SELECT digest, body FROM bodies WHERE id = ?", (id,)).fetchone()
+        return row if row is not None else (None, None)
+
+    def insert(self, rows: Sequence[tuple[int, bytes, bytes, bytes]], now: float) -> None:
+        """Adds (id, key, digest, value) in one transaction."""
+        with self._transaction():
+            model = self._model_row()
+            for id, key, digest, value in rows:
+                self._db.execute(
+                    "INSERT INTO entries VALUES (?, ?, ?, ?, ?, 0, ?, ?)",
+                    (id, model, key, len(value), id, now, now),
+                )
+                self._db.execute("INSERT INTO bodies VALUES (?, ?, ?)", (id, digest, value))
+        self._model = model
+
+    def remove(self, ids: Sequence[int]) -> None:
+        """Removes values in one transaction."""
+        rows = [(id,) for id in ids]
+        with self._transaction():
+            self._db.executemany("DELETE FROM bodies WHERE id = ?", rows)
+            self._db.executemany("DELETE FROM entries WHERE id = ?", rows)
+
+    def write_uses(self, uses: Mapping[int, tuple[int, int]], now: float) -> None:
+        """Writes (use, further hits) of values by id, in one transaction."""
+        with self._transaction():
+            self._db.executemany(
+                "UPDATE entries SET used = ?, hits = hits + ?, last = ? WHERE id = ?",
+                [(used, hits, now, id) for id, (used, hits) in uses.items()],
+            )
+
+    def remove_unused_models(self) -> None:
+        """Removes the names of models that have no values."""
+        with self._transaction():
+            self._db.execute("DELETE FROM models WHERE id NOT IN (SELECT model FROM entries)")
+        self._model = None
+
+    def _model_row(self) -> int:
+        """The id of the model in its table, made if missing."""
+        if self._model is None:
+            model = (self._fingerprint, self._name)
+            self._db.execute(
+                "INSERT OR IGNORE INTO models (fingerprint, name) VALUES (?, ?)", model
+            )
+            found = self._db.execute("SELECT id FROM models WHERE fingerprint = ?", model[:1])
+            return int(found.fetchone()[0])
+        return self._model
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All that is written within, or nothing of it."""
+        self._check_alive()
+        with translated():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _check_alive(self) -> None:
+        """The file is still the one that was opened: a folder may be deleted or unmounted."""
+        with suppress(OSError):
+            if self._inode is None or self._path.stat().st_ino == self._inode:
+                return
+        raise StoreError(f"{self._path} has vanished")
+
+    def _pragma(self, name: str) -> int:
+        value: int = self._db.execute(f"PRAGMA {name}").fetchone()[0]
+        return value
