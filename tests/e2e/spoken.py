@@ -36,6 +36,19 @@ def calls_of(pairs: Iterable[tuple[str, Any]]) -> Calls:
     return tuple((name, json.dumps(a, sort_keys=True)) for name, a in parsed)
 
 
+def _complete(arguments: str) -> bool:
+    """Whether a call's arguments came to their end.
+
+    Arguments are streamed as they are written, so a stream also shows the beginning of a call that
+    is cut off or turns out to be no call. That beginning is never JSON, and no answer has the call.
+    """
+    try:
+        json.loads(arguments)
+    except json.JSONDecodeError:
+        return False
+    return True
+
+
 async def chat(sdk: AsyncOpenAI, **body: Any) -> Spoken:
     """Through /v1/chat/completions, whole."""
     answer = await sdk.chat.completions.create(**body)
@@ -69,7 +82,7 @@ async def chat_streamed(sdk: AsyncOpenAI, **body: Any) -> Spoken:
                 call[0] += piece.function.name or ""
                 call[1] += piece.function.arguments or ""
             end = choice.finish_reason or ""
-    pairs = [(name, arguments) for name, arguments in calls.values()]
+    pairs = [(name, arguments) for name, arguments in calls.values() if _complete(arguments)]
     return Spoken(reasoning, text, calls_of(pairs), end, tokens)
 
 
@@ -95,11 +108,19 @@ async def messages(sdk: AsyncAnthropic, **body: Any) -> Spoken:
 async def messages_streamed(sdk: AsyncAnthropic, **body: Any) -> Spoken:
     """Through /v1/messages, folded by the SDK, and held against the deltas."""
     text = ""
+    arguments: dict[int, str] = {}
     async with sdk.messages.stream(**body) as stream:
         async for event in stream:
-            if event.type == "content_block_delta" and event.delta.type == "text_delta":
+            if event.type == "content_block_start" and event.content_block.type == "tool_use":
+                arguments[event.index] = ""
+            elif event.type == "content_block_delta" and event.delta.type == "text_delta":
                 text += event.delta.text
-        spoken = _message(await stream.get_final_message())
+            elif event.type == "content_block_delta" and event.delta.type == "input_json_delta":
+                arguments[event.index] += event.delta.partial_json
+        message = await stream.get_final_message()
+    begun = {index for index, each in arguments.items() if not _complete(each)}
+    message.content = [each for n, each in enumerate(message.content) if n not in begun]
+    spoken = _message(message)
     assert spoken.text == text
     return spoken
 
@@ -107,7 +128,9 @@ async def messages_streamed(sdk: AsyncAnthropic, **body: Any) -> Spoken:
 def _response(response: Any) -> Spoken:
     thoughts = [item for item in response.output if item.type == "reasoning"]
     said = [item for item in response.output if item.type == "message"]
-    calls = [item for item in response.output if item.type == "function_call"]
+    begun = [item for item in response.output if item.type == "function_call"]
+    calls = [item for item in begun if item.status == "completed"]
+    assert not any(_complete(item.arguments) for item in begun if item not in calls)
     complete = "tool_calls" if calls else "stop"
     return Spoken(
         "".join(part.text for item in thoughts for part in item.content or ()),
@@ -140,6 +163,7 @@ async def responses_streamed(sdk: AsyncOpenAI, **body: Any) -> Spoken:
     assert last.type in ("response.completed", "response.incomplete")
     spoken = _response(last.response)
     assert (spoken.text, spoken.reasoning) == (text, reasoning)
-    streamed = [json.dumps(json.loads(each), sort_keys=True) for each in arguments.values()]
+    complete = filter(_complete, arguments.values())
+    streamed = [json.dumps(json.loads(each), sort_keys=True) for each in complete]
     assert [each for _, each in spoken.calls] == streamed
     return spoken

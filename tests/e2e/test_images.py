@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import io
 import json
 import random
@@ -479,20 +478,19 @@ class TestCompany:
             except AssertionError as error:
                 raise AssertionError(f"under {name}") from error
 
-    def test_a_client_that_goes_away_while_its_pictures_are_read(
-        self, child: Child, client: Client
-    ) -> None:
+    async def test_a_client_that_goes_away_while_its_pictures_are_read(self, child: Child) -> None:
         shown = [image(data_url(noise(96, seed))) for seed in range(60)]
         body = {"messages": [{"role": "user", "content": shown}], "max_tokens": 1, "stream": True}
+        aborted, steps = 'quire_sequences_finished_total{reason="abort"}', "quire_steps_total"
         before = metrics(child)
-        with contextlib.suppress(httpx.ReadTimeout):
-            answer = client.http.post(CHAT, json=body, timeout=0.7)
-            raise AssertionError(f"it was read before its client went away: {answer.text}")
-        assert child.wait_idle() < 2
-        after = metrics(child)
-        aborted = 'quire_sequences_finished_total{reason="abort"}'
-        assert after[aborted] == before.get(aborted, 0) + 1
-        assert after["quire_steps_total"] > before["quire_steps_total"], "nothing had been read"
+        async with httpx.AsyncClient(base_url=child.url, timeout=60) as http:
+            asked = asyncio.create_task(http.post(CHAT, json=body))
+            while metrics(child)[steps] == before[steps]:
+                assert not asked.done(), asked.result().text
+                await asyncio.sleep(0.01)
+            asked.cancel()
+        await asyncio.to_thread(child.wait_idle)
+        assert metrics(child)[aborted] == before.get(aborted, 0) + 1
 
 
 def metrics(child: Child) -> dict[str, float]:
@@ -562,14 +560,7 @@ class TestWrittenMarks:
         shown = {"role": "user", "content": [*written.head, image(data_url(SMALL)), *written.tail]}
         fields: Any = {"tools": written.tools} if written.tools else {}
         ids = tokenize(client, [*written.before, shown], **fields)
-        found = runs(ids, mark)
-        assert found.count(SOFT) == 1
-        without = json.loads(json.dumps([*written.before, shown]).replace(MARK, "the image"))
-        plain: Any = json.loads(json.dumps(fields).replace(MARK, "the image"))
-        assert runs(tokenize(client, without, **plain), mark) == [SOFT]
-        marks = json.dumps([written.before, written.head, written.tail, written.tools])
-        shown_marks = marks.count(MARK) if place != "thought" else sum(found) - SOFT
-        assert sum(found) == SOFT + shown_marks
+        assert runs(ids, mark) == [SOFT]
 
     @pytest.mark.parametrize("place", WRITTEN)
     def test_the_image_is_seen(self, client: Client, place: str) -> None:
@@ -589,7 +580,7 @@ class TestWrittenMarks:
         fields: Any = {"tools": written.tools} if written.tools else {}
         messages = [*written.before, message]
         ids = tokenize(client, messages, **fields)
-        assert sum(runs(ids, mark)) <= json.dumps([messages, fields]).count(MARK)
+        assert runs(ids, mark) == []
         answer = client.post(CHAT, messages=messages, max_tokens=4, temperature=0, **fields)
         assert answer.status_code == 200, answer.text
         assert answer.json()["usage"]["prompt_tokens"] == len(ids)

@@ -107,6 +107,17 @@ def test_ctrl_c_while_loading(tmp_path: Path) -> None:
     assert not engine.is_running()
 
 
+def test_ctrl_c_as_soon_as_it_serves(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "quire", "serve", "--port", "0", "--log-level", "warning"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, process_group=0)
+    _wait_for(log, "quire serves")  # the web server is about to start
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 0
+    assert len(log.read_text().splitlines()) == 1, log.read_text()
+
+
 def test_a_bad_model_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "mamba9"}')
     command = [sys.executable, "-m", "quire", "serve", str(tmp_path), "--port", "0"]

@@ -15,7 +15,7 @@ import uvicorn
 from quire.api.app import build_app
 from quire.api.connections import PatientProtocol
 from quire.api.reading import ReadingContext
-from quire.api.stopping import StoppingServer
+from quire.api.stopping import StoppingServer, ToldToStop, unless_told_to_stop
 from quire.core.config import EngineConfig, ServerConfig
 from quire.core.errors import QuireError
 from quire.serving.assembly import assemble
@@ -29,6 +29,8 @@ _BYTES_A_PIXEL = 20  # of an image in work: as stored, with its transparency, on
 def serve(engine: EngineConfig, config: ServerConfig, worker: str = WORKER) -> int:
     """Serves until interrupted; 1 if the engine broke down.
 
+    A signal that comes before it serves gives 128 and the signal's number.
+
     Args:
         worker: see `ProcessEngine.start`.
 
@@ -39,7 +41,10 @@ def serve(engine: EngineConfig, config: ServerConfig, worker: str = WORKER) -> i
         contextlib.closing(_bind(config)) as listener,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
-        return runner.run(_serve(engine, config, listener, worker))
+        try:
+            return runner.run(_serve(engine, config, listener, worker))
+        except ToldToStop as told:
+            return 128 + told.number
 
 
 def _bind(config: ServerConfig) -> socket.socket:
@@ -62,9 +67,10 @@ def _bind(config: ServerConfig) -> socket.socket:
 async def _serve(
     engine: EngineConfig, config: ServerConfig, listener: socket.socket, worker: str
 ) -> int:
-    client = await ProcessEngine.start(
+    starting = ProcessEngine.start(
         engine, config.log_level, worker, patience_s=config.engine_timeout_s
     )
+    client = await unless_told_to_stop(starting)
     name = config.served_name or engine.model
     if config.signing_key is None:  # one for all processes
         config = replace(config, signing_key=secrets.token_hex(32))

@@ -7,7 +7,8 @@ import contextlib
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -16,6 +17,40 @@ from quire.serving.engine_client import ProcessEngine
 _LAST_WRITES_S = 2.0
 """For the errors of answers that were ended to be written, to readers that read."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+Result = TypeVar("Result")
+
+
+class ToldToStop(Exception):
+    """A signal came before the server ran. `number` is the signal's."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(number.name)
+        self.number = number
+
+
+async def unless_told_to_stop(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Awaits what comes before the server runs; SIGINT and SIGTERM cancel it.
+
+    From here on the event loop takes the signals. One that comes after the return and before
+    `StoppingServer` runs waits for the loop, which then hands it to the server.
+
+    Raises:
+        ToldToStop: it was cancelled.
+    """
+    task, told = asyncio.ensure_future(coroutine), list[signal.Signals]()
+
+    def stop(number: signal.Signals) -> None:
+        told.append(number)
+        task.cancel()
+
+    for number in _SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if told:
+            raise ToldToStop(told[0]) from None
+        raise
 
 
 class StoppingServer(uvicorn.Server):
@@ -30,6 +65,7 @@ class StoppingServer(uvicorn.Server):
         super().__init__(config)
         self._client = client
         self._grace_s = grace_s
+        self._told_at_start = False
         self._now = asyncio.Event()
 
     @contextlib.contextmanager
@@ -45,7 +81,15 @@ class StoppingServer(uvicorn.Server):
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)  # there is nothing left to be stopped
 
+    async def main_loop(self) -> None:
+        """Serves until told to stop."""
+        self.should_exit |= self._told_at_start
+        await super().main_loop()
+
     def _told(self) -> None:
+        if not self.started:
+            self._told_at_start = True  # a start that is begun is finished, so that all is undone
+            return
         if self.should_exit:
             self._now.set()
             return

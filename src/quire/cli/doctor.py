@@ -60,9 +60,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Prints what was found; 1 if something is wrong."""
     logging.disable(logging.WARNING)  # what is logged at opening is said here
-    findings = [*_machine(), *_model(args.model)]
-    if args.kv_disk is not None:
-        findings.append(_disk(args.kv_disk.expanduser(), args.kv_disk_size))
+    try:
+        findings = [*_machine(), *_model(args.model)]
+        if args.kv_disk is not None:
+            findings.append(_disk(args.kv_disk.expanduser(), args.kv_disk_size))
+    finally:
+        logging.disable(logging.NOTSET)
     if args.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:

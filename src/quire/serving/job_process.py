@@ -51,7 +51,8 @@ def main() -> None:
     opened = opening.opener()
     gc.collect()
     gc.freeze()  # children share these pages as long as nobody writes to them
-    control.sendall(framed(True))
+    with contextlib.suppress(BrokenPipeError):  # the server has ended meanwhile
+        control.sendall(framed(True))
     _Nursery(control, opened, opening.limits).run()
 
 

@@ -271,7 +271,7 @@ def _complete(block: WireEvent, text: str) -> bool:
     match block["type"]:
         case "tool_use":
             try:
-                block["input"] = json.loads(text) if text else {}
+                block["input"] = json.loads(text)
             except ValueError:
                 return False
         case "text":
