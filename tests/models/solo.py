@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
+import numpy.typing as npt
 
 from quire.cache.specs import ChunkedKV, LayerSpec, RecurrentState, SharedKV, WindowKV
 from quire.core.media import MediaItem, PlacedMedia
@@ -37,6 +38,7 @@ class SoloStep:
     Args:
         media: what an encoder made of the images.
         images: where they are.
+        positions: of the tokens, where they are not their indices.
     """
 
     def __init__(
@@ -45,9 +47,11 @@ class SoloStep:
         tokens: list[int],
         media: MediaRows | None = None,
         images: Sequence[PlacedMedia] = (),
+        positions: npt.NDArray[np.int32] | None = None,
     ) -> None:
         self.tokens = mx.array(tokens, dtype=mx.int32)
-        self.positions = mx.arange(len(tokens), dtype=mx.int32)
+        places = np.arange(len(tokens), dtype=np.int32)
+        self.positions = mx.array(places if positions is None else positions)
         self.media = media
         ends = list(range(1, len(tokens) + 1))
         for image in images:
@@ -121,7 +125,8 @@ def solo_logits(
 ) -> mx.array:
     """Logits `[len(tokens), vocab]` of one sequence computed at once."""
     media = media_rows(model, images) if images else None
-    return model.logits(model(SoloStep(model.layout, tokens, media, images)))
+    positions = model.positions(tokens, images)
+    return model.logits(model(SoloStep(model.layout, tokens, media, images, positions)))
 
 
 def picture(rows: int, columns: int, values: int, tokens: int) -> MediaItem:
@@ -132,9 +137,14 @@ def picture(rows: int, columns: int, values: int, tokens: int) -> MediaItem:
     return MediaItem("image", pixels.tobytes(), (rows, columns), tokens, b"")
 
 
+def encoded(encoder: MediaEncoder, item: MediaItem) -> tuple[mx.array, ...]:
+    """What an encoder makes of an item, `[tokens, hidden]` for each of its levels."""
+    return encoder(mx.array(np.frombuffer(item.features, np.uint8)), item.shape)
+
+
 def image_features(vision: MediaEncoder, image: MediaItem) -> mx.array:
-    """What the encoder makes of an image, `[tokens, hidden]`."""
-    (rows,) = vision(mx.array(np.frombuffer(image.features, np.uint8)), image.shape)
+    """What an encoder of one level makes of an image, `[tokens, hidden]`."""
+    (rows,) = encoded(vision, image)
     return rows
 
 
@@ -145,8 +155,11 @@ def marked_rows(images: Sequence[PlacedMedia]) -> mx.array:
 
 def media_rows(model: LanguageModel, images: Sequence[PlacedMedia]) -> MediaRows:
     """The rows of a whole sequence that stand for images."""
-    values = [image_features(model.encoders["image"], each.item) for each in images]
-    return MediaRows(marked_rows(images), mx.concatenate(values))
+    levels = zip(
+        *(encoded(model.encoders[each.item.kind], each.item) for each in images), strict=True
+    )
+    values, *deeper = (mx.concatenate(list(level)) for level in levels)
+    return MediaRows(marked_rows(images), values, tuple(deeper))
 
 
 def greedy_choices(model: LanguageModel, prompt: list[int], answer: list[int]) -> list[int]:

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import pytest
 
 from quire.core.errors import ModelError, RequestError
-from quire.models import gemma4_vision
+from quire.models import encoder_attention
 from quire.models.base import MediaEncoder
 from quire.models.gemma4_vision import Gemma4VisionArguments
 from quire.models.loader import open_model
@@ -194,7 +194,7 @@ def test_attention_in_tiles_is_attention_at_once(
     vision = _vision(tmp_path / "model", config, random_weights(config))
     image = picture(10, 12, values=48, tokens=30)
     at_once = image_features(vision, image)
-    monkeypatch.setattr(gemma4_vision, "_SCORE_BYTES", 7 * 3 * 120 * 4)  # seven rows
+    monkeypatch.setattr(encoder_attention, "_SCORE_BYTES", 7 * 3 * 120 * 4)  # seven rows
     assert _differ(image_features(vision, image), at_once) < 1e-5
 
 

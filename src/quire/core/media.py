@@ -6,6 +6,22 @@ import hashlib
 from dataclasses import dataclass
 
 
+@dataclass(frozen=True, slots=True)
+class Colours:
+    """What a model takes for a colour: `(byte / 255 - mean) / std`, of red, green and blue."""
+
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+RAW_COLOURS = Colours((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+"""From 0 to 1."""
+CLIP_COLOURS = Colours((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+"""Those of CLIP (arXiv:2103.00020)."""
+EVEN_COLOURS = Colours((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+"""From -1 to 1."""
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class MediaItem:
     """An image, or another piece of media, as the encoder of its kind takes it.
@@ -13,8 +29,8 @@ class MediaItem:
     Attributes:
         kind: "image", or another kind that has a processor and an encoder.
         features: what the encoder takes; of images uint8 `[rows * columns, size * size * 3]`: patch
-            after patch, row by row; within a patch row by row too, red, green and blue of each
-            pixel together.
+            after patch, in the order that the encoder wants; within a patch row by row, red, green
+            and blue of each pixel together.
         shape: of the features, as the kind counts it; of images rows and columns of patches.
         tokens: placeholders in a prompt, as many as the encoder makes rows.
         digest: of kind, features and shape: equal ones stand for equal rows.

@@ -48,7 +48,8 @@ class MediaRows:
     Attributes:
         rows: `[M]` int32, among the step's T.
         values: `[M, hidden]`.
-        deeper: further arrays `[M, hidden]` of an encoder of several levels.
+        deeper: further arrays `[M, hidden]` of an encoder of several levels: the first is added
+            behind the decoder's first layer, and so on.
     """
 
     rows: mx.array
@@ -59,6 +60,12 @@ class MediaRows:
         """The embeddings of all rows `[T, hidden]`, with the encoder's in their places."""
         embeddings[self.rows] = self.values.astype(embeddings.dtype)
         return embeddings
+
+    def deepened(self, hidden: mx.array, layer: int) -> mx.array:
+        """What a layer gives, `[T, hidden]`, with the array that is added behind it."""
+        if layer >= len(self.deeper):
+            return hidden
+        return hidden.at[self.rows].add(self.deeper[layer].astype(hidden.dtype))
 
 
 class Step(Protocol):
@@ -145,7 +152,7 @@ class MediaEncoder(Module):
         """uint8 `[feature_bytes]`, as in `MediaItem`, to arrays `[rows, hidden]`.
 
         The first takes the place of the placeholders' embeddings. An encoder of several levels
-        (DeepStack, arXiv:2406.04334) gives more of them, which the decoder adds where it wants.
+        (DeepStack, arXiv:2406.04334) gives more of them; see `MediaRows.deeper`.
         """
 
 

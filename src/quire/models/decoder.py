@@ -139,8 +139,10 @@ class Decoder(Module):
         if step.media is not None:
             x = step.media.placed(x)
         rotate = {kind: rope(step.positions) for kind, rope in self._ropes}
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             x = layer(x, step, rotate)
+            if step.media is not None:
+                x = step.media.deepened(x, index)
         y: mx.array = self.norm(x)
         return y
 

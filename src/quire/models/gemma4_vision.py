@@ -15,17 +15,15 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.core.errors import ModelError, RequestError
-from quire.device.device import current_device
 from quire.models.arguments import read_arguments, require
 from quire.models.base import MediaEncoder, Module
+from quire.models.encoder_attention import attend
 from quire.models.layers import ACTIVATIONS, GATES
 from quire.models.norm import RMSNorm, unweighted_norm
 from quire.models.rope import Rope, RopeParameters, Rotate
 
 CLIP_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 """What a clipped linear layer has beside its weight. Checkpoints may carry them unused."""
-
-_SCORE_BYTES = 16 << 20  # of attention's scores at once, where MLX writes them out
 
 
 @dataclass(frozen=True)
@@ -154,20 +152,7 @@ class Attention(Module):
         q = rotate(self.q_norm(self.q_proj(x).reshape(n, self._heads, dim)))
         k = rotate(self.k_norm(self.k_proj(x).reshape(n, self._kv_heads, dim)))
         v = self._v_norm(self.v_proj(x).reshape(n, self._kv_heads, dim))
-        return self.o_proj(_attend(q, k, v).reshape(n, -1))
-
-
-def _attend(q: mx.array, k: mx.array, v: mx.array) -> mx.array:
-    """All rows over all rows, `[N, heads, head_dim]`; where MLX writes scores out, in tiles."""
-    n, heads, _ = q.shape
-    q, k, v = (x.swapaxes(0, 1)[None] for x in (q, k, v))
-    tile = max(1, _SCORE_BYTES // (heads * n * 4)) if not current_device().fuses else n
-    parts: list[mx.array] = []
-    for start in range(0, n, tile):
-        # Each waits for the one before, so that one tile's scores are in memory at a time.
-        rows = mx.depends([q[:, :, start : start + tile]], parts[-1:])[0]
-        parts.append(mx.fast.scaled_dot_product_attention(rows, k, v, scale=1.0))
-    return mx.concatenate(parts, axis=2)[0].swapaxes(0, 1)
+        return self.o_proj(attend(q[None], k[None], v[None], scale=1.0).reshape(n, -1))
 
 
 class MLP(Module):

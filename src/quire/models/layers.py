@@ -44,6 +44,11 @@ def _gelu(x: mx.array) -> mx.array:
     return (wide * (mx.erf(wide * _GELU_SCALE) + _ONE) * _HALF).astype(x.dtype)
 
 
+def _quick_gelu(x: mx.array) -> mx.array:
+    """GELU's approximation by a sigmoid (arXiv:1606.08415)."""
+    return x * mx.sigmoid(x * 1.702)
+
+
 def _squared_relu(x: mx.array) -> mx.array:
     return mx.square(mx.maximum(x, 0.0))
 
@@ -55,6 +60,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": nn.gelu_approx if _COMPILES else _gelu_tanh,
     "gelu": nn.gelu if _COMPILES else _gelu,
     "gelu_new": nn.gelu_approx if _COMPILES else _gelu_tanh,
+    "quick_gelu": _quick_gelu,
     "relu2": _squared_relu,
 }
 """The values of `hidden_act` and `hidden_activation` that are known."""

@@ -63,15 +63,16 @@ def translate(weights: Weights, whole: Description, names: Names) -> Weights:
     }
     if whole.tied_head:
         kept = {name: array for name, array in kept.items() if not name.startswith("lm_head.")}
-    renamed = {_renamed(name, names.renamed): array for name, array in kept.items()}
-    ready = stack_experts(_split(renamed, names.fused))
+    named = {renamed(name, names.renamed): array for name, array in kept.items()}
+    ready = stack_experts(_split(named, names.fused))
     for name, array in ready.items():
         if name.endswith(names.less_one):
             ready[name] = array + 1.0
     return ready
 
 
-def _renamed(name: str, parts: Mapping[str, str]) -> str:
+def renamed(name: str, parts: Mapping[str, str]) -> str:
+    """The name with its parts named as here, see `Names.renamed`."""
     if not parts:
         return name
     longest_first = sorted(parts, key=len, reverse=True)

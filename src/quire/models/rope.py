@@ -37,7 +37,8 @@ class RopeParameters:
     """The keys of `rope_parameters` (transformers 5) or of `rope_theta` and `rope_scaling` (4).
 
     Attributes:
-        rope_type: one of `KINDS`.
+        rope_type: one of `KINDS`; or "axial", of encoders: one half of the pairs turns with the
+            first of two positions, the other half, as fast, with the second.
         partial_rotary_factor: the share of a head's dimensions that is rotated.
         interleaved: neighbours are a pair, not an element of the first half and one of the second.
         factor: by how much the context was stretched.
@@ -49,7 +50,9 @@ class RopeParameters:
         longer: longrope: the context is longer than in training.
         alpha: dynamic: stretches all pairs by a larger base, whatever the length.
         mrope_section: how many pairs turn with time, height and width, where a token has three
-            positions; the pairs take turns (interleaved, as in Qwen3-VL).
+            positions (Qwen2-VL, arXiv:2409.12191).
+        mrope_interleaved: the pairs take turns, as in Qwen3-VL; else each position has its section
+            of them, one after the other.
     """
 
     rope_theta: float = 10000.0
@@ -73,6 +76,7 @@ class RopeParameters:
     longer: bool = False
     alpha: float | None = None
     mrope_section: tuple[int, ...] = ()
+    mrope_interleaved: bool = True
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *, partial: bool = False) -> RopeParameters:
@@ -120,8 +124,6 @@ class RopeParameters:
         check_types(cls, known)
         for name in ("mrope_section", "short_factor", "long_factor"):
             known[name] = tuple(known.get(name, ()))
-        if known["mrope_section"]:
-            require("mrope_interleaved", values.get("mrope_interleaved", True), (True,))
         return cls(**(known | {"rope_type": kind}))
 
 
@@ -142,7 +144,7 @@ class Rope:
         # `mx.fast.rope` wants reciprocals; a pair that stays as it is has an infinite one.
         with np.errstate(divide="ignore"):
             self._periods = mx.array(1.0 / frequencies, dtype=mx.float32)
-        self._axes = mx.array(_axes(len(frequencies), parameters.mrope_section))
+        self._axes = mx.array(_axes(len(frequencies), parameters))
         # The CUDA kernel of MLX 0.32.4 asks for too large a block when few pairs turn and rows are
         # many ("cudaGraphAddKernelNode ... invalid argument"; seen with 8 pairs and 130 rows).
         self._fused = current_device().fuses and self._dims >= 32
@@ -155,7 +157,7 @@ class Rope:
         included, in every call; sharing the angles between layers makes it half as long.
 
         Args:
-            positions: `[T]`, integers, or `[3, T]`: time, height and width.
+            positions: `[T]`, integers, or `[3, T]`: time, height and width; `[2, T]` if axial.
         """
         if self._fused and positions.ndim == 1:
             return self._kernel(positions)
@@ -232,9 +234,18 @@ def _rotate(y: mx.array, swapped: mx.array, cos: mx.array, sin: mx.array) -> mx.
 _turned = current_device().fused(_rotate)
 
 
-def _axes(pairs: int, section: tuple[int, ...]) -> list[int]:
-    """Which of the three positions turns each pair: height and width take every third pair."""
-    axes = [0] * pairs
+def _axes(pairs: int, p: RopeParameters) -> list[int]:
+    """Which of a token's positions turns each pair."""
+    section = p.mrope_section
+    if p.rope_type == "axial":
+        return [0] * (pairs // 2) + [1] * (pairs - pairs // 2)
+    if section and not p.mrope_interleaved:
+        if sum(section) != pairs:
+            raise ModelError(
+                f"config.json: mrope_section {list(section)} is not of the {pairs} pairs of a head"
+            )
+        return [axis for axis, count in enumerate(section) for _ in range(count)]
+    axes = [0] * pairs  # height and width take every third pair
     for axis in (1, 2) if section else ():
         for pair in range(axis, min(3 * section[axis], pairs), 3):
             axes[pair] = axis
@@ -252,6 +263,9 @@ def _frequencies(head_dim: int, p: RopeParameters) -> tuple[np.ndarray, float]:
         rotated = int(p.partial_rotary_factor * head_dim // 2)
         moving = p.rope_theta ** -(2.0 * np.arange(rotated) / head_dim) / p.factor
         return np.concatenate([moving, np.zeros(head_dim // 2 - rotated)]), 1.0
+    if p.rope_type == "axial":
+        half = p.rope_theta ** -(np.arange(0, head_dim // 2, 2) / (head_dim // 2))
+        return np.concatenate([half, half]), 1.0
     dims = int(head_dim * p.partial_rotary_factor)
     theta = p.rope_theta * (1.0 if p.alpha is None else p.alpha ** (dims / (dims - 2)))
     plain = theta ** -(np.arange(0, dims, 2) / dims)

@@ -9,6 +9,7 @@ from pathlib import Path
 from quire.core.folder import read_object
 from quire.media.processors.base import ImageProcessor, MediaProcessor, Settings
 from quire.media.processors.gemma4 import Gemma4ImageProcessor
+from quire.media.processors.qwen import QwenImageProcessor
 
 __all__ = ["IMAGE_PROCESSORS", "KINDS", "MediaProcessor", "open_processors"]
 
@@ -19,6 +20,10 @@ IMAGE_PROCESSORS: dict[str, Callable[[Settings, Settings], ImageProcessor]] = {
     "Gemma4ImageProcessor": Gemma4ImageProcessor.open,
     "Gemma4ImageProcessorFast": Gemma4ImageProcessor.open,
     "Gemma4ImageProcessorPil": Gemma4ImageProcessor.open,
+    "Qwen2VLImageProcessor": QwenImageProcessor.open,
+    "Qwen2VLImageProcessorFast": QwenImageProcessor.open,
+    "Qwen2VLImageProcessorPil": QwenImageProcessor.open,
+    "Qwen2_5_VLImageProcessor": QwenImageProcessor.open,
 }
 
 

@@ -6,6 +6,7 @@ The cache is there because a conversation's media comes again with each of its t
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +16,13 @@ import PIL.Image
 
 from quire.core.errors import ModelError
 from quire.core.lru import LruCache
-from quire.core.media import MediaItem
+from quire.core.media import RAW_COLOURS, Colours, MediaItem
 from quire.media.images import MAX_PIXELS, decode
 from quire.media.source import Detail
 
 CACHE_BYTES = 64 << 20
+
+_BICUBIC = 3
 
 ItemKey = tuple[str, bytes, Detail]
 """A kind, a file's digest, and how fine it was read."""
@@ -125,6 +128,41 @@ class MediaProcessor(ABC):
         Raises:
             RequestError: see `read`.
         """
+
+
+def check_pixels(settings: Settings, colours: Colours) -> None:
+    """Refuses settings under which a pixel would be something other than the model computes of it.
+
+    The model takes bytes, and scales them to `colours`.
+
+    Raises:
+        ModelError: naming the setting.
+    """
+    values = settings.values
+    for key in ("do_resize", "do_rescale", "do_convert_rgb"):
+        if values.get(key, True) is not True:
+            raise settings.error(key, "and only true is supported")
+    if values.get("resample", _BICUBIC) != _BICUBIC:
+        raise settings.error("resample", f"and only {_BICUBIC} (bicubic) is supported")
+    factor = values.get("rescale_factor", 1 / 255)
+    if not isinstance(factor, float) or not math.isclose(factor, 1 / 255):
+        raise settings.error("rescale_factor", "and only 1/255 is supported")
+    raw = colours == RAW_COLOURS
+    if not values.get("do_normalize", not raw):
+        if not raw:
+            raise settings.error("do_normalize", "and only true is supported")
+        return
+    for key, wanted in (("image_mean", colours.mean), ("image_std", colours.std)):
+        if not _is_colour(values.get(key, wanted), wanted):
+            raise settings.error(key, f"and only {list(wanted)} is supported")
+
+
+def _is_colour(value: Any, wanted: tuple[float, float, float]) -> bool:
+    """Whether a setting says this of red, green and blue: with one number, or with three."""
+    numbers = value if isinstance(value, list | tuple) else [value] * 3
+    if len(numbers) != 3 or not all(isinstance(each, int | float) for each in numbers):
+        return False
+    return all(math.isclose(a, b, rel_tol=1e-6) for a, b in zip(numbers, wanted, strict=True))
 
 
 class ImageProcessor(MediaProcessor):

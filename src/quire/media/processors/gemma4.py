@@ -12,14 +12,18 @@ import math
 import numpy as np
 import PIL.Image
 
-from quire.core.media import MediaItem
-from quire.media.processors.base import CACHE_BYTES, ImageProcessor, Placeholders, Settings
+from quire.core.media import RAW_COLOURS, MediaItem
+from quire.media.processors.base import (
+    CACHE_BYTES,
+    ImageProcessor,
+    Placeholders,
+    Settings,
+    check_pixels,
+)
 from quire.media.source import Detail, refusal
 
 BUDGETS = (70, 140, 280, 560, 1120)
 """Soft tokens that a picture may be given: those that the model was trained with."""
-
-_BICUBIC = 3
 
 
 def fitted(
@@ -75,7 +79,7 @@ class Gemma4ImageProcessor(ImageProcessor):
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
-        _check_pixels(settings)
+        check_pixels(settings, RAW_COLOURS)
         tokens = settings.integer("max_soft_tokens", 280)
         if tokens not in BUDGETS:
             raise settings.error("max_soft_tokens", f"not one of {', '.join(map(str, BUDGETS))}")
@@ -103,20 +107,3 @@ class Gemma4ImageProcessor(ImageProcessor):
         grid = np.asarray(picture).reshape(rows, self._patch, columns, self._patch, 3)
         pixels = grid.transpose(0, 2, 1, 3, 4).tobytes()  # [rows, columns, patch, patch, 3]
         return MediaItem.of("image", pixels, (rows, columns), rows * columns // self._pooling**2)
-
-
-def _check_pixels(settings: Settings) -> None:
-    """Refuses settings under which a pixel would be something other than its byte over 255."""
-    values = settings.values
-    for key in ("do_resize", "do_rescale", "do_convert_rgb"):
-        if values.get(key, True) is not True:
-            raise settings.error(key, "and only true is supported")
-    if values.get("resample", _BICUBIC) != _BICUBIC:
-        raise settings.error("resample", f"and only {_BICUBIC} (bicubic) is supported")
-    factor = values.get("rescale_factor", 1 / 255)
-    if not isinstance(factor, float) or not math.isclose(factor, 1 / 255):
-        raise settings.error("rescale_factor", "and only 1/255 is supported")
-    if values.get("do_normalize", False):
-        for key, neutral in (("image_mean", 0), ("image_std", 1)):
-            if values.get(key, neutral) not in (neutral, [neutral] * 3):
-                raise settings.error(key, f"and with do_normalize only {neutral} is supported")

@@ -157,15 +157,10 @@ def with_dense(
     )
 
 
-def decoder(
-    s: Settings,
-    layers: tuple[Layer, ...],
-    names: Names | None = None,
-    *,
-    tied: bool = False,
-    **changes: Any,
-) -> DecoderModel:
-    """The model of these layers, its other parts as usual.
+def described(
+    s: Settings, layers: tuple[Layer, ...], *, tied: bool = False, **changes: Any
+) -> Description:
+    """The decoder of these layers, its other parts as usual.
 
     Args:
         tied: whether the head is the embedding table where the configuration does not say.
@@ -178,4 +173,11 @@ def decoder(
         tied_head=s.flag("tie_word_embeddings", default=tied),
     )
     s.refuse_unasked()
-    return DecoderModel(replace(usual, **changes), names or Names())
+    return replace(usual, **changes)
+
+
+def decoder(
+    s: Settings, layers: tuple[Layer, ...], names: Names | None = None, **changes: Any
+) -> DecoderModel:
+    """The model of what is `described`."""
+    return DecoderModel(described(s, layers, **changes), names or Names())

@@ -27,15 +27,18 @@ from quire.models.families.common import (
 from quire.models.gated_delta import GatedDelta
 from quire.models.moe import SoftmaxRouter
 from quire.models.names import Names, Weights
-from quire.models.rope import RopeParameters
 from quire.models.settings import FULL, SLIDING, Settings
 
 LINEAR = "linear_attention"
 
 
 def qwen2(s: Settings) -> LanguageModel:
+    return decoder(s, qwen2_layers(s))
+
+
+def qwen2_layers(s: Settings) -> tuple[Layer, ...]:
     usual = attention(s, qkv_bias=True, out_bias=False)
-    return decoder(s, _windowed(s, usual, mlp(s, bias=False)))
+    return _windowed(s, usual, mlp(s, bias=False))
 
 
 def qwen2_moe(s: Settings) -> LanguageModel:
@@ -47,13 +50,21 @@ def qwen2_moe(s: Settings) -> LanguageModel:
 
 
 def qwen3(s: Settings) -> LanguageModel:
-    return decoder(s, _windowed(s, attention(s, qk_norm=QKNorm(rms(s))), mlp(s, bias=False)))
+    return decoder(s, qwen3_layers(s))
+
+
+def qwen3_layers(s: Settings) -> tuple[Layer, ...]:
+    return _windowed(s, attention(s, qk_norm=QKNorm(rms(s))), mlp(s, bias=False))
 
 
 def qwen3_moe(s: Settings) -> LanguageModel:
+    return decoder(s, qwen3_moe_layers(s))
+
+
+def qwen3_moe_layers(s: Settings) -> tuple[Layer, ...]:
     # All layers have the window, if there is one: `max_window_layers` counts for nothing.
     usual = attention(s, qk_norm=QKNorm(rms(s)), window=_window(s))
-    return decoder(s, _with_dense(s, alike(s, usual, softmax_mixture(s))))
+    return _with_dense(s, alike(s, usual, softmax_mixture(s)))
 
 
 def _window(s: Settings) -> int | None:
@@ -77,17 +88,15 @@ def _with_dense(s: Settings, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
 
 
 def qwen3_5(s: Settings) -> LanguageModel:
-    """Three layers of a gated delta net, one of gated attention; the vision encoder is left out."""
-    # A multimodal file says at its top whether the head is tied.
-    text = s.within("text_config")
-    if not text.has("tie_word_embeddings"):
-        text = text.changed(tie_word_embeddings=s.flag("tie_word_embeddings", default=False))
-    norm = rms(text)
-    full = attention(text, rope=_three_axes(text), qk_norm=QKNorm(norm), output_gate=True)
-    mixers: dict[str, Mixer] = {FULL: full, LINEAR: _delta(text)}
-    layers = by_type(_hybrid_types(text), mixers, _qwen3_5_block(text))
-    names = Names(unused=("visual.", "vision_tower.", "mtp."), prepare=_as_converted)
-    return decoder(text, layers, names)
+    return decoder(s, qwen3_5_layers(s), replace(QWEN3_5_NAMES, unused=("visual.", "mtp.")))
+
+
+def qwen3_5_layers(s: Settings) -> tuple[Layer, ...]:
+    """Three layers of a gated delta net, one of gated attention."""
+    rope = with_axes(s, (11, 11, 10)).rope(partial=0.25)
+    full = attention(s, rope=rope, qk_norm=QKNorm(rms(s)), output_gate=True)
+    mixers: dict[str, Mixer] = {FULL: full, LINEAR: _delta(s)}
+    return by_type(_hybrid_types(s), mixers, _qwen3_5_block(s))
 
 
 def qwen3_next(s: Settings) -> LanguageModel:
@@ -130,10 +139,20 @@ def _apart(weights: Weights, delta: GatedDelta) -> Weights:
     return ready
 
 
-def _three_axes(s: Settings) -> RopeParameters:
+def with_axes(s: Settings, section: tuple[int, int, int], *, interleaved: bool = True) -> Settings:
+    """The same where tokens have three positions, see `RopeParameters.mrope_section`.
+
+    Args:
+        section: where the configuration has none.
+    """
     given: dict[str, Any] = s.values.get("rope_parameters") or s.values.get("rope_scaling") or {}
-    usual = {"mrope_section": (11, 11, 10)}
-    return s.changed(rope_parameters=usual | given, rope_scaling=None).rope(partial=0.25)
+    kind = given.get("rope_type") or given.get("type")
+    rope = {"mrope_section": section} | given
+    rope |= {
+        "rope_type": "default" if kind in (None, "mrope") else kind,
+        "mrope_interleaved": interleaved,
+    }
+    return s.changed(rope_parameters=rope, rope_scaling=None)
 
 
 def _delta(s: Settings) -> GatedDelta:
@@ -206,14 +225,15 @@ def _converted(weights: Weights) -> bool:
     return any(name.startswith("language_model.model.") for name in weights)  # MLX's prefix
 
 
+QWEN3_5_NAMES = Names(unused=("mtp.",), prepare=_as_converted)
+
+
 FAMILIES = (
     Family("qwen2", "Qwen2, Qwen2.5, QwQ", qwen2),
     Family("qwen2_moe", "Qwen1.5-MoE, Qwen2-MoE", qwen2_moe),
     Family("qwen3", "Qwen3", qwen3),
     Family("qwen3_moe", "Qwen3-MoE, Qwen3-Coder", qwen3_moe),
     Family("qwen3_next", "Qwen3-Next, Qwen3-Coder-Next", qwen3_next),
-    Family("qwen3_5", "Qwen3.5, text", qwen3_5),
     Family("qwen3_5_text", "Qwen3.5, text", qwen3_5),
-    Family("qwen3_5_moe", "Qwen3.5-MoE, text", qwen3_5),
     Family("qwen3_5_moe_text", "Qwen3.5-MoE, text", qwen3_5),
 )

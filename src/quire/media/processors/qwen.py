@@ -1,0 +1,152 @@
+"""Qwen2-VL to Qwen3.5: pictures of any shape, as many patches as their pixels ask for.
+
+A picture keeps its aspect ratio, but for the rounding of each side to whole squares of
+`merge * merge` patches; a square becomes one row. The pixels equal those of transformers'
+`Qwen2VLImageProcessorPil`, but stay uint8: the model scales them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+
+from quire.core.media import CLIP_COLOURS, EVEN_COLOURS, Colours, MediaItem
+from quire.media.processors.base import (
+    CACHE_BYTES,
+    ImageProcessor,
+    Placeholders,
+    Settings,
+    check_pixels,
+)
+from quire.media.source import Detail, refusal
+
+LOW_DETAIL = 256
+"""Rows of a picture of low detail: the least that Qwen2-VL's card recommends."""
+
+_MOST_STRETCHED = 200
+"""The longer side over the shorter one."""
+
+_EVEN = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+
+
+def fitted(height: int, width: int, cell: int, least: int, most: int) -> tuple[int, int]:
+    """The height and width in pixels that a picture is resized to.
+
+    Both are multiples of `cell`, and there are `least` to `most` pixels, as far as that goes.
+    """
+    rows, columns = round(height / cell), round(width / cell)
+    if rows * columns * cell**2 > most:
+        shrink = math.sqrt(height * width / most)
+        rows, columns = (max(1, math.floor(side / shrink / cell)) for side in (height, width))
+    elif rows * columns * cell**2 < least:
+        grow = math.sqrt(least / (height * width))
+        rows, columns = (math.ceil(side * grow / cell) for side in (height, width))
+    return rows * cell, columns * cell
+
+
+def patches(frames: npt.NDArray[np.uint8], patch: int, merge: int) -> npt.NDArray[np.uint8]:
+    """Frames `[frames, height, width, 3]` cut up: `[rows, columns, frames, patch, patch, 3]`.
+
+    Squares come row by row, and so do the patches within a square; the first two axes are one.
+    """
+    count, height, width, _ = frames.shape
+    down, across = height // patch // merge, width // patch // merge
+    grid = frames.reshape(count, down, merge, patch, across, merge, patch, 3)
+    cut = grid.transpose(1, 4, 2, 5, 0, 3, 6, 7)
+    return cut.reshape(-1, count, patch, patch, 3)
+
+
+class QwenImageProcessor(ImageProcessor):
+    """The image processor of Qwen2-VL and its heirs.
+
+    Args:
+        patch: pixels on a patch's side.
+        merge: patches on the side of a square.
+        pixels: the least and the most that a picture is brought to.
+    """
+
+    def __init__(
+        self,
+        placeholders: Placeholders,
+        *,
+        patch: int,
+        merge: int,
+        pixels: tuple[int, int],
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        super().__init__(placeholders, cache_bytes=cache_bytes)
+        self._patch = patch
+        self._merge = merge
+        self._pixels = pixels
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value is missing, or asks for pixels other than this computes.
+        """
+        check_pixels(settings, _colours(config))
+        return cls(
+            # Chat templates write what goes around a picture.
+            Placeholders(token=config.integer("image_token_id", least=0)),
+            patch=settings.integer("patch_size", 14),
+            merge=settings.integer("merge_size", 2),
+            pixels=pixel_bounds(settings, 56 * 56, 28 * 28 * 1280),
+        )
+
+    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+        cell = self._patch * self._merge
+        long, short = max(picture.size), min(picture.size)
+        if long > _MOST_STRETCHED * short:
+            shape = f"{picture.width} x {picture.height} pixels"
+            raise refusal(param, f"of its {shape} one side is over {_MOST_STRETCHED} of the other")
+        least, most = self._pixels
+        if detail == "low":
+            most = max(least, min(most, LOW_DETAIL * cell**2))
+        height, width = fitted(picture.height, picture.width, cell, least, most)
+        if (width, height) != picture.size:
+            picture = picture.resize((width, height), PIL.Image.Resampling.BICUBIC)
+        rows, columns = height // self._patch, width // self._patch
+        cut = patches(np.asarray(picture)[None], self._patch, self._merge)
+        tokens = rows * columns // self._merge**2
+        return MediaItem.of("image", cut.tobytes(), (rows, columns), tokens, bidirectional=False)
+
+
+def _colours(config: Settings) -> Colours:
+    """What the encoder of this model takes for a colour."""
+    return EVEN_COLOURS if config.values.get("model_type") in _EVEN else CLIP_COLOURS
+
+
+def pixel_bounds(settings: Settings, least: int, most: int) -> tuple[int, int]:
+    """The least and the most pixels, in any of the spellings that the settings have had.
+
+    Args:
+        least, most: where the settings do not say.
+    """
+    size = settings.values.get("size")
+    within = (
+        Settings(settings.path, f"{settings.prefix}size.", size) if isinstance(size, dict) else None
+    )
+    bounds = []
+    for old, new, usual in (
+        ("min_pixels", "shortest_edge", least),
+        ("max_pixels", "longest_edge", most),
+    ):
+        if settings.values.get(old) is not None:
+            bounds.append(settings.integer(old))
+        elif within is not None and within.values.get(new) is not None:
+            bounds.append(within.integer(new))
+        elif within is not None and within.values.get(old) is not None:
+            bounds.append(within.integer(old))
+        else:
+            bounds.append(usual)
+    if bounds[0] > bounds[1]:
+        raise settings.error(
+            "size", f"of which the least, {bounds[0]}, is over the most, {bounds[1]}"
+        )
+    return bounds[0], bounds[1]

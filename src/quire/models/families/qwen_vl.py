@@ -1,0 +1,177 @@
+"""Qwen2-VL (arXiv:2409.12191), 2.5-VL (arXiv:2502.13923), 3-VL and 3.5, which see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import mlx.core as mx
+
+from quire.core.media import CLIP_COLOURS, EVEN_COLOURS
+from quire.models.base import LanguageModel
+from quire.models.decoder import DecoderModel
+from quire.models.description import Description, Norm
+from quire.models.families.common import Family, activation, described
+from quire.models.families.qwen import (
+    QWEN3_5_NAMES,
+    qwen2_layers,
+    qwen3_5_layers,
+    qwen3_layers,
+    qwen3_moe_layers,
+    with_axes,
+)
+from quire.models.feed_forward import MLP
+from quire.models.names import Names, Weights, renamed
+from quire.models.qwen_vision import QwenVision, VisionTower
+from quire.models.seeing import VISUAL, SeeingModel
+from quire.models.settings import Settings
+
+Vision = Callable[[Settings, int], QwenVision]
+"""From the keys of `vision_config`, and the decoder's width."""
+
+_LAYER_NORM = Norm(1e-6, centred=True, bias=True)
+
+
+def qwen2_vl(s: Settings) -> LanguageModel:
+    text = _three_axes(s, (16, 24, 24), interleaved=False, theta=1e6)
+    return seeing(s, described(text, qwen2_layers(text)), _vision_2)
+
+
+def qwen2_5_vl(s: Settings) -> LanguageModel:
+    text = _three_axes(s, (16, 24, 24), interleaved=False, theta=1e6)
+    return seeing(s, described(text, qwen2_layers(text)), _vision_2_5)
+
+
+def qwen3_vl(s: Settings) -> LanguageModel:
+    text = _three_axes(s, (24, 20, 20), interleaved=True, theta=5e5)
+    return seeing(s, described(text, qwen3_layers(text)), _vision_3)
+
+
+def qwen3_vl_moe(s: Settings) -> LanguageModel:
+    text = _three_axes(s, (24, 20, 20), interleaved=True, theta=5e5).filled(norm_topk_prob=True)
+    names = Names(prepare=partial(_experts_by_rows, text.integer("hidden_size")))
+    return seeing(s, described(text, qwen3_moe_layers(text)), _vision_3, names)
+
+
+def qwen3_5(s: Settings) -> LanguageModel:
+    text = _text(s)
+    return seeing(s, described(text, qwen3_5_layers(text)), _vision_3, QWEN3_5_NAMES)
+
+
+def seeing(
+    s: Settings, description: Description, vision: Vision, names: Names | None = None
+) -> LanguageModel:
+    """The described decoder with the vision encoder that the configuration has, if it has one."""
+    names = names or Names()
+    if not s.has("vision_config"):
+        return DecoderModel(description, replace(names, unused=(*names.unused, *VISUAL)))
+    kind = vision(s.within("vision_config"), description.hidden_size)
+    return SeeingModel(description, names, VisionTower(kind), _visual_names)
+
+
+def _text(s: Settings) -> Settings:
+    """The decoder's keys. A file with parts says at its top whether the head is tied."""
+    text = s.within("text_config")
+    if not text.has("tie_word_embeddings"):
+        text = text.changed(tie_word_embeddings=s.flag("tie_word_embeddings", default=False))
+    return text
+
+
+def _three_axes(
+    s: Settings, section: tuple[int, int, int], *, interleaved: bool, theta: float
+) -> Settings:
+    text = _text(s).filled(rope_theta=theta)
+    return with_axes(text, section, interleaved=interleaved)
+
+
+def _usual(v: Settings, width: int) -> QwenVision:
+    """What the encoders have in common."""
+    return QwenVision(
+        depth=v.integer("depth"),
+        hidden_size=v.integer("hidden_size"),
+        heads=v.integer("num_heads"),
+        mlp=MLP(v.integer("intermediate_size"), activation(v), gated=False, bias=True),
+        norm=_LAYER_NORM,
+        output_size=width,
+        patch=v.integer("patch_size"),
+        frames=v.integer("temporal_patch_size", default=2),
+        merge=v.integer("spatial_merge_size", default=2),
+        colours=CLIP_COLOURS,
+    )
+
+
+def _vision_2(v: Settings, width: int) -> QwenVision:
+    hidden = v.integer("embed_dim", default=1280)
+    ratio = v.number("mlp_ratio", default=4)
+    inner = int(hidden * ratio)
+    return _usual(
+        v.filled(hidden_act="quick_gelu").changed(hidden_size=hidden, intermediate_size=inner),
+        width,
+    )
+
+
+def _vision_2_5(v: Settings, width: int) -> QwenVision:
+    usual = _usual(v, width)
+    return replace(
+        usual,
+        mlp=replace(usual.mlp, gated=True),
+        norm=Norm(1e-6),
+        window=v.integer("window_size", default=112) // usual.patch // usual.merge,
+        whole=v.integers("fullatt_block_indexes"),
+    )
+
+
+def _vision_3(v: Settings, width: int) -> QwenVision:
+    return replace(
+        _usual(v.filled(hidden_act="gelu_pytorch_tanh"), width),
+        colours=EVEN_COLOURS,
+        patch_bias=True,
+        table_side=int(v.integer("num_position_embeddings", default=2304) ** 0.5),
+        levels=v.integers("deepstack_visual_indexes"),
+    )
+
+
+_PARTS = {
+    "merger.ln_q": "merger.norm",
+    "merger.mlp.0": "merger.linear_fc1",
+    "merger.mlp.2": "merger.linear_fc2",
+    **{f"mlp.{prefix}fc1": "mlp.up_proj" for prefix in ("", "linear_")},
+    **{f"mlp.{prefix}fc2": "mlp.down_proj" for prefix in ("", "linear_")},
+}
+
+
+def _visual_names(weights: Weights) -> Weights:
+    """The encoder's tensors. Its first projection is published as a convolution.
+
+    Its axes are colours, frames, rows and columns; colours are the last of them in conversions.
+    """
+    ready = {renamed(name, _PARTS): array for name, array in weights.items()}
+    name = "patch_embed.proj.weight"
+    kernel = ready.get(name)
+    if kernel is not None and kernel.ndim == 5:
+        ready[name] = (kernel if kernel.shape[-1] == 3 else kernel.moveaxis(1, -1)).flatten(1)
+    return ready
+
+
+def _experts_by_rows(hidden: int, weights: Weights) -> Weights:
+    """Qwen3-VL-MoE publishes the experts' matrices turned; others have turned them back."""
+
+    def turned(name: str, array: mx.array) -> bool:
+        into = name.endswith(".experts.gate_up_proj") and array.shape[1] == hidden
+        return into or (name.endswith(".experts.down_proj") and array.shape[-1] == hidden)
+
+    return {
+        name: array.swapaxes(-1, -2) if turned(name, array) else array
+        for name, array in weights.items()
+    }
+
+
+FAMILIES = (
+    Family("qwen2_vl", "Qwen2-VL, text and images", qwen2_vl),
+    Family("qwen2_5_vl", "Qwen2.5-VL, text and images", qwen2_5_vl),
+    Family("qwen3_vl", "Qwen3-VL, text and images", qwen3_vl),
+    Family("qwen3_vl_moe", "Qwen3-VL-MoE, text and images", qwen3_vl_moe),
+    Family("qwen3_5", "Qwen3.5, text and images", qwen3_5),
+    Family("qwen3_5_moe", "Qwen3.5-MoE, text and images", qwen3_5),
+)

@@ -1,0 +1,258 @@
+"""The vision encoder of Qwen2-VL (arXiv:2409.12191), 2.5-VL (arXiv:2502.13923), 3-VL and 3.5.
+
+A transformer over patches of a picture, or of a few frames of a video at a time. Frames do not see
+each other. RoPE turns one half of a head's pairs with a patch's row, the other with its column.
+Squares of patches are merged into rows of the decoder's width. So patches come square by square:
+the squares row by row, and the patches within a square row by row, too.
+
+Qwen2.5-VL's layers see windows of a picture, but for a few. Qwen3-VL has a table of places besides,
+stretched to the picture, and gives the outputs of some layers to the decoder, too (DeepStack,
+arXiv:2406.04334).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import numpy.typing as npt
+
+from quire.core.errors import ModelError, RequestError
+from quire.core.media import Colours
+from quire.models.base import MediaEncoder, Module
+from quire.models.description import Norm
+from quire.models.encoder_attention import Neighbours, Parts, Windows
+from quire.models.feed_forward import MLP
+from quire.models.layers import ACTIVATIONS, embed
+from quire.models.rope import Rope, RopeParameters, Rotate
+
+Grid = tuple[int, int, int]
+"""Moments, rows and columns of patches."""
+
+
+@dataclass(frozen=True)
+class QwenVision:
+    """The encoder, described.
+
+    Attributes:
+        output_size: the decoder's width.
+        patch: pixels along each side of a patch.
+        frames: of a video in a patch; a picture is taken for as many.
+        merge: patches along each side of a square that becomes one row.
+        colours: what it takes for a colour.
+        patch_bias: the first projection has one.
+        table_side: places along each side of the table; 0 is no table.
+        window: squares along each side of a window; 0 is no windows.
+        whole: layers that see all of a picture where there are windows.
+        levels: layers whose outputs are given to the decoder, too.
+    """
+
+    depth: int
+    hidden_size: int
+    heads: int
+    mlp: MLP
+    norm: Norm
+    output_size: int
+    patch: int
+    frames: int
+    merge: int
+    colours: Colours
+    patch_bias: bool = False
+    table_side: int = 0
+    window: int = 0
+    whole: tuple[int, ...] = ()
+    levels: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.heads or self.head_dim % 4:
+            raise ModelError(
+                f"config.json: {self.heads} heads of a vision encoder of width {self.hidden_size}: "
+                "a head's size is no multiple of 4"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers in a patch of one frame."""
+        return 3 * self.patch**2
+
+    def places(self, rows: int, columns: int) -> npt.NDArray[np.int64]:
+        """The row and the column of each patch of a frame, `[2, rows * columns]`."""
+        m = self.merge
+        squares = np.indices((rows, columns)).reshape(2, rows // m, m, columns // m, m)
+        return squares.swapaxes(2, 3).reshape(2, -1)
+
+
+class PatchEmbed(Module):
+    """Colours of patches to hidden states."""
+
+    def __init__(self, kind: QwenVision) -> None:
+        super().__init__()
+        self._kind = kind
+        values = kind.frames * kind.patch_values
+        self.proj = nn.Linear(values, kind.hidden_size, bias=kind.patch_bias)
+
+    def __call__(self, patches: mx.array, dtype: mx.Dtype) -> mx.array:
+        """uint8 `[N, frames * patch_values]`, frame after frame -> `[N, hidden]` of `dtype`."""
+        mean, std = (mx.array(each) for each in (self._kind.colours.mean, self._kind.colours.std))
+        colours = patches.reshape(-1, 3).astype(mx.float32) * (1 / (255 * std)) - mean / std
+        y: mx.array = self.proj(colours.astype(dtype).reshape(patches.shape))
+        return y
+
+
+class SelfAttention(Module):
+    """Queries, keys and values by one projection."""
+
+    def __init__(self, kind: QwenVision) -> None:
+        super().__init__()
+        self._kind = kind
+        self.qkv = nn.Linear(kind.hidden_size, 3 * kind.hidden_size)
+        self.proj = nn.Linear(kind.hidden_size, kind.hidden_size)
+
+    def __call__(self, x: mx.array, rotate: Rotate, seen: Neighbours) -> mx.array:
+        """`[N, hidden]` -> `[N, hidden]`."""
+        n, dim = x.shape[0], self._kind.head_dim
+        q, k, v = mx.split(self.qkv(x).reshape(n, 3 * self._kind.heads, dim), 3, axis=1)
+        out = seen.attend(rotate(q), rotate(k), v, dim**-0.5)
+        y: mx.array = self.proj(out.reshape(n, -1))
+        return y
+
+
+class Block(Module):
+    """Attention and feed-forward, each behind a norm."""
+
+    def __init__(self, kind: QwenVision) -> None:
+        super().__init__()
+        self.norm1 = kind.norm.module(kind.hidden_size)
+        self.attn = SelfAttention(kind)
+        self.norm2 = kind.norm.module(kind.hidden_size)
+        self.mlp = kind.mlp.module(kind.hidden_size)
+
+    def __call__(self, x: mx.array, rotate: Rotate, seen: Neighbours) -> mx.array:
+        """`[N, hidden]` -> `[N, hidden]`."""
+        x = x + self.attn(self.norm1(x), rotate, seen)
+        y: mx.array = x + self.mlp(self.norm2(x))
+        return y
+
+
+class Merger(Module):
+    """Squares of patches to rows of the decoder's width.
+
+    Args:
+        together: a square is normalised as one, not patch by patch.
+    """
+
+    def __init__(self, kind: QwenVision, together: bool = False) -> None:
+        super().__init__()
+        self._width = kind.hidden_size * kind.merge**2
+        self._together = together
+        self.norm = kind.norm.module(self._width if together else kind.hidden_size)
+        self.linear_fc1 = nn.Linear(self._width, self._width)
+        self.linear_fc2 = nn.Linear(self._width, kind.output_size)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[N, hidden]` -> `[N / merge ** 2, output_size]`."""
+        if self._together:
+            x = self.norm(x.reshape(-1, self._width))
+        else:
+            x = self.norm(x).reshape(-1, self._width)
+        y: mx.array = self.linear_fc2(ACTIVATIONS["gelu"](self.linear_fc1(x)))
+        return y
+
+
+class VisionTower(Module):
+    """Patches to rows of the decoder's width, `visual.` in checkpoints."""
+
+    def __init__(self, kind: QwenVision) -> None:
+        super().__init__()
+        self.kind = kind
+        self.patch_embed = PatchEmbed(kind)
+        if kind.table_side:
+            self.pos_embed = nn.Embedding(kind.table_side**2, kind.hidden_size)
+        self.blocks = [Block(kind) for _ in range(kind.depth)]
+        self.merger = Merger(kind)
+        if kind.levels:
+            self.deepstack_merger_list = [Merger(kind, together=True) for _ in kind.levels]
+        self._rope = Rope(kind.head_dim, RopeParameters(rope_type="axial"))
+
+    def __call__(self, patches: mx.array, grid: Grid) -> tuple[mx.array, ...]:
+        """uint8 `[N, frames * patch_values]` -> `[N / merge ** 2, output_size]` for each level."""
+        kind, (moments, rows, columns) = self.kind, grid
+        dtype = self.merger.norm.weight.dtype  # never packed
+        x = self.patch_embed(patches, dtype)
+        places = kind.places(rows, columns)
+        if kind.table_side:
+            x = x + mx.tile(self._looked_up(places, rows, columns, dtype), (moments, 1))
+        rotate = self._rope(mx.array(np.tile(places, moments)))
+        everywhere, nearby = self._neighbours(places, grid)
+        deeper = []
+        for index, block in enumerate(self.blocks):
+            x = block(x, rotate, everywhere if index in kind.whole else nearby)
+            if index in kind.levels:
+                deeper.append(self.deepstack_merger_list[kind.levels.index(index)](x))
+        return self.merger(x), *deeper
+
+    def _neighbours(
+        self, places: npt.NDArray[np.int64], grid: Grid
+    ) -> tuple[Neighbours, Neighbours]:
+        """What sees all of its frames, and what sees its window, if there are windows."""
+        moments, rows, columns = grid
+        frame = Parts(moments)
+        if not self.kind.window:
+            return frame, frame
+        side = self.kind.window * self.kind.merge
+        across = -(-columns // side)
+        window = places[0] // side * across + places[1] // side
+        apart = np.arange(moments)[:, None] * (across * -(-rows // side))
+        return frame, Windows.of((apart + window).ravel())
+
+    def _looked_up(
+        self, places: npt.NDArray[np.int64], rows: int, columns: int, dtype: mx.Dtype
+    ) -> mx.array:
+        """The table, stretched to the corners of the picture, at each patch: `[N, hidden]`."""
+        side = self.kind.table_side
+        y, x = (
+            place * ((side - 1) / max(count - 1, 1))
+            for place, count in zip(places, (rows, columns), strict=True)
+        )
+        top, left = np.floor(y).astype(np.int32), np.floor(x).astype(np.int32)
+        below, right = np.minimum(top + 1, side - 1), np.minimum(left + 1, side - 1)
+        down, along = (y - top).astype(np.float32), (x - left).astype(np.float32)
+        total = mx.zeros(())
+        for row, share in ((top, 1 - down), (below, down)):
+            for column, part in ((left, 1 - along), (right, along)):
+                found = embed(self.pos_embed, mx.array(row * side + column), mx.float32)
+                total = total + found * mx.array(share * part)[:, None]
+        return total.astype(dtype)
+
+
+class QwenPictureEncoder(MediaEncoder):
+    """The tower for pictures. Their shape is rows and columns of patches."""
+
+    def __init__(self, visual: VisionTower) -> None:
+        super().__init__()
+        self.visual = visual
+
+    def feature_bytes(self, shape: tuple[int, ...]) -> int:
+        rows, columns = shape
+        return rows * columns * self.visual.kind.patch_values
+
+    def rows(self, shape: tuple[int, ...]) -> int:
+        rows, columns = shape
+        m = self.visual.kind.merge
+        if min(rows, columns) < m or rows % m or columns % m:
+            raise RequestError(
+                f"An image of {rows} rows and {columns} columns of patches cannot be cut into "
+                f"squares of {m} by {m}."
+            )
+        return rows * columns // m**2
+
+    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+        rows, columns = shape
+        patches = features.reshape(rows * columns, self.visual.kind.patch_values)
+        return self.visual(mx.tile(patches, (1, self.visual.kind.frames)), (1, rows, columns))

@@ -1,0 +1,96 @@
+"""Described decoders with a vision encoder, and positions of three axes (multimodal RoPE)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import mlx.core as mx
+import numpy as np
+import numpy.typing as npt
+
+from quire.core.media import PlacedMedia
+from quire.models.base import MediaEncoder
+from quire.models.decoder import DecoderModel
+from quire.models.description import Description
+from quire.models.names import Names, Weights
+from quire.models.qwen_vision import QwenPictureEncoder, VisionTower
+
+VISUAL = ("visual.", "vision_tower.")
+"""What checkpoints call the encoder: Hugging Face's, and mlx-vlm's."""
+
+
+def three_axes(length: int, media: Sequence[PlacedMedia], merge: int) -> npt.NDArray[np.int32]:
+    """Positions of a prompt's tokens, `[3, length]` (Qwen2-VL, arXiv:2409.12191, section 2.1).
+
+    A text's are the same on all axes. Those of an item go on from the text before it: time, row and
+    column of each of its squares. What follows goes on from the largest of them.
+
+    Args:
+        merge: patches along each side of a square.
+    """
+    parts = []
+    done = position = 0
+    for placed in media:
+        text = np.arange(position, position + placed.start - done)
+        parts.append(np.broadcast_to(text, (3, len(text))))
+        rows, columns = placed.item.shape
+        position += len(text)
+        grid = (1, rows // merge, columns // merge)
+        parts.append(position + np.indices(grid).reshape(3, -1))
+        position += max(grid)
+        done = placed.end
+    text = np.arange(position, position + length - done)
+    parts.append(np.broadcast_to(text, (3, len(text))))
+    return np.concatenate(parts, axis=1).astype(np.int32)
+
+
+class SeeingModel(DecoderModel):
+    """A decoder and what makes pictures into rows of its embeddings.
+
+    Args:
+        visual: the encoder; a checkpoint without its tensors is served as a model of text.
+        visual_names: brings the encoder's tensors to its names and layouts; theirs have no prefix.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        names: Names,
+        visual: VisionTower,
+        visual_names: Callable[[Weights], Weights],
+    ) -> None:
+        super().__init__(description, names)
+        self.visual: VisionTower | None = visual
+        self._visual_names = visual_names
+
+    @property
+    def encoders(self) -> Mapping[str, MediaEncoder]:
+        return {} if self.visual is None else {"image": QwenPictureEncoder(self.visual)}
+
+    def positions(
+        self, tokens: Sequence[int], media: Sequence[PlacedMedia]
+    ) -> npt.NDArray[np.int32] | None:
+        if self.visual is None or not media:
+            return None
+        return three_axes(len(tokens), media, self.visual.kind.merge)
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        text, visual = _apart(weights)
+        if not visual:
+            # Text-only conversions keep the configuration of the encoder that they left out.
+            self.visual = None
+        translated = self._visual_names(visual)
+        return super().sanitize(text) | {f"visual.{n}": array for n, array in translated.items()}
+
+
+def _apart(weights: Weights) -> tuple[Weights, Weights]:
+    """The decoder's tensors, and the encoder's without their prefix."""
+    text, visual = {}, {}
+    for name, array in weights.items():
+        plain = name.removeprefix("model.").removeprefix("language_model.")
+        prefix = next((each for each in VISUAL if plain.startswith(each)), None)
+        if prefix is None:
+            text[name] = array
+        else:
+            visual[plain.removeprefix(prefix)] = array
+    return text, visual

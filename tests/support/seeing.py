@@ -1,0 +1,130 @@
+"""A small configuration or more of each described family that sees, and pictures for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from quire.core.media import MediaItem, PlacedMedia
+from tests.support.tiny_models import IMAGE, qwen3_5_config, qwen3_5_moe_config
+
+VIDEO, BEGIN, END = 252, 254, 253
+PATCH, MERGE = 4, 2
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_TOWER = {
+    "depth": 3,
+    "num_heads": 4,
+    "patch_size": PATCH,
+    "temporal_patch_size": 2,
+    "spatial_merge_size": MERGE,
+    "in_channels": 3,
+}
+_WIDE = {"hidden_size": 48, "intermediate_size": 80, "out_hidden_size": 64}
+_TABLE = {"num_position_embeddings": 36, "hidden_act": "gelu_pytorch_tanh"}
+
+
+def _rope(section: list[int], **more: Any) -> dict[str, Any]:
+    return {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": section,
+            **more,
+        }
+    }
+
+
+def _config(model_type: str, text: dict[str, Any], vision: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "model_type": model_type,
+        "text_config": text,
+        "vision_config": _TOWER | vision,
+        "image_token_id": IMAGE,
+        "video_token_id": VIDEO,
+        "vision_start_token_id": BEGIN,
+        "vision_end_token_id": END,
+        "tie_word_embeddings": text["tie_word_embeddings"],
+    }
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": _config(
+        "qwen2_vl",
+        _TEXT | _rope([2, 3, 3]) | {"model_type": "qwen2_vl_text"},
+        {"embed_dim": 48, "hidden_size": 64, "mlp_ratio": 2},
+    ),
+    "qwen2_5_vl": _config(
+        "qwen2_5_vl",
+        _TEXT | _rope([2, 3, 3]) | {"model_type": "qwen2_5_vl_text"},
+        # Windows of 2 by 2 squares.
+        _WIDE | {"window_size": 16, "fullatt_block_indexes": [1], "tokens_per_second": 2},
+    ),
+    "qwen3_vl": _config(
+        "qwen3_vl",
+        _TEXT
+        | _rope([3, 3, 2], mrope_interleaved=True)
+        | {"model_type": "qwen3_vl_text", "head_dim": 16, "tie_word_embeddings": True},
+        _WIDE | _TABLE | {"deepstack_visual_indexes": [0, 2]},
+    ),
+    "qwen3_vl_moe": _config(
+        "qwen3_vl_moe",
+        _TEXT
+        | _EXPERTS
+        | _rope([3, 3, 2], mrope_interleaved=True)
+        | {"model_type": "qwen3_vl_moe_text", "head_dim": 16, "mlp_only_layers": [1]},
+        _WIDE | _TABLE | {"deepstack_visual_indexes": [0, 1]},
+    ),
+    "qwen3_5": _config("qwen3_5", qwen3_5_config(), _WIDE | _TABLE),
+    "qwen3_5_moe": _config("qwen3_5_moe", qwen3_5_moe_config(), _WIDE | _TABLE),
+}
+
+
+def picture(seed: int, rows: int, columns: int) -> MediaItem:
+    """A picture of so many patches: random colours, in squares that differ from each other."""
+    rng = np.random.default_rng(seed)
+    tone = rng.integers(0, 200, (rows * columns, 1, 3))
+    pixels = tone + rng.integers(0, 56, (rows * columns, PATCH * PATCH, 3))
+    features = pixels.astype(np.uint8).tobytes()
+    tokens = rows * columns // MERGE**2
+    return MediaItem.of("image", features, (rows, columns), tokens, bidirectional=False)
+
+
+def prompt(*parts: int | MediaItem) -> tuple[list[int], list[PlacedMedia]]:
+    """Tokens and media of so many tokens of text, a picture, and so on."""
+    tokens: list[int] = []
+    media: list[PlacedMedia] = []
+    for part in parts:
+        at = len(tokens)
+        if isinstance(part, int):
+            tokens += [(7 * i * i + 3 * i) % 250 for i in range(at, at + part)]
+        else:
+            media.append(PlacedMedia(at + 1, part))
+            tokens += [BEGIN, *[IMAGE] * part.tokens, END]
+    return tokens, media
+
+
+PROMPTS: dict[str, tuple[list[int], list[PlacedMedia]]] = {
+    "text alone": prompt(40),
+    "a picture": prompt(picture(1, 6, 10), 5),
+    "two of different sizes": prompt(3, picture(2, 4, 4), picture(3, 10, 6), 8),
+    "between texts": prompt(20, picture(4, 2, 12), 20),
+    "after long text": prompt(150, picture(5, 8, 8), 4),
+    "in a second turn": prompt(9, picture(6, 6, 6), 30, picture(7, 14, 4), 7),
+}
