@@ -16,7 +16,7 @@ from quire.cache.formats.base import LayerShape
 from quire.cache.formats.codecs import AffineCodec, CodebookCodec
 from quire.cache.formats.packing import Affine, affine
 from quire.cache.formats.registry import make_store
-from quire.cache.specs import AttentionSpec, FullKV, WindowKV
+from quire.cache.specs import AttentionSpec, ChunkedKV, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.cpu.kernels import NoKernels, load_kernels
 from tests.attention.rows import HandRows
@@ -131,6 +131,8 @@ class Cache:
             [rng.standard_normal((n, *shape)).astype(np.float32) for shape in shapes]
             for n in lengths
         ]
+        if spec.value_in_key:
+            self.rows = [[q, k, k[..., : spec.value_dim]] for q, k, _ in self.rows]
         blocks = [-(-n // PAGE) for n in lengths]
         ids = rng.permutation(sum(blocks)).astype(np.int32)
         self.tables = np.split(ids, np.cumsum(blocks)[:-1])
@@ -244,6 +246,19 @@ def test_values_of_another_size_than_keys(
 ) -> None:
     spec = WindowKV(KV_HEADS, dim, 70, bidirectional_media=True, value_dim=value_dim)
     agrees(backend, format, spec, Scoring(dim**-0.5))
+
+
+@pytest.mark.parametrize("format", KINDS, ids=lambda each: each.name)
+def test_values_that_begin_their_keys(backend: AttentionBackend, format: KVFormat) -> None:
+    """Latent attention's, which plain blocks hold once."""
+    spec = FullKV(KV_HEADS, 80, value_dim=64, value_in_key=True)
+    agrees(backend, format, spec, Scoring(80**-0.5))
+
+
+@pytest.mark.parametrize("format", KINDS, ids=lambda each: each.name)
+def test_keys_of_a_chunk(backend: AttentionBackend, format: KVFormat) -> None:
+    """Chunks that begin and end within blocks, of which some lie in none that a row sees."""
+    agrees(backend, format, ChunkedKV(KV_HEADS, 64, 150), Scoring(64**-0.5))
 
 
 @pytest.mark.parametrize("format", KINDS, ids=lambda each: each.name)

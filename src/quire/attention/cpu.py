@@ -54,18 +54,18 @@ class _Prepared(PreparedAttention):
     ) -> mx.array:
         if store.packed is not None:
             return self._packed(q, store.packed, written, scoring)
-        keys, values = store.arrays()
+        keys, *values = store.arrays()
         out: mx.array = self._ops.attend(
             q,
             keys,
-            values,
+            values[0] if values else keys,
             self._tables,
             kv_heads=self._kv_heads,
             scale=scoring.scale,
             softcap=scoring.softcap or 0.0,
             sinks=scoring.sinks,
         )
-        return out
+        return out if values else out[..., : store.shape.value_dim]
 
     def _packed(
         self, q: mx.array, store: PackedStore, written: Sequence[WrittenBlocks], scoring: Scoring

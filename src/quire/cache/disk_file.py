@@ -14,7 +14,7 @@ SQL_PAGE = 16384
 """Bytes of an SQLite page."""
 ROWS_A_COMMIT = 24
 """Rows that one transaction adds, removes or touches: bounds the journal."""
-VERSION = 1
+VERSION = 2
 """Of the schema and of what the bytes of a value mean. Another one's file is emptied."""
 _SHRINK_STEP = 64
 _SCHEMA = """

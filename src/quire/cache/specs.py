@@ -87,11 +87,14 @@ class AttentionSpec(GroupSpec):
 
     Attributes:
         value_dim: given as 0 it is `head_dim`.
+        value_in_key: a value is the beginning of its key. Plain blocks hold it once; packed ones
+            twice, since keys are coded by channel and values by token.
     """
 
     kv_heads: int
     head_dim: int
     value_dim: int = field(default=0, kw_only=True)
+    value_in_key: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.value_dim:

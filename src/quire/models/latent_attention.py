@@ -59,7 +59,8 @@ class LatentAttention:
 
     @property
     def spec(self) -> AttentionSpec:
-        return FullKV(1, self.latent_dim + self.rotated_dim, value_dim=self.latent_dim)
+        size = self.latent_dim + self.rotated_dim
+        return FullKV(1, size, value_dim=self.latent_dim, value_in_key=True)
 
     def module(self, hidden_size: int, layer: int) -> Module:
         return LatentSelfAttention(self, hidden_size, layer)

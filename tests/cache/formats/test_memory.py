@@ -76,10 +76,18 @@ def test_batch_against_float32(scheme: str, bits: int, bar: float) -> None:
     assert plain / array_bytes(filled(KVFormat(scheme, bits, bits), shape, pages, 0)) >= bar
 
 
+def test_latents_are_held_once() -> None:
+    """DeepSeek V3's: 576 elements a token, the values among them."""
+    spec = FullKV(1, 576, value_dim=512, value_in_key=True)
+    shape = LayerShape.of(spec, PAGE, mx.bfloat16)
+    assert array_bytes(filled(KVFormat(), shape, 3, 0)) == 3 * PAGE * 576 * 2
+
+
 @pytest.mark.parametrize("format", offered(PAGE), ids=lambda format: format.name)
-def test_declared_bytes_are_those_of_the_arrays(format: KVFormat) -> None:
+@pytest.mark.parametrize("value_in_key", [False, True])
+def test_declared_bytes_are_those_of_the_arrays(format: KVFormat, value_in_key: bool) -> None:
     """The budget counts what stores declare."""
-    shape = LayerShape(2, 80, 48, PAGE, mx.bfloat16)
+    shape = LayerShape(2, 80, 48, PAGE, mx.bfloat16, value_in_key)
     kind = store_type(format)
     declared = 3 * kind.block_bytes(shape, format) + 2 * kind.tail_bytes(shape, format)
     assert array_bytes(filled(format, shape, 3, 2)) == declared

@@ -70,7 +70,7 @@ def kernels_serve(case: AttentionCase, block_tokens: int) -> bool:
 
 def _fits_plain(case: AttentionCase) -> bool:
     known = case.format.scheme == "plain" and not case.format.dtype and case.dtype in cuda.TYPES
-    return known and not _fused_by_mlx(case)
+    return known and not case.spec.value_in_key and not _fused_by_mlx(case)
 
 
 def _fused_by_mlx(case: AttentionCase) -> bool:

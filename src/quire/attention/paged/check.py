@@ -99,6 +99,8 @@ def _keys_and_values(
 ) -> tuple[mx.array, mx.array]:
     heads, dtype = case.spec.kv_heads, case.dtype
     k = _normal(rng, (rows, heads, case.spec.head_dim), dtype)
+    if case.spec.value_in_key:
+        return k, k[..., : case.spec.value_dim]
     return k, _normal(rng, (rows, heads, case.spec.value_dim), dtype)
 
 

@@ -18,11 +18,11 @@ SCORES = 32 << 20
 
 def decode(q: mx.array, store: LayerStore, batch: DecodeBatch, scoring: Scoring) -> mx.array:
     """Rows of sequences with one row each, `[B, heads, head_dim]`."""
-    keys, values = store.arrays()
     count, kv_heads, blocks = batch.heads.shape
     shape = (count, kv_heads, blocks * batch.block_tokens, -1)
-    k = keys[batch.heads].reshape(shape).astype(q.dtype)
-    v = values[batch.heads].reshape(shape).astype(q.dtype)
+    k, v = _keys_and_values(
+        store, [each[batch.heads].reshape(shape).astype(q.dtype) for each in store.arrays()]
+    )
     if _spells_out(scoring):
         return _decode_spelled_out(_scaled(q, scoring.scale), k, v, batch, scoring)
     out = mx.fast.scaled_dot_product_attention(
@@ -38,11 +38,12 @@ def decode(q: mx.array, store: LayerStore, batch: DecodeBatch, scoring: Scoring)
 
 def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> mx.array:
     """A chunk's rows, `[t, heads, head_dim]`, so many at a time that their scores are bounded."""
-    keys, values = store.arrays()
-    narrow = keys.dtype != mx.float32 or q.dtype != mx.float32
+    arrays = store.arrays()
+    narrow = arrays[0].dtype != mx.float32 or q.dtype != mx.float32
     count, seen = q.shape[0], int(chunk.last[-1]) + 1
-    k = _gathered(keys, chunk)[:, :, :seen].astype(q.dtype)
-    v = _gathered(values, chunk)[:, :, :seen].astype(q.dtype)
+    k, v = _keys_and_values(
+        store, [_gathered(each, chunk)[:, :, :seen].astype(q.dtype) for each in arrays]
+    )
     q = q.swapaxes(0, 1)[None]  # [1, heads, t, head_dim]
     tile = max(1, SCORES // (q.shape[1] * seen))
     outs = []
@@ -61,6 +62,12 @@ def prefill(q: mx.array, store: LayerStore, chunk: Chunk, scoring: Scoring) -> m
         outs.append(out)
     out = outs[0] if len(outs) == 1 else mx.concatenate(outs, axis=2)
     return out[0].swapaxes(0, 1)  # [t, heads, value_dim]
+
+
+def _keys_and_values(store: LayerStore, read: list[mx.array]) -> tuple[mx.array, mx.array]:
+    """What was read of a store's arrays, `[..., head_dim]` and `[..., value_dim]`."""
+    keys, *values = read
+    return keys, values[0] if values else keys[..., : store.shape.value_dim]
 
 
 def _gathered(blocks: mx.array, chunk: Chunk) -> mx.array:

@@ -20,6 +20,7 @@ class LayerShape:
     Attributes:
         block_tokens: tokens a block.
         dtype: the model's, of keys and values as they are computed.
+        value_in_key: see `AttentionSpec`.
     """
 
     kv_heads: int
@@ -27,11 +28,13 @@ class LayerShape:
     value_dim: int
     block_tokens: int
     dtype: mx.Dtype
+    value_in_key: bool = False
 
     @staticmethod
     def of(spec: AttentionSpec, block_tokens: int, dtype: mx.Dtype) -> LayerShape:
         """What layers of a spec store."""
-        return LayerShape(spec.kv_heads, spec.head_dim, spec.value_dim, block_tokens, dtype)
+        sizes = spec.kv_heads, spec.head_dim, spec.value_dim
+        return LayerShape(*sizes, block_tokens, dtype, spec.value_in_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,7 @@ class LayerStore(ABC):
 
     @property
     def packed(self) -> PackedStore | None:
-        """Itself where blocks hold codes; else `arrays` is keys and values."""
+        """Itself where blocks hold codes; else `arrays` is keys, and values if not in the keys."""
         return None
 
     @classmethod

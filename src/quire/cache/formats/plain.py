@@ -18,39 +18,47 @@ def plain_dtype(shape: LayerShape, format: KVFormat) -> mx.Dtype:
 
 
 class PlainStore(LayerStore):
-    """Keys and values, `[blocks * kv_heads, block_tokens, head_dim or value_dim]`."""
+    """Keys and values, `[blocks * kv_heads, block_tokens, head_dim or value_dim]`.
+
+    Keys alone where these begin with the values.
+    """
 
     def __init__(self, shape: LayerShape, format: KVFormat) -> None:
         super().__init__(shape, format)
         self._dtype = plain_dtype(shape, format)
-        self._keys = mx.zeros((0, shape.block_tokens, shape.head_dim), dtype=self._dtype)
-        self._values = mx.zeros((0, shape.block_tokens, shape.value_dim), dtype=self._dtype)
+        dims = _dims(shape)
+        self._arrays = [mx.zeros((0, shape.block_tokens, dim), dtype=self._dtype) for dim in dims]
 
     @classmethod
     def block_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
         vectors = shape.kv_heads * shape.block_tokens
-        return vectors * (shape.head_dim + shape.value_dim) * plain_dtype(shape, format).size
+        return vectors * sum(_dims(shape)) * plain_dtype(shape, format).size
 
     def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
         # One array after the other, so that only one is held twice meanwhile.
-        self._keys = resized(self._keys, self.shape.kv_heads, capacity, moves)
-        mx.eval(self._keys)
-        self._values = resized(self._values, self.shape.kv_heads, capacity, moves)
-        mx.eval(self._values)
+        for number, array in enumerate(self._arrays):
+            self._arrays[number] = resized(array, self.shape.kv_heads, capacity, moves)
+            mx.eval(self._arrays[number])
 
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
         rows, offsets = slots.head_rows, slots.head_offsets
-        self._keys[rows, offsets] = k.astype(self._dtype)
-        self._values[rows, offsets] = v.astype(self._dtype)
+        for array, vectors in zip(self._arrays, (k, v), strict=False):
+            array[rows, offsets] = vectors.astype(self._dtype)
         return []
 
     def arrays(self) -> list[mx.array]:
-        return [self._keys, self._values]
+        return list(self._arrays)
 
     def export(self, blocks: Ints) -> list[mx.array]:
         rows = block_rows(blocks, self.shape.kv_heads)
-        return [self._keys[rows], self._values[rows]]
+        return [array[rows] for array in self._arrays]
 
     def restore(self, blocks: Ints, contents: list[mx.array]) -> None:
         rows = block_rows(blocks, self.shape.kv_heads)
-        self._keys[rows], self._values[rows] = contents
+        for array, content in zip(self._arrays, contents, strict=True):
+            array[rows] = content
+
+
+def _dims(shape: LayerShape) -> tuple[int, ...]:
+    """Sizes of the vectors that a token has."""
+    return (shape.head_dim,) if shape.value_in_key else (shape.head_dim, shape.value_dim)
