@@ -82,7 +82,7 @@ def attention(
     ]
     written = store.write(new[0], new[1], metadata.slots)
     mx.eval(store.arrays(), q)
-    which = PagedBackend(BLOCK) if backend == "paged" else ReferenceBackend()
+    which = PagedBackend() if backend == "paged" else ReferenceBackend()
     if backend == "paged" and not which.serves(case):
         return {"us": None}
     prepared = which.prepare(metadata)

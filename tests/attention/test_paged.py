@@ -135,7 +135,7 @@ def test_what_the_kernels_are_made_for(
     format: KVFormat, spec: AttentionSpec, rows: int, dtype: mx.Dtype, serves: bool
 ) -> None:
     case = AttentionCase(format, spec, 64, 8, rows, dtype, False, False)
-    assert kernels_serve(case, 64) == serves
+    assert kernels_serve(case) == serves
 
 
 class _Off(ReferenceBackend):
@@ -157,8 +157,8 @@ class _OffPrepared(PreparedAttention):
 
 def test_the_check_sees_a_difference() -> None:
     case = AttentionCase(KVFormat("page", 8, 8), FullKV(2, 64), 64, 4, 1, mx.float32, True, True)
-    assert differs(ReferenceBackend(), case, 64) is None
-    assert "relative error 1," in (differs(_Off(), case, 64) or "")
+    assert differs(ReferenceBackend(), case) is None
+    assert "relative error 1," in (differs(_Off(), case) or "")
 
 
 @pytest.mark.gpu
@@ -171,7 +171,7 @@ def test_kernels_agree_with_the_reference(
     spec: AttentionSpec, group: int, extras: bool, dtype: mx.Dtype
 ) -> None:
     case = AttentionCase(PLAIN, spec, 64, group * spec.kv_heads, 1, dtype, extras, extras)
-    assert differs(PagedBackend(64), case, 64) is None
+    assert differs(PagedBackend(), case) is None
 
 
 @pytest.mark.gpu
@@ -184,4 +184,4 @@ def test_kernels_for_codes_agree_with_the_reference(
 ) -> None:
     format = KVFormat("page", *bits)
     case = AttentionCase(format, spec, 64, 4 * spec.kv_heads, 1, mx.bfloat16, extras, extras)
-    assert differs(PagedBackend(64), case, 64) is None
+    assert differs(PagedBackend(), case) is None

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quire.cli.load import Client, Dechunker, EventCounter, Target, Timings, error_message
+from quire.cli.load import Client, Target, Timings
+from quire.cli.sse_counter import Dechunker, EventCounter, error_message
 
 
 def delta(**fields: object) -> str:

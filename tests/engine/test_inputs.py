@@ -29,7 +29,7 @@ def inputs_of(
     previous: mx.array | None = None,
 ) -> StepInputs:
     layout = KVLayout.of(SPECS)
-    attention = Attention(layout, Pools(layout.groups, SIZE, mx.float32), open_backends(SIZE))
+    attention = Attention(layout, Pools(layout.groups, SIZE, mx.float32), open_backends())
     places = {ord(name): place for name, place in (drawn or {}).items()}
     return StepInputs(StepPlan(tuple(rows)), attention, places, previous)
 

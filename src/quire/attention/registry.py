@@ -9,12 +9,12 @@ from quire.attention.reference import ReferenceBackend
 from quire.device.device import current_device
 
 
-def open_backends(block_tokens: int) -> Backends:
+def open_backends() -> Backends:
     """The backends that work on this device, the fastest first; the reference serves the rest."""
     device = current_device()
     backends: list[AttentionBackend] = []
     if device.kernels is not None:
         backends.append(CPUBackend(device.kernels))
     if device.kernel_language == "cuda":
-        backends.append(PagedBackend(block_tokens))
+        backends.append(PagedBackend())
     return Backends([*backends, ReferenceBackend()])

@@ -20,7 +20,8 @@ import httpx
 from rich.console import Console
 
 from quire.cli.keys import KEY_VARIABLE, add_client_key_arguments, client_key
-from quire.cli.load import Target, error_message, served_model
+from quire.cli.load import Target, served_model
+from quire.cli.sse_counter import error_message
 from quire.cli.values import positive
 from quire.core.errors import QuireError
 

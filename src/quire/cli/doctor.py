@@ -104,7 +104,7 @@ def _machine() -> Iterator[Finding]:
     share = int(device.kv_share * free)
     yield Finding("memory", state, f"{decimal(free)} free; KV pages would get {decimal(share)}")
     yield from _products()
-    names = [type(backend).__name__ for backend in open_backends(64).all]
+    names = [type(backend).__name__ for backend in open_backends().all]
     yield Finding("attention", "ok", ", then ".join(names))
 
 

@@ -97,7 +97,7 @@ class Reader:
         self._model = loaded.model
         layout = KVLayout.of(loaded.model.layout)
         self._pools = Pools(layout.groups, PAGE_TOKENS, DTYPES[loaded.dtype])
-        self._attention = Attention(layout, self._pools, open_backends(PAGE_TOKENS))
+        self._attention = Attention(layout, self._pools, open_backends())
         self._tokens = array("i", tokens)
         self._format = format
         blocks = -(-len(tokens) // PAGE_TOKENS)

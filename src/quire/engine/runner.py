@@ -95,7 +95,7 @@ class Runner:
         self.media = EncoderCache(model.encoders)
         self.spill: SpillTo | None = None
         """Takes blocks that leave memory, if there is a disk tier."""
-        self._attention = Attention(layout, self.pools, open_backends(page_tokens))
+        self._attention = Attention(layout, self.pools, open_backends())
         self._vectors = VectorStage(model)
         self._observe = observe
         self._running: LaunchedStep | None = None

@@ -93,18 +93,7 @@ def open_model(
     model = build(config)
     shards = find_shards(folder)
     target = DTYPES.get(dtype) or current_device().default_dtype
-    # What sanitize computes, it computes in the type that the weights are used in.
-    read = from_foreign(_read_lazily(shards), config, target)
-    if added is not None:
-        read = added.merged(read, model, target)
-    weights = model.sanitize(_cast(read, target))
-    try:
-        _attach(model, weights, folder)
-    except ModelError as error:
-        method = quantization.foreign_method(config)
-        if method is None:
-            raise
-        raise ModelError(f"{error} (quantization method {method!r} is not supported)") from error
+    _load_weights(model, shards, config, folder, target, added)
     model.eval()
     parameter_bytes = _check_fits(model, memory_limit, folder)
     _evaluate(model, parameter_bytes, progress)
@@ -123,6 +112,29 @@ def open_model(
         context_length=context_length(config),
         dtype=resolved,
     )
+
+
+def _load_weights(
+    model: LanguageModel,
+    shards: list[Path],
+    config: dict[str, Any],
+    folder: Path,
+    target: mx.Dtype | None,
+    adapter: Adapter | None,
+) -> None:
+    """Gives a model its weights, which stay lazy. `target`: their type; None leaves it."""
+    # What sanitize computes, it computes in the type that the weights are used in.
+    read = from_foreign(_read_lazily(shards), config, target)
+    if adapter is not None:
+        read = adapter.merged(read, model, target)
+    weights = model.sanitize(_cast(read, target))
+    try:
+        _attach(model, weights, folder)
+    except ModelError as error:
+        method = quantization.foreign_method(config)
+        if method is None:
+            raise
+        raise ModelError(f"{error} (quantization method {method!r} is not supported)") from error
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

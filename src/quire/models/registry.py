@@ -2,80 +2,52 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from quire.core.errors import ModelError
 from quire.models.base import LanguageModel
-from quire.models.families import (
-    ai21,
-    allenai,
-    arcee,
-    baidu,
-    bigcode,
-    bytedance,
-    cohere,
-    deepseek,
-    google,
-    huggingface,
-    ibm,
-    inclusion,
-    kyutai,
-    lg,
-    liquid,
-    mamba,
-    meta,
-    microsoft,
-    minimax,
-    mistral,
-    nvidia,
-    openai,
-    openbmb,
-    qwen,
-    qwen_vl,
-    rednote,
-    stability,
-    tencent,
-    tii,
-    zhipu,
-)
 from quire.models.families.common import Family
 from quire.models.settings import Settings
 
 _MODULES = (
-    ai21,
-    allenai,
-    arcee,
-    baidu,
-    bigcode,
-    bytedance,
-    cohere,
-    deepseek,
-    google,
-    huggingface,
-    ibm,
-    inclusion,
-    kyutai,
-    lg,
-    liquid,
-    mamba,
-    meta,
-    microsoft,
-    minimax,
-    mistral,
-    nvidia,
-    openai,
-    openbmb,
-    qwen,
-    qwen_vl,
-    rednote,
-    stability,
-    tencent,
-    tii,
-    zhipu,
+    "ai21",
+    "allenai",
+    "arcee",
+    "baidu",
+    "bigcode",
+    "bytedance",
+    "cohere",
+    "deepseek",
+    "google",
+    "huggingface",
+    "ibm",
+    "inclusion",
+    "kyutai",
+    "lg",
+    "liquid",
+    "mamba",
+    "meta",
+    "microsoft",
+    "minimax",
+    "mistral",
+    "nvidia",
+    "openai",
+    "openbmb",
+    "qwen",
+    "qwen_vl",
+    "rednote",
+    "stability",
+    "tencent",
+    "tii",
+    "zhipu",
 )
+"""Of `models.families`, a name each."""
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family for module in _MODULES for family in module.FAMILIES
+    family.model_type: family
+    for name in _MODULES
+    for family in import_module(f"quire.models.families.{name}").FAMILIES
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import mlx.core as mx
@@ -28,17 +29,13 @@ class PagedBackend(AttentionBackend):
     or do not compile, they give way.
     """
 
-    _sound: ClassVar[dict[tuple[object, ...], bool]] = {}
+    _sound: ClassVar[dict[AttentionCase, bool]] = {}
     """By kind of layer, whether the kernels agree; found once a process."""
 
-    def __init__(self, block_tokens: int) -> None:
-        self._block_tokens = block_tokens
-
     def serves(self, case: AttentionCase) -> bool:
-        if not kernels_serve(case, self._block_tokens):
+        if not kernels_serve(case):
             return False
-        own = case.format, case.spec, case.heads, case.dtype, case.softcap, case.sinks
-        key = self._block_tokens, *own
+        key = replace(case, rows=1)  # the check tries other numbers too
         if key not in self._sound:
             self._sound[key] = self._is_sound(case)
         return self._sound[key]
@@ -48,7 +45,7 @@ class PagedBackend(AttentionBackend):
 
     def _is_sound(self, case: AttentionCase) -> bool:
         try:
-            difference = differs(self, case, self._block_tokens)
+            difference = differs(self, case)
         except Exception as error:  # a compiler's or a driver's, of any type
             difference = str(error)
         if difference is not None:
@@ -56,19 +53,19 @@ class PagedBackend(AttentionBackend):
         return difference is None
 
 
-def kernels_serve(case: AttentionCase, block_tokens: int) -> bool:
+def kernels_serve(case: AttentionCase) -> bool:
     """Whether the kernels are made for a case."""
     spec = case.spec
     return (
-        (_fits_plain(case) or (_fits_packed(case) and block_tokens == packed.BLOCK_TOKENS))
-        and block_tokens % 8 == 0
+        (_serves_plain(case) or _serves_packed(case))
+        and case.block_tokens % 8 == 0
         and spec.head_dim % 32 == 0
         and spec.head_dim <= max(cuda.VALUE_DIMS)
         and spec.value_dim in cuda.VALUE_DIMS
     )
 
 
-def _fits_plain(case: AttentionCase) -> bool:
+def _serves_plain(case: AttentionCase) -> bool:
     known = case.format.scheme == "plain" and not case.format.dtype and case.dtype in cuda.TYPES
     return known and not case.spec.value_in_key and not _fused_by_mlx(case)
 
@@ -82,11 +79,12 @@ def _fused_by_mlx(case: AttentionCase) -> bool:
     return prompt and max(case.spec.head_dim, case.spec.value_dim) <= 128
 
 
-def _fits_packed(case: AttentionCase) -> bool:
+def _serves_packed(case: AttentionCase) -> bool:
     """Single rows: those of a prompt read blocks that they have written themselves."""
     bits = case.format.key_bits, case.format.value_bits
     known = all(each in packed.BITS for each in bits)
-    return case.format.scheme == "page" and known and case.rows == 1 and case.dtype == mx.bfloat16
+    known = known and case.format.scheme == "page" and case.block_tokens == packed.BLOCK_TOKENS
+    return known and case.rows == 1 and case.dtype == mx.bfloat16
 
 
 class _Prepared(PreparedAttention):

@@ -40,7 +40,7 @@ class Rows:
         return self.tail
 
 
-def differs(backend: AttentionBackend, case: AttentionCase, block_tokens: int) -> str | None:
+def differs(backend: AttentionBackend, case: AttentionCase) -> str | None:
     """How far a backend is from the reference in a case; None if it is near enough.
 
     Of plain blocks single rows, several rows and chunks of a prompt are all tried, whatever
@@ -48,7 +48,7 @@ def differs(backend: AttentionBackend, case: AttentionCase, block_tokens: int) -
     """
     rng = np.random.default_rng(0)
     spans = _SPANS if case.format.scheme == "plain" else _SINGLE_ROWS
-    store, metadata = _filled(case, block_tokens, spans, rng)
+    store, metadata = _filled(case, spans, rng)
     q = _normal(rng, (metadata.rows, case.heads, case.spec.head_dim), case.dtype)
     k, v = _keys_and_values(rng, metadata.rows, case)
     written = store.write(k, v, metadata.slots)
@@ -69,14 +69,13 @@ def differs(backend: AttentionBackend, case: AttentionCase, block_tokens: int) -
 
 def _filled(
     case: AttentionCase,
-    block_tokens: int,
     spans: Sequence[tuple[int, int]],
     rng: np.random.Generator,
 ) -> tuple[LayerStore, AttentionMetadata]:
     """A store that holds what comes before the rows, and the rows' metadata."""
-    shape = LayerShape.of(case.spec, block_tokens, case.dtype)
+    shape = LayerShape.of(case.spec, case.block_tokens, case.dtype)
     store = make_store(shape, case.format)
-    sizes = [-(-(start + count) // block_tokens) for start, count in spans]
+    sizes = [-(-(start + count) // case.block_tokens) for start, count in spans]
     ids = rng.permutation(sum(sizes)).astype(np.int32)
     tables = [each.tolist() for each in np.split(ids, np.cumsum(sizes)[:-1])]
     store.resize(sum(sizes), ())
@@ -88,10 +87,10 @@ def _filled(
         return Rows(start, count, case.format, tables[number], tail)
 
     before = [rows(0, start, n) for n, (start, _) in enumerate(spans) if start]
-    metadata = build_metadata(0, case.spec, before, block_tokens)
+    metadata = build_metadata(0, case.spec, before, case.block_tokens)
     store.write(*_keys_and_values(rng, metadata.rows, case), metadata.slots)
     own = [rows(start, count, n) for n, (start, count) in enumerate(spans)]
-    return store, build_metadata(0, case.spec, own, block_tokens)
+    return store, build_metadata(0, case.spec, own, case.block_tokens)
 
 
 def _keys_and_values(

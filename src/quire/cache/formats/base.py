@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import mlx.core as mx
 
+from quire.cache.formats.codecs import Codec
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import AttentionSpec, Ints
 from quire.core.kv_format import KVFormat
@@ -62,6 +63,29 @@ class BlockReader(ABC):
     @abstractmethod
     def weighted_sum(self, weights: mx.array) -> mx.array:
         """`[..., M, S]` times the values: `[..., M, value_dim]`."""
+
+
+class KeyCodec(Protocol):
+    """Multiplies queries by coded keys; see `Codec.scores`."""
+
+    def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array: ...
+
+
+@dataclass(frozen=True, slots=True)
+class CodedReader(BlockReader):
+    """Codes of some blocks: values `[..., S, elements]` a part, keys as their codec reads them."""
+
+    key_codec: KeyCodec
+    value_codec: Codec
+    keys: list[mx.array]
+    values: list[mx.array]
+
+    def scores(self, q: mx.array) -> mx.array:
+        return self.key_codec.scores(q, self.keys)
+
+    def weighted_sum(self, weights: mx.array) -> mx.array:
+        coded = self.value_codec.weighted_sum(weights, self.values)
+        return self.value_codec.inverse_transform(coded)
 
 
 @dataclass(frozen=True, slots=True)

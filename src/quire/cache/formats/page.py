@@ -7,14 +7,13 @@ chunks, neighbours and prefix hits change nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import mlx.core as mx
 
 from quire.cache.formats.base import (
-    BlockReader,
     CodedArrays,
+    CodedReader,
     LayerShape,
     PackedStore,
     WrittenBlocks,
@@ -60,24 +59,6 @@ class PageKeys:
             return q @ keys.swapaxes(-3, -2).reshape(*lead, dim, -1)
         scores = self._layout.product(q[..., None, :, :], parts, transpose=False)
         return scores.swapaxes(-3, -2).reshape(*lead, rows, -1)
-
-
-@dataclass(frozen=True, slots=True)
-class CodedBlocks(BlockReader):
-    """Codes of full blocks: keys `[..., P, head_dim, -]`, values `[..., S, -]` a part."""
-
-    key_codec: PageKeys
-    value_codec: AffineCodec
-    keys: list[mx.array]
-    values: list[mx.array]
-
-    def scores(self, q: mx.array) -> mx.array:
-        return self.key_codec.scores(q, self.keys)
-
-    def weighted_sum(self, weights: mx.array) -> mx.array:
-        return self.value_codec.inverse_transform(
-            self.value_codec.weighted_sum(weights, self.values)
-        )
 
 
 class PageStore(PackedStore):
@@ -165,9 +146,9 @@ class PageStore(PackedStore):
 
     # -- reading -------------------------------------------------------------------------------
 
-    def read(self, rows: mx.array) -> CodedBlocks:
+    def read(self, rows: mx.array) -> CodedReader:
         keys = [array[rows] for array in self._keys]
-        return CodedBlocks(self._key_codec, self._value_codec, keys, gathered(self._values, rows))
+        return CodedReader(self._key_codec, self._value_codec, keys, gathered(self._values, rows))
 
     def coded(self) -> CodedArrays:
         keys, values = self._key_codec.bits, self._value_codec.bits

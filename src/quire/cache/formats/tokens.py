@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 
 import mlx.core as mx
 
 from quire.cache.formats.base import (
-    BlockReader,
     CodedArrays,
+    CodedReader,
     LayerShape,
     PackedStore,
     WrittenBlocks,
@@ -19,24 +18,6 @@ from quire.cache.formats.paging import block_rows, gathered, resized
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import Ints
 from quire.core.kv_format import KVFormat
-
-
-@dataclass(frozen=True, slots=True)
-class CodedTokens(BlockReader):
-    """Codes of keys and values, `[..., S, elements]` a part."""
-
-    key_codec: Codec
-    value_codec: Codec
-    keys: list[mx.array]
-    values: list[mx.array]
-
-    def scores(self, q: mx.array) -> mx.array:
-        return self.key_codec.scores(q, self.keys)
-
-    def weighted_sum(self, weights: mx.array) -> mx.array:
-        return self.value_codec.inverse_transform(
-            self.value_codec.weighted_sum(weights, self.values)
-        )
 
 
 class TokenStore(PackedStore):
@@ -102,9 +83,9 @@ class TokenStore(PackedStore):
     def transform(self, q: mx.array) -> mx.array:
         return self._key_codec.transform(q)
 
-    def read(self, rows: mx.array) -> CodedTokens:
+    def read(self, rows: mx.array) -> CodedReader:
         keys, values = gathered(self._keys, rows), gathered(self._values, rows)
-        return CodedTokens(self._key_codec, self._value_codec, keys, values)
+        return CodedReader(self._key_codec, self._value_codec, keys, values)
 
     def coded(self) -> CodedArrays:
         keys, values = self._key_codec, self._value_codec

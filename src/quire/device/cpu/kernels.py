@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -34,7 +35,7 @@ class NoKernels(Exception):
 
 
 def load_kernels(threads: int = 0) -> CPUKernels:
-    """Loads the extension.
+    """The kernels; the extension is loaded and held against MLX once a process.
 
     Args:
         threads: that share a kernel's work; 0 is half of the cores, since the process that plans
@@ -44,6 +45,16 @@ def load_kernels(threads: int = 0) -> CPUKernels:
         NoKernels: it was not built, or from other sources, or for another MLX, or it computes
             something else than MLX.
     """
+    ops = _extension()
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    if ops.threads() != (wanted := threads or max(1, cores // 2)):
+        ops.set_threads(wanted)
+    return CPUKernels(ops, ops.instructions(), ops.threads())
+
+
+@cache
+def _extension() -> Any:
+    """The extension module, once it is known to compute what MLX does; raises `NoKernels`."""
     # MLX is loaded already: the extension needs its library.
     try:
         ops = importlib.import_module("quire.device.cpu._cpu")
@@ -62,9 +73,7 @@ def load_kernels(threads: int = 0) -> CPUKernels:
         raise NoKernels("the CPU kernels were built from other sources: install Quire again")
     if not _multiplies(ops):
         raise NoKernels("the CPU kernels compute something else than MLX on this machine")
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    ops.set_threads(threads or max(1, cores // 2))
-    return CPUKernels(ops, ops.instructions(), ops.threads())
+    return ops
 
 
 def _multiplies(ops: Any) -> bool:
