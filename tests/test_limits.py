@@ -38,8 +38,5 @@ def test_breaches_are_found() -> None:
     body = "\n".join(f"    def f{number}(self): pass" for number in range(METHODS + 1))
     long = "\n".join("    x = 1" for _ in range(FUNCTION_LINES))
     text = f"class A:\n{body}\ndef g():\n{long}\n" + "y = 2\n" * FILE_LINES
-    assert sorted(breaches(text)) == [
-        "A: 21 methods",
-        f"{len(text.splitlines())} lines",
-        "g: 61 lines",
-    ]
+    lines = f"{len(text.splitlines())} lines"
+    assert list(breaches(text)) == [lines, "A: 21 methods", "g: 61 lines"]
