@@ -161,7 +161,7 @@ WRONG = [
                 }
             ]
         },
-        "messages[0].content[0]",
+        "messages[0].content[0].input_audio.data",
         "unsupported_content",
     ),
     (

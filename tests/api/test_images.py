@@ -395,7 +395,7 @@ def _goes_on(
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-quire-ignored-fields"] == told
     prompt = served.tokenizer.decode(served.engine.requests[-1].prompt)
-    assert prompt.count(LEFT_OUT) == times
+    assert prompt.count(LEFT_OUT["image"]) == times
     whole: dict[str, Any] = answer.json()
     return whole
 

@@ -24,9 +24,10 @@ from PIL.PngImagePlugin import PngInfo
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import MediaItem
 from quire.media.images import decode
-from quire.media.processors import open_image_processor
-from quire.media.processors.base import ImageProcessor, Placeholders
-from quire.media.processors.gemma4 import BUDGETS, Gemma4ImageProcessor, fitted
+from quire.media.processors import KINDS
+from quire.media.processors.base import ImageProcessor, MediaProcessor, Placeholders
+from quire.media.processors.gemma4 import BUDGETS, Cutter, Gemma4ImageProcessor, fitted
+from quire.media.source import Detail, FileLimits
 
 DEMO = Path(__file__).parents[2] / "src" / "quire" / "demo" / "model"
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -77,7 +78,7 @@ def decoded_or_refused(data: bytes) -> PIL.Image.Image | None:
     """A sound picture, or None if it was refused in the way that refusals are."""
     image = refused = None
     try:
-        image = decode(data, param="p", max_pixels=100_000)
+        image = decode(data, param="p", limits=FileLimits(pixels=100_000))
     except RequestError as error:
         refused = error
     if image is None:
@@ -90,8 +91,18 @@ def decoded_or_refused(data: bytes) -> PIL.Image.Image | None:
 
 
 def processor(**options: Any) -> Gemma4ImageProcessor:
-    options = {"patch": 8, "pooling": 2, "max_soft_tokens": 70} | options
-    return Gemma4ImageProcessor(Placeholders(18, (17,), (19,)), **options)
+    sizes = {
+        name: options.pop(name, default)
+        for name, default in (("patch", 8), ("pooling", 2), ("max_soft_tokens", 70))
+    }
+    return Gemma4ImageProcessor(Placeholders(18, (17,), (19,)), Cutter(**sizes), **options)
+
+
+def read(ours: MediaProcessor, data: bytes, param: str = "p", detail: Detail = "auto") -> MediaItem:
+    """The one item of a picture."""
+    (part,) = ours.read(data, param=param, detail=detail)
+    assert (part.before, part.after) == ("", "")
+    return part.item
 
 
 class TestDecoding:
@@ -243,10 +254,11 @@ class TestOrientation:
 
 class TestRefusals:
     def test_too_many_pixels_are_named_beside_the_limit(self) -> None:
-        message = refused(encoded(noise(11, 10)), "media_too_large", max_pixels=109)
+        message = refused(encoded(noise(11, 10)), "media_too_large", limits=FileLimits(pixels=109))
         assert "11 x 10" in message
         assert "109" in message
-        assert decode(encoded(noise(11, 10)), param="p", max_pixels=110).size == (11, 10)
+        found = decode(encoded(noise(11, 10)), param="p", limits=FileLimits(pixels=110))
+        assert found.size == (11, 10)
 
     def test_a_header_of_enormous_size(self) -> None:
         data = png(100_000, 100_000, bits=8, colour=2)
@@ -358,7 +370,7 @@ class TestGemma4:
         ],
     )
     def test_shapes(self, size: tuple[int, int], shape: tuple[int, int]) -> None:
-        image = processor().read(encoded(noise(*size)), param="p")
+        image = read(processor(), encoded(noise(*size)), param="p")
         assert image.shape == shape
         assert image.tokens == shape[0] * shape[1] // 4
         assert len(image.features) == shape[0] * shape[1] * 8 * 8 * 3
@@ -369,7 +381,7 @@ class TestGemma4:
         pixels[..., 0] = np.arange(height)[:, None]
         pixels[..., 1] = np.arange(width)
         pixels[..., 2] = 7
-        image = processor().read(encoded(PIL.Image.fromarray(pixels)), param="p")
+        image = read(processor(), encoded(PIL.Image.fromarray(pixels)), param="p")
         patches = np.frombuffer(image.features, np.uint8).reshape(20 * 14, 8 * 8 * 3)
         patch = patches[3 * 14 + 5]  # row 3, column 5
         assert patch[:6].tolist() == [24, 40, 7, 24, 41, 7]
@@ -379,7 +391,7 @@ class TestGemma4:
         """Enlarged from 48 x 32; what transformers 5.23 with Pillow 13 makes of it."""
         y, x, channel = np.ogrid[:32, :48, :3]
         source = ((y * 37 + x * 91 + channel * 53) % 256).astype(np.uint8)
-        image = processor().read(encoded(PIL.Image.fromarray(source)), param="p")
+        image = read(processor(), encoded(PIL.Image.fromarray(source)), param="p")
         assert (image.shape, image.tokens) == ((12, 20), 60)
         patches = np.frombuffer(image.features, np.uint8).reshape(240, 192)
         assert patches[100, :6].tolist() == [243, 12, 65, 229, 20, 73]
@@ -388,29 +400,34 @@ class TestGemma4:
 
     def test_the_digest_is_of_pixels_and_shape(self) -> None:
         source = encoded(PIL.Image.new("RGB", (40, 80)))
-        image = processor().read(source, param="p")
+        image = read(processor(), source, param="p")
         shape = struct.pack("<II", *image.shape)
         assert (
             image.digest
             == hashlib.blake2b(image.features + shape, digest_size=24, person=b"image").digest()
         )
-        turned = processor().read(encoded(PIL.Image.new("RGB", (80, 40))), param="p")
+        turned = read(processor(), encoded(PIL.Image.new("RGB", (80, 40))), param="p")
         assert turned.features == image.features
         assert turned.digest != image.digest
 
     def test_low_detail_takes_the_smallest_budget(self) -> None:
         data = encoded(noise(300, 300))
         large = processor(patch=16, pooling=3, max_soft_tokens=280)
-        images = {detail: large.read(data, param="p", detail=detail) for detail in DETAILS}
+        images = {detail: read(large, data, detail=detail) for detail in DETAILS}
         assert images["low"].tokens == 64
         assert images["auto"] == images["high"]
         assert images["auto"].tokens == 256
 
-    def test_a_picture_that_cannot_be_brought_to_a_size_is_refused(self) -> None:
-        class Tiny(Gemma4ImageProcessor):
-            """A budget that the configuration does not allow, to reach the refusal."""
+    def test_a_budget_of_its_own(self) -> None:
+        data = encoded(noise(300, 300))
+        ours = processor(patch=16, pooling=3, max_soft_tokens=280)
+        counts = {tokens: read(ours, data, detail=tokens).tokens for tokens in BUDGETS}
+        assert counts == {70: 64, 140: 121, 280: 256, 560: 529, 1120: 1089}
+        with pytest.raises(RequestError, match="max_soft_tokens is 71, not one of 70, 140"):
+            read(ours, data, detail=71)
 
-        tiny = Tiny(Placeholders(1), patch=8, pooling=2, max_soft_tokens=0)
+    def test_a_picture_that_cannot_be_brought_to_a_size_is_refused(self) -> None:
+        tiny = processor(max_soft_tokens=0)  # which the configuration does not allow
         with pytest.raises(RequestError, match="30 x 20 pixels") as caught:
             tiny.read(encoded(noise(30, 20)), param="p")
         assert caught.value.code == "media_invalid"
@@ -464,7 +481,7 @@ class TestAgainstTransformers:
         for seed, (width, height) in enumerate(self.SIZES):
             picture = noise(width, height, seed)
             out = theirs.preprocess(picture, do_rescale=False, return_tensors="np")
-            image = ours.read(encoded(picture), param="p")
+            image = read(ours, encoded(picture), param="p")
             assert image.tokens == int(out["num_soft_tokens_per_image"][0])
             count = image.shape[0] * image.shape[1]
             found = np.frombuffer(image.features, np.uint8).reshape(count, patch * patch * 3)
@@ -490,41 +507,41 @@ class TestAgainstTransformers:
 class TestCache:
     def test_the_same_bytes_give_the_same_object(self) -> None:
         ours, data = processor(), encoded(noise(30, 20))
-        image = ours.read(data, param="a")
-        assert ours.read(bytes(bytearray(data)), param="b") is image
-        assert ours.read(encoded(noise(30, 20, 1)), param="a") is not image
+        image = read(ours, data, param="a")
+        assert read(ours, bytes(bytearray(data)), param="b") is image
+        assert read(ours, encoded(noise(30, 20, 1)), param="a") is not image
 
     def test_detail_is_part_of_the_key(self) -> None:
         ours, data = processor(max_soft_tokens=280), encoded(noise(30, 20))
-        low, high = (ours.read(data, param="p", detail=d) for d in ("low", "high"))
+        low, high = (read(ours, data, param="p", detail=d) for d in ("low", "high"))
         assert low.tokens < high.tokens
 
     def test_the_least_recently_used_goes_first(self) -> None:
         files = [encoded(noise(64, 64, seed)) for seed in range(3)]
-        size = len(processor().read(files[0], param="p").features)
+        size = len(read(processor(), files[0], param="p").features)
         ours = processor(cache_bytes=2 * size)
-        first, second = (ours.read(file, param="p") for file in files[:2])
-        assert ours.read(files[0], param="p") is first
-        ours.read(files[2], param="p")
-        assert ours.read(files[0], param="p") is first
-        assert ours.read(files[1], param="p") is not second
+        first, second = (read(ours, file, param="p") for file in files[:2])
+        assert read(ours, files[0], param="p") is first
+        read(ours, files[2], param="p")
+        assert read(ours, files[0], param="p") is first
+        assert read(ours, files[1], param="p") is not second
 
     def test_what_is_larger_than_the_cache_is_not_kept(self) -> None:
         ours, data = processor(cache_bytes=100), encoded(noise(64, 64))
-        first = ours.read(data, param="p")
-        assert ours.read(data, param="p") is not first
-        assert ours.read(data, param="p") == first
+        first = read(ours, data, param="p")
+        assert read(ours, data, param="p") is not first
+        assert read(ours, data, param="p") == first
 
     def test_refusals_are_not_kept_and_name_their_own_field(self) -> None:
         ours = processor()
         for param in ("a", "b"):
             with pytest.raises(RequestError) as caught:
-                ours.read(b"x", param=param)
+                read(ours, b"x", param=param)
             assert caught.value.param == param
 
     def test_many_threads(self) -> None:
         files = [encoded(noise(40, 30, seed)) for seed in range(6)]
-        expected = [processor().read(file, param="p") for file in files]
+        expected = [read(processor(), file, param="p") for file in files]
         ours = processor(cache_bytes=3 * len(expected[0].features))
         wrong: list[int] = []
 
@@ -532,7 +549,7 @@ class TestCache:
             draw = random.Random(seed)
             for _ in range(60):
                 at = draw.randrange(len(files))
-                if ours.read(files[at], param="p") != expected[at]:
+                if read(ours, files[at], param="p") != expected[at]:
                     wrong.append(at)
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
@@ -559,41 +576,41 @@ def folder(path: Path, processor_config: Any = None, config: Any = None) -> Path
 
 class TestOpening:
     def test_the_demonstration_model(self) -> None:
-        found = open_image_processor(DEMO)
+        found = KINDS["image"].open(DEMO)
         assert isinstance(found, ImageProcessor)
         assert found.placeholders == Placeholders(18, (17,), (19,))
-        image = found.read(encoded(noise(112, 160)), param="p")
+        image = read(found, encoded(noise(112, 160)), param="p")
         assert isinstance(image, MediaItem)
         assert (image.shape, image.tokens) == ((20, 14), 70)
 
     def test_without_vision(self, tmp_path: Path) -> None:
-        assert open_image_processor(folder(tmp_path, config={"vision_config": None})) is None
+        assert KINDS["image"].open(folder(tmp_path, config={"vision_config": None})) is None
         (tmp_path / "config.json").write_text('{"vision_config": null}')
-        assert open_image_processor(tmp_path) is None
+        assert KINDS["image"].open(tmp_path) is None
 
     def test_without_a_processors_file(self, tmp_path: Path) -> None:
         (folder(tmp_path) / "processor_config.json").unlink()
-        assert open_image_processor(tmp_path) is None
+        assert KINDS["image"].open(tmp_path) is None
 
     def test_the_old_file(self, tmp_path: Path) -> None:
         path = folder(tmp_path) / "processor_config.json"
         values = json.loads(path.read_text())
         (tmp_path / "preprocessor_config.json").write_text(json.dumps(values["image_processor"]))
         path.write_text(json.dumps({"processor_class": "Gemma4Processor"}))
-        assert isinstance(open_image_processor(tmp_path), Gemma4ImageProcessor)
+        assert isinstance(KINDS["image"].open(tmp_path), Gemma4ImageProcessor)
         path.unlink()
-        assert isinstance(open_image_processor(tmp_path), Gemma4ImageProcessor)
+        assert isinstance(KINDS["image"].open(tmp_path), Gemma4ImageProcessor)
 
     @pytest.mark.parametrize("kind", ["Gemma4ImageProcessorFast", "Gemma4ImageProcessorPil"])
     def test_other_names_of_the_same(self, tmp_path: Path, kind: str) -> None:
-        assert open_image_processor(folder(tmp_path, {"image_processor_type": kind})) is not None
+        assert KINDS["image"].open(folder(tmp_path, {"image_processor_type": kind})) is not None
 
     @pytest.mark.parametrize("kind", ["Idefics9ImageProcessor", None, ["x"]])
     def test_an_unknown_processor_is_named_in_the_log(
         self, tmp_path: Path, kind: Any, caplog: pytest.LogCaptureFixture
     ) -> None:
         with caplog.at_level(logging.WARNING, "quire.media"):
-            assert open_image_processor(folder(tmp_path, {"image_processor_type": kind})) is None
+            assert KINDS["image"].open(folder(tmp_path, {"image_processor_type": kind})) is None
         assert repr(kind) in caplog.text
 
     @pytest.mark.parametrize(
@@ -615,22 +632,22 @@ class TestOpening:
     )
     def test_bad_values_are_named(self, tmp_path: Path, key: str, value: Any) -> None:
         with pytest.raises(ModelError) as caught:
-            open_image_processor(folder(tmp_path, {key: value}))
+            KINDS["image"].open(folder(tmp_path, {key: value}))
         assert f"{tmp_path / 'processor_config.json'}: 'image_processor.{key}'" in str(caught.value)
         assert repr(value) in str(caught.value)
 
     def test_normalization(self, tmp_path: Path) -> None:
-        assert open_image_processor(folder(tmp_path, {"do_normalize": True})) is not None
+        assert KINDS["image"].open(folder(tmp_path, {"do_normalize": True})) is not None
         for key, value in (("image_mean", [0.5] * 3), ("image_std", [0.5] * 3)):
             with pytest.raises(ModelError, match=key):
-                open_image_processor(folder(tmp_path, {"do_normalize": True, key: value}))
-            assert open_image_processor(folder(tmp_path, {key: value})) is not None
+                KINDS["image"].open(folder(tmp_path, {"do_normalize": True, key: value}))
+            assert KINDS["image"].open(folder(tmp_path, {key: value})) is not None
 
     @pytest.mark.parametrize("key", ["image_token_id", "boi_token_id", "eoi_token_id"])
     def test_token_ids_are_needed(self, tmp_path: Path, key: str) -> None:
         for value in (None, "18", -1):
             with pytest.raises(ModelError) as caught:
-                open_image_processor(folder(tmp_path, config={key: value}))
+                KINDS["image"].open(folder(tmp_path, config={key: value}))
             assert f"{tmp_path / 'config.json'}: '{key}'" in str(caught.value)
 
     def test_files_that_are_no_objects(self, tmp_path: Path) -> None:
@@ -638,4 +655,4 @@ class TestOpening:
         for text in ("[]", "{", '{"image_processor": 3}'):
             path.write_text(text)
             with pytest.raises(ModelError, match=r"processor_config\.json"):
-                open_image_processor(tmp_path)
+                KINDS["image"].open(tmp_path)

@@ -13,10 +13,10 @@ import pytest
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import CLIP_COLOURS, EVEN_COLOURS, Colours
-from quire.media.processors import open_image_processor
+from quire.media.processors import KINDS
 from quire.media.processors.base import Placeholders
 from quire.media.processors.qwen import QwenImageProcessor, fitted
-from tests.media.test_images import encoded, noise
+from tests.media.test_images import encoded, noise, read
 
 HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 SETTINGS: dict[str, Any] = {
@@ -48,7 +48,7 @@ def test_the_layout_of_patches() -> None:
     height, width = 56, 84
     pixels = np.zeros((height, width, 3), dtype=np.uint8)
     pixels[..., 0], pixels[..., 1] = np.arange(height)[:, None], np.arange(width)
-    item = processor().read(encoded(PIL.Image.fromarray(pixels)), param="p")
+    item = read(processor(), encoded(PIL.Image.fromarray(pixels)), param="p")
     assert (item.shape, item.tokens, item.bidirectional) == ((4, 6), 6, False)
     patches = np.frombuffer(item.features, np.uint8).reshape(24, 14, 14, 3)
     # The second square begins behind the four patches of the first, two columns further.
@@ -60,14 +60,14 @@ def test_the_layout_of_patches() -> None:
 def test_low_detail_takes_fewer_rows() -> None:
     large = processor(pixels=(3136, 28 * 28 * 1280))
     data = encoded(noise(1200, 900))
-    low, high = (large.read(data, param="p", detail=detail) for detail in ("low", "high"))
+    low, high = (read(large, data, param="p", detail=detail) for detail in ("low", "high"))
     assert low.tokens <= 256 < high.tokens <= 1280
 
 
 def test_a_strip_is_refused() -> None:
-    processor().read(encoded(noise(2000, 10)), param="p")
+    read(processor(), encoded(noise(2000, 10)), param="p")
     with pytest.raises(RequestError, match="2001 x 10 pixels") as caught:
-        processor().read(encoded(noise(2001, 10)), param="p")
+        read(processor(), encoded(noise(2001, 10)), param="p")
     assert caught.value.code == "media_invalid"
 
 
@@ -92,7 +92,7 @@ class TestAgainstTransformers:
         for seed, (width, height) in enumerate(sizes):
             picture = noise(width, height, seed)
             out = theirs.preprocess(picture, return_tensors="np")
-            item = ours.read(encoded(picture), param="p")
+            item = read(ours, encoded(picture), param="p")
             assert [1, *item.shape] == out["image_grid_thw"][0].tolist()
             assert item.tokens == item.shape[0] * item.shape[1] // 4
             raw = np.frombuffer(item.features, np.uint8).reshape(-1, patch, patch, 3)
@@ -120,10 +120,10 @@ class TestOpening:
         ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2_5_VLImageProcessor"],
     )
     def test_names(self, tmp_path: Path, kind: str) -> None:
-        found = open_image_processor(folder(tmp_path, image_processor_type=kind))
+        found = KINDS["image"].open(folder(tmp_path, image_processor_type=kind))
         assert found is not None
         assert found.placeholders == Placeholders(7)
-        assert found.read(encoded(noise(600, 600)), param="p").tokens == 121
+        assert read(found, encoded(noise(600, 600)), param="p").tokens == 121
 
     @pytest.mark.parametrize(
         "changes",
@@ -134,16 +134,16 @@ class TestOpening:
     )
     def test_spellings_of_the_bounds(self, tmp_path: Path, changes: dict[str, Any]) -> None:
         changes = {"min_pixels": None, "max_pixels": None} | changes
-        found = open_image_processor(folder(tmp_path, **changes))
+        found = KINDS["image"].open(folder(tmp_path, **changes))
         assert found is not None
-        assert found.read(encoded(noise(600, 600)), param="p").tokens == 121
+        assert read(found, encoded(noise(600, 600)), param="p").tokens == 121
 
     def test_each_model_has_its_colours(self, tmp_path: Path) -> None:
-        assert open_image_processor(folder(tmp_path, "qwen3_vl", **HALVES)) is not None
+        assert KINDS["image"].open(folder(tmp_path, "qwen3_vl", **HALVES)) is not None
         with pytest.raises(ModelError, match="image_mean"):
-            open_image_processor(folder(tmp_path, "qwen2_5_vl", **HALVES))
+            KINDS["image"].open(folder(tmp_path, "qwen2_5_vl", **HALVES))
         with pytest.raises(ModelError, match="image_mean"):
-            open_image_processor(folder(tmp_path, "qwen3_5"))
+            KINDS["image"].open(folder(tmp_path, "qwen3_5"))
 
     @pytest.mark.parametrize(
         ("changes", "word"),
@@ -158,4 +158,4 @@ class TestOpening:
     )
     def test_bad_values_are_named(self, tmp_path: Path, changes: dict[str, Any], word: str) -> None:
         with pytest.raises(ModelError, match=word):
-            open_image_processor(folder(tmp_path, **changes))
+            KINDS["image"].open(folder(tmp_path, **changes))

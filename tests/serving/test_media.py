@@ -16,9 +16,10 @@ from quire.core.media import MediaItem
 from quire.demo import MODEL_DIR
 from quire.media.fetch import FetchPolicy
 from quire.media.processors import open_processors
-from quire.media.source import MediaSource
+from quire.media.processors.base import MediaPart, Parts
+from quire.media.source import FileLimits, MediaSource
 from quire.serving import media
-from quire.serving.media import MediaLimits, MediaLoader, Prompt, as_template_reads, items_of
+from quire.serving.media import MediaLimits, MediaLoader, Prompt, as_template_reads, files_of
 
 
 def url(colour: str) -> str:
@@ -35,9 +36,17 @@ def asking(*colours: str) -> tuple[dict[str, Any], ...]:
 
 @pytest.fixture
 def reader() -> MediaLoader:
+    limits = MediaLimits(3, FileLimits(pixels=10_000))
     return MediaLoader(
-        open_processors(Path(MODEL_DIR), ("text", "image")), FetchPolicy(), MediaLimits(3, 10_000)
+        open_processors(Path(MODEL_DIR), ("text", "image", "video")),
+        {"image": "<|image|>", "video": "<|video|>"},
+        FetchPolicy(),
+        {"image": limits, "video": limits},
     )
+
+
+def items_of(messages: tuple[dict[str, Any], ...]) -> list[MediaItem]:
+    return [part.item for parts in files_of(messages) for part in parts]
 
 
 class Run:
@@ -57,7 +66,7 @@ async def test_images_in_flight_are_bounded(
     reader.check_room([prompt])
     with pytest.raises(Overloaded, match="in flight") as refused:
         reader.check_room([prompt, prompt])
-    assert refused.value.code == "too_many_images_in_flight"
+    assert refused.value.code == "too_much_media_in_flight"
     del run
     held.pop()
     gc.collect()
@@ -92,8 +101,24 @@ def test_soft_tokens_take_the_places_of_marks(reader: MediaLoader) -> None:
 
 
 def test_an_image_without_a_place_is_refused(reader: MediaLoader) -> None:
-    with pytest.raises(RequestError, match="a place for 1 of 2 images"):
+    with pytest.raises(RequestError, match="a place for 1 of 2 media items"):
         reader.place([18], [image(1), image(2)])
+
+
+def frame(time: str) -> MediaPart:
+    return MediaPart(MediaItem("video", b"", (1, 2), 2, time.encode()), before=time)
+
+
+def test_frames_stand_behind_their_times(reader: MediaLoader) -> None:
+    picture: Parts = (MediaPart(image(3)),)
+    film = (frame("00:00 "), frame(" 00:07 "))
+    rendered = "Here <|image|> and <|video|>, <|vid\udc00eo|>"
+    spelled = reader.spell(rendered, [picture, film])
+    assert spelled == ("Here <|image|> and 00:00 <|video|> 00:07 <|video|>, <|vid\udc00eo|>")
+    assert reader.spell(rendered, [picture]) == rendered
+    prompt = reader.place([1, 18, 5, 23, 6, 23], [picture[0].item, *(each.item for each in film)])
+    assert prompt.tokens == (1, 17, 18, 18, 18, 19, 5, 17, 23, 23, 19, 6, 17, 23, 23, 19)
+    assert [each.item.kind for each in prompt.media] == ["image", "video", "video"]
 
 
 def test_texts_are_joined_up_to_an_image() -> None:

@@ -13,9 +13,8 @@ from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.seal import Seal
 from quire.core.config import ServerConfig
 from quire.core.info import EngineStats, ModelInfo
-from quire.core.media import MediaItem
 from quire.core.request import Request
-from quire.media.processors.base import ItemKey
+from quire.media.processors.base import FileKey, Parts
 from quire.serving.assembly import assemble
 from quire.serving.job_process import ask
 from quire.serving.ticket import Ticket
@@ -36,7 +35,7 @@ class ReadingContext:
 
     def __call__(self) -> Context:
         service = assemble(_Absent(self.info), self.name, self.config)
-        service.prompts.media.share(_AskedItems())
+        service.prompts.media.share(_AskedFiles())
         slots = Slots(self.config.max_concurrent, self.config.max_body_bytes)
         metrics, seal = CallerMetrics(()), Seal(self.config.signing_key)
         return Context(service, self.config, slots, metrics, seal, lambda _: _AskedStore())
@@ -75,13 +74,13 @@ class _AskedStore:
         return item
 
 
-class _AskedItems:
+class _AskedFiles:
     """Media that the server keeps; see `MediaLoader.answers`. Here it has no features."""
 
-    def get(self, key: ItemKey) -> MediaItem | None:
-        item: MediaItem | None = ask("item", key)
-        return item
+    def get(self, key: FileKey) -> Parts | None:
+        parts: Parts | None = ask("file", key)
+        return parts
 
-    def put(self, key: ItemKey, value: MediaItem) -> MediaItem:
-        item: MediaItem = ask("keep", key, value)
-        return item
+    def put(self, key: FileKey, value: Parts) -> Parts:
+        parts: Parts = ask("keep", key, value)
+        return parts

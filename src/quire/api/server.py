@@ -24,6 +24,8 @@ from quire.serving.jobs import JobLimits, Jobs
 
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
 _BYTES_A_PIXEL = 20  # of an image in work: as stored, with its transparency, on white, turned
+_BYTES_A_SECOND = 192_000 * 4 * 4  # of sound at the highest rate: in pieces, joined, padded
+_BYTES_A_PIXEL_DECODED = 60  # of a video's frames: those that others refer to, and one in work
 
 
 def serve(engine: EngineConfig, config: ServerConfig, worker: str = WORKER) -> int:
@@ -106,9 +108,14 @@ async def _serve(
 
 
 def _job_limits(config: ServerConfig) -> JobLimits:
-    """The largest image has to fit, in all the forms that it goes through."""
+    """The largest file has to fit, in all the forms that it goes through."""
     limits = JobLimits()
-    return replace(limits, memory=limits.memory + _BYTES_A_PIXEL * config.max_image_pixels)
+    media = max(
+        _BYTES_A_PIXEL * config.max_image_pixels,
+        config.max_audio_bytes + round(_BYTES_A_SECOND * config.max_audio_seconds),
+        config.max_video_bytes + _BYTES_A_PIXEL_DECODED * config.max_video_pixels,
+    )
+    return replace(limits, memory=limits.memory + media)
 
 
 async def _stop_when_broken(client: ProcessEngine, server: uvicorn.Server) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quire.cli.keys import add_server_key_arguments, key_in, server_keys
 from quire.cli.kv_flags import add_kv_arguments, format_of
+from quire.cli.media_flags import add_media_arguments, media_settings
 from quire.cli.values import at_least, byte_count, duration, number, port, positive
 from quire.core.config import DiskConfig, EngineConfig, ServerConfig
 from quire.core.errors import QuireError, RequestError
@@ -56,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_cache_arguments(parser.add_argument_group("KV cache"))
     _add_access_arguments(parser.add_argument_group("access"))
     _add_limit_arguments(parser.add_argument_group("limits"))
-    _add_image_arguments(parser.add_argument_group("images"))
+    add_media_arguments(parser.add_argument_group("images, sound and video"))
 
 
 def _add_sampling_arguments(group: argparse._ArgumentGroup) -> None:
@@ -231,50 +232,6 @@ def _add_limit_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_image_arguments(group: argparse._ArgumentGroup) -> None:
-    add, defaults = group.add_argument, ServerConfig()
-    add(
-        "--max-images",
-        type=positive,
-        default=defaults.max_images,
-        metavar="N",
-        help="of one request, earlier messages included; default: %(default)s",
-    )
-    add(
-        "--max-image-bytes",
-        type=byte_count,
-        default="20MiB",
-        metavar="BYTES",
-        help="of one image's file; default: 20MiB",
-    )
-    add(
-        "--max-image-pixels",
-        type=positive,
-        default=defaults.max_image_pixels,
-        metavar="N",
-        help="width times height of one image; default: %(default)s",
-    )
-    add(
-        "--allow-media-hosts",
-        action="store_true",
-        help="fetch images that requests name by http(s), from public addresses",
-    )
-    add(
-        "--media-folder",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="requests may name images below it by file://; may be given again; default: none",
-    )
-    add(
-        "--media-timeout",
-        type=duration,
-        default=defaults.media_timeout_s,
-        metavar="SECONDS",
-        help="for fetching one image, redirects included; default: %(default)g",
-    )
-
-
 def run(args: argparse.Namespace) -> int:
     """Serves until interrupted; 1 if the engine broke down."""
     logging.basicConfig(
@@ -330,12 +287,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         max_concurrent=args.max_concurrent,
         max_body_bytes=args.max_body,
         max_messages=args.max_messages,
-        max_images=args.max_images,
-        max_image_bytes=args.max_image_bytes,
-        max_image_pixels=args.max_image_pixels,
-        allow_media_hosts=args.allow_media_hosts,
-        media_folders=tuple(_folder(each, "--media-folder") for each in args.media_folder),
-        media_timeout_s=args.media_timeout,
+        **media_settings(args),
         request_deadline_s=args.request_timeout,
         engine_timeout_s=args.engine_timeout,
         stop_grace_s=args.stop_grace,
@@ -369,14 +321,3 @@ def _sampling_overrides(args: argparse.Namespace) -> dict[str, float]:
     except RequestError as error:
         raise QuireError(f"--{(error.param or '').replace('_', '-')}: {error.message}") from error
     return given
-
-
-def _folder(path: str, option: str) -> str:
-    """The folder's absolute path.
-
-    Raises:
-        QuireError: it is no folder.
-    """
-    if not Path(path).is_dir():
-        raise QuireError(f"{option}: '{path}' is no folder")
-    return str(Path(path).resolve())

@@ -27,11 +27,13 @@ class MediaItem:
     """An image, or another piece of media, as the encoder of its kind takes it.
 
     Attributes:
-        kind: "image", or another kind that has a processor and an encoder.
+        kind: "image", "audio", "video", or another that has a processor and an encoder.
         features: what the encoder takes; of images uint8 `[rows * columns, size * size * 3]`: patch
             after patch, in the order that the encoder wants; within a patch row by row, red, green
-            and blue of each pixel together.
-        shape: of the features, as the kind counts it; of images rows and columns of patches.
+            and blue of each pixel together. Of sound float32 `[frames, bins]`, the logarithms of a
+            mel spectrogram.
+        shape: of the features, as the kind counts it; of images rows and columns of patches, of
+            sound frames and bins.
         tokens: placeholders in a prompt, as many as the encoder makes rows.
         digest: of kind, features and shape: equal ones stand for equal rows.
         bidirectional: its rows see each other, in layers that do so.

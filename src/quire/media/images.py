@@ -21,9 +21,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from quire.core.errors import RequestError
-from quire.media.source import refusal
-
-MAX_PIXELS = 50_000_000
+from quire.media.source import DEFAULT_LIMITS, FileLimits, refusal
 
 _READERS: tuple[tuple[bytes, type[ImageFile]], ...] = (
     (b"\x89PNG\r\n\x1a\n", PngImageFile),
@@ -58,13 +56,13 @@ _BMP_RUN_LENGTHS = (1, 2)  # BI_RLE8, BI_RLE4: Pillow decodes them in Python
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-def decode(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> PIL.Image.Image:
+def decode(data: bytes, *, param: str, limits: FileLimits = DEFAULT_LIMITS) -> PIL.Image.Image:
     """A picture in RGB, upright, transparency laid on white; an animation's first frame.
 
     Args:
         data: PNG, JPEG, WebP, GIF or BMP.
         param: the request field that holds it, for errors.
-        max_pixels: width times height, checked before anything is decoded.
+        limits: checked before anything is decoded.
 
     Raises:
         RequestError: it has more pixels (`media_too_large`), is of another format, damaged or cut
@@ -77,9 +75,9 @@ def decode(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> PIL.Imag
         if reader is JpegImageFile:
             _check_jpeg(data, param)
         image = reader(io.BytesIO(data))
-        if image.width * image.height > max_pixels:
+        if image.width * image.height > limits.pixels:
             size = f"{image.width} x {image.height} pixels"
-            raise refusal(param, f"it has {size}, more than {max_pixels} in all", "too_large")
+            raise refusal(param, f"it has {size}, more than {limits.pixels} in all", "too_large")
         if reader is BmpImageFile and image.info.get("compression") in _BMP_RUN_LENGTHS:
             raise refusal(param, "run-length coded BMP is not supported")
         image.load()
@@ -87,7 +85,7 @@ def decode(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> PIL.Imag
     except RequestError:
         raise
     except PIL.Image.DecompressionBombError as error:  # of WebP and GIF, ahead of our own check
-        raise refusal(param, f"it has more than {max_pixels} pixels", "too_large") from error
+        raise refusal(param, f"it has more than {limits.pixels} pixels", "too_large") from error
     except Exception as error:  # damaged data makes the plugins raise nearly every kind there is
         reason = f"it cannot be decoded as {reader.format}; it is damaged or cut short"
         raise refusal(param, reason) from error

@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from quire.core.errors import RequestError
 
-Detail = Literal["auto", "low", "high"]
+Fineness = Literal["auto", "low", "high"]
+Detail = Fineness | int
+"""How finely a picture or frame is read: "low" takes as few tokens as the model offers, the others
+its own number; or the most tokens that one may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """What one file may hold.
+
+    Attributes:
+        bytes: as it goes over the wire.
+        pixels: width times height of a picture or of a video's frame, before it is scaled.
+        seconds: of sound or video.
+        frames: of a video that are looked at; a processor that would look at more spreads these
+            evenly.
+    """
+
+    bytes: int = 20 << 20
+    pixels: int = 50_000_000
+    seconds: float = math.inf
+    frames: int = 256
+
+
+DEFAULT_LIMITS = FileLimits()
 
 
 @dataclass(frozen=True, slots=True)
 class MediaSource:
-    """Where an item is.
+    """Where a file is.
 
     Attributes:
         url: `data:`, `http:`, `https:` or `file:`.
         param: the request field that holds it, for errors.
         named: what the protocol calls its type, for errors.
-        detail: of images: "low" takes as few tokens as the model offers; the others its own number.
         kind: of media.
     """
 
@@ -35,7 +59,7 @@ class MediaSource:
 
 
 def refusal(param: str, reason: str, code: str = "invalid") -> RequestError:
-    """The error for an item that cannot be used; `code` is the end of the wire code."""
+    """The error for a file that cannot be used; `code` is the end of the wire code."""
     return RequestError(f"'{param}' cannot be used: {reason}.", param=param, code=f"media_{code}")
 
 

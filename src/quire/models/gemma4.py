@@ -384,7 +384,8 @@ class Gemma4(LanguageModel):
     def encoders(self) -> Mapping[str, MediaEncoder]:
         if self.vision_tower is None or self.embed_vision is None:
             return {}
-        return {"image": Gemma4VisionEncoder(self.vision_tower, self.embed_vision)}
+        vision = Gemma4VisionEncoder(self.vision_tower, self.embed_vision)
+        return {"image": vision, "video": vision}  # a video's items are its frames
 
     @property
     def layout(self) -> tuple[LayerSpec, ...]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from quire.core.config import ServerConfig
-from quire.core.errors import ModelError
 from quire.core.request import SamplingParams
 from quire.media.fetch import FetchPolicy
 from quire.media.processors import MediaProcessor, open_processors
+from quire.media.source import FileLimits
 from quire.serving.constraints import Constraints
 from quire.serving.interface import EngineClient
 from quire.serving.media import MediaLimits, MediaLoader
@@ -23,6 +24,8 @@ from quire.text.dialects import NONE, choose_dialect
 from quire.text.dialects.base import Dialect, vocabulary_of
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
+
+log = logging.getLogger("quire.media")
 
 
 def _controls(
@@ -47,30 +50,47 @@ def _controls(
 
 def _media_tokens(
     folder: Path, tokenizer: Tokenizer, processors: Mapping[str, MediaProcessor]
-) -> frozenset[str]:
-    """The tokens by which the model's template marks media.
-
-    Raises:
-        ModelError: the tokenizer lacks one.
-    """
-    texts = set()
+) -> dict[str, str]:
+    """The tokens by which the model's template marks media, by kind; without those that the
+    tokenizer lacks, which is logged."""
+    texts = {}
     for kind, processor in processors.items():
         token = processor.placeholders.token
         text = tokenizer.token_text(token)
         if text is None:
-            raise ModelError(f"{folder}: the tokenizer has no token {token}, which marks {kind}s")
-        texts.add(text)
-    return frozenset(texts)
+            lacking = "%s: the tokenizer has no token %d, which marks %s; serving without it"
+            log.warning(lacking, folder, token, kind)
+        else:
+            texts[kind] = text
+    return texts
 
 
-def _loader(processors: Mapping[str, MediaProcessor], config: ServerConfig) -> MediaLoader:
+def _media_limits(config: ServerConfig) -> dict[str, MediaLimits]:
+    """By kind."""
+    image = FileLimits(config.max_image_bytes, config.max_image_pixels)
+    audio = FileLimits(config.max_audio_bytes, seconds=config.max_audio_seconds)
+    video = FileLimits(
+        config.max_video_bytes,
+        config.max_video_pixels,
+        config.max_video_seconds,
+        config.max_video_frames,
+    )
+    return {
+        "image": MediaLimits(config.max_images, image),
+        "audio": MediaLimits(config.max_audios, audio),
+        "video": MediaLimits(config.max_videos, video),
+    }
+
+
+def _loader(
+    processors: Mapping[str, MediaProcessor], tokens: Mapping[str, str], config: ServerConfig
+) -> MediaLoader:
     policy = FetchPolicy(
         config.allow_media_hosts,
         tuple(Path(each) for each in config.media_folders),
-        config.max_image_bytes,
-        config.media_timeout_s,
+        timeout_s=config.media_timeout_s,
     )
-    return MediaLoader(processors, policy, MediaLimits(config.max_images, config.max_image_pixels))
+    return MediaLoader(processors, tokens, policy, _media_limits(config))
 
 
 def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
@@ -91,13 +111,19 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
     own = recommended(folder) if config.sampling_defaults == "model" else SamplingParams()
     processors = open_processors(folder, client.info.modalities)
     media_tokens = _media_tokens(folder, tokenizer, processors)
-    media = _loader(processors, config)
+    media = _loader({kind: processors[kind] for kind in media_tokens}, media_tokens, config)
     prompts = Prompts(
         lambda: client.info,
         tokenizer,
         template,
         media,
-        _controls(tokenizer, template, dialect, media_tokens, allow=config.allow_special_tokens),
+        _controls(
+            tokenizer,
+            template,
+            dialect,
+            frozenset(media_tokens.values()),
+            allow=config.allow_special_tokens,
+        ),
         drop_volatile=config.drop_volatile_headers,
     )
     sandbox = GrammarSandbox(BuilderOpening(folder, dialect.name, client.info.vocab_size))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -13,8 +14,8 @@ from quire.core.errors import Overloaded, RequestError
 from quire.core.media import MediaItem, PlacedMedia
 from quire.media.fetch import FetchPolicy, fetch
 from quire.media.processors import MediaProcessor
-from quire.media.processors.base import ItemKey, ItemStore
-from quire.media.source import MediaSource, not_taken
+from quire.media.processors.base import FileKey, MediaPart, Parts, PartStore
+from quire.media.source import FileLimits, MediaSource, not_taken
 
 Message = Mapping[str, Any]
 
@@ -33,15 +34,15 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    """What one request may bring.
+    """What one request may bring of one kind.
 
     Attributes:
-        items: earlier messages' included.
-        pixels: of one image, width times height, before it is scaled.
+        files: earlier messages' included.
+        each: of them.
     """
 
-    items: int
-    pixels: int
+    files: int
+    each: FileLimits
 
 
 class MediaLoader:
@@ -49,15 +50,22 @@ class MediaLoader:
 
     Args:
         processors: the model's, by kind; empty in a model that takes text only.
+        tokens: the text of each processor's token, by kind.
+        limits: by kind, of those that have a processor at least.
     """
 
     def __init__(
         self,
         processors: Mapping[str, MediaProcessor],
+        tokens: Mapping[str, str],
         policy: FetchPolicy,
-        limits: MediaLimits,
+        limits: Mapping[str, MediaLimits],
     ) -> None:
         self._processors = processors
+        self._tokens = tokens
+        self._marks = {
+            each.placeholders.mark or tokens[kind]: kind for kind, each in processors.items()
+        }
         self._policy = policy
         self._limits = limits
         self._fetching = asyncio.Semaphore(_FETCHED_AT_ONCE)
@@ -71,7 +79,7 @@ class MediaLoader:
         return tuple(self._processors)
 
     async def load(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """The messages with every `{"source": MediaSource}` read: `{"item": MediaItem}`.
+        """The messages with every `{"source": MediaSource}` read: `{"parts": Parts}`.
 
         Raises:
             RequestError: the model does not take the kind, there are too many, or one cannot be
@@ -85,52 +93,59 @@ class MediaLoader:
         for source in sources:
             if source.kind not in self._processors:
                 raise not_taken(source.named, source.param)
-        limit = self._limits.items
-        if len(sources) > limit:
-            raise RequestError(
-                f"The request holds {len(sources)} images; at most {limit} are taken.",
-                param=sources[limit].param,
-                code="too_many_images",
-            )
+        self._check_count(sources)
         reading = [asyncio.create_task(self._read(each)) for each in sources]
         try:
-            items = await asyncio.gather(*reading)
+            files = await asyncio.gather(*reading)
         finally:
             for task in reading:
                 task.cancel()
-        following = iter(items)
-        return tuple(_with_items(message, following) for message in messages)
+        following = iter(files)
+        return tuple(_with_parts(message, following) for message in messages)
+
+    def _check_count(self, sources: Sequence[MediaSource]) -> None:
+        for kind in self._processors:
+            found = [source for source in sources if source.kind == kind]
+            limit = self._limits[kind].files
+            if len(found) > limit:
+                raise RequestError(
+                    f"The request holds {len(found)} files of kind '{kind}'; at most {limit} are "
+                    "taken.",
+                    param=found[limit].param,
+                    code=f"too_many_{kind}s",
+                )
 
     @staticmethod
     def wanted(messages: Sequence[Message]) -> bool:
         """Whether messages name media that has to be loaded."""
         return any("source" in part for part in _media_parts(messages))
 
-    def share(self, items: ItemStore) -> None:
-        """Finds and keeps items in another place from now on."""
+    def share(self, files: PartStore) -> None:
+        """Finds and keeps what was read in another place from now on."""
         for processor in self._processors.values():
-            processor.items = items
+            processor.files = files
 
     def answers(self, lent: list[MediaItem]) -> dict[str, Callable[..., object]]:
-        """What a job is answered whose processors keep their items here, see `api.reading`.
+        """What a job is answered whose processors keep what they read here, see `api.reading`.
 
         Args:
             lent: holds the items that the job refers to by their digests.
         """
 
-        def lend(item: MediaItem) -> MediaItem:
+        def lend(part: MediaPart) -> MediaPart:
+            item = part.item
             lent.append(item)
             self._lent[item.digest] = item
-            return replace(item, features=b"")
+            return replace(part, item=replace(item, features=b""))
 
-        def known(key: ItemKey) -> MediaItem | None:
-            item = self._processors[key[0]].items.get(key)
-            return None if item is None else lend(item)
+        def known(key: FileKey) -> Parts | None:
+            parts = self._processors[key[0]].files.get(key)
+            return None if parts is None else tuple(map(lend, parts))
 
-        def keep(key: ItemKey, item: MediaItem) -> MediaItem:
-            return lend(self._processors[key[0]].items.put(key, item))
+        def keep(key: FileKey, parts: Parts) -> Parts:
+            return tuple(map(lend, self._processors[key[0]].files.put(key, parts)))
 
-        return {"item": known, "keep": keep}
+        return {"file": known, "keep": keep}
 
     def complete(self, prompts: Sequence[Prompt]) -> list[Prompt]:
         """The prompts of a job, with the features that it left here."""
@@ -146,9 +161,9 @@ class MediaLoader:
         """Raises `Overloaded` if other requests' media fills the memory that there is for them."""
         if self._held and self._held + _bytes_of(prompts) > _HELD_BYTES:
             raise Overloaded(
-                f"Requests in flight hold images of {self._held} bytes, of {_HELD_BYTES}.",
+                f"Requests in flight hold media of {self._held} bytes, of {_HELD_BYTES}.",
                 param="messages",
-                code="too_many_images_in_flight",
+                code="too_much_media_in_flight",
             )
 
     def hold(self, run: object, prompts: Sequence[Prompt]) -> None:
@@ -161,17 +176,35 @@ class MediaLoader:
     def _release(self, size: int) -> None:
         self._held -= size
 
-    async def _read(self, source: MediaSource) -> MediaItem:
+    async def _read(self, source: MediaSource) -> Parts:
+        limits = self._limits[source.kind].each
+        policy = replace(self._policy, max_bytes=limits.bytes)
         async with self._fetching if source.remote else nullcontext():
-            fetched = await fetch(source.url, self._policy, param=source.param)
+            fetched = await fetch(source.url, policy, param=source.param)
         async with self._decoding:
             return await asyncio.to_thread(
                 self._processors[source.kind].read,
                 fetched.data,
                 param=source.param,
                 detail=source.detail,
-                max_pixels=self._limits.pixels,
+                limits=limits,
             )
+
+    def spell(self, rendered: str, files: Sequence[Parts]) -> str:
+        """A rendered template with the words of files' parts, and a token for each, at its marks.
+
+        Text from outside holds no marks: it is covered, see `Controls`.
+        """
+        if all(_bare(parts) for parts in files):
+            return rendered
+        following = iter(files)
+
+        def words(found: re.Match[str]) -> str:
+            kind, parts = self._marks[found[0]], next(following, ())
+            token = self._tokens[kind]
+            return "".join(f"{part.before}{token}{part.after}" for part in parts)
+
+        return re.sub("|".join(map(re.escape, self._marks)), words, rendered)
 
     def place(self, ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
         """The prompt with each item's placeholders where the template's token for its kind stood.
@@ -183,7 +216,8 @@ class MediaLoader:
         places = [(at, kinds[token]) for at, token in enumerate(ids) if token in kinds]
         if [kind for _, kind in places] != [item.kind for item in items]:
             raise RequestError(
-                f"The model's chat template has a place for {len(places)} of {len(items)} images.",
+                f"The model's chat template has a place for {len(places)} of {len(items)} media "
+                "items.",
                 param="messages",
                 code="unsupported_content",
             )
@@ -206,9 +240,14 @@ def _bytes_of(prompts: Sequence[Prompt]) -> int:
     return sum(len(each.item.features) for prompt in prompts for each in prompt.media)
 
 
-def items_of(messages: Sequence[Message]) -> list[MediaItem]:
-    """The media of messages that has been loaded, in order."""
-    return [part["item"] for part in _media_parts(messages)]
+def _bare(parts: Parts) -> bool:
+    """Whether a file is one item without words."""
+    return len(parts) == 1 and not parts[0].before and not parts[0].after
+
+
+def files_of(messages: Sequence[Message]) -> list[Parts]:
+    """What was read of the messages' files, in order."""
+    return [part["parts"] for part in _media_parts(messages)]
 
 
 def as_template_reads(message: Message) -> Message:
@@ -246,10 +285,10 @@ def _media_parts(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
     return [part for part in parts if part["type"] != "text"]
 
 
-def _with_items(message: Message, items: Iterator[MediaItem]) -> Message:
-    """The message, its sources replaced by the next of `items`."""
+def _with_parts(message: Message, files: Iterator[Parts]) -> Message:
+    """The message, its sources replaced by the next of `files`."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    parts = [{"type": p["type"], "item": next(items)} if "source" in p else p for p in content]
+    parts = [{"type": p["type"], "parts": next(files)} if "source" in p else p for p in content]
     return {**message, "content": parts}

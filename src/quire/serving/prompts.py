@@ -9,7 +9,7 @@ from typing import Any
 from quire.core.errors import ContextOverflow, RequestError
 from quire.core.info import ModelInfo
 from quire.serving.generation import Elsewhere, Generation, Prepared
-from quire.serving.media import MediaLoader, Prompt, as_template_reads, items_of, text_length
+from quire.serving.media import MediaLoader, Prompt, as_template_reads, files_of, text_length
 from quire.text.controls import Controls
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -126,11 +126,12 @@ class Prompts:
 
     def _conversation(self, spec: Generation, *, bounded: bool) -> Prompt:
         """The prompt of messages whose media has been read."""
-        items = items_of(spec.messages)
-        rendered = self.render(spec)
+        files = files_of(spec.messages)
+        rendered = self.media.spell(self.render(spec), files)
         if bounded:
             self._check_text(self._controls.bare(rendered), spec.names.messages)
         ids = self._controls.encode(rendered)
+        items = [part.item for parts in files for part in parts]
         return self.media.place(ids, items) if items else Prompt(tuple(ids))
 
     def render(self, spec: Generation) -> str:

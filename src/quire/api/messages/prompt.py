@@ -13,6 +13,7 @@ from typing import Any
 from quire.api.messages.schema import (
     AssistantBlock,
     AssistantMessage,
+    AudioBlock,
     ClearThinking,
     CountRequest,
     DocumentBlock,
@@ -34,8 +35,9 @@ from quire.api.messages.schema import (
     ToolUseBlock,
     UserBlock,
     UserMessage,
+    VideoBlock,
 )
-from quire.api.shared.content import function_call, image_part
+from quire.api.shared.content import function_call, media_part
 from quire.api.shared.seal import Seal
 from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
 from quire.core.errors import RequestError
@@ -243,11 +245,14 @@ def _system(system: SystemText) -> str | list[dict[str, str]]:
 
 
 def _part(block: ResultPart, param: str) -> dict[str, Any]:
-    """A block as text, or as an image."""
+    """A block as text, or as media."""
     lines: list[str | None]
     match block:
-        case ImageBlock(type=kind, source=source):
-            return image_part(source.location, f"{param}.source", kind)
+        case ImageBlock() | VideoBlock():
+            kind, name = block.type, f"{param}.source"
+            return media_part(kind, block.source.location, name, kind, block.max_soft_tokens)
+        case AudioBlock(type=kind):
+            return media_part(kind, block.source.location, f"{param}.source", kind)
         case TextBlock(text=text):
             lines = [text]
         case DocumentBlock():

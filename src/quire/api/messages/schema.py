@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from quire.api.shared.content import FunctionName, function_tool
+from quire.api.shared.content import FunctionName, SoftTokens, function_tool
 from quire.api.shared.schema import (
     DecodingFields,
     History,
@@ -46,20 +46,38 @@ class TextBlock(ContentBlock):
 
 
 class Base64Source(History):
-    """An image, in the request itself."""
+    """A file, in the request itself."""
 
     type: Literal["base64"]
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    media_type: str
     data: str = Field(min_length=1)
 
     @property
     def location(self) -> str:
-        """The image as a `data:` URL."""
+        """The file as a `data:` URL."""
         return f"data:{self.media_type};base64,{self.data}"
 
 
+class Base64Image(Base64Source):
+    """An image, in the request itself."""
+
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+
+
+class Base64Audio(Base64Source):
+    """Sound, in the request itself."""
+
+    media_type: str = Field(pattern="^audio/")
+
+
+class Base64Video(Base64Source):
+    """A video, in the request itself."""
+
+    media_type: str = Field(pattern="^video/")
+
+
 class UrlSource(History):
-    """Where an image is: http(s), `data:` or `file://`."""
+    """Where a file is: http(s), `data:` or `file://`."""
 
     type: Literal["url"]
     url: str = Field(min_length=1)
@@ -81,10 +99,32 @@ class ImageBlock(ContentBlock):
 
     type: Literal["image"]
     source: Annotated[
-        Annotated[Base64Source, Tag("@base64")] | Annotated[UrlSource, Tag("@url")],
+        Annotated[Base64Image, Tag("@base64")] | Annotated[UrlSource, Tag("@url")],
         Discriminator(tag_by_type),
     ]
     transformations: ImageTransformations | None = None
+    max_soft_tokens: SoftTokens | None = None
+
+
+class AudioBlock(ContentBlock):
+    """Sound. Anthropic has no such block; it is made like that of an image."""
+
+    type: Literal["audio"]
+    source: Annotated[
+        Annotated[Base64Audio, Tag("@base64")] | Annotated[UrlSource, Tag("@url")],
+        Discriminator(tag_by_type),
+    ]
+
+
+class VideoBlock(ContentBlock):
+    """A video. Anthropic has no such block; it is made like that of an image."""
+
+    type: Literal["video"]
+    source: Annotated[
+        Annotated[Base64Video, Tag("@base64")] | Annotated[UrlSource, Tag("@url")],
+        Discriminator(tag_by_type),
+    ]
+    max_soft_tokens: SoftTokens | None = None
 
 
 class TextSource(History):
@@ -163,6 +203,8 @@ class ToolUseBlock(ContentBlock):
 ResultPart = Annotated[
     Annotated[TextBlock, Tag("@text")]
     | Annotated[ImageBlock, Tag("@image")]
+    | Annotated[AudioBlock, Tag("@audio")]
+    | Annotated[VideoBlock, Tag("@video")]
     | Annotated[DocumentBlock, Tag("@document")]
     | Annotated[SearchResultBlock, Tag("@search_result")]
     | Annotated[ToolReferenceBlock, Tag("@tool_reference")],
@@ -189,6 +231,8 @@ class ToolResultBlock(ContentBlock):
 UserBlock = Annotated[
     Annotated[TextBlock, Tag("@text")]
     | Annotated[ImageBlock, Tag("@image")]
+    | Annotated[AudioBlock, Tag("@audio")]
+    | Annotated[VideoBlock, Tag("@video")]
     | Annotated[DocumentBlock, Tag("@document")]
     | Annotated[SearchResultBlock, Tag("@search_result")]
     | Annotated[ToolResultBlock, Tag("@tool_result")],

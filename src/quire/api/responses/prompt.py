@@ -23,9 +23,16 @@ from quire.api.responses.schema import (
     RefusalPart,
     SearchCallItem,
     SearchOutputItem,
+    TextPart,
     Tool,
 )
-from quire.api.shared.content import INPUT, function_call, image_part, read_arguments
+from quire.api.shared.content import (
+    INPUT,
+    function_call,
+    heard_or_watched,
+    media_part,
+    read_arguments,
+)
 from quire.api.shared.seal import Seal
 from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
 from quire.api.shared.toolbox import SEARCH, model_name
@@ -54,7 +61,7 @@ class Translator:
             new: how many of the items are the request's own; errors count from these.
 
         Raises:
-            RequestError: a file, which no model here takes; an image that the assistant said; an
+            RequestError: a file, which no model here takes; media that the assistant said; an
                 output without its call, or at the end a call without its output.
         """
         messages: list[TemplateMessage] = []
@@ -71,7 +78,7 @@ class Translator:
     def _message(self, item: Item, param: str) -> TemplateMessage | None:
         match item:
             case MessageItem(role=role, content=content):
-                parts = _parts(content, f"{param}.content", images=role != "assistant")
+                parts = _parts(content, f"{param}.content", media=role != "assistant")
                 return {"role": "system" if role == "developer" else role, "content": parts}
             case ReasoningItem():
                 reasoning = self._reasoning(item)
@@ -135,7 +142,7 @@ def _told(tools: Sequence[Tool]) -> str:
     return json.dumps({"tools": names}, ensure_ascii=False)
 
 
-def _parts(content: Content, param: str, *, images: bool = True) -> str | list[dict[str, Any]]:
+def _parts(content: Content, param: str, *, media: bool = True) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     parts: list[dict[str, Any]] = []
@@ -143,16 +150,18 @@ def _parts(content: Content, param: str, *, images: bool = True) -> str | list[d
         match part:
             case FilePart():
                 raise not_taken(part.type, f"{param}[{index}]")
-            case ImagePart(type=kind) if not images:
+            case TextPart(text=text) | RefusalPart(refusal=text):
+                parts.append({"type": "text", "text": text})
+            case _ if not media:
                 raise RequestError(
-                    f"'{param}[{index}]' is of type '{kind}', which the assistant never says.",
+                    f"'{param}[{index}]' is of type '{part.type}', which the assistant never says.",
                     param=f"{param}[{index}]",
                     code="invalid_value",
                 )
-            case ImagePart(type=kind, image_url=url, detail=detail):
-                parts.append(image_part(url, f"{param}[{index}].image_url", kind, detail))
-            case RefusalPart(refusal=text):
-                parts.append({"type": "text", "text": text})
+            case ImagePart():
+                detail = part.max_soft_tokens or part.detail
+                name = f"{param}[{index}].image_url"
+                parts.append(media_part("image", part.image_url, name, part.type, detail))
             case _:
-                parts.append({"type": "text", "text": part.text})
+                parts.append(heard_or_watched(part, f"{param}[{index}]"))
     return parts

@@ -10,7 +10,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from quire.api.shared.content import FunctionName
+from quire.api.shared.content import (
+    AudioPart,
+    AudioUrlPart,
+    FunctionName,
+    SoftTokens,
+    VideoPart,
+)
 from quire.api.shared.schema import (
     DecodingFields,
     History,
@@ -21,7 +27,7 @@ from quire.api.shared.schema import (
     tag_by_type,
     tag_text_or_list,
 )
-from quire.media.source import Detail
+from quire.media.source import Fineness
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
@@ -49,7 +55,8 @@ class ImagePart(History):
     type: Literal["input_image"]
     file_id: None = None  # first, so that what refers to a file is told of that
     image_url: str = Field(min_length=1)
-    detail: Detail | None = None
+    detail: Fineness | None = None
+    max_soft_tokens: SoftTokens | None = None
     prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
@@ -71,6 +78,9 @@ Part = Annotated[
     | Annotated[TextPart, Tag("@text")]
     | Annotated[RefusalPart, Tag("@refusal")]
     | Annotated[ImagePart, Tag("@input_image")]
+    | Annotated[AudioPart, Tag("@input_audio")]
+    | Annotated[AudioUrlPart, Tag("@audio_url")]
+    | Annotated[VideoPart, Tag("@video_url")]
     | Annotated[FilePart, Tag("@input_file")],
     Discriminator(tag_by_type),
 ]

@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from quire.api.shared.schema import History, tag_by_role, tag_by_type, tag_text_or_list
-from quire.media.source import Detail, MediaSource, not_taken
+from quire.media.source import Detail, Fineness, MediaSource, not_taken
 
 INPUT = "input"
 """The one argument of the function that stands for a custom tool."""
@@ -37,11 +37,16 @@ class RefusalPart(History):
     refusal: str
 
 
+SoftTokens = Annotated[int, Field(ge=1)]
+"""The most tokens that an image, or a frame of a video, becomes: a number that the model offers."""
+
+
 class ImageUrl(History):
     """Where an image is: http(s), `data:` or `file://`."""
 
     url: str = Field(min_length=1)
-    detail: Detail | None = None
+    detail: Fineness | None = None
+    max_soft_tokens: SoftTokens | None = None
 
 
 class ImagePart(History):
@@ -53,10 +58,15 @@ class ImagePart(History):
 
 
 class InputAudio(History):
-    """Sound as base64."""
+    """Sound as base64. What it is shows in its first bytes, whatever `format` says."""
 
-    data: str
-    format: Literal["wav", "mp3"]
+    data: str = Field(min_length=1)
+    format: Literal["wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "mp4", "webm"]
+
+    @property
+    def url(self) -> str:
+        """The sound as a `data:` URL."""
+        return f"data:audio/{self.format};base64,{self.data}"
 
 
 class AudioPart(History):
@@ -64,6 +74,32 @@ class AudioPart(History):
 
     type: Literal["input_audio"]
     input_audio: InputAudio
+
+
+class Url(History):
+    """Where a file is: http(s), `data:` or `file://`."""
+
+    url: str = Field(min_length=1)
+
+
+class AudioUrlPart(History):
+    """A sound, as vLLM and others name it."""
+
+    type: Literal["audio_url"]
+    audio_url: Url
+
+
+class VideoUrl(Url):
+    """Where a video is."""
+
+    max_soft_tokens: SoftTokens | None = None
+
+
+class VideoPart(History):
+    """A video, as vLLM and others name it."""
+
+    type: Literal["video_url"]
+    video_url: VideoUrl
 
 
 class File(History):
@@ -85,6 +121,8 @@ Part = Annotated[
     Annotated[TextPart, Tag("@text")]
     | Annotated[ImagePart, Tag("@image_url")]
     | Annotated[AudioPart, Tag("@input_audio")]
+    | Annotated[AudioUrlPart, Tag("@audio_url")]
+    | Annotated[VideoPart, Tag("@video_url")]
     | Annotated[FilePart, Tag("@file")]
     | Annotated[RefusalPart, Tag("@refusal")],
     Discriminator(tag_by_type),
@@ -249,7 +287,7 @@ def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
     """Messages as chat templates read them.
 
     Raises:
-        RequestError: sound or a file, which no model here takes.
+        RequestError: a file, which no model here takes.
     """
     names = {
         call.id: call.name
@@ -292,17 +330,34 @@ def _parts(content: Content | WrittenContent, param: str) -> str | list[dict[str
         match part:
             case TextPart(text=text) | RefusalPart(refusal=text):
                 parts.append({"type": "text", "text": text})
-            case ImagePart(type=kind, image_url=image):
+            case ImagePart(image_url=image):
                 name = f"{param}[{index}].image_url.url"
-                parts.append(image_part(image.url, name, kind, image.detail))
-            case _:
+                detail = image.max_soft_tokens or image.detail
+                parts.append(media_part("image", image.url, name, part.type, detail))
+            case FilePart():
                 raise not_taken(part.type, f"{param}[{index}]")
+            case _:
+                parts.append(heard_or_watched(part, f"{param}[{index}]"))
     return parts
 
 
-def image_part(url: str, param: str, kind: str, detail: Detail | None = None) -> dict[str, Any]:
-    """An image as the service takes it, which fetches it and puts it in its place in the prompt."""
-    return {"type": "image", "source": MediaSource(url, param, kind, detail or "auto")}
+def heard_or_watched(part: AudioPart | AudioUrlPart | VideoPart, param: str) -> dict[str, Any]:
+    """Sound or a video as the service takes it."""
+    match part:
+        case AudioPart(input_audio=audio):
+            return media_part("audio", audio.url, f"{param}.input_audio.data", part.type)
+        case AudioUrlPart(audio_url=audio):
+            return media_part("audio", audio.url, f"{param}.audio_url.url", part.type)
+        case VideoPart(video_url=video):
+            name = f"{param}.video_url.url"
+            return media_part("video", video.url, name, part.type, video.max_soft_tokens)
+
+
+def media_part(
+    kind: str, url: str, param: str, named: str, detail: Detail | None = None
+) -> dict[str, Any]:
+    """A file as the service takes it, which fetches it and puts it in its place in the prompt."""
+    return {"type": kind, "source": MediaSource(url, param, named, detail or "auto", kind)}
 
 
 def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

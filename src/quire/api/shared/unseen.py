@@ -1,12 +1,13 @@
-"""Images in the history of a model that takes text only: left out, so that conversations go on.
+"""Media in the history of a model that does not take its kind: left out, so that conversations go
+on.
 
-A conversation may have begun with another model, and agents' tools answer with screenshots. Only an
-image in the newest message of the user's is refused, since it is what the question is about.
+A conversation may have begun with another model, and agents' tools answer with screenshots. Only
+what is in the newest message of the user's is refused, since it is what the question is about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from starlette.types import Scope
 
@@ -14,7 +15,11 @@ from quire.api.shared.access import note_ignored
 from quire.api.shared.template_messages import TemplateMessage
 from quire.serving.service import Service
 
-LEFT_OUT = "[An image stood here. The model that answers now reads text only.]"
+LEFT_OUT = {
+    "image": "[An image stood here. The model that answers now sees none.]",
+    "audio": "[A sound stood here. The model that answers now hears none.]",
+    "video": "[A video stood here. The model that answers now watches none.]",
+}
 
 
 def newest(name: str, said: Sequence[object], first: int = 0) -> str:
@@ -31,26 +36,27 @@ def newest(name: str, said: Sequence[object], first: int = 0) -> str:
 def without_unseen(
     service: Service, scope: Scope, messages: Sequence[TemplateMessage], newest: str
 ) -> tuple[TemplateMessage, ...]:
-    """The messages with words in the place of images that the served model cannot see.
+    """The messages with words in the place of media whose kind the served model does not take.
 
     The client is told of each by its path. What stays is the service's to refuse.
 
     Args:
         newest: see the function of that name.
     """
-    if "image" in service.modalities:
-        return tuple(messages)
-    return tuple(_readable(scope, message, newest) for message in messages)
+    unseen = LEFT_OUT.keys() - set(service.modalities)
+    return tuple(_readable(scope, message, newest, unseen) for message in messages)
 
 
-def _readable(scope: Scope, message: TemplateMessage, newest: str) -> TemplateMessage:
+def _readable(
+    scope: Scope, message: TemplateMessage, newest: str, unseen: Set[str]
+) -> TemplateMessage:
     if isinstance(message["content"], str):
         return message
     parts = []
     for part in message["content"]:
-        path = part["source"].param if part["type"] == "image" else ""
+        path = part["source"].param if part["type"] in unseen else ""
         if path and not (message["role"] == "user" and path.startswith(f"{newest}.")):
             note_ignored(scope, [path])
-            part = {"type": "text", "text": LEFT_OUT}
+            part = {"type": "text", "text": LEFT_OUT[part["type"]]}
         parts.append(part)
     return {**message, "content": parts}

@@ -3,67 +3,108 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.folder import read_object
-from quire.media.processors.base import ImageProcessor, MediaProcessor, Settings
-from quire.media.processors.gemma4 import Gemma4ImageProcessor
+from quire.media.processors.base import MediaProcessor, Settings
+from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
+from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
 from quire.media.processors.qwen import QwenImageProcessor
 
-__all__ = ["IMAGE_PROCESSORS", "KINDS", "MediaProcessor", "open_processors"]
+__all__ = ["KINDS", "Kind", "MediaProcessor", "open_processors"]
 
 log = logging.getLogger("quire.media")
 
-# By the `image_processor_type` of a model folder; takes the processor's settings and the model's.
-IMAGE_PROCESSORS: dict[str, Callable[[Settings, Settings], ImageProcessor]] = {
-    "Gemma4ImageProcessor": Gemma4ImageProcessor.open,
-    "Gemma4ImageProcessorFast": Gemma4ImageProcessor.open,
-    "Gemma4ImageProcessorPil": Gemma4ImageProcessor.open,
-    "Qwen2VLImageProcessor": QwenImageProcessor.open,
-    "Qwen2VLImageProcessorFast": QwenImageProcessor.open,
-    "Qwen2VLImageProcessorPil": QwenImageProcessor.open,
-    "Qwen2_5_VLImageProcessor": QwenImageProcessor.open,
-}
+Open = Callable[[Settings, Settings], MediaProcessor]
+"""Takes a processor's settings and the model's."""
 
 
-def open_image_processor(folder: Path) -> ImageProcessor | None:
-    """The image processor of a model folder; None if the model is served without pictures.
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Where a model folder describes how one kind of media is read, and who can read it.
 
-    That is a model without a vision encoder, without a processor's settings, or with a processor
-    that is not known here, which is logged.
-
-    Raises:
-        ModelError: a file cannot be understood, or holds a value that is not supported.
+    Attributes:
+        part: of `config.json`, the encoder's; a model without it does not take the kind.
+        section: of `processor_config.json`.
+        old_file: holds the section's values where that file has none.
+        type_key: of the section; names the processor.
+        processors: by that name.
     """
-    config = Settings(folder / "config.json", "", read_object(folder / "config.json"))
-    settings = _find_settings(folder)
-    if config.values.get("vision_config") is None or settings is None:
-        return None
-    kind = settings.values.get("image_processor_type")
-    build = IMAGE_PROCESSORS.get(kind) if isinstance(kind, str) else None
-    if build is None:
-        log.warning("%s: no support for %r; serving text only", settings.path, kind)
-        return None
-    return build(settings, config)
+
+    part: str
+    section: str
+    old_file: str
+    type_key: str
+    processors: Mapping[str, Open]
+
+    def open(self, folder: Path) -> MediaProcessor | None:
+        """The processor of a model folder; None if the model is served without this kind.
+
+        That is a model without the encoder, without a processor's settings, or with a processor
+        that is not known here, which is logged.
+
+        Raises:
+            ModelError: a file cannot be understood, or holds a value that is not supported.
+        """
+        config = Settings(folder / "config.json", "", read_object(folder / "config.json"))
+        settings = self._find_settings(folder)
+        if config.values.get(self.part) is None or settings is None:
+            return None
+        name = settings.values.get(self.type_key)
+        build = self.processors.get(name) if isinstance(name, str) else None
+        if build is None:
+            log.warning("%s: no support for %r; serving without it", settings.path, name)
+            return None
+        return build(settings, config)
+
+    def _find_settings(self, folder: Path) -> Settings | None:
+        """The new file's object, else the whole of the old file; None where there is neither."""
+        path = folder / "processor_config.json"
+        whole = Settings(path, "", read_object(path))
+        values = whole.values.get(self.section)
+        if isinstance(values, dict):
+            return Settings(path, f"{self.section}.", values)
+        if values is not None:
+            raise whole.error(self.section, "not an object")
+        path = folder / self.old_file
+        values = read_object(path)
+        return Settings(path, "", values) if values else None
 
 
-def _find_settings(folder: Path) -> Settings | None:
-    """The new file's object, else the whole of the old file; None where there is neither."""
-    path = folder / "processor_config.json"
-    whole = Settings(path, "", read_object(path))
-    values = whole.values.get("image_processor")
-    if isinstance(values, dict):
-        return Settings(path, "image_processor.", values)
-    if values is not None:
-        raise whole.error("image_processor", "not an object")
-    path = folder / "preprocessor_config.json"
-    values = read_object(path)
-    return Settings(path, "", values) if values else None
-
-
-KINDS: dict[str, Callable[[Path], MediaProcessor | None]] = {"image": open_image_processor}
-"""How the processor of each kind is opened; None where the model folder has none of it."""
+KINDS: dict[str, Kind] = {
+    "image": Kind(
+        "vision_config",
+        "image_processor",
+        "preprocessor_config.json",
+        "image_processor_type",
+        {
+            "Gemma4ImageProcessor": Gemma4ImageProcessor.open,
+            "Gemma4ImageProcessorFast": Gemma4ImageProcessor.open,
+            "Gemma4ImageProcessorPil": Gemma4ImageProcessor.open,
+            "Qwen2VLImageProcessor": QwenImageProcessor.open,
+            "Qwen2VLImageProcessorFast": QwenImageProcessor.open,
+            "Qwen2VLImageProcessorPil": QwenImageProcessor.open,
+            "Qwen2_5_VLImageProcessor": QwenImageProcessor.open,
+        },
+    ),
+    "audio": Kind(
+        "audio_config",
+        "feature_extractor",
+        "preprocessor_config.json",
+        "feature_extractor_type",
+        {"Gemma4AudioFeatureExtractor": Gemma4AudioProcessor.open},
+    ),
+    "video": Kind(
+        "vision_config",
+        "video_processor",
+        "video_preprocessor_config.json",
+        "video_processor_type",
+        {"Gemma4VideoProcessor": Gemma4VideoProcessor.open},
+    ),
+}
+"""The kinds of media that are known."""
 
 
 def open_processors(folder: Path, kinds: Iterable[str]) -> dict[str, MediaProcessor]:
@@ -72,5 +113,5 @@ def open_processors(folder: Path, kinds: Iterable[str]) -> dict[str, MediaProces
     Raises:
         ModelError: a file cannot be understood, or holds a value that is not supported.
     """
-    opened = {kind: KINDS[kind](folder) for kind in kinds if kind in KINDS}
+    opened = {kind: KINDS[kind].open(folder) for kind in kinds if kind in KINDS}
     return {kind: processor for kind, processor in opened.items() if processor is not None}

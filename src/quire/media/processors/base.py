@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -17,24 +18,42 @@ import PIL.Image
 from quire.core.errors import ModelError
 from quire.core.lru import LruCache
 from quire.core.media import RAW_COLOURS, Colours, MediaItem
-from quire.media.images import MAX_PIXELS, decode
-from quire.media.source import Detail
+from quire.media import images, sound, video
+from quire.media.source import DEFAULT_LIMITS, Detail, FileLimits
 
 CACHE_BYTES = 64 << 20
 
 _BICUBIC = 3
 
-ItemKey = tuple[str, bytes, Detail]
+FileKey = tuple[str, bytes, Detail]
 """A kind, a file's digest, and how fine it was read."""
 
 
-class ItemStore(Protocol):
-    """Where items that were read are found again."""
+@dataclass(frozen=True, slots=True)
+class MediaPart:
+    """One of the items that a file becomes: a video may become an item a frame, with its time.
 
-    def get(self, key: ItemKey) -> MediaItem | None: ...
+    Attributes:
+        before, after: text of the template's own around the item's placeholders. It may hold
+            control tokens.
+    """
 
-    def put(self, key: ItemKey, value: MediaItem) -> MediaItem:
-        """The item to go on with: this one, or an equal one."""
+    item: MediaItem
+    before: str = ""
+    after: str = ""
+
+
+Parts = tuple[MediaPart, ...]
+"""What a file becomes, in order; at least one."""
+
+
+class PartStore(Protocol):
+    """Where files that were read are found again."""
+
+    def get(self, key: FileKey) -> Parts | None: ...
+
+    def put(self, key: FileKey, value: Parts) -> Parts:
+        """The parts to go on with: these, or equal ones."""
         ...
 
 
@@ -61,6 +80,17 @@ class Settings:
             raise self.error(key, f"not a whole number from {least} up")
         return value
 
+    def number(self, key: str, default: float) -> float:
+        """A number from 0 up.
+
+        Raises:
+            ModelError: it is something else.
+        """
+        value = self.values.get(key, default)
+        if type(value) not in (int, float) or not value >= 0:
+            raise self.error(key, "not a number from 0 up")
+        return float(value)
+
     def error(self, key: str, expected: str) -> ModelError:
         """For a value that is not what was `expected`."""
         value = repr(self.values[key]) if key in self.values else "missing"
@@ -72,13 +102,17 @@ class Placeholders:
     """The tokens of an item in a prompt.
 
     Attributes:
-        token: what chat templates write once for each item; as many as it has rows take its place.
+        token: what chat templates write once for each file; as many as an item has rows take its
+            place.
         before, after: go around those.
+        mark: what the text of `MediaPart` and its token take the place of in a rendered template;
+            None is the text of `token`.
     """
 
     token: int
     before: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
+    mark: str | None = None
 
 
 class MediaProcessor(ABC):
@@ -86,15 +120,15 @@ class MediaProcessor(ABC):
 
     Attributes:
         kind: of media.
-        items: those read lately.
+        files: those read lately.
     """
 
     kind: ClassVar[str]
 
     def __init__(self, placeholders: Placeholders, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.placeholders = placeholders
-        self.items: ItemStore = LruCache[ItemKey, MediaItem](
-            cache_bytes, lambda item: len(item.features)
+        self.files: PartStore = LruCache[FileKey, Parts](
+            cache_bytes, lambda parts: sum(len(part.item.features) for part in parts)
         )
 
     def read(
@@ -103,26 +137,25 @@ class MediaProcessor(ABC):
         *,
         param: str,
         detail: Detail = "auto",
-        max_pixels: int = MAX_PIXELS,
-    ) -> MediaItem:
+        limits: FileLimits = DEFAULT_LIMITS,
+    ) -> Parts:
         """Decodes a file and prepares it; one that was read lately is not read again.
 
         Args:
             data: the file's bytes.
             param: the request field that holds it, for errors.
-            max_pixels: width times height, before it is scaled.
 
         Raises:
             RequestError: it is too large, or nothing that can be used.
         """
         key = (self.kind, hashlib.blake2b(data, digest_size=32).digest(), detail)
-        item = self.items.get(key)
-        if item is None:
-            item = self.items.put(key, self.prepare(data, param, detail, max_pixels))
-        return item
+        parts = self.files.get(key)
+        if parts is None:
+            parts = self.files.put(key, self.prepare(data, param, detail, limits))
+        return parts
 
     @abstractmethod
-    def prepare(self, data: bytes, param: str, detail: Detail, max_pixels: int) -> MediaItem:
+    def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
         """What the encoder takes of a file.
 
         Raises:
@@ -170,8 +203,10 @@ class ImageProcessor(MediaProcessor):
 
     kind = "image"
 
-    def prepare(self, data: bytes, param: str, detail: Detail, max_pixels: int) -> MediaItem:
-        return self.cut(decode(data, param=param, max_pixels=max_pixels), param, detail)
+    def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
+        return (
+            MediaPart(self.cut(images.decode(data, param=param, limits=limits), param, detail)),
+        )
 
     @abstractmethod
     def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
@@ -179,4 +214,65 @@ class ImageProcessor(MediaProcessor):
 
         Raises:
             RequestError: it cannot be brought to a size that the model takes.
+        """
+
+
+class AudioProcessor(MediaProcessor):
+    """Makes features of sound.
+
+    Attributes:
+        rate: samples a second that the features are made of.
+        seconds: the most that the model hears of one file.
+    """
+
+    kind = "audio"
+
+    def __init__(
+        self,
+        placeholders: Placeholders,
+        *,
+        rate: int,
+        seconds: float,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        super().__init__(placeholders, cache_bytes=cache_bytes)
+        self.rate = rate
+        self.seconds = seconds
+
+    def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
+        limits = replace(limits, seconds=min(limits.seconds, self.seconds))
+        samples = sound.decode(data, param=param, rate=self.rate, limits=limits)
+        return (MediaPart(self.listen(samples, param)),)
+
+    @abstractmethod
+    def listen(self, samples: sound.Samples, param: str) -> MediaItem:
+        """Features of sound, `[samples]` of one channel at `rate`.
+
+        Raises:
+            RequestError: it is too short.
+        """
+
+
+class VideoProcessor(MediaProcessor):
+    """Makes features of frames."""
+
+    kind = "video"
+
+    def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
+        with video.opened(data, param=param, limits=limits) as film:
+            wanted = self.choose(film.info, limits.frames)
+            return self.watch(film.info, film.frames(wanted), param, detail)
+
+    @abstractmethod
+    def choose(self, info: video.VideoInfo, most: int) -> Sequence[int]:
+        """The numbers of the frames to look at, in ascending order, from one to `most`."""
+
+    @abstractmethod
+    def watch(
+        self, info: video.VideoInfo, frames: Iterator[video.Frame], param: str, detail: Detail
+    ) -> Parts:
+        """Features of the chosen frames, which are decoded as they are asked for.
+
+        Raises:
+            RequestError: they cannot be brought to a size that the model takes.
         """

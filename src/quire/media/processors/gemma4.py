@@ -1,4 +1,4 @@
-"""Gemma 4: pictures of any shape, as many patches as a budget of soft tokens allows.
+"""Gemma 4: pictures and frames of any shape, as many patches as a budget of soft tokens allows.
 
 A picture keeps its aspect ratio, but for the rounding of each side down to whole cells of
 `pooling * pooling` patches; a cell becomes one soft token. The pixels equal those of transformers'
@@ -8,6 +8,8 @@ A picture keeps its aspect ratio, but for the rounding of each side down to whol
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import PIL.Image
@@ -16,14 +18,20 @@ from quire.core.media import RAW_COLOURS, MediaItem
 from quire.media.processors.base import (
     CACHE_BYTES,
     ImageProcessor,
+    MediaPart,
+    Parts,
     Placeholders,
     Settings,
+    VideoProcessor,
     check_pixels,
 )
 from quire.media.source import Detail, refusal
+from quire.media.video import Frame, VideoInfo
 
 BUDGETS = (70, 140, 280, 560, 1120)
 """Soft tokens that a picture may be given: those that the model was trained with."""
+
+_BUDGETS_NAMED = ", ".join(map(str, BUDGETS))
 
 
 def fitted(
@@ -49,28 +57,71 @@ def fitted(
     return rows * cell, columns * cell
 
 
-class Gemma4ImageProcessor(ImageProcessor):
-    """Gemma 4's image processor.
+@dataclass(frozen=True, slots=True)
+class Cutter:
+    """Brings pictures to a size that the encoder takes, and cuts them into patches.
 
-    Args:
+    Attributes:
         patch: pixels on a patch's side.
         pooling: patches on the side of what becomes one soft token.
         max_soft_tokens: a picture's most; one of `BUDGETS`.
     """
 
+    patch: int
+    pooling: int
+    max_soft_tokens: int
+
+    @classmethod
+    def open(cls, settings: Settings, tokens: int) -> Cutter:
+        """As a processor's settings say; `tokens` where they name no number of soft tokens.
+
+        Raises:
+            ModelError: a value asks for pixels other than this computes.
+        """
+        check_pixels(settings, RAW_COLOURS)
+        tokens = settings.integer("max_soft_tokens", tokens)
+        if tokens not in BUDGETS:
+            raise settings.error("max_soft_tokens", f"not one of {_BUDGETS_NAMED}")
+        return cls(
+            settings.integer("patch_size", 16), settings.integer("pooling_kernel_size", 3), tokens
+        )
+
+    def cut(self, kind: str, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+        """A picture in RGB as an item of a kind.
+
+        Raises:
+            RequestError: no budget has that many soft tokens, or the picture cannot be brought to
+                any.
+        """
+        tokens = self._tokens(param, detail)
+        size = fitted(picture.height, picture.width, self.patch, self.pooling, tokens)
+        if size is None:
+            shape = f"{picture.width} x {picture.height} pixels"
+            raise refusal(param, f"its {shape} cannot be brought to {tokens} soft tokens")
+        height, width = size
+        if size != (picture.height, picture.width):
+            picture = picture.resize((width, height), PIL.Image.Resampling.BICUBIC)
+        rows, columns = height // self.patch, width // self.patch
+        grid = np.asarray(picture).reshape(rows, self.patch, columns, self.patch, 3)
+        pixels = grid.transpose(0, 2, 1, 3, 4).tobytes()  # [rows, columns, patch, patch, 3]
+        return MediaItem.of(kind, pixels, (rows, columns), rows * columns // self.pooling**2)
+
+    def _tokens(self, param: str, detail: Detail) -> int:
+        if isinstance(detail, str):
+            return BUDGETS[0] if detail == "low" else self.max_soft_tokens
+        if detail not in BUDGETS:
+            raise refusal(param, f"max_soft_tokens is {detail}, not one of {_BUDGETS_NAMED}")
+        return detail
+
+
+class Gemma4ImageProcessor(ImageProcessor):
+    """Gemma 4's image processor."""
+
     def __init__(
-        self,
-        placeholders: Placeholders,
-        *,
-        patch: int,
-        pooling: int,
-        max_soft_tokens: int,
-        cache_bytes: int = CACHE_BYTES,
+        self, placeholders: Placeholders, cutter: Cutter, *, cache_bytes: int = CACHE_BYTES
     ) -> None:
         super().__init__(placeholders, cache_bytes=cache_bytes)
-        self._patch = patch
-        self._pooling = pooling
-        self._max_soft_tokens = max_soft_tokens
+        self._cutter = cutter
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Gemma4ImageProcessor:
@@ -79,31 +130,52 @@ class Gemma4ImageProcessor(ImageProcessor):
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
-        check_pixels(settings, RAW_COLOURS)
-        tokens = settings.integer("max_soft_tokens", 280)
-        if tokens not in BUDGETS:
-            raise settings.error("max_soft_tokens", f"not one of {', '.join(map(str, BUDGETS))}")
-        return cls(
-            Placeholders(
-                token=config.integer("image_token_id", least=0),
-                before=(config.integer("boi_token_id", least=0),),
-                after=(config.integer("eoi_token_id", least=0),),
-            ),
-            patch=settings.integer("patch_size", 16),
-            pooling=settings.integer("pooling_kernel_size", 3),
-            max_soft_tokens=tokens,
-        )
+        return cls(_placeholders(config, "image_token_id"), Cutter.open(settings, 280))
 
     def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
-        tokens = BUDGETS[0] if detail == "low" else self._max_soft_tokens
-        size = fitted(picture.height, picture.width, self._patch, self._pooling, tokens)
-        if size is None:
-            shape = f"{picture.width} x {picture.height} pixels"
-            raise refusal(param, f"its {shape} cannot be brought to {tokens} soft tokens")
-        height, width = size
-        if size != (picture.height, picture.width):
-            picture = picture.resize((width, height), PIL.Image.Resampling.BICUBIC)
-        rows, columns = height // self._patch, width // self._patch
-        grid = np.asarray(picture).reshape(rows, self._patch, columns, self._patch, 3)
-        pixels = grid.transpose(0, 2, 1, 3, 4).tobytes()  # [rows, columns, patch, patch, 3]
-        return MediaItem.of("image", pixels, (rows, columns), rows * columns // self._pooling**2)
+        return self._cutter.cut("image", picture, param, detail)
+
+
+class Gemma4VideoProcessor(VideoProcessor):
+    """Gemma 4's video processor: some frames, each a picture behind the time at which it is seen.
+
+    Args:
+        most: frames that are looked at, evenly spaced; all of a video that has fewer.
+    """
+
+    def __init__(self, placeholders: Placeholders, cutter: Cutter, most: int) -> None:
+        super().__init__(placeholders)
+        self._cutter = cutter
+        self._most = most
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Gemma4VideoProcessor:
+        """As `processor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value is missing, or asks for pixels other than this computes.
+        """
+        placeholders = _placeholders(config, "video_token_id", 258_884)
+        return cls(placeholders, Cutter.open(settings, 70), settings.integer("num_frames", 32))
+
+    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
+        count = min(self._most, most, info.frames)
+        return range(0, info.frames // count * count, info.frames // count)
+
+    def watch(self, info: VideoInfo, frames: Iterator[Frame], param: str, detail: Detail) -> Parts:
+        parts: list[MediaPart] = []
+        for frame in frames:
+            minutes, seconds = divmod(int(frame.index / info.fps), 60)
+            time = f"{' ' if parts else ''}{minutes:02d}:{seconds:02d} "
+            item = self._cutter.cut("video", frame.picture, param, detail)
+            parts.append(MediaPart(item, before=time))
+        return tuple(parts)
+
+
+def _placeholders(config: Settings, token: str, default: int | None = None) -> Placeholders:
+    """The tokens around a picture or frame."""
+    return Placeholders(
+        token=config.integer(token, default, least=0),
+        before=(config.integer("boi_token_id", least=0),),
+        after=(config.integer("eoi_token_id", least=0),),
+    )

@@ -106,8 +106,9 @@ class QwenImageProcessor(ImageProcessor):
             shape = f"{picture.width} x {picture.height} pixels"
             raise refusal(param, f"of its {shape} one side is over {_MOST_STRETCHED} of the other")
         least, most = self._pixels
-        if detail == "low":
-            most = max(least, min(most, LOW_DETAIL * cell**2))
+        rows_asked = LOW_DETAIL if detail == "low" else detail
+        if isinstance(rows_asked, int):
+            most = max(least, min(most, rows_asked * cell**2))
         height, width = fitted(picture.height, picture.width, cell, least, most)
         if (width, height) != picture.size:
             picture = picture.resize((width, height), PIL.Image.Resampling.BICUBIC)

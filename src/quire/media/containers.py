@@ -1,0 +1,97 @@
+"""Opens files of sound and video that strangers send, with PyAV, which is optional.
+
+FFmpeg knows hundreds of formats, some of which are lists of other files. Here a file's first bytes
+choose one of a few demuxers by name, and only the codecs named below are decoded.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from quire.core.errors import RequestError
+from quire.media.source import FileLimits, refusal
+
+if TYPE_CHECKING:
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+_CODECS = frozenset(
+    (
+        *("aac", "alac", "amr_nb", "amr_wb", "flac", "mp2", "mp3", "opus", "vorbis"),
+        *("pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_u8", "pcm_f32le", "pcm_alaw", "pcm_mulaw"),
+        *("av1", "h263", "h264", "hevc", "mjpeg", "mpeg4", "vp8", "vp9"),
+    )
+)
+_MPEG_AUDIO = (b"\xff\xfb", b"\xff\xfa", b"\xff\xf3", b"\xff\xf2", b"\xff\xe3", b"\xff\xe2")
+
+
+def _demuxer(data: bytes) -> str | None:
+    """FFmpeg's name of a file's format, by its first bytes."""
+    head = data[:12]
+    if head[4:8] == b"ftyp":
+        return "mov"
+    if head.startswith(b"RIFF"):
+        return {b"WAVE": "wav", b"AVI ": "avi"}.get(head[8:])
+    if head.startswith((b"ID3", *_MPEG_AUDIO)):
+        return "mp3"
+    named = {b"fLaC": "flac", b"OggS": "ogg", b"\x1aE\xdf\xa3": "matroska"}
+    if head[:4] in named:
+        return named[head[:4]]
+    return "aac" if head.startswith((b"\xff\xf1", b"\xff\xf9")) else None
+
+
+@contextmanager
+def opened(data: bytes, param: str) -> Iterator[InputContainer]:
+    """The file's container. What goes wrong within the block is the file's fault.
+
+    Raises:
+        RequestError: it is of an unknown format (`media_invalid`), damaged, or PyAV is missing
+            (`media_unsupported`).
+    """
+    format = _demuxer(data)
+    if format is None:
+        formats = "WAV, MP3, FLAC, Ogg, AAC, MP4, WebM, Matroska or AVI"
+        raise refusal(param, f"it is not a {formats} file")
+    try:
+        import av
+    except ImportError as error:
+        reason = "reading it needs PyAV, which this server lacks (pip install 'quire[media]')"
+        raise refusal(param, reason, "unsupported") from error
+    av.logging.set_level(None)
+    try:
+        with av.open(
+            io.BytesIO(data), "r", format=format, options={"protocol_whitelist": ""}
+        ) as found:
+            yield found
+    except RequestError:
+        raise
+    except Exception as error:
+        # FFmpeg lacks memory for the sizes that damaged files name; Python's own lack is no fault.
+        if isinstance(error, MemoryError) and not isinstance(error, av.FFmpegError):
+            raise
+        raise refusal(param, "it cannot be decoded; it is damaged or cut short") from error
+
+
+def check_codec(stream: AudioStream | VideoStream, param: str) -> None:
+    """Refuses a stream whose codec is not one of those that are decoded."""
+    codec = stream.codec_context.codec.canonical_name
+    if codec not in _CODECS:
+        raise refusal(param, f"its codec is {codec}, which is not supported")
+
+
+def check_seconds(seconds: float, limits: FileLimits, param: str) -> None:
+    """Refuses what lasts too long."""
+    if seconds > limits.seconds:
+        reason = f"it lasts {seconds:.1f} s, more than {limits.seconds:g} s"
+        raise refusal(param, reason, "too_large")
+
+
+def duration(container: InputContainer, stream: AudioStream | VideoStream) -> float:
+    """Seconds, as the file's header tells; 0 where it does not."""
+    if stream.duration and stream.time_base:
+        return float(stream.duration * stream.time_base)
+    return (container.duration or 0) / 1e6
