@@ -17,10 +17,9 @@ from quire.core.config import ServerConfig
 from quire.core.info import ModelInfo
 from quire.core.request import Request
 from quire.demo import MODEL_DIR
-from quire.serving.assembly import assemble
 from quire.text.tokenizer import Tokenizer
 from tests.support.scripted_engine import Script, ScriptedEngine
-from tests.support.server import serving
+from tests.support.server import one_model, serving
 
 NAME = "quire-demo"
 
@@ -70,7 +69,8 @@ def start(
         kv_formats=FORMATS,
     )
     engine = ScriptedEngine(info, lambda _: Script())
-    url = stack.enter_context(serving(build_app(assemble(engine, NAME, config), config)))
+    models = one_model(engine, NAME, config)
+    url = stack.enter_context(serving(build_app(models, config)))
     return Served(url, engine, tokenizer)
 
 

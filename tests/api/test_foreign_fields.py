@@ -45,7 +45,6 @@ OTHERS: dict[str, object] = {
     "id_slot": 1,
     "include_reasoning": False,
     "include_stop_str_in_output": True,
-    "keep_alive": "5m",
     "length_penalty": 2,
     "litellm_session_id": "x",
     "min_tokens": 4,

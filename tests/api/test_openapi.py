@@ -15,15 +15,15 @@ from starlette.routing import Route
 from quire.api.app import build_app
 from quire.api.openapi import OPERATIONS, Operation, document
 from quire.core.config import ServerConfig
-from quire.serving.assembly import assemble
-from tests.api.conftest import HTTP, Serve, Served
+from tests.api.conftest import HTTP, NAME, Serve, Served
+from tests.support.server import one_model
 
 ANSWERED = [operation for operation in OPERATIONS if operation.answers]
 
 
 def test_it_lists_the_routes_that_there_are(shared: Served) -> None:
     config = ServerConfig()
-    app = build_app(assemble(shared.engine, "quire-demo", config), config)
+    app = build_app(one_model(shared.engine, NAME, config), config)
     routes = {
         (method.lower(), route.path.replace(":path", ""))
         for route in app.routes

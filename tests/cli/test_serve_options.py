@@ -44,8 +44,8 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path) -> None:
 def test_the_engine_learns_of_an_adapter() -> None:
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
-    assert engine_config(parser.parse_args(["serve"])).adapter is None
-    assert engine_config(parser.parse_args(["serve", "--adapter", "lora"])).adapter == "lora"
+    assert engine_config(parser.parse_args(["serve"]), "m").adapter is None
+    assert engine_config(parser.parse_args(["serve", "--adapter", "lora"]), "m").adapter == "lora"
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,14 @@ from tests.support.tiny_models import tiny_model
 
 
 def test_the_budget_is_what_was_asked_for_or_a_share_of_what_is_free() -> None:
-    assert kv_budget(12345) == 12345
+    assert kv_budget(EngineConfig("", kv_memory=12345), 0) == 12345
     free = current_device().free_memory()
-    assert 0 < kv_budget(None) < free
+    assert 0 < kv_budget(EngineConfig(""), 0) < free
 
 
 def test_more_than_is_free_is_refused_with_both_numbers() -> None:
     with pytest.raises(ModelError, match=r"1,125,899,906,842,624 bytes were asked for, [\d,]+ are"):
-        kv_budget(1 << 50)
+        kv_budget(EngineConfig("", kv_memory=1 << 50), 0)
 
 
 def test_a_context_too_short_to_be_of_use_is_refused() -> None:

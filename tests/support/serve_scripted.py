@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from quire.api.server import serve
-from quire.core.config import EngineConfig, ServerConfig
+from quire.core.config import EngineConfig, Offer, ServerConfig
 
 NAME = "scripted"
 WORKER = "tests.support.scripted_worker"
@@ -19,4 +19,4 @@ if __name__ == "__main__":
         allow_special_tokens=True,  # by which a test names its script
         log_level="warning",
     )
-    sys.exit(serve(EngineConfig(folder), config, WORKER))
+    sys.exit(serve((Offer(EngineConfig(folder), config),), config, WORKER))

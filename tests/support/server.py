@@ -7,16 +7,33 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from quire.api.connections import PatientProtocol
+from quire.core.config import EngineConfig, Offer, ServerConfig
+from quire.serving.assembly import assemble
+from quire.serving.interface import EngineClient
+from quire.serving.models import Loaded, Models
 
 JSON_TYPE = {"content-type": "application/json"}
 """The header of a body that a test has written itself."""
 RAW_HEAD = "host: localhost\r\ncontent-type: application/json"
 """What a request on a bare socket has to say, beside its body's length."""
+
+
+def one_model(client: EngineClient, name: str, config: ServerConfig) -> Models:
+    """A server's only model, loaded; what is unloaded is assembled again around the same engine."""
+    offer = Offer(EngineConfig(""), replace(config, served_name=name))
+
+    async def opener(offer: Offer) -> Loaded:
+        return Loaded(assemble(client, name, config))
+
+    models = Models((offer,), opener)
+    models.default.loaded = Loaded(assemble(client, name, config))
+    return models
 
 
 @contextmanager

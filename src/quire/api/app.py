@@ -23,32 +23,29 @@ from quire.api.responses.endpoint import Responses
 from quire.api.responses.store import CallerStores
 from quire.api.shared.access import IGNORED_HEADER, AccessLog
 from quire.api.shared.auth import ApiKeys, callers
-from quire.api.shared.context import Context
+from quire.api.shared.context import ServerContext
 from quire.api.shared.errors import Failsafe, RunFailed, handle
 from quire.api.shared.limits import Slots, Slotted
 from quire.api.shared.metrics import CallerMetrics
+from quire.api.shared.model_use import HoldsModel
 from quire.api.shared.seal import Seal
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
-from quire.serving.jobs import Jobs
-from quire.serving.service import Service
+from quire.serving.models import Models
 
 
-def build_app(service: Service, config: ServerConfig, jobs: Jobs | None = None) -> Starlette:
-    """The application that serves one model; it owns the service from now on, and closes it.
-
-    Args:
-        jobs: opened with `ReadingContext`; its requests are read there that are large.
-    """
+def build_app(models: Models, config: ServerConfig) -> Starlette:
+    """The application that serves models; it owns them from now on, and closes them."""
     known = callers(config.api_keys)
     slots = Slots(config.max_concurrent, config.max_body_bytes)
     stores = CallerStores(known, config.stored_responses, config.stored_response_bytes)
     metrics, seal = CallerMetrics(known), Seal(config.signing_key)
-    context = Context(service, config, slots, metrics, seal, stores.of, jobs)
-    service.observe(context.metrics.observer)
-    slotted = [Middleware(Slotted, slots=context.slots)]
-    chat, completions, operation = Chat(context), Completions(context), Operation(context)
-    messages, responses = Messages(context), Responses(context, stores)
+    server = ServerContext(models, config, slots, metrics, seal, stores.of)
+    models.observe(metrics.observer)
+    slotted = [Middleware(Slotted, slots=slots), Middleware(HoldsModel)]
+    chat, completions, operation = Chat(server), Completions(server), Operation(server)
+    messages, responses = Messages(server), Responses(server, stores)
+    names = [name for model in models for name in model.offer.names]
     routes = [
         Route("/", operation.root),
         Route("/v1/chat/completions", chat.create, methods=["POST"], middleware=slotted),
@@ -65,24 +62,24 @@ def build_app(service: Service, config: ServerConfig, jobs: Jobs | None = None) 
         Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
         Route("/v1/models", operation.models),
         Route("/v1/models/{name:path}", operation.model),
+        Route("/models/load", operation.load, methods=["POST"], middleware=slotted),
+        Route("/models/unload", operation.unload, methods=["POST"], middleware=slotted),
         Route("/v1/embeddings", operation.embeddings, methods=["POST"]),
         Route("/tokenize", operation.tokenize, methods=["POST"], middleware=slotted),
         Route("/detokenize", operation.detokenize, methods=["POST"], middleware=slotted),
         Route("/health", operation.health),
         Route("/metrics", operation.metrics),
-        Route("/openapi.json", OpenApi((service.name, *config.also_named)).get),
+        Route("/openapi.json", OpenApi(names).get),
     ]
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await service.close()
-        if jobs is not None:
-            await jobs.close()
+        await models.close()
 
     return Starlette(
         routes=routes,
-        middleware=_middleware(context, routes),
+        middleware=_middleware(server, routes),
         exception_handlers={
             QuireError: handle,
             RunFailed: handle,
@@ -93,12 +90,12 @@ def build_app(service: Service, config: ServerConfig, jobs: Jobs | None = None) 
     )
 
 
-def _middleware(context: Context, routes: list[Route]) -> list[Middleware]:
+def _middleware(server: ServerContext, routes: list[Route]) -> list[Middleware]:
     """From the outside in: the log sees all, CORS answers preflights that carry no key."""
-    config = context.config
+    config = server.config
     named = [*routes, *PageFiles.ROUTES] if config.page else routes
     stack = [
-        Middleware(AccessLog, observe=context.metrics.response, routes=named),
+        Middleware(AccessLog, observe=server.metrics.response, routes=named),
         Middleware(Failsafe),
         Middleware(PageGuard, hosts=host_names(config), origins=config.cors_origins),
     ]

@@ -15,7 +15,7 @@ import quire
 from quire.api.chat.endpoint import ChatRequest
 from quire.api.completions.endpoint import CompletionRequest
 from quire.api.messages.schema import CountRequest, MessagesRequest
-from quire.api.operation import DetokenizeRequest, TokenizeRequest
+from quire.api.operation import DetokenizeRequest, ModelRequest, TokenizeRequest
 from quire.api.responses.schema import ResponsesRequest
 from quire.api.shared.errors import speaks_anthropic
 from quire.api.shared.schema import Wire
@@ -87,8 +87,22 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation("get", "/v1/responses/{id}", "A response that is kept", statuses=(404,)),
     Operation("delete", "/v1/responses/{id}", "Forgets a response", statuses=(404,)),
-    Operation("get", "/v1/models", "The model that is served, as a list"),
-    Operation("get", "/v1/models/{name}", "The model that is served", statuses=(404,)),
+    Operation("get", "/v1/models", "The models that are served"),
+    Operation("get", "/v1/models/{name}", "A model that is served", statuses=(404,)),
+    Operation(
+        "post",
+        "/models/load",
+        "Loads a model ahead of its first request",
+        ModelRequest,
+        statuses=(404, 429, 503),
+    ),
+    Operation(
+        "post",
+        "/models/unload",
+        "Unloads a model as soon as nobody uses it",
+        ModelRequest,
+        statuses=(404, 429),
+    ),
     Operation("post", "/v1/embeddings", "Not offered", statuses=(501,), answers=()),
     Operation(
         "post", "/tokenize", "Text or messages to token ids", TokenizeRequest, statuses=(404,)
@@ -148,7 +162,7 @@ _ANTHROPIC_ERROR = {
 
 
 def document(names: Sequence[str]) -> dict[str, Any]:
-    """The OpenAPI 3.1 document of a server whose model has these names."""
+    """The OpenAPI 3.1 document of a server whose models have these names."""
     models = [operation.body for operation in OPERATIONS if operation.body is not None]
     references, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

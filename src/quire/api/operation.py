@@ -6,6 +6,7 @@ import time
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
+from prometheus_client.core import Metric
 from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,12 +15,15 @@ import quire
 from quire.api.chat.tools import ChatTool, toolbox
 from quire.api.shared.auth import EVERYONE, caller_of
 from quire.api.shared.content import Message, to_template
-from quire.api.shared.context import Context
-from quire.api.shared.schema import TokenId, Wire
+from quire.api.shared.context import Context, ServerContext, until_gone
+from quire.api.shared.engine_metrics import engine_families
+from quire.api.shared.limits import check_headers, read_body
+from quire.api.shared.schema import TokenId, Wire, parse, parse_json
 from quire.api.shared.sse import compact
 from quire.api.shared.unseen import newest, without_unseen
-from quire.core.errors import NotOffered, RequestError
+from quire.core.errors import Forbidden, NotOffered, RequestError
 from quire.serving.generation import Generation, Thinking
+from quire.serving.models import Model
 from quire.serving.sampling_defaults import NAMES
 
 
@@ -33,6 +37,12 @@ class TokenizeRequest(Wire):
     enable_thinking: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+
+
+class ModelRequest(Wire):
+    """Which model is meant."""
+
+    model: str
 
 
 class DetokenizeRequest(Wire):
@@ -81,6 +91,11 @@ async def _detokenize(context: Context, request: Request, body: bytes) -> bytes:
     return compact({"prompt": context.service.tokenizer.decode(fields.tokens)})
 
 
+async def _named(context: Context, request: Request, body: bytes) -> None:
+    """Nothing is asked of the model."""
+    context.check_model(context.parse(request, body, ModelRequest).model)
+
+
 def _json(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
@@ -88,8 +103,8 @@ def _json(content: bytes) -> Response:
 class Operation:
     """The endpoints."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
         self._created = int(time.time())
 
     async def root(self, request: Request) -> Response:
@@ -98,64 +113,110 @@ class Operation:
 
     async def models(self, request: Request) -> Response:
         """`GET /v1/models`, as OpenAI and Anthropic list theirs."""
-        name = self._context.service.name
-        page = {"has_more": False, "first_id": name, "last_id": name}
-        return JSONResponse({"object": "list", "data": [self._model()], **page})
+        listed = [self._described(model) for model in self._server.models]
+        page = {"has_more": False, "first_id": listed[0]["id"], "last_id": listed[-1]["id"]}
+        return JSONResponse({"object": "list", "data": listed, **page})
 
     async def model(self, request: Request) -> Response:
         """`GET /v1/models/{name}`."""
-        self._context.check_model(request.path_params["name"])
-        return JSONResponse(self._model())
+        return JSONResponse(self._described(self._server.models.find(request.path_params["name"])))
 
-    def _model(self) -> dict[str, Any]:
-        info = self._context.service.info
-        return {
-            "id": self._context.service.name,
+    async def load(self, request: Request) -> Response:
+        """`POST /models/load`: loads a model ahead of its first request."""
+        context, _ = await self._server.read(request, _named)
+        assert context.lease is not None
+        return JSONResponse(self._described(context.lease.model))
+
+    async def unload(self, request: Request) -> Response:
+        """`POST /models/unload`: unloads a model as soon as nobody uses it."""
+        server = self._server
+        check_headers(request)
+        with server.slots.bodies.reading() as counted:
+            body = await read_body(request, server.config.max_body_bytes, counted)
+        if caller_of(request.scope) != EVERYONE:
+            raise Forbidden(
+                "One of several API keys cannot unload what others use.", code="not_allowed"
+            )
+        strict = server.config.strict_fields
+        fields, _ = parse(ModelRequest, parse_json(body), strict_fields=strict)
+        model = server.models.find(fields.model)
+        await until_gone(request.receive, server.models.unload(model))
+        return JSONResponse(self._described(model))
+
+    def _described(self, model: Model) -> dict[str, Any]:
+        """A model as OpenAI lists it; what only a loaded model tells is missing before that."""
+        described: dict[str, Any] = {
+            "id": model.name,
             "object": "model",
             "type": "model",
-            "display_name": self._context.service.name,
+            "display_name": model.name,
             "created": self._created,
             "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
             "owned_by": "quire",
-            "context_length": info.context_length,
-            "max_model_len": info.context_length,
-            "model_type": info.model_type,
-            "dtype": info.dtype,
-            "kv_formats": list(info.kv_formats),
-            "modalities": list(self._context.service.modalities),
-            "sampling_defaults": {
-                name: getattr(self._context.service.sampling, name) for name in NAMES
-            },
+            "state": model.state,
+            "pinned": model.offer.pinned,
+            "requests": model.users,
+            "expires_s": model.expires_s,
+            "problem": model.problem,
         }
+        if (info := model.info) is not None:
+            described |= {
+                "context_length": info.context_length,
+                "max_model_len": info.context_length,
+                "model_type": info.model_type,
+                "dtype": info.dtype,
+                "kv_formats": list(info.kv_formats),
+                "weight_bytes": info.weight_bytes,
+                "kv_bytes": info.kv_memory,
+                "modalities": list(info.modalities),
+            }
+        if model.loaded is not None:
+            sampling = model.loaded.service.sampling
+            described |= {
+                "modalities": list(model.loaded.service.modalities),
+                "sampling_defaults": {name: getattr(sampling, name) for name in NAMES},
+            }
+        return described
 
     async def health(self, request: Request) -> Response:
-        """`GET /health`: 503 once the engine cannot go on."""
-        failure = self._context.service.client.failure
-        if failure is not None:
-            return JSONResponse({"status": "failed", "reason": failure}, 503)
-        return JSONResponse({"status": "ok"})
+        """`GET /health`: 503 once an engine cannot go on; the others may still answer."""
+        models = self._server.models
+        failures = {
+            model.name: failure
+            for model in models
+            if (loaded := model.loaded) and (failure := loaded.service.client.failure) is not None
+        }
+        states = {model.name: model.state for model in models}
+        if failures:
+            reason = "; ".join(failures.values())
+            return JSONResponse({"status": "failed", "reason": reason, "models": states}, 503)
+        return JSONResponse({"status": "ok", "models": states})
 
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`, for Prometheus; one of several API keys sees its own requests only.
 
         As JSON for who asks for that: the same figures, and each stream of now.
         """
-        context, caller = self._context, caller_of(request.scope)
-        stats = await context.service.client.stats() if caller == EVERYONE else None
-        metrics, in_flight = context.metrics.of(caller), context.slots.taken
+        server, caller = self._server, caller_of(request.scope)
+        engines: list[Metric] = []
+        if caller == EVERYONE:
+            states = {model.name: model.state for model in server.models}
+            stats = await server.models.stats()
+            engines = [*engine_families(stats, states, server.slots.taken)]
+        metrics = server.metrics.of(caller)
         headers = {"vary": "accept"}
         if "application/json" in request.headers.get("accept", ""):
-            return JSONResponse(metrics.view(stats, in_flight), headers=headers)
-        body = metrics.render(stats, in_flight)
+            return JSONResponse(metrics.view(engines), headers=headers)
+        body = metrics.render(engines)
         return Response(body, headers=headers, media_type="text/plain; version=0.0.4")
 
     async def tokenize(self, request: Request) -> Response:
         """`POST /tokenize`."""
-        return _json(await self._context.read(request, _tokenize))
+        return _json((await self._server.read(request, _tokenize))[1])
 
     async def detokenize(self, request: Request) -> Response:
         """`POST /detokenize`."""
-        return _json(await self._context.read(request, _detokenize))
+        return _json((await self._server.read(request, _detokenize))[1])
 
     async def embeddings(self, request: Request) -> Response:
         """`POST /v1/embeddings` is not offered."""

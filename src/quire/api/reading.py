@@ -8,8 +8,6 @@ from typing import NoReturn
 
 from quire.api.responses.schema import Item
 from quire.api.shared.context import Context
-from quire.api.shared.limits import Slots
-from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.seal import Seal
 from quire.core.config import ServerConfig
 from quire.core.info import EngineStats, ModelInfo
@@ -36,9 +34,8 @@ class ReadingContext:
     def __call__(self) -> Context:
         service = assemble(_Absent(self.info), self.name, self.config)
         service.prompts.media.share(_AskedFiles())
-        slots = Slots(self.config.max_concurrent, self.config.max_body_bytes)
-        metrics, seal = CallerMetrics(()), Seal(self.config.signing_key)
-        return Context(service, self.config, slots, metrics, seal, lambda _: _AskedStore())
+        seal = Seal(self.config.signing_key)
+        return Context(service, self.config, seal, lambda _: _AskedStore())
 
 
 class _Absent:

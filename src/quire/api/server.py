@@ -8,7 +8,9 @@ import gc
 import secrets
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import uvicorn
 
@@ -16,11 +18,12 @@ from quire.api.app import build_app
 from quire.api.connections import PatientProtocol
 from quire.api.reading import ReadingContext
 from quire.api.stopping import StoppingServer, ToldToStop, unless_told_to_stop
-from quire.core.config import EngineConfig, ServerConfig
+from quire.core.config import Offer, ServerConfig
 from quire.core.errors import QuireError
 from quire.serving.assembly import assemble
 from quire.serving.engine_client import WORKER, ProcessEngine
 from quire.serving.jobs import JobLimits, Jobs
+from quire.serving.models import Loaded, Models
 
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
 _BYTES_A_PIXEL = 20  # of an image in work: as stored, with its transparency, on white, turned
@@ -28,23 +31,30 @@ _BYTES_A_SECOND = 192_000 * 4 * 4  # of sound at the highest rate: in pieces, jo
 _BYTES_A_PIXEL_DECODED = 60  # of a video's frames: those that others refer to, and one in work
 
 
-def serve(engine: EngineConfig, config: ServerConfig, worker: str = WORKER) -> int:
-    """Serves until interrupted; 1 if the engine broke down.
+def serve(
+    offers: Sequence[Offer],
+    config: ServerConfig,
+    worker: str = WORKER,
+    *,
+    memory: int | None = None,
+) -> int:
+    """Serves until interrupted; 1 if the only engine broke down.
 
     A signal that comes before it serves gives 128 and the signal's number.
 
     Args:
         worker: see `ProcessEngine.start`.
+        memory: bytes for all loaded models together; None is what the machine has.
 
     Raises:
-        QuireError: the address cannot be bound, or the model cannot be opened.
+        QuireError: the address cannot be bound, or a model cannot be opened.
     """
     with (
         contextlib.closing(_bind(config)) as listener,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
         try:
-            return runner.run(_serve(engine, config, listener, worker))
+            return runner.run(_serve(offers, config, listener, worker, memory))
         except ToldToStop as told:
             return 128 + told.number
 
@@ -67,44 +77,70 @@ def _bind(config: ServerConfig) -> socket.socket:
 
 
 async def _serve(
-    engine: EngineConfig, config: ServerConfig, listener: socket.socket, worker: str
+    offers: Sequence[Offer],
+    config: ServerConfig,
+    listener: socket.socket,
+    worker: str,
+    memory: int | None,
 ) -> int:
-    starting = ProcessEngine.start(
-        engine, config.log_level, worker, patience_s=config.engine_timeout_s
+    # One for all processes.
+    config = replace(config, signing_key=config.signing_key or secrets.token_hex(32))
+    models = Models(
+        [
+            replace(each, serving=replace(each.serving, signing_key=config.signing_key))
+            for each in offers
+        ],
+        partial(_open, worker),
+        memory=memory,
     )
-    client = await unless_told_to_stop(starting)
-    name = config.served_name or engine.model
-    if config.signing_key is None:  # one for all processes
-        config = replace(config, signing_key=secrets.token_hex(32))
-    jobs = Jobs(ReadingContext(client.info, name, config), _job_limits(config), config.log_level)
     try:
-        service = assemble(client, name, config)
-    except QuireError:
-        await client.close()
+        await unless_told_to_stop(models.open())
+    except BaseException:
+        await models.close()
         raise
-    opening = asyncio.create_task(jobs.open())  # the first job waits for it
     gc.collect()
     gc.freeze()  # as in `engine.worker`
     server = StoppingServer(
         uvicorn.Config(
-            build_app(service, config, jobs),
+            build_app(models, config),
             http=PatientProtocol,
             log_level="warning",
             access_log=False,
             lifespan="on",
         ),
-        client,
+        models,
         config.stop_grace_s,
     )
-    watch = asyncio.create_task(_stop_when_broken(client, server))
+    watch = asyncio.create_task(_stop_when_broken(models, server))
     listener.listen()  # whoever reads the next line may connect at once
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    print(f"quire serves {service.name} at http://{shown}:{port}/v1", file=sys.stderr, flush=True)
+    names = ", ".join(model.name for model in models)
+    print(f"quire serves {names} at http://{shown}:{port}/v1", file=sys.stderr, flush=True)
     await server.serve(sockets=[listener])
     watch.cancel()
-    opening.cancel()
-    return 1 if client.broken.is_set() else 0
+    return 1 if models.broken.is_set() else 0
+
+
+async def _open(worker: str, offer: Offer) -> Loaded:
+    """Starts a model's processes; the first job waits for those that read requests.
+
+    Raises:
+        ModelError: it cannot be opened.
+    """
+    config = offer.serving
+    client = await ProcessEngine.start(
+        offer.engine, config.log_level, worker, patience_s=config.engine_timeout_s
+    )
+    try:
+        service = assemble(client, offer.name, config)
+    except BaseException:
+        await client.close()
+        raise
+    reading = ReadingContext(client.info, offer.name, config)
+    jobs = Jobs(reading, _job_limits(config), config.log_level)
+    jobs.open_soon()
+    return Loaded(service, jobs, client.broken)
 
 
 def _job_limits(config: ServerConfig) -> JobLimits:
@@ -118,9 +154,9 @@ def _job_limits(config: ServerConfig) -> JobLimits:
     return replace(limits, memory=limits.memory + media)
 
 
-async def _stop_when_broken(client: ProcessEngine, server: uvicorn.Server) -> None:
-    """An engine that cannot go on ends the server, after /health had a moment to say so."""
-    await client.broken.wait()
+async def _stop_when_broken(models: Models, server: uvicorn.Server) -> None:
+    """A lone engine that cannot go on ends the server, after /health had a moment to say so."""
+    await models.broken.wait()
     await asyncio.sleep(_LAST_WORD_S)
     server.should_exit = True
 

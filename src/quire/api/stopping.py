@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import uvicorn
 
-from quire.serving.engine_client import ProcessEngine
+from quire.serving.models import Models
 
 _LAST_WRITES_S = 2.0
 """For the errors of answers that were ended to be written, to readers that read."""
@@ -57,13 +57,13 @@ class StoppingServer(uvicorn.Server):
     """Ends at the first SIGINT or SIGTERM when all is answered, at the second one at once.
 
     Args:
-        client: the engine; what is in flight ends with an error when it is closed.
+        models: what is in flight ends with an error when they are closed.
         grace_s: how long answers may go on after the first signal.
     """
 
-    def __init__(self, config: uvicorn.Config, client: ProcessEngine, grace_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, models: Models, grace_s: float) -> None:
         super().__init__(config)
-        self._client = client
+        self._models = models
         self._grace_s = grace_s
         self._told_at_start = False
         self._now = asyncio.Event()
@@ -109,7 +109,7 @@ class StoppingServer(uvicorn.Server):
             await asyncio.wait_for(self._now.wait(), self._grace_s)
         if count := len(self.server_state.tasks):
             _say(f"ending {count} with an error")
-        closing = asyncio.create_task(self._client.close())
+        closing = asyncio.create_task(self._models.close())
         await asyncio.sleep(_LAST_WRITES_S)
         for connection in list(self.server_state.connections):
             if (transport := getattr(connection, "transport", None)) is not None:

@@ -1,16 +1,17 @@
-"""`quire serve`: one model behind HTTP."""
+"""`quire serve`: models behind HTTP."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from quire.cli.keys import add_server_key_arguments, key_in, server_keys
 from quire.cli.kv_flags import add_kv_arguments, format_of
 from quire.cli.media_flags import add_media_arguments, media_settings
 from quire.cli.values import at_least, byte_count, duration, number, port, positive
-from quire.core.config import DiskConfig, EngineConfig, ServerConfig
+from quire.core.config import DiskConfig, EngineConfig, Offer, ServerConfig
 from quire.core.errors import QuireError, RequestError
 from quire.core.request import SamplingParams
 from quire.demo import MODEL_DIR
@@ -22,12 +23,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Declares the subcommand."""
     parser = subparsers.add_parser(
         "serve",
-        help="serve a model over HTTP",
-        description="Serves one model over HTTP: OpenAI's chat completions, completions and "
-        "responses, Anthropic's messages.",
+        help="serve models over HTTP",
+        description="Serves models over HTTP: OpenAI's chat completions, completions and "
+        "responses, Anthropic's messages. One model is loaded at the start; of several each when "
+        "it is first asked for.",
     )
     add, defaults = parser.add_argument, ServerConfig()
-    add("model", nargs="?", help="a folder or a hub id; the embedded demonstration if left out")
+    add(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="a folder or a hub id, or NAME=MODEL for what clients call it; the embedded "
+        "demonstration if left out",
+    )
     add("--host", default=defaults.host, help="default: %(default)s, this machine alone")
     add("--port", type=port, default=defaults.port, help="default: %(default)s; 0 takes a free one")
     add("--served-name", metavar="NAME", help="what clients call the model")
@@ -55,6 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_sampling_arguments(parser.add_argument_group("sampling"))
     _add_engine_arguments(parser.add_argument_group("engine"))
     _add_cache_arguments(parser.add_argument_group("KV cache"))
+    _add_models_arguments(parser.add_argument_group("several models"))
     _add_access_arguments(parser.add_argument_group("access"))
     _add_limit_arguments(parser.add_argument_group("limits"))
     add_media_arguments(parser.add_argument_group("images, sound and video"))
@@ -140,6 +149,29 @@ def _add_cache_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--kv-disk", metavar="DIR", help="where evicted pages go and survive")
     group.add_argument(
         "--kv-disk-size", type=byte_count, default="20GB", metavar="BYTES", help="default: 20GB"
+    )
+
+
+def _add_models_arguments(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--idle-unload",
+        type=duration,
+        metavar="SECONDS",
+        help="without a request, after which a model is unloaded; default: never",
+    )
+    add(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a model that is loaded at the start and stays; may be given again",
+    )
+    add(
+        "--memory",
+        type=byte_count,
+        metavar="BYTES",
+        help="for all loaded models together, weights and KV pages; default: what is free",
     )
 
 
@@ -238,7 +270,7 @@ def run(args: argparse.Namespace) -> int:
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    engine, server = engine_config(args), server_config(args)
+    server, offered = server_config(args), offers(args)
     # Here, because every command loads this module and no other needs a web server.
     from quire.api.server import serve
     from quire.api.shared.auth import check_exposure
@@ -247,13 +279,50 @@ def run(args: argparse.Namespace) -> int:
     check_exposure(server, allow_anyone=args.allow_anyone)
     if server.dialect is not None:
         named(server.dialect)  # a wrong name is known before the weights are loaded
-    return serve(engine, server)
+    return serve(offered, server, memory=args.memory)
 
 
-def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """The engine's settings, from the command line."""
+def offers(args: argparse.Namespace) -> tuple[Offer, ...]:
+    """The models, from the command line.
+
+    Raises:
+        QuireError: two have one name, or an option is for one model only.
+    """
+    given = [_named(each) for each in args.models] or [("quire-demo", str(MODEL_DIR))]
+    if len(given) > 1:
+        for option in ("served_name", "also_named", "adapter"):
+            if getattr(args, option):
+                raise QuireError(f"--{option.replace('_', '-')} is for one model")
+    server = server_config(args)
+    found = tuple(
+        Offer(
+            engine_config(args, model),
+            replace(server, served_name=args.served_name or name),
+            pinned=(args.served_name or name) in args.pin,
+            idle_unload_s=args.idle_unload,
+        )
+        for name, model in given
+    )
+    names = [name for each in found for name in each.names]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise QuireError(f"two models are called {twice[0]!r}; say NAME=MODEL")
+    if strangers := [name for name in args.pin if name not in names]:
+        raise QuireError(f"--pin {strangers[0]}: no model is called so")
+    return found
+
+
+def _named(given: str) -> tuple[str, str]:
+    """What clients call a model of the command line, and its folder or hub id."""
+    name, equals, model = given.partition("=")
+    if equals and not Path(given).exists():
+        return name, model
+    return (Path(given).resolve().name if Path(given).is_dir() else given), given
+
+
+def engine_config(args: argparse.Namespace, model: str) -> EngineConfig:
+    """The engine's settings for a model, from the command line."""
     return EngineConfig(
-        model=args.model or str(MODEL_DIR),
+        model=model,
         dtype=args.dtype,
         adapter=args.adapter,
         blas=args.blas,
@@ -275,12 +344,9 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     Raises:
         QuireError: a file cannot be read, or a folder is none.
     """
-    model = args.model or "quire-demo"
-    name = args.served_name or (Path(model).resolve().name if Path(model).is_dir() else model)
     return ServerConfig(
         host=args.host,
         port=args.port,
-        served_name=name,
         also_named=tuple(args.also_named),
         api_keys=server_keys(args),
         strict_fields=not args.ignore_unknown_fields,

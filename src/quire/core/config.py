@@ -43,6 +43,10 @@ class EngineConfig:
             OpenBLAS; "openblas"; or "mlx", the slow products that MLX carries.
         prefix_cache: whether computed pages are kept and shared.
         stop_on_loop: stop an answer after this many exact repeats of a cycle; 0 is off.
+        memory: bytes for weights and KV pages together; None is what the machine has.
+        reserved: bytes of free memory that other engines of this server were promised.
+        sharers: engines of this server that may yet be opened, this one included; what is free for
+            KV pages is split among them.
     """
 
     model: str
@@ -61,6 +65,9 @@ class EngineConfig:
     prefix_cache: bool = True
     disk: DiskConfig | None = None
     stop_on_loop: int = 0
+    memory: int | None = None
+    reserved: int = 0
+    sharers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +152,30 @@ class ServerConfig:
     sampling_overrides: Mapping[str, float] = field(default_factory=dict)
     page: bool = True
     log_level: str = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One of the models that a server has.
+
+    Attributes:
+        engine: the settings of its engine.
+        serving: the server's settings as they are for this model; `served_name` is set.
+        pinned: it is loaded at the start, and stays.
+        idle_unload_s: without a request, after which it is unloaded; None is never.
+    """
+
+    engine: EngineConfig
+    serving: ServerConfig
+    pinned: bool = False
+    idle_unload_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """What clients call it, and what answers say."""
+        return self.serving.served_name or self.engine.model
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All by which clients may ask for it."""
+        return (self.name, *self.serving.also_named)

@@ -135,5 +135,9 @@ class ModelError(QuireError):
     """A model folder that cannot be opened: unknown type, missing tensor, too large for memory."""
 
 
+class NoRoom(ModelError):
+    """A model that would fit if others were unloaded."""
+
+
 class EngineFailure(QuireError):
     """The engine cannot go on: what is in flight fails, /health says so, the process exits."""

@@ -13,6 +13,7 @@ class ModelInfo:
         path: the folder that holds tokenizer and template.
         context_length: tokens that prompt and answer may have together.
         kv_formats: names of the formats that a request may choose.
+        weight_bytes: memory that the weights hold.
         kv_table: lines of the start-up table: layers, format, bytes a token.
     """
 
@@ -26,6 +27,7 @@ class ModelInfo:
     kv_formats: tuple[str, ...] = ("plain",)
     kv_table: tuple[str, ...] = ()
     modalities: tuple[str, ...] = ("text",)
+    weight_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """From the engine: the model cannot be opened."""
+    """From the engine: the model cannot be opened.
+
+    Attributes:
+        no_room: it would fit if other models were unloaded.
+    """
 
     message: str
+    no_room: bool = False
 
 
 @dataclass(frozen=True, slots=True)

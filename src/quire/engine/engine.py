@@ -73,7 +73,7 @@ class Engine:
         self.config = config
         self._loaded = loaded
         self._runner = Runner(loaded.model, config.page_tokens, DTYPES[loaded.dtype], observe)
-        budget = kv_budget(config.kv_memory)
+        budget = kv_budget(config, loaded.parameter_bytes)
         manager = BlockManager(budget, self._runner.pools.block_bytes)
         context = config.max_context or loaded.context_length
         if context > loaded.context_length:
@@ -276,6 +276,7 @@ class Engine:
             dtype=self._loaded.dtype,
             device=current_device().name,
             kv_memory=self._scheduler.manager.capacity.budget,
+            weight_bytes=self._loaded.parameter_bytes,
             modalities=("text", *self._loaded.model.encoders),
             kv_formats=tuple(each.name for each in formats),
             kv_table=kv_table(

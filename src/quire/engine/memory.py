@@ -1,25 +1,39 @@
-"""How much memory the KV cache may have, and how long a context that allows."""
+"""How much memory weights and KV cache may have, and how long a context that allows."""
 
 from __future__ import annotations
 
-from quire.core.errors import ModelError
+from quire.core.config import EngineConfig
+from quire.core.errors import NoRoom
 from quire.device.device import current_device
 
 _SHORTEST_CONTEXT = 256
 
 
-def kv_budget(wanted: int | None) -> int:
+def weight_limit(config: EngineConfig) -> int:
+    """Bytes that the weights may take: what the device has, less what other engines will take."""
+    limit = current_device().weight_memory() - config.reserved
+    return limit if config.memory is None else min(limit, config.memory)
+
+
+def kv_budget(config: EngineConfig, weights: int) -> int:
     """Bytes for KV pages: as asked, or a share of what is free now that the weights are loaded.
 
+    Args:
+        weights: bytes that they hold.
+
     Raises:
-        ModelError: more was asked for than the machine has; names both numbers.
+        NoRoom: more was asked for than there is; names both numbers.
     """
-    free = current_device().free_memory()
-    if wanted is None:
-        return int(free * current_device().kv_share)
-    if wanted > free:
-        raise ModelError(f"kv-memory: {wanted:,} bytes were asked for, {free:,} are free")
-    return wanted
+    free = current_device().free_memory() - config.reserved
+    share = free * current_device().kv_share
+    if config.memory is not None:
+        free = min(free, config.memory - weights)
+        share = min(share, free)
+    if config.kv_memory is None:
+        return max(0, int(share / config.sharers))
+    if config.kv_memory > free:
+        raise NoRoom(f"kv-memory: {config.kv_memory:,} bytes were asked for, {free:,} are free")
+    return config.kv_memory
 
 
 def check_context(tokens: int, wanted: int) -> int:
@@ -29,11 +43,11 @@ def check_context(tokens: int, wanted: int) -> int:
         wanted: what was asked for, or the model allows.
 
     Raises:
-        ModelError: the budget holds fewer tokens than any conversation needs.
+        NoRoom: the budget holds fewer tokens than any conversation needs.
     """
     least = min(_SHORTEST_CONTEXT, wanted)
     if tokens < least:
-        raise ModelError(
+        raise NoRoom(
             f"kv-memory: the budget holds a context of {tokens} tokens; at least {least} are needed"
         )
     return tokens

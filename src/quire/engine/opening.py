@@ -7,6 +7,7 @@ import logging
 from quire.core.config import EngineConfig
 from quire.device.device import current_device, open_device
 from quire.engine.engine import Engine
+from quire.engine.memory import weight_limit
 from quire.engine.warm_up import warm_up
 from quire.models.loader import open_model
 
@@ -25,6 +26,7 @@ def open_engine(config: EngineConfig) -> Engine:
         dtype=config.dtype,
         adapter=config.adapter,
         max_context=config.max_context,
+        memory_limit=weight_limit(config),
     )
     if current_device().compiles:
         warm_up(loaded, config)

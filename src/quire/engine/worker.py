@@ -13,7 +13,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from quire.core.errors import EngineFailure, QuireError
+from quire.core.errors import EngineFailure, NoRoom, QuireError
 from quire.core.messages import (
     Abort,
     AskStats,
@@ -70,7 +70,7 @@ def main() -> int:
         engine = open_engine(opening[0].config)
     except QuireError as error:
         with contextlib.suppress(ConnectionError):  # nobody waits for it any more
-            pipe.sendall(encode(Refused(str(error))))
+            pipe.sendall(encode(Refused(str(error), isinstance(error, NoRoom))))
         return 1
     # What is here now stays. The collector need not look at it again, while streams wait for it.
     gc.collect()

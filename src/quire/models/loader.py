@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from quire.core.errors import ModelError
+from quire.core.errors import ModelError, NoRoom
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.models import quantization
@@ -260,12 +260,12 @@ def _check_fits(model: nn.Module, limit: int | None, folder: Path) -> int:
     """Bytes of the weights, from their shapes alone.
 
     Raises:
-        ModelError: more than `limit`, naming both numbers.
+        NoRoom: more than `limit`, naming both numbers.
     """
     needed = sum(array.nbytes for array in named_parameters(model).values())
     available = current_device().weight_memory() if limit is None else limit
     if needed > available:
-        raise ModelError(
+        raise NoRoom(
             f"{folder}: the weights need {needed:,} bytes of memory, {available:,} are available"
         )
     return needed

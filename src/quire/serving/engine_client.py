@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import psutil
 
 from quire.core.config import EngineConfig
-from quire.core.errors import EngineFailure, ModelError
+from quire.core.errors import EngineFailure, ModelError, NoRoom
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.messages import (
     Abort,
@@ -208,7 +208,8 @@ class ProcessEngine:
                 self._opened.set_result(message.info)
             elif isinstance(message, Refused):
                 self._failure = message.message  # so that its end is no news
-                self._opened.set_exception(ModelError(message.message))
+                refusal = NoRoom if message.no_room else ModelError
+                self._opened.set_exception(refusal(message.message))
             elif isinstance(message, Broken):
                 self._break(message.message)
 

@@ -75,6 +75,7 @@ class Generation:
             them.
         sampling: `seed` is the first choice's; the others' are derived from it.
         n: choices a prompt.
+        keep_alive_s: how long the model stays loaded afterwards; None leaves that as it is.
         max_tokens: None is the operator's default, or all that the context has room for.
         min_tokens: before which no end token comes.
         format: what the answer must meet.
@@ -106,6 +107,7 @@ class Generation:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final: bool = False
     cache_salt: str = ""
+    keep_alive_s: float | None = None
     caller: str = ""
     names: FieldNames = field(default_factory=FieldNames)
 

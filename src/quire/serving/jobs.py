@@ -118,6 +118,7 @@ class Jobs:
         self._parent: _Parent | None = None
         self._starting = asyncio.Lock()
         self._number = 0
+        self._opening_soon: asyncio.Task[None] | None = None
         self._closed = False
 
     async def open(self) -> None:
@@ -127,6 +128,14 @@ class Jobs:
             EngineFailure: it does not start.
         """
         await self._started()
+
+    def open_soon(self) -> None:
+        """Starts the first process in the background; the first job waits for it."""
+        self._opening_soon = asyncio.create_task(self._open_in_background())
+
+    async def _open_in_background(self) -> None:
+        with contextlib.suppress(EngineFailure):  # the first job tries again, and says why
+            await self.open()
 
     async def run(
         self,
@@ -166,6 +175,9 @@ class Jobs:
     async def close(self) -> None:
         """Ends all jobs. May be called again."""
         self._closed = True
+        if self._opening_soon is not None:
+            self._opening_soon.cancel()
+            await asyncio.wait([self._opening_soon])
         if self._parent is not None:
             await self._parent.close()
 
@@ -211,6 +223,9 @@ class _Parent:
         except (OSError, EOFError) as error:
             await parent.close()
             raise EngineFailure("the process that starts jobs did not start") from error
+        except asyncio.CancelledError:
+            await parent.close()
+            raise
         return parent
 
     @property

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from quire.api.chat.tools import ChatChoice, ChatTool, complete_call, opening_call, toolbox
 from quire.api.shared.content import Message, custom_input, to_template
-from quire.api.shared.context import Context, common_fields
+from quire.api.shared.context import Context, ServerContext, common_fields
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
 from quire.api.shared.formats import FormatFields, any_object
@@ -303,13 +303,12 @@ async def _read(context: Context, request: Request, body: bytes) -> _Asked:
 class Chat:
     """The endpoint."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
-        context = self._context
-        asked = await context.read(request, _read)
+        context, asked = await self._server.read(request, _read)
         run = await context.begin(request, asked.prepared)
         identity = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",

@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from quire.api.shared.context import Context, common_fields
+from quire.api.shared.context import Context, ServerContext, common_fields
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
 from quire.api.shared.formats import FormatFields
@@ -235,15 +235,14 @@ async def _read(context: Context, request: Request, body: bytes) -> _Asked:
 class Completions:
     """The endpoint."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/completions`."""
-        service = self._context.service
-        asked = await self._context.read(request, _read)
-        echoes = asked.echoes
-        run = await self._context.begin(request, asked.prepared)
+        context, asked = await self._server.read(request, _read)
+        service, echoes = context.service, asked.echoes
+        run = await context.begin(request, asked.prepared)
         identity = {
             "id": f"cmpl-{uuid.uuid4().hex}",
             "object": "text_completion",

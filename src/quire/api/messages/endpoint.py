@@ -33,7 +33,7 @@ from quire.api.messages.schema import (
 )
 from quire.api.messages.schema import ToolChoice as WireToolChoice
 from quire.api.shared.access import note
-from quire.api.shared.context import Context, decoding
+from quire.api.shared.context import Context, ServerContext, decoding
 from quire.api.shared.fold import consume
 from quire.api.shared.lenient_json import parse_lenient
 from quire.api.shared.sse import EventStream, compact, run_headers
@@ -107,13 +107,12 @@ def _parse(context: Context, request: Request, body: bytes, schema: type[Fields]
 class Messages:
     """The endpoints."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, server: ServerContext) -> None:
+        self._server = server
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/messages`."""
-        context = self._context
-        asked = await context.read(request, _read)
+        context, asked = await self._server.read(request, _read)
         if asked.dropped:
             note(request.scope, {"dropped_thoughts": len(asked.dropped)})
         run = await context.begin(request, asked.prepared)
@@ -135,7 +134,8 @@ class Messages:
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`: through the same template, hence exact."""
-        return JSONResponse(await self._context.read(request, _count))
+        _, counted = await self._server.read(request, _count)
+        return JSONResponse(counted)
 
 
 def _no_threads() -> RequestError:

@@ -28,7 +28,7 @@ from quire.api.responses.schema import (
 from quire.api.responses.store import CallerStores
 from quire.api.responses.tools import toolbox
 from quire.api.shared.access import note
-from quire.api.shared.context import Context, decoding
+from quire.api.shared.context import Context, ServerContext, decoding
 from quire.api.shared.fold import consume
 from quire.api.shared.formats import any_object
 from quire.api.shared.limits import check_count
@@ -98,16 +98,15 @@ async def _read(context: Context, request: Request, body: bytes) -> _Asked:
 class Responses:
     """The endpoints."""
 
-    def __init__(self, context: Context, stores: CallerStores) -> None:
-        self._context = context
+    def __init__(self, server: ServerContext, stores: CallerStores) -> None:
+        self._server = server
         self._stores = stores
 
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
-        context = self._context
         store = self._stores.of(request)
         answers = {"conversation": store.conversation, "item": store.item}
-        asked = await context.read(request, _read, answers)
+        context, asked = await self._server.read(request, _read, answers)
         if asked.tools.left_out:
             note(request.scope, {"tools_left_out": asked.tools.left_out})
         run = await context.begin(request, asked.prepared)

@@ -15,7 +15,9 @@ from starlette.types import Receive, Scope
 from quire.api.shared.access import note, note_ignored, notes
 from quire.api.shared.auth import caller_of
 from quire.api.shared.limits import Slots, check_count, check_headers, read_body
+from quire.api.shared.members import members
 from quire.api.shared.metrics import CallerMetrics
+from quire.api.shared.model_use import use_of
 from quire.api.shared.schema import (
     DecodingFields,
     GenerationFields,
@@ -28,13 +30,14 @@ from quire.api.shared.schema import (
 from quire.api.shared.seal import Seal
 from quire.api.shared.stored import StoredConversations
 from quire.core.config import ServerConfig
-from quire.core.errors import NotFound, RequestError
+from quire.core.errors import RequestError
 from quire.core.kv_choice import choose_format
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem
 from quire.core.request import SamplingParams
 from quire.serving.generation import Elsewhere, Generation, Prepared
 from quire.serving.jobs import Jobs
+from quire.serving.models import Lease, Models, unknown_model
 from quire.serving.service import Service
 from quire.serving.streams import GenerationStream
 
@@ -53,22 +56,82 @@ _SMALL = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
-    """The served model and the operator's settings.
+class ServerContext:
+    """What every endpoint is given: the models, the operator's settings, what counts requests.
 
     Attributes:
         stored: the conversations that a request may refer to.
-        jobs: where requests are read that are large, or hold media; None reads all of them here,
-            as within a job.
     """
 
-    service: Service
+    models: Models
     config: ServerConfig
     slots: Slots
     metrics: CallerMetrics
     seal: Seal
     stored: Callable[[Request], StoredConversations[Any]]
+
+    async def read(
+        self,
+        request: Request,
+        reader: Reader[Result],
+        answers: Mapping[str, Callable[..., object]] | None = None,
+    ) -> tuple[Context, Result]:
+        """The request's model, and what `reader` makes of the request's body and headers.
+
+        Takes the request's slot once its body is there. A model that is not loaded is waited for.
+
+        Args:
+            answers: for what a reader asks that is away from here.
+
+        Raises:
+            RequestError: too large, for a model that is not served, or what the reader raises.
+            EngineFailure: the model cannot be loaded.
+            ClientDisconnect: the client left.
+        """
+        check_headers(request)
+        with self.slots.bodies.reading() as counted:
+            body = await read_body(request, self.config.max_body_bytes, counted)
+            self.slots.enter(request.scope)
+            context = await self._of_model(request, body)
+            return context, await context.read(request, body, reader, answers)
+
+    async def _of_model(self, request: Request, body: bytes) -> Context:
+        """The context of the model that a request names; the request holds the model from now on.
+
+        A lone model that is loaded is not looked for: its name is checked when the body is read.
+        """
+        model, named = self.models.default, {}
+        if len(self.models) > 1 or not model.ready:
+            named = await members(body, ("model", "stream"))
+            model = self.models.find(named.get("model"))
+        use = use_of(request.scope)
+        if model.ready:
+            lease = await self.models.use(model)
+        else:
+            loading = until_gone(request.receive, self.models.use(model))
+            lease = await use.waiting(loading, streams=named.get("stream") is True)
+        use.hold(lease)
+        loaded, serving = lease.loaded, model.offer.serving
+        return Context(loaded.service, serving, self.seal, self.stored, loaded.jobs, lease)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The model of a request, and the operator's settings for it.
+
+    Attributes:
+        stored: the conversations that a request may refer to.
+        jobs: where requests are read that are large, or hold media; None reads all of them here,
+            as within a job.
+        lease: what holds the model; None within a job.
+    """
+
+    service: Service
+    config: ServerConfig
+    seal: Seal
+    stored: Callable[[Request], StoredConversations[Any]]
     jobs: Jobs | None = None
+    lease: Lease | None = None
 
     async def begin(self, request: Request, prepared: Prepared) -> GenerationStream:
         """Queues a generation for whoever asks.
@@ -79,42 +142,42 @@ class Context:
         """
         caller, spec = caller_of(request.scope), prepared.spec
         salt = spec.cache_salt if self.config.share_prefixes else caller + spec.cache_salt
+        lease, keep_s = self.lease, spec.keep_alive_s
+        if lease is not None and keep_s is not None and not lease.keep(keep_s):
+            note_ignored(request.scope, ["keep_alive"])
         spec = replace(spec, caller=caller, cache_salt=salt)
         return await self.service.begin(replace(prepared, spec=spec))
 
     async def read(
         self,
         request: Request,
+        body: bytes,
         reader: Reader[Result],
         answers: Mapping[str, Callable[..., object]] | None = None,
     ) -> Result:
         """What `reader` makes of the request's body and headers.
 
-        Takes the request's slot once its body is there. What might take more than a few
-        milliseconds is done in a process of its own, which is killed when the client leaves.
+        What might take more than a few milliseconds is done in a process of its own, which is
+        killed when the client leaves.
 
         Args:
             answers: for what a reader asks that is away from here.
 
         Raises:
-            RequestError: too large, or what the reader raises.
+            RequestError: what the reader raises.
             ClientDisconnect: the client left.
         """
-        check_headers(request)
-        with self.slots.bodies.reading() as counted:
-            body = await read_body(request, self.config.max_body_bytes, counted)
-            self.slots.enter(request.scope)
-            if self.jobs is None or len(body) <= _SMALL:
-                with suppress(Elsewhere):
-                    return await reader(self, request, body)
-            assert self.jobs is not None, "nothing is elsewhere without jobs"
-            lent: list[MediaItem] = []  # as long as the result refers to them
-            items = self.service.prompts.media.answers(lent)
-            known = items | dict(answers or {})
-            work = self.jobs.run(_read_away, reader, _carried(request), body, answers=known)
-            read: tuple[Result, dict[str, Any]] = await until_gone(request.receive, work)
-            note(request.scope, read[1])
-            return read[0]
+        if self.jobs is None or len(body) <= _SMALL:
+            with suppress(Elsewhere):
+                return await reader(self, request, body)
+        assert self.jobs is not None, "nothing is elsewhere without jobs"
+        lent: list[MediaItem] = []  # as long as the result refers to them
+        items = self.service.prompts.media.answers(lent)
+        known = items | dict(answers or {})
+        work = self.jobs.run(_read_away, reader, _carried(request), body, answers=known)
+        read: tuple[Result, dict[str, Any]] = await until_gone(request.receive, work)
+        note(request.scope, read[1])
+        return read[0]
 
     def parse(
         self,
@@ -147,14 +210,10 @@ class Context:
         return await self.service.prompts.tokens(spec, light=self.jobs is not None)
 
     def check_model(self, name: str | None) -> None:
-        """Raises `NotFound` for a model that is not served; None means the one that is."""
+        """Raises `NotFound` for another model than this one; None means this one."""
         served = self.service.name
         if name is not None and name != served and name not in self.config.also_named:
-            raise NotFound(
-                f"The model '{name}' is not served here; '{served}' is.",
-                param="model",
-                code="model_not_found",
-            )
+            raise unknown_model(name, [served])
 
     def kv_format(
         self, bits: float | str | None, scheme: str | None, headers: Mapping[str, str]
@@ -250,6 +309,7 @@ def decoding(
         "ignore_eos": fields.ignore_eos is True,
         "kv_format": context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
         "cache_salt": fields.cache_salt or "",
+        "keep_alive_s": fields.keep_alive,
     }
 
 

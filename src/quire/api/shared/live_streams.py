@@ -15,10 +15,12 @@ class Stream:
 
     Attributes:
         number: tells it from all others of this process.
+        model: what clients call the model that answers.
         generated: tokens so far.
     """
 
-    def __init__(self, prompt_tokens: int) -> None:
+    def __init__(self, prompt_tokens: int, model: str) -> None:
+        self.model = model
         self.number = next(_numbers)
         self.generated = 0
         self._prompt_tokens = prompt_tokens
@@ -37,6 +39,7 @@ class Stream:
         first = None if self._first is None else round(self._first - self._started, 4)
         return {
             "id": self.number,
+            "model": self.model,
             "age_s": round(now - self._started, 4),
             "first_token_s": first,
             "prompt_tokens": self._prompt_tokens,

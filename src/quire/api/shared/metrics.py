@@ -11,7 +11,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
@@ -19,7 +18,6 @@ from prometheus_client.registry import Collector
 
 from quire.api.shared.auth import EVERYONE
 from quire.api.shared.live_streams import Stream, Streams
-from quire.core.info import EngineStats
 from quire.serving.streams import Observer
 from quire.text.events import Failed, Finished
 
@@ -78,26 +76,21 @@ class Metrics:
         self.responses[path, str(status)] += 1
         self.request_seconds.observe(seconds)
 
-    def render(self, stats: EngineStats | None = None, in_flight: int = 0) -> bytes:
-        """The text exposition of all counters, with the engine's if they are given."""
+    def render(self, engines: Iterable[Metric] = ()) -> bytes:
+        """The text exposition of all counters, with the engines' if they are given."""
         registry = CollectorRegistry()
-        registry.register(_Snapshot([*self._all(stats, in_flight)]))
+        registry.register(_Snapshot([*self._families(), *engines]))
         return generate_latest(registry)
 
-    def view(self, stats: EngineStats | None = None, in_flight: int = 0) -> dict[str, Any]:
+    def view(self, engines: Iterable[Metric] = ()) -> dict[str, Any]:
         """What `render` says, by the sample's name, and each stream of now: `/metrics` as JSON."""
         samples: dict[str, list[dict[str, Any]]] = {}
-        for family in self._all(stats, in_flight):
+        for family in (*self._families(), *engines):
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append(
                     {"labels": sample.labels, "value": sample.value}
                 )
         return {"metrics": samples, "streams": self.streams.view()}
-
-    def _all(self, stats: EngineStats | None, in_flight: int) -> Iterator[Metric]:
-        yield from self._families()
-        if stats is not None:
-            yield from _engine_families(stats, in_flight)
 
     def _families(self) -> Iterator[Metric]:
         responses = CounterMetricFamily(
@@ -106,7 +99,7 @@ class Metrics:
         for (path, status), count in self.responses.items():
             responses.add_metric([path, status], count)
         yield responses
-        yield _counted("quire_answers", "Answers by how they ended", "reason", self.ends.items())
+        yield counted("quire_answers", "Answers by how they ended", "reason", self.ends.items())
         yield self.request_seconds.family("quire_http_request_seconds", "Whole HTTP requests")
         yield self.time_to_first_token.family(
             "quire_time_to_first_token_seconds", "From the request's submission to its first token"
@@ -132,9 +125,9 @@ class CallerMetrics:
         for metrics in self._of_both(caller):
             metrics.response(path, status, seconds)
 
-    def observer(self, caller: str, prompt_tokens: int) -> Observer:
+    def observer(self, caller: str, prompt_tokens: int, model: str) -> Observer:
         """What counts one of a caller's choices."""
-        return _Watched(self._of_both(caller), Stream(prompt_tokens))
+        return _Watched(self._of_both(caller), Stream(prompt_tokens, model))
 
     def _of_both(self, caller: str) -> tuple[Metrics, ...]:
         own = self._own.get(caller)
@@ -180,65 +173,10 @@ class _Snapshot(Collector):
         return self._families
 
 
-def _counted(
+def counted(
     name: str, text: str, label: str, items: Iterable[tuple[str, int]]
 ) -> CounterMetricFamily:
     family = CounterMetricFamily(name, text, labels=[label])
     for key, count in items:
         family.add_metric([key], count)
     return family
-
-
-def _engine_families(stats: EngineStats, in_flight: int) -> Iterator[Metric]:
-    gauges = {
-        "quire_http_in_flight": ("Generating HTTP requests in flight", in_flight),
-        "quire_running_sequences": ("Sequences that generate or are being read", stats.running),
-        "quire_waiting_sequences": ("Sequences that wait for room", stats.waiting),
-        "quire_kv_budget_bytes": ("Bytes for all KV pages", stats.kv_budget),
-    }
-    for name, (text, value) in gauges.items():
-        yield GaugeMetricFamily(name, text, value=value)
-    counters = {
-        "quire_steps": ("Steps of the engine", stats.steps),
-        "quire_prompt_tokens": ("Prompt tokens of all requests", stats.prompt_tokens),
-        "quire_cached_tokens": ("Prompt tokens read from the prefix cache", stats.cached_tokens),
-        "quire_generated_tokens": ("Tokens generated", stats.generated_tokens),
-        "quire_preemptions": ("Sequences put back to wait for memory", stats.preemptions),
-    }
-    for name, (text, value) in counters.items():
-        yield CounterMetricFamily(name, text, value=value)
-    yield _counted(
-        "quire_prefix_misses", "Requests by why no more was reused", "reason", stats.reuse_misses
-    )
-    yield _counted(
-        "quire_sequences_finished", "Sequences by how they ended", "reason", stats.finished
-    )
-    used = GaugeMetricFamily(
-        "quire_kv_bytes", "Bytes of KV pages by group and format", labels=["pool", "state"]
-    )
-    for state, pools in (("live", stats.kv_used), ("kept", stats.kv_kept)):
-        for pool, size in pools:
-            used.add_metric([pool, state], size)
-    yield used
-    block = GaugeMetricFamily(
-        "quire_kv_block_bytes", "Bytes of one KV page by group and format", labels=["pool"]
-    )
-    for pool, size in stats.kv_block_bytes:
-        block.add_metric([pool], size)
-    yield block
-    memory = GaugeMetricFamily(
-        "quire_memory_bytes", "Memory of the engine's process and its device", labels=["what"]
-    )
-    for what, size in stats.memory:
-        memory.add_metric([what], size)
-    yield memory
-    disk = dict(stats.disk)
-    if disk:
-        size = disk.pop("bytes")
-        yield GaugeMetricFamily("quire_disk_bytes", "Size of the disk tier's file", value=size)
-        yield _counted(
-            "quire_disk_pages",
-            "Pages of the disk tier by what became of them",
-            "what",
-            disk.items(),
-        )

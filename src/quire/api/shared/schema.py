@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -357,6 +358,33 @@ def check_stream_options(options: StreamOptions | None, *, stream: bool | None) 
         )
 
 
+_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _seconds(value: object) -> object:
+    """Seconds of Ollama's `keep_alive`: a number of them, or a duration as Go writes it.
+
+    Less than 0 is for ever.
+
+    Raises:
+        ValueError: it is a string, but no duration.
+    """
+    if isinstance(value, bool) or not isinstance(value, str):
+        seconds = value
+    else:
+        parts = _DURATION.findall(value)
+        whole = "".join(number + unit for number, unit in parts)
+        if value.lstrip("+-") not in (whole, "0") or not value.lstrip("+-"):
+            raise ValueError('a number of seconds or a duration such as "10m" is expected')
+        seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+        seconds = -seconds if value.startswith("-") else seconds
+    return math.inf if isinstance(seconds, int | float) and seconds < 0 else seconds
+
+
+KeepAlive = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_seconds)]
+
+
 class DecodingFields(Wire):
     """How tokens are drawn and kept, in every generating endpoint, whatever its protocol has.
 
@@ -377,6 +405,7 @@ class DecodingFields(Wire):
     kv_bits: float | str | None = None
     kv_scheme: str | None = None
     cache_salt: str | None = Field(default=None, max_length=256)
+    keep_alive: KeepAlive | None = None
 
 
 class GenerationFields(DecodingFields):

@@ -21,7 +21,7 @@ KEEPALIVE_S = 15.0
 """Silence after which something is sent: a long prefill, or a long call that is held back until it
 is complete, shall not look like a dead stream."""
 
-_COMMENT = b": waiting\n\n"
+COMMENT = b": waiting\n\n"
 
 
 class Renderer(Protocol):
@@ -86,7 +86,7 @@ class EventStream(Response):
         run: GenerationStream,
         renderer: Renderer,
         *,
-        keepalive: Callable[[], bytes] = lambda: _COMMENT,
+        keepalive: Callable[[], bytes] = lambda: COMMENT,
     ) -> None:
         super().__init__(media_type=self.media_type)
         self._run = run

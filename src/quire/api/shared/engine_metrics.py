@@ -1,0 +1,170 @@
+"""What Prometheus reads of the engines: one family a figure, one sample a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from quire.core.info import EngineStats
+
+Samples = Iterable[tuple[tuple[str, ...], float]]
+"""Values by the figure's own labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Figure:
+    """One family.
+
+    Attributes:
+        counts: whether it only grows.
+        samples: of one engine.
+    """
+
+    name: str
+    text: str
+    samples: Callable[[EngineStats], Samples]
+    labels: tuple[str, ...] = ()
+    counts: bool = False
+
+    def family(self, engines: Mapping[str, EngineStats], by_model: tuple[str, ...]) -> Metric:
+        """The samples of all engines; `by_model` is the label that tells them apart, or nothing."""
+        kind = CounterMetricFamily if self.counts else GaugeMetricFamily
+        family = kind(self.name, self.text, labels=(*by_model, *self.labels))
+        for model, stats in engines.items():
+            for labels, value in self.samples(stats):
+                family.add_metric([model, *labels] if by_model else list(labels), value)
+        return family
+
+
+def _one(value: Callable[[EngineStats], float]) -> Callable[[EngineStats], Samples]:
+    return lambda stats: (((), value(stats)),)
+
+
+def _by_name(
+    pairs: Callable[[EngineStats], Iterable[tuple[str, int]]],
+) -> Callable[[EngineStats], Samples]:
+    return lambda stats: (((name,), value) for name, value in pairs(stats))
+
+
+def _kv_bytes(stats: EngineStats) -> Samples:
+    for state, pools in (("live", stats.kv_used), ("kept", stats.kv_kept)):
+        for pool, size in pools:
+            yield (pool, state), size
+
+
+def _disk_bytes(stats: EngineStats) -> Samples:
+    return (((), value) for what, value in stats.disk if what == "bytes")
+
+
+def _disk_pages(stats: EngineStats) -> Samples:
+    return (((what,), value) for what, value in stats.disk if what != "bytes")
+
+
+_FIGURES = (
+    _Figure(
+        "quire_running_sequences",
+        "Sequences that generate or are being read",
+        _one(lambda stats: stats.running),
+    ),
+    _Figure(
+        "quire_waiting_sequences",
+        "Sequences that wait for room",
+        _one(lambda stats: stats.waiting),
+    ),
+    _Figure("quire_kv_budget_bytes", "Bytes for all KV pages", _one(lambda stats: stats.kv_budget)),
+    _Figure("quire_steps", "Steps of the engine", _one(lambda stats: stats.steps), counts=True),
+    _Figure(
+        "quire_prompt_tokens",
+        "Prompt tokens of all requests",
+        _one(lambda stats: stats.prompt_tokens),
+        counts=True,
+    ),
+    _Figure(
+        "quire_cached_tokens",
+        "Prompt tokens read from the prefix cache",
+        _one(lambda stats: stats.cached_tokens),
+        counts=True,
+    ),
+    _Figure(
+        "quire_generated_tokens",
+        "Tokens generated",
+        _one(lambda stats: stats.generated_tokens),
+        counts=True,
+    ),
+    _Figure(
+        "quire_preemptions",
+        "Sequences put back to wait for memory",
+        _one(lambda stats: stats.preemptions),
+        counts=True,
+    ),
+    _Figure(
+        "quire_prefix_misses",
+        "Requests by why no more was reused",
+        _by_name(lambda stats: stats.reuse_misses),
+        ("reason",),
+        counts=True,
+    ),
+    _Figure(
+        "quire_sequences_finished",
+        "Sequences by how they ended",
+        _by_name(lambda stats: stats.finished),
+        ("reason",),
+        counts=True,
+    ),
+    _Figure(
+        "quire_kv_bytes", "Bytes of KV pages by group and format", _kv_bytes, ("pool", "state")
+    ),
+    _Figure(
+        "quire_kv_block_bytes",
+        "Bytes of one KV page by group and format",
+        _by_name(lambda stats: stats.kv_block_bytes),
+        ("pool",),
+    ),
+    _Figure(
+        "quire_memory_bytes",
+        "Memory of the engine's process and its device",
+        _by_name(lambda stats: stats.memory),
+        ("what",),
+    ),
+)
+_OF_DISK = (
+    _Figure("quire_disk_bytes", "Size of the disk tier's file", _disk_bytes),
+    _Figure(
+        "quire_disk_pages",
+        "Pages of the disk tier by what became of them",
+        _disk_pages,
+        ("what",),
+        counts=True,
+    ),
+)
+
+
+def engine_families(
+    engines: Mapping[str, EngineStats],
+    states: Mapping[str, str],
+    in_flight: int,
+) -> Iterator[Metric]:
+    """The figures of all engines.
+
+    The label `model` is there where more than one model is served.
+
+    Args:
+        engines: of the models that are loaded, by name.
+        states: of all models, by name.
+        in_flight: HTTP requests that generate.
+    """
+    yield GaugeMetricFamily(
+        "quire_http_in_flight", "Generating HTTP requests in flight", value=in_flight
+    )
+    loaded = GaugeMetricFamily(
+        "quire_models", "1 for each model, by its state", labels=["model", "state"]
+    )
+    for name, state in states.items():
+        loaded.add_metric([name, state], 1)
+    yield loaded
+    by_model = ("model",) if len(states) > 1 else ()
+    with_disk = any(stats.disk for stats in engines.values())
+    for figure in (*_FIGURES, *(_OF_DISK if with_disk else ())):
+        yield figure.family(engines, by_model)

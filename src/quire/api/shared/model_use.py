@@ -1,0 +1,114 @@
+"""A request's hold on its model, and what its client hears while the model is loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.api.shared.errors import speaks_anthropic
+from quire.api.shared.sse import COMMENT, KEEPALIVE_S
+from quire.serving.models import Lease
+
+_USE = "quire.model_use"
+Result = TypeVar("Result")
+
+
+def use_of(scope: Scope) -> ModelUse:
+    """That of the request which `scope` belongs to, on a route with `HoldsModel`."""
+    use: ModelUse = scope[_USE]
+    return use
+
+
+class ModelUse:
+    """One request's.
+
+    A stream may have to begin while its model is still loaded, so that nobody takes the connection
+    for dead. What is sent then is only comments; an answer that turns out to be an error is sent
+    as that protocol's event.
+    """
+
+    def __init__(self, path: str, send: Send) -> None:
+        self._path = path
+        self._send = send
+        self._begun = False
+        self._lease: Lease | None = None
+        self._error: bytearray | None = None
+
+    def hold(self, lease: Lease) -> None:
+        """Keeps the model until the answer has been sent."""
+        self._lease = lease
+
+    def release(self) -> None:
+        """The answer has been sent, or nobody reads it."""
+        if self._lease is not None:
+            self._lease.release()
+
+    async def waiting(self, work: Awaitable[Result], *, streams: bool) -> Result:
+        """The result of `work`, while the client of a stream is told that it goes on."""
+        keeper = asyncio.create_task(self._keep_alive()) if streams else None
+        try:
+            return await work
+        finally:
+            if keeper is not None:
+                keeper.cancel()
+                with suppress(asyncio.CancelledError):
+                    await keeper
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(KEEPALIVE_S)
+            if not self._begun:
+                self._begun = True
+                headers = [
+                    (b"content-type", b"text/event-stream; charset=utf-8"),
+                    (b"cache-control", b"no-cache"),
+                    (b"x-accel-buffering", b"no"),
+                ]
+                start = {"type": "http.response.start", "status": 200, "headers": headers}
+                await self._send(start)
+            await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+
+    async def send(self, message: Message) -> None:
+        """What the application sends."""
+        if not self._begun:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            self._error = None if message["status"] == 200 else bytearray()
+        elif self._error is None:
+            await self._send(message)
+        else:
+            self._error += message.get("body", b"")
+            if not message.get("more_body"):
+                event = {"type": "http.response.body", "body": self._error_event()}
+                await self._send(event)
+
+    def _error_event(self) -> bytes:
+        """A whole error's body as the last event of a stream."""
+        body: dict[str, Any] = json.loads(self._error or b"{}")
+        if speaks_anthropic(self._path):
+            return b"event: error\ndata: " + json.dumps(body).encode() + b"\n\n"
+        if self._path.startswith("/v1/responses"):
+            error = body["error"]
+            told = {"type": "error", "sequence_number": 0}
+            told |= {key: error.get(key) for key in ("code", "message", "param")}
+            return b"event: error\ndata: " + json.dumps(told).encode() + b"\n\n"
+        return b"data: " + json.dumps(body).encode() + b"\n\n"
+
+
+class HoldsModel:
+    """Route middleware: a request holds its model until the last byte of its answer."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        use = scope[_USE] = ModelUse(scope["path"], send)
+        try:
+            await self._app(scope, receive, use.send)
+        finally:
+            use.release()

@@ -1,0 +1,395 @@
+"""The models of a server: which are loaded, who uses them, and which goes when one needs the room.
+
+A loaded model is an engine's process and the processes that read its requests. It is unloaded by
+ending them, so its memory goes back to the system whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from quire.core.config import EngineConfig, Offer
+from quire.core.errors import EngineFailure, ModelError, NoRoom, NotFound
+from quire.core.info import EngineStats, ModelInfo
+from quire.serving.jobs import Jobs
+from quire.serving.service import Service
+from quire.serving.streams import Observer
+
+log = logging.getLogger("quire.models")
+
+_STATS_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model that can answer.
+
+    Attributes:
+        broken: set when its engine cannot go on; None if nobody says so.
+    """
+
+    service: Service
+    jobs: Jobs | None = None
+    broken: asyncio.Event | None = None
+
+    async def close(self) -> None:
+        """Ends its processes; what is in flight fails."""
+        await self.service.close()
+        if self.jobs is not None:
+            await self.jobs.close()
+
+
+Opener = Callable[[Offer], Awaitable[Loaded]]
+"""Loads a model. Raises `ModelError`; `NoRoom` where it would fit without others."""
+
+
+class Model:
+    """One model of a server. `Models` alone changes it.
+
+    Attributes:
+        loaded: None unless it can answer.
+        users: requests that hold it.
+        problem: why it could not be loaded, or broke down, the last time; None if all went well.
+        leaving: it is unloaded as soon as nobody holds it; new requests wait and load it again.
+    """
+
+    def __init__(self, offer: Offer) -> None:
+        self.offer = offer
+        self.loaded: Loaded | None = None
+        self.users = 0
+        self.problem: str | None = None
+        self.leaving = False
+        self.used_at = -math.inf
+        self.idle_unload_s = offer.idle_unload_s
+        self.opening: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.watch: asyncio.Task[None] | None = None
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._info: ModelInfo | None = None
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.offer.name
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request need not wait for it."""
+        return self.loaded is not None and not self.leaving
+
+    @property
+    def state(self) -> str:
+        """`loaded`, `unloading`, `loading`, `failed` or `unloaded`."""
+        if self.loaded is not None:
+            return "unloading" if self.leaving else "loaded"
+        if self.opening is not None:
+            return "loading"
+        return "unloaded" if self.problem is None else "failed"
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """What is served, as it was when last loaded; None before that."""
+        if self.loaded is not None:
+            self._info = self.loaded.service.info
+        return self._info
+
+    @property
+    def expires_s(self) -> float | None:
+        """Seconds until it is unloaded, unless a request comes; None is not by itself."""
+        if self.timer is None or self.loaded is None:
+            return None
+        return max(0.0, self.timer.when() - asyncio.get_running_loop().time())
+
+    def stop_timer(self) -> None:
+        """It is not unloaded by time."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class Lease:
+    """One request's hold on a loaded model: until it is released, the model stays."""
+
+    def __init__(self, model: Model, loaded: Loaded, released: Callable[[Model], None]) -> None:
+        self.model = model
+        self.loaded = loaded
+        self._released: Callable[[Model], None] | None = released
+
+    def keep(self, seconds: float) -> bool:
+        """Says how long the model stays after its last request; whether that has an effect."""
+        if self.model.offer.pinned:
+            return False
+        self.model.idle_unload_s = seconds if math.isfinite(seconds) else None
+        return True
+
+    def release(self) -> None:
+        """May be called again."""
+        if (released := self._released) is not None:
+            self._released = None
+            released(self.model)
+
+
+class Models:
+    """Loads models when they are asked for, and unloads them. Belongs to one event loop.
+
+    A model is loaded at a time. Where there is no room, the least recently used one goes that is
+    not pinned: at once if nobody holds it, else when those have their answers who do.
+
+    Args:
+        memory: bytes for all loaded models together; None is what the machine has.
+    """
+
+    def __init__(
+        self, offers: Sequence[Offer], opener: Opener, *, memory: int | None = None
+    ) -> None:
+        self._models = [Model(offer) for offer in offers]
+        self._by_name = {name: model for model in self._models for name in model.offer.names}
+        self._opener = opener
+        self._memory = memory
+        self._changing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._observer: Callable[[str, int, str], Observer] | None = None
+        self.broken = asyncio.Event()
+        """Set when the only model there is cannot go on."""
+
+    def observe(self, observer: Callable[[str, int, str], Observer]) -> None:
+        """Asks for an observer of each choice, by its caller, its prompt's tokens and its model."""
+        self._observer = observer
+        for model in self._models:
+            self._observed(model)
+
+    def _observed(self, model: Model) -> None:
+        if model.loaded is not None and (observer := self._observer) is not None:
+            name = model.name
+            model.loaded.service.observe(lambda caller, tokens: observer(caller, tokens, name))
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    @property
+    def default(self) -> Model:
+        """The one that answers requests which name none."""
+        return self._models[0]
+
+    def find(self, name: object) -> Model:
+        """The model of this name; None is the default, and so is what cannot be a name.
+
+        Raises:
+            NotFound: there is none.
+        """
+        if not isinstance(name, str):
+            return self.default
+        if (model := self._by_name.get(name)) is None:
+            raise unknown_model(name, [each.name for each in self._models])
+        return model
+
+    async def open(self) -> None:
+        """Loads what is to be there from the start: what is pinned, and a model that is alone.
+
+        Raises:
+            ModelError: one cannot be loaded.
+        """
+        for model in self._models:
+            if model.offer.pinned or len(self._models) == 1:
+                await self._load(model)
+                self._schedule(model)
+
+    async def use(self, model: Model) -> Lease:
+        """Waits until the model is loaded, and holds it.
+
+        Raises:
+            EngineFailure: it cannot be loaded.
+        """
+        while not model.ready:
+            try:
+                await self._load(model)
+            except ModelError as error:
+                raise EngineFailure(
+                    f"The model '{model.name}' could not be loaded: {error}"
+                ) from error
+        assert model.loaded is not None
+        model.users += 1
+        model.idle.clear()
+        model.stop_timer()
+        return Lease(model, model.loaded, self._released)
+
+    async def unload(self, model: Model) -> None:
+        """Unloads a model as soon as nobody holds it; nothing happens where it is not loaded."""
+        async with self._changing:
+            await self._unload(model)
+
+    async def stats(self) -> dict[str, EngineStats]:
+        """What the engine of each loaded model says of itself, by the model's name.
+
+        Raises:
+            EngineFailure: the only engine there is cannot go on.
+        """
+        told: dict[str, EngineStats] = {}
+        for model in self._models:
+            if model.loaded is None:
+                continue
+            try:
+                told[model.name] = await model.loaded.service.client.stats()
+            except EngineFailure:
+                if len(self._models) == 1:
+                    raise
+        return told
+
+    async def close(self) -> None:
+        """Ends all processes; what is in flight fails. May be called again."""
+        self._closed = True
+        ending = [model.opening for model in self._models if model.opening is not None]
+        for task in (*ending, *self._tasks):
+            task.cancel()
+        await asyncio.gather(*ending, *self._tasks, return_exceptions=True)
+        for model in self._models:
+            model.stop_timer()
+            if model.watch is not None:
+                model.watch.cancel()
+        closing = [each.loaded.close() for each in self._models if each.loaded is not None]
+        await asyncio.gather(*closing)
+
+    # -- loading -------------------------------------------------------------------------------
+
+    async def _load(self, model: Model) -> None:
+        """Waits until it is loaded. Who gives up waiting does not stop what others wait for."""
+        if self._closed:
+            raise EngineFailure("the server is shutting down")
+        if model.opening is None:
+            model.opening = asyncio.create_task(self._open(model))
+            model.opening.add_done_callback(_read_exception)
+        await asyncio.shield(model.opening)
+
+    async def _open(self, model: Model) -> None:
+        try:
+            async with self._changing:
+                if model.loaded is None:
+                    model.loaded = await self._open_in_room(model)
+                    self._observed(model)
+                    model.problem, model.idle_unload_s = None, model.offer.idle_unload_s
+                    self._schedule(model)  # those who waited may all have left
+        except ModelError as error:
+            model.problem = str(error)
+            raise
+        finally:
+            model.opening = None
+        if model.loaded is not None and model.loaded.broken is not None:
+            model.watch = asyncio.create_task(self._watch(model, model.loaded.broken))
+
+    async def _open_in_room(self, model: Model) -> Loaded:
+        """Loads a model; makes room by unloading others, as long as there are any."""
+        while True:
+            engine = await self._engine_config(model)
+            try:
+                return await self._opener(replace(model.offer, engine=engine))
+            except NoRoom as error:
+                rest = [each for each in self._models if each.loaded and not each.offer.pinned]
+                if not rest:
+                    raise
+                oldest = min(rest, key=lambda each: (each.users > 0, each.used_at))
+                log.info("%s makes room for %s: %s", oldest.name, model.name, error)
+                await self._unload(oldest)
+
+    async def _engine_config(self, model: Model) -> EngineConfig:
+        """The engine's settings, with what those that are loaded leave of the memory."""
+        reserved = taken = 0
+        for each in self._models:
+            if each.loaded is None:
+                continue
+            info, stats = each.loaded.service.info, EngineStats()
+            with contextlib.suppress(EngineFailure, TimeoutError):
+                stats = await asyncio.wait_for(each.loaded.service.client.stats(), _STATS_S)
+            held = sum(size for _, size in (*stats.kv_used, *stats.kv_kept))
+            reserved += max(0, info.kv_memory - held)
+            taken += info.weight_bytes + info.kv_memory
+        return replace(
+            model.offer.engine,
+            memory=None if self._memory is None else max(0, self._memory - taken),
+            reserved=reserved,
+            sharers=sum(each.loaded is None for each in self._models),
+        )
+
+    async def _watch(self, model: Model, broken: asyncio.Event) -> None:
+        """An engine that broke down is cleared away, and the next request starts another."""
+        await broken.wait()
+        if len(self._models) == 1:
+            self.broken.set()
+            return
+        assert model.loaded is not None
+        model.problem = model.loaded.service.client.failure
+        log.error("%s broke down: %s", model.name, model.problem)
+        loaded, model.loaded = model.loaded, None
+        model.stop_timer()
+        await loaded.close()
+
+    # -- unloading -----------------------------------------------------------------------------
+
+    async def _unload(self, model: Model) -> None:
+        """Within `_changing`. New requests for it wait until this is over."""
+        model.leaving = True
+        try:
+            await model.idle.wait()
+            loaded, model.loaded = model.loaded, None
+        finally:
+            model.leaving = False
+        if loaded is None:
+            return
+        model.stop_timer()
+        if model.watch is not None:
+            model.watch.cancel()
+        await loaded.close()
+        log.info("unloaded %s", model.name)
+
+    def _released(self, model: Model) -> None:
+        model.users -= 1
+        if model.users == 0:
+            model.used_at = asyncio.get_running_loop().time()
+            model.idle.set()
+            self._schedule(model)
+
+    def _schedule(self, model: Model) -> None:
+        """Unloads the model later, if nobody asks for it until then."""
+        after = model.idle_unload_s
+        model.stop_timer()
+        if after is None or model.offer.pinned or model.users or self._closed:
+            return
+        model.timer = asyncio.get_running_loop().call_later(after, self._expire, model)
+
+    def _expire(self, model: Model) -> None:
+        model.timer = None
+        if model.users == 0 and not self._closed:
+            task = asyncio.create_task(self._unload_idle(model))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _unload_idle(self, model: Model) -> None:
+        async with self._changing:
+            if model.users == 0 and model.timer is None:  # nobody came while others were loaded
+                await self._unload(model)
+
+
+def unknown_model(name: str, known: Sequence[str]) -> NotFound:
+    """The refusal of a request for a model that is not served."""
+    verb = "is" if len(known) == 1 else "are"
+    names = ", ".join(f"'{each}'" for each in known)
+    return NotFound(
+        f"The model '{name}' is not served here; {names} {verb}.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _read_exception(task: asyncio.Task[None]) -> None:
+    """So that nobody complains of an error that nobody waited for."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,138 @@
+"""Several models behind one server, each with real engines in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from quire.demo import MODEL_DIR
+from tests.support.child import Child, quire_serve
+
+CHAT = "/v1/chat/completions"
+SUM = [{"role": "user", "content": "What is 27 plus 45?"}]
+
+
+class House:
+    """A server of two models, and what a client sees of it."""
+
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.http = httpx.Client(base_url=child.url, timeout=60)
+
+    def ask(self, model: str, **fields: Any) -> httpx.Response:
+        return self.http.post(
+            CHAT, json={"model": model, "messages": SUM, "temperature": 0, **fields}
+        )
+
+    def states(self) -> dict[str, str]:
+        return {each["id"]: each["state"] for each in self.http.get("/v1/models").json()["data"]}
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.child.process.pid).children(recursive=True)
+
+    def engines(self) -> list[psutil.Process]:
+        return [each for each in self.children() if "quire.engine.worker" in each.cmdline()]
+
+    def rss(self) -> int:
+        return sum(each.memory_info().rss for each in self.children())
+
+    def unload(self, model: str) -> dict[str, Any]:
+        answer = self.http.post("/models/unload", json={"model": model})
+        assert answer.status_code == 200
+        told: dict[str, Any] = answer.json()
+        return told
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    models = (f"left={MODEL_DIR}", f"right={MODEL_DIR}")
+    with quire_serve(tmp_path_factory.mktemp("models"), *models) as child:
+        yield House(child)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(180)
+def test_a_model_is_loaded_when_asked_for_and_its_memory_comes_back(house: House) -> None:
+    assert house.states() == {"left": "unloaded", "right": "unloaded"}
+    assert not house.engines()
+    before = house.rss()
+    for count, name in enumerate(("left", "right"), start=1):
+        answer = house.ask(name).json()
+        assert answer["model"] == name
+        assert "72" in answer["choices"][0]["message"]["content"]
+        assert len(house.engines()) == count
+    both, gone = house.rss(), house.engines()[0].pid
+    assert house.unload("left")["state"] == "unloaded"
+    (left,) = house.engines()
+    assert left.pid != gone
+    assert not psutil.pid_exists(gone)
+    one = house.rss()
+    assert house.unload("right")["state"] == "unloaded"
+    assert not house.engines()
+    # A process of half the whole went each time: nothing of a model stays behind.
+    assert both - one > 0.3 * (both - before)
+    assert house.rss() <= before + 0.1 * (both - before)
+
+
+def test_unknown_names_get_404_and_no_name_the_first(house: House) -> None:
+    refused = house.ask("middle")
+    assert refused.status_code == 404
+    assert refused.json()["error"]["code"] == "model_not_found"
+    body = {"messages": SUM, "max_tokens": 1}
+    assert house.http.post(CHAT, json=body).json()["model"] == "left"
+
+
+def test_a_large_request_finds_its_model_too(house: House) -> None:
+    padding = [{"role": "user", "content": "x" * 40_000}]
+    body = json.dumps({"messages": padding, "max_tokens": 1, "model": "right"})
+    refused = house.http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
+    assert house.states()["right"] == "loaded"
+
+
+@pytest.mark.timeout(180)
+def test_a_fault_leaves_the_other_alone(house: House) -> None:
+    for name in ("left", "right"):
+        house.ask(name, max_tokens=1)
+    house.engines()[0].kill()
+    until(lambda: "failed" in house.states().values())
+    (failed,) = [name for name, state in house.states().items() if state == "failed"]
+    other = "right" if failed == "left" else "left"
+    listed = {each["id"]: each for each in house.http.get("/v1/models").json()["data"]}
+    assert "signal 9" in listed[failed]["problem"]
+    assert house.http.get("/health").status_code == 200
+    assert house.ask(other).status_code == 200
+    assert "72" in house.ask(failed).json()["choices"][0]["message"]["content"]
+    assert set(house.states().values()) == {"loaded"}
+
+
+def test_figures_are_told_apart_by_model(house: House) -> None:
+    for name in ("left", "right"):
+        house.ask(name, max_tokens=2)
+    text = house.http.get("/metrics").text
+    for name in ("left", "right"):
+        assert re.search(rf'^quire_generated_tokens_total{{model="{name}"}} \d', text, re.MULTILINE)
+        assert f'quire_models{{model="{name}",state="loaded"}} 1.0' in text
+        assert re.search(rf'^quire_kv_bytes{{model="{name}",pool=', text, re.MULTILINE)
+    states = house.http.get("/health").json()["models"]
+    assert states == {"left": "loaded", "right": "loaded"}
+
+
+@pytest.mark.timeout(180)
+def test_a_model_goes_by_itself(house: House) -> None:
+    answer = house.ask("left", max_tokens=1, keep_alive=0)
+    assert "x-quire-ignored-fields" not in answer.headers
+    until(lambda: house.states()["left"] == "unloaded")

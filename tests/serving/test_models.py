@@ -1,0 +1,281 @@
+"""Which models are loaded, and which goes, with models that a test opens and closes by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+
+import pytest
+
+from quire.core.config import EngineConfig, Offer, ServerConfig
+from quire.core.errors import EngineFailure, ModelError, NoRoom, NotFound
+from quire.core.info import ModelInfo
+from quire.demo import MODEL_DIR
+from quire.serving.assembly import assemble
+from quire.serving.models import Lease, Loaded, Models
+from tests.support import virtual_time
+from tests.support.scripted_engine import Script, ScriptedEngine
+
+LOAD_S = 5.0
+
+
+@dataclass
+class House:
+    """Loads models for a machine that has room for `room` of them."""
+
+    room: int = 2
+    loads: list[str] = field(default_factory=list)
+    there: dict[str, Loaded] = field(default_factory=dict)
+    configs: list[EngineConfig] = field(default_factory=list)
+    problem: str | None = None
+
+    async def open(self, offer: Offer) -> Loaded:
+        self.configs.append(offer.engine)
+        await asyncio.sleep(LOAD_S)
+        if self.problem is not None:
+            raise ModelError(self.problem)
+        if len(self.there) >= self.room:
+            raise NoRoom("full")
+        self.loads.append(offer.name)
+        info = ModelInfo(str(MODEL_DIR), "gemma4", 4096, 4096, "float32", "cpu", 5096)
+        engine = ScriptedEngine(info, lambda _: Script())
+        close = engine.close
+
+        async def closed() -> None:
+            del self.there[offer.name]
+            await close()
+
+        engine.close = closed  # type: ignore[method-assign]
+        service = assemble(engine, offer.name, offer.serving)
+        self.there[offer.name] = Loaded(service, broken=asyncio.Event())
+        return self.there[offer.name]
+
+    def models(
+        self, *names: str, pinned: str = "", idle_s: float | None = None, memory: int | None = None
+    ) -> Models:
+        offers = [
+            Offer(EngineConfig(name), ServerConfig(served_name=name), name == pinned, idle_s)
+            for name in names
+        ]
+        return Models(offers, self.open, memory=memory)
+
+
+async def asked(models: Models, name: str) -> Lease:
+    return await models.use(models.find(name))
+
+
+async def answered(models: Models, name: str) -> None:
+    (await asked(models, name)).release()
+
+
+def states(models: Models) -> list[str]:
+    return [model.state for model in models]
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_a_model_is_loaded_once_by_all_who_ask_for_it() -> None:
+    async def check() -> None:
+        house = House()
+        models = house.models("a", "b")
+        await models.open()
+        assert states(models) == ["unloaded", "unloaded"]
+        leases = await asyncio.gather(*(asked(models, "b") for _ in range(3)))
+        assert house.loads == ["b"]
+        assert models.find("b").users == 3
+        assert len({id(lease.loaded) for lease in leases}) == 1
+        assert states(models) == ["unloaded", "loaded"]
+        await models.close()
+        assert not house.there
+
+    virtual_time.run(check())
+
+
+def test_who_leaves_does_not_stop_what_others_wait_for() -> None:
+    async def check() -> None:
+        models = House().models("a", "b")
+        leaving, staying = (asyncio.create_task(asked(models, "a")) for _ in range(2))
+        await asyncio.sleep(LOAD_S / 2)
+        leaving.cancel()
+        assert (await staying).model.users == 1
+
+    virtual_time.run(check())
+
+
+def test_an_unknown_name_is_not_served_and_none_is_the_first() -> None:
+    models = House().models("a", "b")
+    assert models.find(None) is models.default
+    with pytest.raises(NotFound, match=r"'c' is not served here; 'a', 'b' are"):
+        models.find("c")
+
+
+def test_the_least_recently_used_makes_room_and_a_pinned_one_stays() -> None:
+    async def check() -> None:
+        house = House(room=3)
+        models = house.models("a", "b", "c", "d", pinned="a")
+        await models.open()
+        assert states(models) == ["loaded", "unloaded", "unloaded", "unloaded"]
+        for name in "bcb":
+            await answered(models, name)
+            await asyncio.sleep(1)
+        await answered(models, "d")  # c was used before b; a even before, but is pinned
+        assert states(models) == ["loaded", "loaded", "unloaded", "loaded"]
+        await answered(models, "c")
+        assert states(models) == ["loaded", "unloaded", "loaded", "loaded"]
+
+    virtual_time.run(check())
+
+
+def test_one_in_use_makes_room_when_it_is_done_though_others_ask_for_it_meanwhile() -> None:
+    async def check() -> None:
+        house = House(room=1)
+        models = house.models("a", "b")
+        lease = await asked(models, "a")
+        other = asyncio.create_task(asked(models, "b"))
+        await asyncio.sleep(2 * LOAD_S)
+        assert states(models) == ["unloading", "loading"]
+        again = asyncio.create_task(asked(models, "a"))
+        await asyncio.sleep(2 * LOAD_S)
+        assert not other.done()
+        assert not again.done()
+        lease.release()
+        (await other).release()
+        (await again).release()
+        assert house.loads == ["a", "b", "a"]
+
+    virtual_time.run(check())
+
+
+def test_where_nothing_can_go_the_request_is_told_so() -> None:
+    async def check() -> None:
+        models = House(room=1).models("a", "b", pinned="a")
+        await models.open()
+        with pytest.raises(EngineFailure, match="'b' could not be loaded: full"):
+            await asked(models, "b")
+        assert models.find("b").problem == "full"
+        assert states(models) == ["loaded", "failed"]
+
+    virtual_time.run(check())
+
+
+def test_a_model_that_cannot_be_opened_is_tried_again_by_the_next_request() -> None:
+    async def check() -> None:
+        house = House(problem="no config.json")
+        models = house.models("a", "b")
+        with pytest.raises(EngineFailure, match=r"no config\.json"):
+            await asked(models, "a")
+        house.problem = None
+        await answered(models, "a")
+        assert models.find("a").problem is None
+
+    virtual_time.run(check())
+
+
+@pytest.mark.parametrize(
+    ("keep_s", "gone_after"), [(None, 60.0), (5.0, 5.0), (0.0, 0.0), (math.inf, None)]
+)
+def test_a_model_goes_when_nobody_asked_for_as_long_as_it_is_kept(
+    keep_s: float | None, gone_after: float | None
+) -> None:
+    async def check() -> None:
+        models = House().models("a", "b", idle_s=60.0)
+        lease = await asked(models, "a")
+        if keep_s is not None:
+            assert lease.keep(keep_s)
+        await asyncio.sleep(1000)
+        assert states(models)[0] == "loaded"  # in use
+        lease.release()
+        lease.release()
+        if gone_after is None:
+            await asyncio.sleep(100_000)
+            assert states(models)[0] == "loaded"
+            return
+        assert models.find("a").expires_s == pytest.approx(gone_after)
+        await asyncio.sleep(max(0, gone_after - 1))
+        assert states(models)[0] == ("loaded" if gone_after else "unloaded") or not gone_after
+        await asyncio.sleep(2)
+        assert states(models)[0] == "unloaded"
+
+    virtual_time.run(check())
+
+
+def test_a_request_begins_the_time_anew() -> None:
+    async def check() -> None:
+        models = House().models("a", idle_s=10.0)
+        await models.open()
+        for _ in range(5):
+            await asyncio.sleep(9)
+            await answered(models, "a")
+        assert states(models) == ["loaded"]
+        await asyncio.sleep(11)
+        assert states(models) == ["unloaded"]
+
+    virtual_time.run(check())
+
+
+def test_a_pinned_model_is_kept_whatever_a_request_says() -> None:
+    async def check() -> None:
+        models = House().models("a", "b", pinned="a", idle_s=1.0)
+        lease = await asked(models, "a")
+        assert not lease.keep(0.0)
+        lease.release()
+        await asyncio.sleep(100)
+        assert states(models) == ["loaded", "unloaded"]
+
+    virtual_time.run(check())
+
+
+def test_a_fault_leaves_the_others_alone_and_the_next_request_loads_again() -> None:
+    async def check() -> None:
+        house = House()
+        models = house.models("a", "b")
+        held, other = await asked(models, "a"), await asked(models, "b")
+        engine = held.loaded.service.client
+        engine.failure = "out of memory"  # type: ignore[misc]
+        assert held.loaded.broken is not None
+        held.loaded.broken.set()
+        await asyncio.sleep(1)
+        assert states(models) == ["failed", "loaded"]
+        assert models.find("a").problem == "out of memory"
+        assert not models.broken.is_set()
+        held.release()
+        await answered(models, "a")
+        assert states(models) == ["loaded", "loaded"]
+        assert other.loaded is house.there["b"]
+
+    virtual_time.run(check())
+
+
+def test_memory_is_shared_out_by_what_is_loaded() -> None:
+    async def check() -> None:
+        house = House()
+        models = house.models("a", "b", memory=10_000)
+        await answered(models, "a")
+        await answered(models, "b")
+        await models.unload(models.find("a"))
+        await answered(models, "a")
+        shared = [(each.sharers, each.reserved, each.memory) for each in house.configs]
+        # A loaded engine was promised 5,096 bytes, of which pages hold 4,096.
+        assert shared == [(2, 0, 10_000), (1, 1000, 4904), (1, 1000, 4904)]
+
+    virtual_time.run(check())
+
+
+def test_closing_ends_what_loads_and_what_is_loaded() -> None:
+    async def check() -> None:
+        house = House()
+        models = house.models("a", "b")
+        await answered(models, "a")
+        loading = asyncio.create_task(asked(models, "b"))
+        await asyncio.sleep(1)
+        await models.close()
+        assert not house.there
+        with pytest.raises((EngineFailure, asyncio.CancelledError)):
+            await loading
+        with pytest.raises(EngineFailure, match="shutting down"):
+            await asked(models, "b")
+
+    virtual_time.run(check())
