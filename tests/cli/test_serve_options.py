@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.serve import add_parser, engine_config, server_config
+from quire.cli.serve import add_parser, engine_config, offers
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 
@@ -18,7 +18,7 @@ from quire.core.errors import QuireError
 def config(*options: str) -> ServerConfig:
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
-    return server_config(parser.parse_args(["serve", *options]))
+    return offers(parser.parse_args(["serve", *options]))[0].serving
 
 
 def test_by_default_the_key_is_the_process_own() -> None:
