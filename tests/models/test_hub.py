@@ -15,8 +15,6 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from quire.core.errors import ModelError
-from quire.models.hub import find_folder
 from tests.support.tiny_models import tiny_model
 
 REPOSITORY = "tiny/llama"
@@ -110,13 +108,3 @@ def test_unknown_repository_is_named(hub: ThreadingHTTPServer, tmp_path: Path) -
     answer = _open(hub, tmp_path / "home", "tiny/nonesuch")
     assert answer.returncode != 0
     assert "ModelError: 'tiny/nonesuch'" in answer.stderr
-
-
-def test_gguf_is_refused_by_name(tmp_path: Path) -> None:
-    file = tmp_path / "model.Q4_K_M.gguf"
-    file.write_bytes(b"GGUF")
-    for given in (file, tmp_path):
-        with pytest.raises(ModelError, match="GGUF is not read"):
-            find_folder(str(given))
-    (tmp_path / "model.safetensors").touch()
-    assert find_folder(str(tmp_path)) == tmp_path

@@ -8,26 +8,28 @@ from pathlib import Path
 from quire.core.errors import ModelError
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model")
-_GGUF = "GGUF is not read; safetensors of the model, or an MLX conversion, are"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def find_folder(path_or_hub_id: str) -> Path:
     """The folder itself, or a snapshot from the hub, downloaded if this disk lacks it.
 
+    A GGUF file, or a folder that holds one, is given as a folder with the files that it stands for.
+
     `huggingface_hub` shows the progress, resumes what was broken off, and uses the files on this
     disk when the hub cannot be reached.
 
     Raises:
-        ModelError: neither a folder nor a hub id, weights in GGUF alone, or the download failed.
+        ModelError: neither a folder nor a hub id, a GGUF file that cannot be served, or the
+            download failed.
     """
     folder = Path(path_or_hub_id).expanduser()
+    if folder.exists() and (gguf := _find_gguf(folder)):
+        from quire.models.gguf.folder import as_folder
+
+        return as_folder(gguf)
     if folder.is_dir():
-        if any(folder.glob("*.gguf")) and not any(folder.glob("*.safetensors")):
-            raise ModelError(f"{folder}: {_GGUF}")
         return folder
-    if folder.is_file() and folder.suffix == ".gguf":
-        raise ModelError(f"{folder}: {_GGUF}")
     if not _HUB_ID.fullmatch(path_or_hub_id):
         raise ModelError(f"{path_or_hub_id!r} is neither a folder nor a hub id (owner/name)")
     # Imported late: most starts open a folder, and the import takes a third of a second.
@@ -42,3 +44,12 @@ def find_folder(path_or_hub_id: str) -> Path:
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise ModelError(f"{path_or_hub_id!r} could not be downloaded: {error}") from error
+
+
+def _find_gguf(path: Path) -> Path | None:
+    # Imported late: most starts read no such file.
+    if path.suffix != ".gguf" and not any(path.glob("*.gguf")):
+        return None
+    from quire.models.gguf.folder import find_gguf
+
+    return find_gguf(path)

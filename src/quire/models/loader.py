@@ -18,14 +18,14 @@ from quire.models import quantization
 from quire.models.adapter import Adapter
 from quire.models.base import LanguageModel, named_layers, named_parameters
 from quire.models.files import read_object
-from quire.models.foreign_packing import from_foreign
 from quire.models.hub import find_folder
 from quire.models.linear import Embedding, Linear, use_device_products
 from quire.models.moe import ExpertLinear
 from quire.models.registry import FAMILIES, build
-from quire.models.safetensors import find_shards, fingerprint, read_header
+from quire.models.safetensors import fingerprint
 from quire.models.settings import Settings
 from quire.models.tokens import end_token_ids
+from quire.models.weight_files import WeightFiles, find_weights
 
 Progress = Callable[[int, int], None]
 """Called with (bytes of weights ready, bytes in all)."""
@@ -91,23 +91,22 @@ def open_model(
     quantization.check_config(config)
     config = _for_context(config, max_context)
     model = build(config)
-    shards = find_shards(folder)
-    target = DTYPES.get(dtype) or current_device().default_dtype
-    _load_weights(model, shards, config, folder, target, added)
+    files = find_weights(folder)
+    target = DTYPES.get(dtype) or current_device().default_dtype or files.default_dtype
+    _load_weights(model, files, config, folder, target, added)
     model.eval()
     parameter_bytes = _check_fits(model, memory_limit, folder)
     _evaluate(model, parameter_bytes, progress)
     resolved = _dtype_name(model)
     described = json.dumps(config, sort_keys=True) + resolved
     if added is not None:
-        described += added.identity
-        shards = [*shards, added.file]
+        described += added.identity + fingerprint([added.file], b"")
     return LoadedModel(
         model=model,
         config=config,
         path=folder,
         eos_ids=end_token_ids(folder, config),
-        fingerprint=fingerprint(shards, described.encode()),
+        fingerprint=files.fingerprint(described.encode()),
         parameter_bytes=parameter_bytes,
         context_length=context_length(config),
         dtype=resolved,
@@ -116,7 +115,7 @@ def open_model(
 
 def _load_weights(
     model: LanguageModel,
-    shards: list[Path],
+    files: WeightFiles,
     config: dict[str, Any],
     folder: Path,
     target: mx.Dtype | None,
@@ -124,7 +123,7 @@ def _load_weights(
 ) -> None:
     """Gives a model its weights, which stay lazy. `target`: their type; None leaves it."""
     # What sanitize computes, it computes in the type that the weights are used in.
-    read = from_foreign(_read_lazily(shards), config, target)
+    read = files.read(config, target)
     if adapter is not None:
         read = adapter.merged(read, model, target)
     weights = model.sanitize(_cast(read, target))
@@ -157,20 +156,6 @@ def _for_context(config: dict[str, Any], limit: int | None) -> dict[str, Any]:
     if not trained or limit > trained:
         return config
     return config | {name: scaling | {"longer": False}}
-
-
-def _read_lazily(shards: list[Path]) -> dict[str, mx.array]:
-    """All tensors by name. MLX reads their data when they are evaluated, not here."""
-    weights: dict[str, mx.array] = {}
-    for path in shards:
-        read_header(path)  # a file that was cut short is refused before anything is read
-        try:
-            tensors = mx.load(str(path))
-        except (RuntimeError, ValueError) as error:  # a tensor type that MLX does not have
-            raise ModelError(f"{path}: {error}") from error
-        assert isinstance(tensors, dict)
-        weights |= tensors
-    return weights
 
 
 def _cast(weights: dict[str, mx.array], target: mx.Dtype | None) -> dict[str, mx.array]:

@@ -92,15 +92,24 @@ def fingerprint(shards: list[Path], extra: bytes) -> str:
     file, and `extra`. Two files that differ only between the samples are not told apart: it guards
     against mixing models up, not against forgery.
     """
+    return sampled([(path, _start(path)) for path in shards], extra)
+
+
+def _start(path: Path) -> bytes:
+    """A file's bytes before its tensors."""
+    header = read_header(path)
+    return len(header).to_bytes(8, "little") + header
+
+
+def sampled(files: list[tuple[Path, bytes]], extra: bytes) -> str:
+    """The same of files with their first bytes, which count as a whole."""
     digest = hashlib.sha256(extra)
-    for path in shards:
-        header = read_header(path)
+    for path, start in files:
         size = path.stat().st_size
-        digest.update(size.to_bytes(8, "little") + header)
-        first = 8 + len(header)
-        stride = max((size - first) // _SAMPLES, _SAMPLE_BYTES)
+        digest.update(size.to_bytes(8, "little") + start)
+        stride = max((size - len(start)) // _SAMPLES, _SAMPLE_BYTES)
         with path.open("rb") as file:
-            for offset in range(first, size, stride):
+            for offset in range(len(start), size, stride):
                 file.seek(offset)
                 digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:32]

@@ -1,0 +1,169 @@
+"""The codes of GGUF's tensors as MLX's, or unpacked.
+
+Blocks of 32 numbers with one scale (`Q4_0` to `Q8_0`) and the parts of 32 of `Q4_K` and `Q5_K` are
+what MLX calls affine groups of 32: `code * scale + bias`. Their codes move as they are. A scale of
+`Q4_K` is a float16 times an integer of 6 bits, which float32 holds exactly; what the model's
+type makes of scales is rounding, by half a unit in the last place. `MXFP4` is MLX's mxfp4. The
+other types have scales for fewer numbers than MLX's groups, or numbers out of tables: they are
+unpacked.
+
+Layouts: ggml-common.h and ggml-quants.c of https://github.com/ggml-org/ggml.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import mlx.core as mx
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+Parts = dict[str, mx.array]
+"""The tensors that stand for one: `weight` alone, or codes with `scales` and perhaps `biases`."""
+
+_Type = GGMLQuantizationType
+FLOATS = {_Type.F32: "F32", _Type.F16: "F16", _Type.BF16: "BF16"}
+"""Types that are read as they are, by their names in safetensors."""
+
+
+def decode(kind: GGMLQuantizationType, rows: mx.array) -> Parts:
+    """A tensor `[..., rows, columns]` from the bytes of its rows, `[..., rows, bytes]`.
+
+    Scales are float32. Lazy, but for types that only `gguf` can unpack.
+    """
+    if kind in FLOATS:
+        return {"weight": rows}
+    if kind in REPACKED:
+        return REPACKED[kind](_blocks(kind, rows))
+    if kind is _Type.Q6_K:
+        return {"weight": _q6_k(_blocks(kind, rows)).flatten(-3)}
+    return {"weight": mx.array(dequantize(np.array(rows), kind).astype(np.float32))}
+
+
+def is_repacked(kind: GGMLQuantizationType) -> bool:
+    """Whether codes stay codes."""
+    return kind in REPACKED
+
+
+def _blocks(kind: GGMLQuantizationType, rows: mx.array) -> mx.array:
+    """`[..., blocks, bytes of a block]`."""
+    _, size = GGML_QUANT_SIZES[kind]
+    return mx.unflatten(rows, -1, (-1, size))
+
+
+def _number(blocks: mx.array, at: int) -> mx.array:
+    """The float16 at a place of each block, `[..., blocks, 1]` in float32."""
+    return mx.contiguous(blocks[..., at : at + 2]).view(mx.float16).astype(mx.float32)
+
+
+def _nibbles(codes: mx.array) -> mx.array:
+    """`[..., n]` bytes -> `[..., 2 n]`: all low halves, then all high ones."""
+    return mx.concatenate([codes & 15, codes >> 4], axis=-1)
+
+
+def _fifth_bits(blocks: mx.array, at: int) -> mx.array:
+    """The highest bits of 32 codes, from 4 bytes."""
+    bits = blocks[..., at : at + 4, None] >> mx.arange(8, dtype=mx.uint8)
+    return ((bits & 1) << 4).flatten(-2)
+
+
+def _packed(codes: mx.array, bits: int) -> mx.array:
+    """Words of codes `[..., n]` in uint8: a stream of bits, the low ones first."""
+    if bits == 4:
+        codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
+    elif bits == 5:
+        c = [codes[..., i::8] for i in range(8)]
+        stream = [
+            c[0] | (c[1] << 5),
+            (c[1] >> 3) | (c[2] << 2) | (c[3] << 7),
+            (c[3] >> 1) | (c[4] << 4),
+            (c[4] >> 4) | (c[5] << 1) | (c[6] << 6),
+            (c[6] >> 2) | (c[7] << 3),
+        ]
+        codes = mx.stack(stream, axis=-1).flatten(-2)
+    return mx.contiguous(codes).view(mx.uint32)
+
+
+def _affine(codes: mx.array, bits: int, scales: mx.array, biases: mx.array) -> Parts:
+    """Of codes `[..., groups, 32]` and `[..., groups, 1]` the others."""
+    words = _packed(codes, bits).flatten(-2)
+    return {"weight": words, "scales": scales.squeeze(-1), "biases": biases.squeeze(-1)}
+
+
+def _q4_0(blocks: mx.array) -> Parts:
+    scale = _number(blocks, 0)
+    return _affine(_nibbles(blocks[..., 2:]), 4, scale, -8 * scale)
+
+
+def _q4_1(blocks: mx.array) -> Parts:
+    return _affine(_nibbles(blocks[..., 4:]), 4, _number(blocks, 0), _number(blocks, 2))
+
+
+def _q5_0(blocks: mx.array) -> Parts:
+    scale, codes = _number(blocks, 0), _nibbles(blocks[..., 6:]) | _fifth_bits(blocks, 2)
+    return _affine(codes, 5, scale, -16 * scale)
+
+
+def _q5_1(blocks: mx.array) -> Parts:
+    codes = _nibbles(blocks[..., 8:]) | _fifth_bits(blocks, 4)
+    return _affine(codes, 5, _number(blocks, 0), _number(blocks, 2))
+
+
+def _q8_0(blocks: mx.array) -> Parts:
+    scale = _number(blocks, 0)
+    return _affine(blocks[..., 2:] ^ 128, 8, scale, -128 * scale)  # signed, plus 128
+
+
+def _k_scales(blocks: mx.array) -> tuple[mx.array, mx.array]:
+    """Scales and biases `[..., 8 * blocks, 1]` of the parts of 32: 16 numbers of 6 bits each."""
+    first, second, third = (blocks[..., at : at + 4] for at in (4, 8, 12))
+    scales = mx.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=-1)
+    least = mx.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=-1)
+    scales = scales.astype(mx.float32) * _number(blocks, 0)
+    biases = least.astype(mx.float32) * -_number(blocks, 2)
+    return scales.flatten(-2)[..., None], biases.flatten(-2)[..., None]
+
+
+def _k_nibbles(blocks: mx.array) -> mx.array:
+    """The codes' low halves `[..., blocks, 8, 32]`: bytes in fours of 32, low halves first."""
+    quarters = mx.unflatten(blocks[..., -128:], -1, (4, 32))
+    return mx.stack([quarters & 15, quarters >> 4], axis=-2).flatten(-3, -2)
+
+
+def _q4_k(blocks: mx.array) -> Parts:
+    return _affine(_k_nibbles(blocks).flatten(-3, -2), 4, *_k_scales(blocks))
+
+
+def _q5_k(blocks: mx.array) -> Parts:
+    bits = (blocks[..., None, 16:48] >> mx.arange(8, dtype=mx.uint8)[:, None]) & 1
+    codes = _k_nibbles(blocks) | (bits << 4)
+    return _affine(codes.flatten(-3, -2), 5, *_k_scales(blocks))
+
+
+def _q6_k(blocks: mx.array) -> mx.array:
+    """Numbers `[..., blocks, 16, 16]`: 6 bits less 32, a signed scale for every 16."""
+    low = mx.unflatten(blocks[..., :128], -1, (2, 64))
+    high = mx.unflatten(blocks[..., 128:192], -1, (2, 1, 32))
+    high = (high >> mx.arange(0, 8, 2, dtype=mx.uint8)[:, None]) & 3  # [..., 2, 4, 32]
+    codes = mx.unflatten(_nibbles(low), -1, (4, 32)) | (high << 4)
+    scales = mx.contiguous(blocks[..., 192:208]).view(mx.int8) * _number(blocks, 208)
+    numbers: mx.array = mx.unflatten(codes.flatten(-3).astype(mx.float32) - 32, -1, (16, 16))
+    return numbers * scales[..., None]
+
+
+def _mxfp4(blocks: mx.array) -> Parts:
+    words = _packed(_nibbles(blocks[..., 1:]), 4).flatten(-2)
+    return {"weight": words, "scales": mx.contiguous(blocks[..., 0])}
+
+
+REPACKED: Mapping[GGMLQuantizationType, Callable[[mx.array], Parts]] = {
+    _Type.Q4_0: _q4_0,
+    _Type.Q4_1: _q4_1,
+    _Type.Q5_0: _q5_0,
+    _Type.Q5_1: _q5_1,
+    _Type.Q8_0: _q8_0,
+    _Type.Q4_K: _q4_k,
+    _Type.Q5_K: _q5_k,
+    _Type.MXFP4: _mxfp4,
+}

@@ -1,0 +1,103 @@
+"""A GGUF file as a model folder, with the files that the rest of the program reads."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import ModelError
+from quire.models.gguf.architectures import config_of
+from quire.models.gguf.file import GGUF, is_first, read_gguf
+from quire.models.gguf.tokenizer import end_ids, tokenizer_files
+
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
+
+def find_gguf(path: Path) -> Path | None:
+    """The GGUF model that a path means: a file, or the only one in a folder without safetensors.
+
+    Raises:
+        ModelError: the folder holds several.
+    """
+    if path.is_file():
+        return path if path.suffix == ".gguf" else None
+    if any(path.glob("*.safetensors")):
+        return None
+    models = [file for file in sorted(path.glob("*.gguf")) if _is_model(file)]
+    if len(models) > 1:
+        names = ", ".join(file.name for file in models)
+        raise ModelError(f"{path}: holds several GGUF models; name one of {names}")
+    return models[0] if models else None
+
+
+def _is_model(file: Path) -> bool:
+    # Encoders of images and sound lie beside their models, under this name.
+    return is_first(file) and not file.name.startswith("mmproj")
+
+
+def as_folder(path: Path) -> Path:
+    """A folder with `config.json`, the tokenizer's files, and links to the file and its parts.
+
+    It lies in the user's cache, at a place that follows from the file's, and is written anew at
+    each call. A server reads it as long as it runs.
+
+    Raises:
+        ModelError: the file is damaged or cannot be served, or the cache cannot be written.
+    """
+    gguf = read_gguf(path)
+    files: dict[str, Any] = {
+        "config.json": config_of(gguf) | _ends(gguf),
+        "generation_config.json": _generation(gguf),
+        **tokenizer_files(gguf),
+    }
+    first = gguf.files[0].resolve()
+    place = hashlib.sha256(os.fsencode(first)).hexdigest()[:16]
+    folder = Path.home() / ".cache" / "quire" / "gguf" / f"{first.stem}-{place}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            _write(folder / name, json.dumps(content, ensure_ascii=False))
+        for file in gguf.files:
+            _link(folder / file.name, file.resolve())
+    except OSError as error:
+        raise ModelError(f"{folder}: what is in {path} cannot be written here: {error}") from error
+    return folder
+
+
+def _ends(gguf: GGUF) -> dict[str, Any]:
+    ids = {"bos_token_id": gguf.metadata.get("tokenizer.ggml.bos_token_id")}
+    return ids | {"eos_token_id": end_ids(gguf)}
+
+
+def _generation(gguf: GGUF) -> dict[str, Any]:
+    """What the file recommends for sampling."""
+    given = {name: gguf.metadata.get(f"general.sampling.{key}") for key, name in _SAMPLING.items()}
+    known = {name: value for name, value in given.items() if value is not None}
+    return known | {"eos_token_id": end_ids(gguf)}
+
+
+def _write(path: Path, text: str) -> None:
+    """Replaces a file in one step: another server may be reading it."""
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=".", delete=False
+    ) as file:
+        file.write(text)
+    Path(file.name).replace(path)
+
+
+def _link(path: Path, target: Path) -> None:
+    if path.is_symlink() and path.readlink() == target:
+        return
+    fresh = path.with_name(f".{path.name}-{os.getpid()}")
+    fresh.symlink_to(target)
+    fresh.replace(path)

@@ -1,0 +1,78 @@
+"""From GGUF's names of tensors to those of this package's modules."""
+
+from __future__ import annotations
+
+import re
+
+_BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
+
+WHOLE = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "token_embd_norm": "model.norm",  # LFM2's
+    "output": "lm_head",
+}
+BLOCK = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_sinks": "self_attn.sinks",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.embed_q",
+    "attn_v_b": "self_attn.unembed_out",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "exp_probs_b": "mlp.e_score_correction_bias",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+}
+ROTATIONS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+"""Tensors that belong to the configuration."""
+
+_BARE = ("sinks", "e_score_correction_bias")  # parameters, not modules
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a tensor is in, if any."""
+    match = _BLOCK.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
+def renamed(name: str, own: dict[str, str]) -> str | None:
+    """The name here, or None where there is none.
+
+    Args:
+        own: what the architecture has otherwise, without the layer.
+    """
+    path, _, kind = name.rpartition(".")
+    match = _BLOCK.fullmatch(path)
+    if match is None:
+        module, prefix = (own | WHOLE).get(path), ""
+    else:
+        module, prefix = (BLOCK | own).get(match[2]), f"model.layers.{match[1]}."
+    if module is None:
+        return None
+    return prefix + module if module.endswith(_BARE) else f"{prefix}{module}.{kind}"

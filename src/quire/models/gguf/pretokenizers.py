@@ -1,0 +1,143 @@
+"""How texts are cut before byte-level BPE, by the name in `tokenizer.ggml.pre`.
+
+The expressions are those of the published `tokenizer.json` files, as llama.cpp's list of names
+gives them, or llama.cpp's own where it says that they come to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_NOT_HAN = r"&&[^\p{Han}]]"
+
+
+def _words(numbers: str) -> str:
+    """Llama 3's expression with numbers in pieces of its own."""
+    return rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{numbers}|{_REST}"
+
+
+def _cased(suffix: str, numbers: str, rest: str, han: bool = True) -> str:
+    """GPT-4o's expression, in which capitals begin a word."""
+    upper, lower = _UPPER, _LOWER
+    if not han:
+        upper, lower = (letters[:-1] + _NOT_HAN for letters in (upper, lower))
+    before = r"[^\r\n\p{L}\p{N}]?"
+    first = rf"{before}{upper}*{lower}+{suffix}"
+    second = rf"{before}{upper}+{lower}*{suffix}"
+    return rf"{first}|{second}|{numbers}|{rest}"
+
+
+@dataclass(frozen=True)
+class PreTokenizer:
+    """A way to cut.
+
+    Attributes:
+        cuts: expressions; what matches stands apart, and the next one cuts the pieces.
+        gpt2: GPT-2's expression cuts last.
+        nfc: characters are composed first.
+        whole: a piece that is a token needs no merges.
+        begins: texts begin with the beginning token where the file does not say.
+    """
+
+    cuts: tuple[str, ...] = ()
+    gpt2: bool = False
+    nfc: bool = False
+    whole: bool = False
+    begins: bool = False
+
+    def components(self) -> list[dict[str, Any]]:
+        """As `tokenizer.json` has them."""
+        steps: list[dict[str, Any]] = [
+            {
+                "type": "Split",
+                "pattern": {"Regex": cut},
+                "behavior": "Isolated",
+                "invert": False,
+            }
+            for cut in self.cuts
+        ]
+        level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+        return [*steps, level | {"use_regex": self.gpt2}]
+
+
+_GPT2 = PreTokenizer(gpt2=True)
+_DIGITS = PreTokenizer((r"\p{N}",), gpt2=True)
+_LLAMA3 = PreTokenizer((_words(r"\p{N}{1,3}"),), whole=True, begins=True)
+_QWEN2 = PreTokenizer((_words(r"\p{N}"),), nfc=True)
+_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT4O = PreTokenizer((_cased(_WORDS + "?", r"\p{N}{1,3}", _SLASH),))
+_HAN = r"[一-龥぀-ゟ゠-ヿ]+"
+_SYMBOLS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+_DEEPSEEK3 = PreTokenizer(
+    (
+        r"\p{N}{1,3}",
+        _HAN,
+        _SYMBOLS + r"[A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+    )
+)
+_CJK = r"[一-龥ࠀ-一가-퟿]+"
+# Those escaped would not survive normalisation.
+_DEEPSEEK_LETTERS = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ"
+    "-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴℹ"
+    "ℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "exaone4", "a.x-4.0", "mellum"), _GPT2),
+    **dict.fromkeys(("starcoder", "refact", "smollm", "codeshell", "exaone"), _DIGITS),
+    "command-r": replace(_DIGITS, nfc=True),
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "lfm2"), _LLAMA3
+    ),
+    **dict.fromkeys(
+        ("dbrx", "smaug-bpe", "chatglm-bpe"), replace(_LLAMA3, whole=False, begins=False)
+    ),
+    **dict.fromkeys(("glm4", "glm5"), replace(_LLAMA3, begins=False)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    **dict.fromkeys(("stablelm2", "hunyuan", "megrez", "grok-2"), replace(_QWEN2, nfc=False)),
+    "qwen35": PreTokenizer(
+        (
+            _WORDS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ),
+        nfc=True,
+    ),
+    "tekken": PreTokenizer((_cased("", r"\p{N}", _SLASH),), whole=True, begins=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), _GPT4O),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}")),
+    "deepseek-llm": PreTokenizer(
+        (
+            r"[\r\n]",
+            rf"\s?[{_DEEPSEEK_LETTERS}]+",
+            r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+            r"\s+$",
+            _CJK,
+            r"\p{N}",
+        )
+    ),
+    "kimi-k2": PreTokenizer(
+        (r"\p{Han}+|" + _cased(_WORDS + "?", r"\p{N}{1,3}", _REST, han=False),)
+    ),
+    "bailingmoe": PreTokenizer(
+        (
+            r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+            r"|\s*[\r\n]|\s+(?!\S)|\s+",
+        )
+    ),
+    "seed-coder": PreTokenizer(
+        (
+            rf"{_WORDS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1}}| ?[^\s\p{{L}}\p{{N}}\r\n]+"
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        )
+    ),
+    # Of files written before names were.
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", r"\p{N}+", r"[0-9][0-9][0-9]"), gpt2=True),
+}

@@ -1,0 +1,124 @@
+"""A GGUF file's tensors by this package's names, in MLX's packing where it has one."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from gguf.constants import GGMLQuantizationType
+
+from quire.core.errors import ModelError
+from quire.models.gguf import codes
+from quire.models.gguf.architectures import Architecture, architecture_of, layers
+from quire.models.gguf.file import GGUF
+from quire.models.gguf.names import ROTATIONS, layer_of, renamed
+from quire.models.gguf.tensors import lazy_rows
+from quire.models.safetensors import sampled
+
+log = logging.getLogger("quire.models")
+
+
+@dataclass(frozen=True)
+class GGUFWeights:
+    """The weights in a GGUF file: `WeightFiles`."""
+
+    gguf: GGUF
+
+    @property
+    def default_dtype(self) -> mx.Dtype:
+        """The embedding table's type if it is a float, else bfloat16, whose range is float32's."""
+        kind = self.gguf.tensors["token_embd.weight"].kind
+        if kind is GGMLQuantizationType.F32:
+            return mx.float32
+        half = kind is GGMLQuantizationType.F16 and not architecture_of(self.gguf).wide
+        return mx.float16 if half else mx.bfloat16
+
+    def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
+        """All tensors, lazily. Floats and scales are as wide as they are stored, or float32.
+
+        Raises:
+            ModelError: a tensor is of a type that cannot be unpacked.
+        """
+        architecture, count = architecture_of(self.gguf), layers(self.gguf)
+        unpacked: Counter[str] = Counter()
+        ready: dict[str, mx.array] = {}
+        for name, rows in lazy_rows(self.gguf).items():
+            layer = layer_of(name)
+            if name.startswith(ROTATIONS) or (layer is not None and layer >= count):
+                continue
+            here = self._name(name, architecture)
+            kind = self.gguf.tensors[name].kind
+            if not codes.is_repacked(kind) and kind not in codes.FLOATS:
+                unpacked[kind.name] += 1
+            ready |= self._decoded(here, kind, rows, _change(here, architecture, config))
+        if unpacked:
+            kinds = ", ".join(f"{number} of {kind}" for kind, number in unpacked.items())
+            log.warning("tensors are unpacked, since MLX has no such packing: %s", kinds)
+        return _apart(ready, config)
+
+    def fingerprint(self, extra: bytes) -> str:
+        """See `safetensors.fingerprint`."""
+        return sampled(list(zip(self.gguf.files, self.gguf.headers, strict=True)), extra)
+
+    def _name(self, name: str, architecture: Architecture) -> str:
+        here = renamed(name, dict(architecture.names))
+        if here is None:
+            raise ModelError(
+                f"{self.gguf.files[0]}: tensor {name!r} of architecture "
+                f"{self.gguf.architecture!r} is not known"
+            )
+        return here
+
+    def _decoded(
+        self, name: str, kind: GGMLQuantizationType, rows: mx.array, change: Change
+    ) -> dict[str, mx.array]:
+        try:
+            parts = codes.decode(kind, rows)
+        except NotImplementedError as error:
+            raise ModelError(
+                f"{self.gguf.files[0]}: tensor {name!r} is of type {kind.name}, which is not read"
+            ) from error
+        path = name.removesuffix(".weight")
+        if len(parts) == 1:
+            return {name: change(parts["weight"])}
+        return {f"{path}.{part}": change(array) for part, array in parts.items()}
+
+
+Change = Callable[[mx.array], mx.array]
+
+
+def _change(name: str, architecture: Architecture, config: dict[str, Any]) -> Change:
+    """What a tensor needs beside its name; codes and scales alike, row by row."""
+    if architecture.permuted:
+        for module, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
+            if f".self_attn.{module}." in name:
+                return lambda rows: _halves(rows, config[heads])
+    if architecture.plus_one and name.endswith("norm.weight"):
+        return lambda weight: weight.astype(mx.float32) - 1.0
+    if name.endswith(".conv.conv.weight"):
+        return lambda kernel: kernel[..., None]  # [channels, kernel, 1], as MLX has it
+    return lambda array: array
+
+
+def _halves(rows: mx.array, heads: int) -> mx.array:
+    """Rows of heads whose pairs are neighbours, as one half of each head and then the other."""
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _apart(weights: dict[str, mx.array], config: dict[str, Any]) -> dict[str, mx.array]:
+    """Queries, keys and values in matrices of their own."""
+    width = config["num_attention_heads"] * config["head_dim"]
+    ready: dict[str, mx.array] = {}
+    for name, array in weights.items():
+        if ".qkv_proj." not in name:
+            ready[name] = array
+            continue
+        cuts = [width, width + (array.shape[0] - width) // 2]
+        for single, part in zip(("q_proj", "k_proj", "v_proj"), mx.split(array, cuts), strict=True):
+            ready[name.replace("qkv_proj", single)] = part
+    return ready

@@ -1,0 +1,79 @@
+"""Files that hold a model's weights, whatever their format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import mlx.core as mx
+
+from quire.core.errors import ModelError
+from quire.models.foreign_packing import from_foreign
+from quire.models.safetensors import find_shards, fingerprint, read_header
+
+
+class WeightFiles(Protocol):
+    """The weights of a model folder."""
+
+    @property
+    def default_dtype(self) -> mx.Dtype | None:
+        """What they are computed in where nobody asks for a type; None is as each is stored."""
+        ...
+
+    def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
+        """All tensors by name, packed as MLX packs. Their data are read when they are evaluated.
+
+        Args:
+            dtype: what is unpacked may be unpacked to it.
+
+        Raises:
+            ModelError: a file is damaged, or its packing is not known.
+        """
+        ...
+
+    def fingerprint(self, extra: bytes) -> str:
+        """A hash that tells these weights from others; see `safetensors.fingerprint`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Safetensors:
+    """Weights as Hugging Face and MLX have them."""
+
+    shards: list[Path]
+
+    @property
+    def default_dtype(self) -> None:
+        return None
+
+    def read(self, config: dict[str, Any], dtype: mx.Dtype | None) -> dict[str, mx.array]:
+        weights: dict[str, mx.array] = {}
+        for path in self.shards:
+            read_header(path)  # a file that was cut short is refused before anything is read
+            try:
+                tensors = mx.load(str(path))
+            except (RuntimeError, ValueError) as error:  # a tensor type that MLX does not have
+                raise ModelError(f"{path}: {error}") from error
+            assert isinstance(tensors, dict)
+            weights |= tensors
+        return from_foreign(weights, config, dtype)
+
+    def fingerprint(self, extra: bytes) -> str:
+        return fingerprint(self.shards, extra)
+
+
+def find_weights(folder: Path) -> WeightFiles:
+    """The weights of a folder.
+
+    Raises:
+        ModelError: there are none, or a file is missing or damaged.
+    """
+    if parts := sorted(folder.glob("*.gguf")):
+        # Imported late: most starts read no such file.
+        from quire.models.gguf.file import read_gguf
+        from quire.models.gguf.weights import GGUFWeights
+
+        if not any(folder.glob("*.safetensors")):
+            return GGUFWeights(read_gguf(parts[0]))
+    return Safetensors(find_shards(folder))

@@ -1,0 +1,162 @@
+"""GGUF files of small random models against the folders that they were written from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Type
+
+from quire.models.loader import open_model
+from tests.models.solo import solo_logits
+from tests.support.families import CONFIGS, FULL, SLIDING
+from tests.support.gguf_files import Kinds, write_gguf
+
+pytestmark = pytest.mark.oracle
+pytest.importorskip("torch", reason="the folders are transformers'")
+
+from transformers import AutoConfig  # noqa: E402
+
+from tests.models import oracle  # noqa: E402
+
+PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(45)]
+
+# What the files say no word of, as their programs take it.
+GEMMA = {"query_pre_attn_scalar": 16, "layer_types": [SLIDING, FULL, SLIDING]}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama": ({}, {}),
+    "mixtral": ({}, {}),
+    "qwen2": ({}, {}),
+    "qwen2_moe-sparse": ({}, {}),
+    "qwen3": ({}, {}),
+    "qwen3_moe": ({}, {}),
+    "gemma": ({}, {}),
+    "gemma2": (GEMMA, {}),
+    "gemma3_text": (
+        GEMMA,
+        {"rope.freq_base_swa": 1e4, "attention.sliding_window_pattern": [True, False, True]},
+    ),
+    "phi3": ({}, {"attention.key_length": None, "attention.sliding_window": 0}),
+    "phi3-longrope": ({}, {"rope.scaling.attn_factor": 1.3416408}),
+    "glm4": ({}, {"rope.dimension_count": 8}),
+    "glm4_moe": ({}, {"rope.dimension_count": 8, "expert_gating_func": 2}),
+    "granite": ({}, {}),
+    "cohere": ({}, {}),
+    "deepseek_v2": (
+        {},
+        {
+            "attention.key_length": 40,
+            "attention.value_length": 32,
+            "attention.key_length_mla": 24,
+            "attention.value_length_mla": 24,
+        },
+    ),
+    "gpt_oss": ({}, {}),
+}
+EVERYDAY = ("llama", "mixtral", "gemma3_text", "phi3-longrope", "glm4", "deepseek_v2", "gpt_oss")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+
+def _folder(name: str, folder: Path) -> Path:
+    changes, _ = CASES[name]
+    config = AutoConfig.for_model(**(json.loads(json.dumps(CONFIGS[name])) | changes))
+    oracle.save_random(config, folder)
+    return folder
+
+
+def _factors(name: str) -> dict[str, Any]:
+    """The rotations' own tensors: LongRoPE's factors, or Llama 3's, worked out."""
+    rope = CONFIGS[name].get("rope_parameters", {})
+    if rope.get("rope_type") == "longrope":
+        return {
+            f"rope_factors_{which}.weight": np.array(rope[f"{which}_factor"], np.float32)
+            for which in ("long", "short")
+        }
+    if rope.get("rope_type") != "llama3":
+        return {}
+    pairs = 10000.0 ** (-np.arange(0, 16, 2) / 16)
+    turns = rope["original_max_position_embeddings"] * pairs / (2 * np.pi)
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    factors = 1 / ((1 - smooth) / rope["factor"] + smooth)
+    return {"rope_freqs.weight": factors.astype(np.float32)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+)
+def test_the_file_computes_what_the_folder_does(name: str, tmp_path: Path) -> None:
+    folder, file = _folder(name, tmp_path / "published"), tmp_path / "model.gguf"
+    write_gguf(folder, file, more=CASES[name][1], tensors=_factors(name))
+
+    ours = open_model(str(file))
+    theirs = open_model(str(folder))
+
+    difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
+    assert mx.max(mx.abs(difference)).item() < 1e-4
+    assert ours.context_length == theirs.context_length
+    assert 1 in ours.eos_ids
+
+
+def _all(kind: Type) -> Kinds:
+    return lambda name: kind
+
+
+def _mixed(name: str) -> Type:
+    """As files of Q4_K_M have it, with the types that `gguf` can write."""
+    if name.startswith(("token_embd", "output")):
+        return Type.Q8_0
+    return Type.Q5_1 if "attn_v" in name else Type.Q4_0
+
+
+CODES: dict[str, tuple[Kinds, bool]] = {
+    "Q4_0": (_all(Type.Q4_0), True),
+    "Q5_0": (_all(Type.Q5_0), True),
+    "Q8_0": (_all(Type.Q8_0), True),
+    "mixed": (_mixed, True),
+    "BF16": (_all(Type.BF16), False),
+}
+
+
+@pytest.mark.parametrize("codes", CODES)
+def test_codes_compute_what_they_stand_for(codes: str, tmp_path: Path) -> None:
+    """Dense, whose rows are permuted, in float32: scales and codes are exact there."""
+    kinds, packed = CODES[codes]
+    folder = _folder("llama", tmp_path / "published")
+    factors = _factors("llama")
+    stands_for = write_gguf(folder, tmp_path / "codes.gguf", kinds=kinds, tensors=factors)
+    write_gguf(folder, tmp_path / "plain.gguf", tensors=stands_for)
+
+    ours = open_model(str(tmp_path / "codes.gguf"), dtype="float32")
+    theirs = open_model(str(tmp_path / "plain.gguf"), dtype="float32")
+
+    difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
+    assert mx.max(mx.abs(difference)).item() < 1e-4
+    assert (ours.parameter_bytes < 0.5 * theirs.parameter_bytes) == packed
+
+
+def test_experts_in_mxfp4_stay_packed(tmp_path: Path) -> None:
+    """gpt-oss as its makers' files have it."""
+    folder = _folder("gpt_oss", tmp_path / "published")
+
+    def kinds(name: str) -> Type:
+        return Type.MXFP4 if "_exps.weight" in name else Type.F32
+
+    stands_for = write_gguf(folder, tmp_path / "codes.gguf", kinds=kinds)
+    write_gguf(folder, tmp_path / "plain.gguf", tensors=stands_for)
+
+    ours = open_model(str(tmp_path / "codes.gguf"))
+    theirs = open_model(str(tmp_path / "plain.gguf"))
+
+    difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
+    assert mx.max(mx.abs(difference)).item() < 1e-4
+    assert ours.parameter_bytes < theirs.parameter_bytes
