@@ -12,11 +12,14 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
+from gguf.constants import GGMLQuantizationType as Type
 
 from quire.cli import main
 from quire.cli.models import find_models
 from quire.demo import MODEL_DIR
 from quire.models.base import named_parameters
+from tests.support.gguf_files import write_gguf
+from tests.support.tiny_models import random_weights
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -142,3 +145,20 @@ def test_the_table_says_what_is_served(capsys: pytest.CaptureFixture[str]) -> No
 def test_importing_the_command_does_not_load_mlx() -> None:
     code = "import sys, quire.cli.models; sys.exit('mlx.core' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_gguf_files_are_listed_with_their_parts_as_one(tmp_path: Path) -> None:
+    published = write_folder(tmp_path / "published", LLAMA, random_weights(LLAMA))
+    files = tmp_path / "files" / "owner"
+    files.mkdir(parents=True)
+    write_gguf(published, files / "model.gguf", kinds=lambda name: Type.Q8_0)
+    (files / "mmproj.gguf").write_bytes(b"")
+    (files / "other.gguf").write_bytes(b"GGUF\3")
+
+    model, other = find_models([tmp_path / "files"])[1:]
+
+    assert (model.name, model.family, model.problem) == (str(files / "model.gguf"), "llama", None)
+    assert (model.quantization, model.context) == ("GGUF Q8_0", 512)
+    assert model.parameters == sum(array.size for array in random_weights(LLAMA).values())
+    assert other.problem is not None
+    assert "cut short" in other.problem

@@ -5,9 +5,11 @@ Run it after a family came or changed: `python -m tests.models.make_models_doc`.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+from quire.models.gguf.architectures import ARCHITECTURES
 from quire.models.registry import FAMILIES
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 from tests.support.seeing import CONFIGS as SEEING
@@ -26,7 +28,16 @@ with a scale for each block, row or tensor is unpacked; symmetric integers of co
 and gpt-oss's MXFP4 become MLX's codes of the same numbers, as do GPTQ (2, 4 and 8 bits) and AWQ
 ("gemm"); matrices in an order of their own (`desc_act`) are unpacked, and the log says so. Of
 multimodal checkpoints what the table's second column names is served. A setting in `config.json`
-that a family does not compute is refused by name, and so is GGUF.
+that a family does not compute is refused by name.
+
+GGUF files, also in parts, are read with their own tokenizer and chat template. `Q4_0`, `Q4_1`,
+`Q5_0`, `Q5_1`, `Q8_0`, `Q4_K` and `Q5_K` become MLX's affine codes of the same numbers in groups of
+32, `MXFP4` becomes MLX's; other types (`Q2_K`, `Q3_K`, `Q6_K`, `IQ*`, `TQ*`) are unpacked, and the
+log says so. Scales are exact in float32; bfloat16, which a GPU computes in, rounds them by up to
+one part in 512, float16 (`--dtype float16`) holds those of `Q4_0` to `Q8_0` exactly. What a file
+leaves out (the windows of Mistral and StarCoder 2) is as llama.cpp takes it. Architectures:
+
+ARCHITECTURES.
 
 `--adapter FOLDER` merges a LoRA adapter, as PEFT saves it, into the weights at load; packed
 matrices that it touches are unpacked. DoRA and other settings that change the result are refused
@@ -82,7 +93,8 @@ def rows() -> Iterator[str]:
 
 def document() -> str:
     """The whole page."""
-    return INTRODUCTION + "\n".join(rows()) + "\n" + NOTES
+    known = textwrap.fill(", ".join(f"`{name}`" for name in sorted(ARCHITECTURES)), 100)
+    return INTRODUCTION.replace("ARCHITECTURES", known) + "\n".join(rows()) + "\n" + NOTES
 
 
 if __name__ == "__main__":

@@ -95,6 +95,40 @@ def inspect(folder: Path, name: str, where: str) -> Found:
     )
 
 
+def inspect_gguf(file: Path, name: str, where: str) -> Found:
+    """What a GGUF file says about itself. Its parts count with it."""
+    from quire.models.gguf.architectures import config_of
+    from quire.models.gguf.file import GGUF, read_gguf
+    from quire.models.gguf.tokenizer import tokenizer_files
+    from quire.models.loader import context_length
+    from quire.models.registry import build
+
+    gguf: GGUF | None = None
+    config: dict[str, Any] = {}
+    problem = context = None
+    try:
+        gguf = read_gguf(file)
+        config = config_of(gguf)
+        build(config)
+        context = context_length(config)
+        tokenizer_files(gguf)
+    except ModelError as error:
+        problem = str(error).removeprefix(f"{file}: ")
+    tensors = list(gguf.tensors.values()) if gguf else []
+    largest = max(tensors, key=lambda tensor: tensor.nbytes, default=None)
+    return Found(
+        name=name,
+        where=where,
+        path=str(file),
+        family=str(config.get("model_type", gguf.architecture if gguf else "")),
+        parameters=sum(prod(tensor.shape) for tensor in tensors),
+        weight_bytes=sum(part.stat().st_size for part in gguf.files) if gguf else 0,
+        quantization=f"GGUF {largest.kind.name}" if largest else "GGUF",
+        context=context,
+        problem=problem,
+    )
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -152,16 +186,21 @@ def in_hub_cache() -> Iterator[Found]:
 
 
 def in_folder(root: Path) -> Iterator[Found]:
-    """The folder itself if it is a model, else those one or two levels below it.
+    """The folder itself if it is a model, else those one or two levels below it; GGUF files, too.
 
     Raises:
         ModelError: there is no such folder.
     """
+    from quire.models.gguf.folder import is_model
+
     if not root.is_dir():
         raise ModelError(f"--dir {root}: no such folder")
     configs = [root / "config.json"] if (root / "config.json").is_file() else []
     for config in configs or sorted([*root.glob("*/config.json"), *root.glob("*/*/config.json")]):
         yield inspect(config.parent, str(config.parent), "folder")
+    for file in sorted([*root.glob("*.gguf"), *root.glob("*/*.gguf"), *root.glob("*/*/*.gguf")]):
+        if is_model(file):
+            yield inspect_gguf(file, str(file), "folder")
 
 
 def find_models(folders: list[Path]) -> list[Found]:

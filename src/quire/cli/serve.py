@@ -316,7 +316,10 @@ def _named(given: str) -> tuple[str, str]:
     name, equals, model = given.partition("=")
     if equals and not Path(given).exists():
         return name, model
-    return (Path(given).resolve().name if Path(given).is_dir() else given), given
+    path = Path(given)
+    if path.is_file():  # GGUF
+        return path.stem, given
+    return (path.resolve().name if path.is_dir() else given), given
 
 
 def engine_config(args: argparse.Namespace, model: str) -> EngineConfig:

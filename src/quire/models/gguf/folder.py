@@ -33,15 +33,18 @@ def find_gguf(path: Path) -> Path | None:
         return path if path.suffix == ".gguf" else None
     if any(path.glob("*.safetensors")):
         return None
-    models = [file for file in sorted(path.glob("*.gguf")) if _is_model(file)]
+    models = [file for file in sorted(path.glob("*.gguf")) if is_model(file)]
     if len(models) > 1:
         names = ", ".join(file.name for file in models)
         raise ModelError(f"{path}: holds several GGUF models; name one of {names}")
     return models[0] if models else None
 
 
-def _is_model(file: Path) -> bool:
-    # Encoders of images and sound lie beside their models, under this name.
+def is_model(file: Path) -> bool:
+    """Whether a GGUF file is a model of text, or the first part of one.
+
+    Encoders of images and sound lie beside their models, as `mmproj` files.
+    """
     return is_first(file) and not file.name.startswith("mmproj")
 
 
