@@ -40,7 +40,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     slots = Slots(config.max_concurrent, config.max_body_bytes)
     stores = CallerStores(known, config.stored_responses, config.stored_response_bytes)
     metrics, seal = CallerMetrics(known), Seal(config.signing_key)
-    server = ServerContext(models, config, slots, metrics, seal, stores.of)
+    server = ServerContext(models, config, slots, metrics, seal, stores.reading)
     models.observe(metrics.observer)
     slotted = [Middleware(Slotted, slots=slots), Middleware(HoldsModel)]
     chat, completions, operation = Chat(server), Completions(server), Operation(server)

@@ -18,8 +18,8 @@ from quire.api.shared.content import Message, to_template
 from quire.api.shared.context import Context, ServerContext, until_gone
 from quire.api.shared.engine_metrics import engine_families
 from quire.api.shared.limits import check_headers, read_body
+from quire.api.shared.pieces import compact
 from quire.api.shared.schema import TokenId, Wire, parse, parse_json
-from quire.api.shared.sse import compact
 from quire.api.shared.unseen import newest, without_unseen
 from quire.core.errors import Forbidden, NotOffered, RequestError
 from quire.serving.generation import Generation, Thinking

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from quire.api.responses.schema import Item
+from quire.api.responses.store import StoredItem
 from quire.api.shared.context import Context
 from quire.api.shared.seal import Seal
 from quire.core.config import ServerConfig
@@ -62,12 +62,12 @@ class _Absent:
 class _AskedStore:
     """Responses that the server keeps; implements `shared.stored.StoredConversations`."""
 
-    def conversation(self, response_id: str) -> Sequence[Item] | None:
-        items: Sequence[Item] | None = ask("conversation", response_id)
+    def conversation(self, response_id: str) -> Sequence[StoredItem] | None:
+        items: Sequence[StoredItem] | None = ask("conversation", response_id)
         return items
 
-    def item(self, item_id: str) -> Item | None:
-        item: Item | None = ask("item", item_id)
+    def item(self, item_id: str) -> StoredItem | None:
+        item: StoredItem | None = ask("stored_item", item_id)
         return item
 
 

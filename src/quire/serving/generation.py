@@ -122,7 +122,8 @@ class Generation:
     @property
     def without_prompt(self) -> Generation:
         """The generation without what only its prompts are made of."""
-        tools = tuple({"function": _undescribed(tool["function"])} for tool in self.tools)
+        offered = () if self.tool_choice.mode == "none" else self.tools
+        tools = tuple({"function": _undescribed(tool["function"])} for tool in offered)
         return replace(self, messages=(), prompts=(), tools=tools)
 
 

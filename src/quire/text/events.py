@@ -17,7 +17,8 @@ class Reasoning:
 @dataclass(frozen=True, slots=True)
 class Text:
     """Text of the answer. `logprobs` belongs to the tokens that completed it, if asked for, and to
-    those of calls before it. What follows the last text comes with an empty one."""
+    those of calls before it. Of many tokens without text, and behind the last text, they come with
+    an empty one."""
 
     text: str
     logprobs: tuple[TokenLogprobs, ...] = ()

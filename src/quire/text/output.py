@@ -22,6 +22,9 @@ from quire.text.events import (
 )
 from quire.text.stops import StopMatcher
 
+_HELD = 32
+"""Tokens whose log-probabilities wait for text; more go ahead with an empty one."""
+
 
 class OutputStream:
     """Turns the outputs of one request into events, the last of which is the only terminal one.
@@ -124,6 +127,8 @@ class OutputStream:
             self._logprobs.append(logprobs)
         if deltas:
             self._pass_on(deltas, events)
+        if len(self._logprobs) >= _HELD and not self._ended:
+            events.append(Text("", self._take_logprobs()))
 
     def _pass_on(self, deltas: list[Delta], events: list[Event]) -> None:
         for delta in deltas:
@@ -209,7 +214,7 @@ class Fold:
     def __init__(self) -> None:
         self._text: list[str] = []
         self._reasoning: list[str] = []
-        self._open: dict[int, ToolCall] = {}
+        self._open: dict[int, tuple[ToolCall, list[str]]] = {}
         self._answer = Answer()
 
     def add(self, event: Event) -> None:
@@ -221,11 +226,13 @@ class Fold:
             case Reasoning(text):
                 self._reasoning.append(text)
             case ToolCallBegun(index, id, name):
-                self._open[index] = ToolCall(id, name)
+                self._open[index] = ToolCall(id, name), []
             case ToolCallArguments(index, piece):
-                self._open[index].arguments += piece
+                self._open[index][1].append(piece)
             case ToolCallEnded(index):
-                self._answer.tool_calls.append(self._open.pop(index))
+                call, arguments = self._open.pop(index)
+                call.arguments = "".join(arguments)
+                self._answer.tool_calls.append(call)
             case Finished() | Failed():
                 self._answer.finish = event
 

@@ -8,7 +8,7 @@ import httpx
 from openai.types.responses.response_create_params import ResponseCreateParamsBase
 
 from quire.api.responses.schema import MessageItem, ResponsesRequest
-from quire.api.responses.store import ResponseStore
+from quire.api.responses.store import ResponseStore, StoredItem
 from tests.api.conftest import Serve, Served
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
@@ -132,22 +132,20 @@ def test_nothing_but_instructions_is_an_input(serve: Serve) -> None:
     assert post(served, input=[]).status_code == 400
 
 
-def _body(number: int) -> dict[str, Any]:
-    return {"id": f"resp_{number}", "output": []}
-
-
 def test_the_store_keeps_to_its_bytes() -> None:
-    item = MessageItem(role="user", content="x" * 1000)
+    item = StoredItem.of(MessageItem(role="user", content="x" * 900, id="msg_1"))
     store = ResponseStore(max_count=100, max_bytes=5000)
     for number in range(10):
-        store.add(_body(number), (item,))
+        store.add(f"resp_{number}", (b"{}",), (item,))
         assert store.size <= 5000
     assert len(store) == 4
     assert store.get("resp_5") is None
     assert store.get("resp_6") is not None  # used now, so that another goes first
-    store.add(_body(10), (item,))
+    store.add("resp_10", (b"{}",), (item,))
     assert store.get("resp_6") is not None
     assert store.get("resp_7") is None
-    store.add(_body(11), (item,) * 10)
+    assert store.item("msg_1") == item
+    store.add("resp_11", (b"{}",), (item,) * 10)
     assert len(store) == 0
+    assert store.item("msg_1") is None
     assert store.size == 0

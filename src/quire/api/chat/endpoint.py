@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from quire.api.chat.tools import ChatChoice, ChatTool, complete_call, opening_call, toolbox
 from quire.api.shared.content import Message, custom_input, to_template
@@ -22,7 +22,16 @@ from quire.api.shared.context import Context, ServerContext, common_fields
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
 from quire.api.shared.formats import FormatFields, any_object
-from quire.api.shared.render import chat_logprobs, finish_reason, stop_reason, usage_body
+from quire.api.shared.pieces import Array, compact, pieces, quoted, whole
+from quire.api.shared.render import (
+    ChatLogprobs,
+    Logprobs,
+    NoLogprobs,
+    chat_logprobs,
+    finish_reason,
+    stop_reason,
+    usage_body,
+)
 from quire.api.shared.schema import (
     GenerationFields,
     TokenCount,
@@ -31,7 +40,7 @@ from quire.api.shared.schema import (
     note_verbosity,
     tag_by_type,
 )
-from quire.api.shared.sse import EventStream, compact, quoted, run_headers
+from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.thinking import ThinkingFields, offered, template_variables
 from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unseen import newest, without_unseen
@@ -194,16 +203,14 @@ class ChatChunks:
         self._inputs: dict[tuple[int, int], list[str]] = {}  # of custom calls that are not whole
         self._usage = usage
 
-    def render(self, batch: list[ChoiceEvent]) -> bytes:
+    def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
         """The chunks of a batch of events."""
-        pieces = []
         for index, event in batch:
             if not self._begun[index]:
                 self._begun[index] = True
                 role = b'{"role":"assistant","content":""}'
-                pieces.append(self._heads[index] + role + self._tail)
-            pieces.append(self._chunk(index, event))
-        return b"".join(pieces)
+                yield self._heads[index] + role + self._tail
+            yield self._chunk(index, event)
 
     def _chunk(self, index: int, event: Event) -> bytes:
         match event:
@@ -251,9 +258,7 @@ class ChatChunks:
         return self._constant + b'],"usage":' + usage + b"}\n\ndata: [DONE]\n\n"
 
 
-def _choice(
-    index: int, answer: Answer, tokenizer: Tokenizer, tools: Toolbox, *, with_logprobs: bool
-) -> dict[str, Any]:
+def _choice(index: int, answer: Answer, tools: Toolbox, logprobs: Logprobs) -> dict[str, Any]:
     """One choice of a whole answer."""
     assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
     calls = [complete_call(tools, call.id, call.name, call.arguments) for call in answer.tool_calls]
@@ -266,11 +271,10 @@ def _choice(
         message |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
     if calls:
         message["tool_calls"] = calls
-    logprobs = {"content": chat_logprobs(tokenizer, answer.logprobs)} if with_logprobs else None
     return {
         "index": index,
         "message": message,
-        "logprobs": logprobs,
+        "logprobs": logprobs.body(),
         "finish_reason": finish_reason(answer.finish),
         "stop_reason": stop_reason(answer.finish),
     }
@@ -319,15 +323,18 @@ class Chat:
         if asked.stream:
             usage = asked.usage
             return EventStream(run, ChatChunks(identity, run, tokenizer, asked.tools, usage=usage))
-        answers = await collect(request, run)
-        choices = [
-            _choice(index, each, tokenizer, asked.tools, with_logprobs=asked.logprobs)
-            for index, each in enumerate(answers)
+        logprobs: list[Logprobs] = [
+            ChatLogprobs(tokenizer) if asked.logprobs else NoLogprobs() for _ in run.choices
         ]
+        answers = await collect(request, run, logprobs, self._server.slots)
+        choices = (
+            _choice(index, answer, asked.tools, written)
+            for index, (answer, written) in enumerate(zip(answers, logprobs, strict=True))
+        )
         body = {
             **identity,
             "object": "chat.completion",
-            "choices": choices,
+            "choices": Array(choices),
             "usage": usage_body(run.usage),
         }
-        return JSONResponse(body, headers=run_headers(run))
+        return await whole(pieces(body), run_headers(run))

@@ -7,22 +7,31 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from quire.api.shared.context import Context, ServerContext, common_fields
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
 from quire.api.shared.formats import FormatFields
 from quire.api.shared.limits import check_count
-from quire.api.shared.render import clamp, finish_reason, stop_reason, token_text, usage_body
+from quire.api.shared.pieces import Array, compact, pieces, quoted, whole
+from quire.api.shared.render import (
+    Logprobs,
+    NoLogprobs,
+    clamp,
+    finish_reason,
+    stop_reason,
+    token_text,
+    usage_body,
+)
 from quire.api.shared.schema import GenerationFields, TokenId
-from quire.api.shared.sse import EventStream, compact, quoted, run_headers
+from quire.api.shared.sse import EventStream, run_headers
 from quire.core.errors import RequestError
 from quire.core.request import TokenLogprobs
 from quire.serving.generation import Generation, Prepared
@@ -135,6 +144,25 @@ class LogprobsWriter:
         }
 
 
+class CompletionLogprobs:
+    """The `logprobs` of a choice that is not streamed, written as they come."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._writer = LogprobsWriter(tokenizer)
+        self._written: dict[str, list[bytes]] = {name: [] for name in self._writer.write(())}
+
+    def add(self, entries: Sequence[TokenLogprobs]) -> int:
+        """See `render.Logprobs`."""
+        lists = self._writer.write(entries)
+        for name, items in self._written.items():
+            items.append(compact(lists[name])[1:-1])
+        return sum(len(items[-1]) for items in self._written.values())
+
+    def body(self) -> dict[str, Any]:
+        """See `render.Logprobs`."""
+        return {name: Array(items) for name, items in self._written.items()}
+
+
 class CompletionChunks:
     """Renders a stream's chunks. What stays the same in all chunks of a choice is rendered once."""
 
@@ -159,15 +187,13 @@ class CompletionChunks:
         self._run = run
         self._usage = usage
 
-    def render(self, batch: list[ChoiceEvent]) -> bytes:
+    def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
         """The chunks of a batch of events."""
-        pieces = []
         for index, event in batch:
             if self._echoes is not None and not self._echoed[index]:
                 self._echoed[index] = True
-                pieces.append(self._heads[index] + quoted(self._echoes[index]) + self._tail)
-            pieces.append(self._chunk(index, event))
-        return b"".join(pieces)
+                yield self._heads[index] + quoted(self._echoes[index]) + self._tail
+            yield self._chunk(index, event)
 
     def _chunk(self, index: int, event: Event) -> bytes:
         head = self._heads[index]
@@ -193,13 +219,13 @@ class CompletionChunks:
         return self._constant + b'],"usage":' + usage + b"}\n\ndata: [DONE]\n\n"
 
 
-def _choice(index: int, answer: Answer, echo: str, writer: LogprobsWriter | None) -> dict[str, Any]:
+def _choice(index: int, answer: Answer, echo: str, logprobs: Logprobs) -> dict[str, Any]:
     """One choice of a whole answer."""
     assert isinstance(answer.finish, Finished)  # `collect` raises for the other terminal event
     return {
         "index": index,
         "text": echo + answer.text,
-        "logprobs": None if writer is None else writer.write(answer.logprobs),
+        "logprobs": logprobs.body(),
         "finish_reason": finish_reason(answer.finish),
         "stop_reason": stop_reason(answer.finish),
     }
@@ -254,18 +280,17 @@ class Completions:
                 identity, run, service.tokenizer, echoes=echoes, usage=asked.usage
             )
             return EventStream(run, chunks)
-        answers = await collect(request, run)
-        choices = [
-            _choice(
-                index,
-                each,
-                echoes[index] if echoes is not None else "",
-                LogprobsWriter(service.tokenizer) if asked.logprobs else None,
-            )
-            for index, each in enumerate(answers)
+        logprobs: list[Logprobs] = [
+            CompletionLogprobs(service.tokenizer) if asked.logprobs else NoLogprobs()
+            for _ in run.choices
         ]
-        body = {**identity, "choices": choices, "usage": usage_body(run.usage)}
-        return JSONResponse(body, headers=run_headers(run))
+        answers = await collect(request, run, logprobs, self._server.slots)
+        choices = (
+            _choice(index, answer, echoes[index] if echoes is not None else "", written)
+            for index, (answer, written) in enumerate(zip(answers, logprobs, strict=True))
+        )
+        body = {**identity, "choices": Array(choices), "usage": usage_body(run.usage)}
+        return await whole(pieces(body), run_headers(run))
 
 
 def _echoes(service: Service, fields: CompletionRequest) -> list[str]:

@@ -20,9 +20,9 @@ from quire.api.messages.render import (
     Answering,
     MessageChunks,
     MessageEvents,
+    MessageFold,
     ReasoningShown,
     WireEvent,
-    fold,
 )
 from quire.api.messages.schema import (
     CountRequest,
@@ -36,12 +36,14 @@ from quire.api.shared.access import note
 from quire.api.shared.context import Context, ServerContext, decoding
 from quire.api.shared.fold import consume
 from quire.api.shared.lenient_json import parse_lenient
-from quire.api.shared.sse import EventStream, compact, run_headers
+from quire.api.shared.pieces import compact, pieces, whole
+from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.thinking import offered
 from quire.api.shared.unseen import newest, without_unseen
 from quire.core.errors import RequestError
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import FieldNames, Generation, Prepared, Thinking, ToolChoice
+from quire.text.events import Event
 
 Fields = TypeVar("Fields", bound=CountRequest)
 
@@ -128,9 +130,14 @@ class Messages:
         if asked.stream:
             chunks = MessageChunks(events)
             return EventStream(run, chunks, keepalive=chunks.waiting)
-        wire: list[WireEvent] = []
-        await consume(request, run, lambda _, event: wire.extend(events.feed(event)))
-        return JSONResponse(fold([*events.begin(), *wire]), headers=run_headers(run))
+        folding = MessageFold()
+
+        def take(_: int, event: Event) -> None:
+            for each in (*events.begin(), *events.feed(event)):
+                folding.add(each)
+
+        await consume(request, run, take)
+        return await whole(pieces(folding.message()), run_headers(run))
 
     async def count_tokens(self, request: Request) -> Response:
         """`POST /v1/messages/count_tokens`: through the same template, hence exact."""

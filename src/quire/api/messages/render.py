@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quire.api.shared.errors import anthropic_body
+from quire.api.shared.pieces import Array, compact
 from quire.api.shared.seal import Seal
-from quire.api.shared.sse import compact
 from quire.core.request import FinishReason
 from quire.serving.streams import ChoiceEvent, GenerationStream
 from quire.text.events import (
@@ -215,11 +215,11 @@ class MessageChunks:
         self._events = events
         self._pinged = False
 
-    def render(self, batch: list[ChoiceEvent]) -> bytes:
+    def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
         """The events of a batch, the opening of the message before the first of them."""
-        pieces = [self._written(event) for event in self._events.begin()]
-        pieces += [self._written(each) for _, event in batch for each in self._events.feed(event)]
-        return b"".join(pieces)
+        yield from map(self._written, self._events.begin())
+        for _, event in batch:
+            yield from map(self._written, self._events.feed(event))
 
     def waiting(self) -> bytes:
         """A ping, behind the opening of the message: clients take nothing before that."""
@@ -238,24 +238,33 @@ class MessageChunks:
         return written
 
 
-def fold(events: Sequence[WireEvent]) -> WireEvent:
+class MessageFold:
     """The message that a stream's events add up to."""
-    message: WireEvent = dict(events[0]["message"])
-    content: list[WireEvent] = []
-    pieces: list[str] = []
-    for event in events[1:]:
+
+    def __init__(self) -> None:
+        self._message: WireEvent = {}
+        self._content: list[WireEvent] = []
+        self._pieces: list[str] = []
+
+    def add(self, event: WireEvent) -> None:
+        """Takes the next event."""
         match event["type"]:
+            case "message_start":
+                self._message = dict(event["message"])
             case "content_block_start":
-                content.append(dict(event["content_block"]))
-                pieces = []
+                self._content.append(dict(event["content_block"]))
+                self._pieces = []
             case "content_block_delta":
-                _add(event["delta"], content[-1], pieces)
+                _add(event["delta"], self._content[-1], self._pieces)
             case "content_block_stop":
-                if not _complete(content[-1], "".join(pieces)):
-                    content.pop()
+                if not _complete(self._content[-1], "".join(self._pieces)):
+                    self._content.pop()
             case "message_delta":
-                message |= {**event["delta"], "usage": event["usage"]}
-    return {**message, "content": content}
+                self._message |= {**event["delta"], "usage": event["usage"]}
+
+    def message(self) -> WireEvent:
+        """What the events so far say, for `pieces`."""
+        return {**self._message, "content": Array(self._content)}
 
 
 def _add(delta: WireEvent, block: WireEvent, pieces: list[str]) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
@@ -18,22 +17,22 @@ from quire.api.responses.prompt import Translator
 from quire.api.responses.render import Responding, ResponseChunks, ResponseEvents
 from quire.api.responses.schema import (
     HostedTool,
-    Item,
     MessageItem,
     Reasoning,
     ReferenceItem,
     ResponsesRequest,
     TextFormat,
 )
-from quire.api.responses.store import CallerStores
+from quire.api.responses.store import CallerStores, StoredItem
 from quire.api.responses.tools import toolbox
 from quire.api.shared.access import note
 from quire.api.shared.context import Context, ServerContext, decoding
 from quire.api.shared.fold import consume
 from quire.api.shared.formats import any_object
 from quire.api.shared.limits import check_count
+from quire.api.shared.pieces import compact, pieces, whole
 from quire.api.shared.schema import check_stream_options, note_verbosity
-from quire.api.shared.sse import EventStream, compact, run_headers
+from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.stored import StoredConversations
 from quire.api.shared.thinking import offered
 from quire.api.shared.toolbox import Toolbox
@@ -42,8 +41,8 @@ from quire.core.errors import NotFound, RequestError
 from quire.core.request import SamplingParams
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import FieldNames, Generation, Prepared, Thinking
+from quire.text.events import Event
 
-_ITEMS: TypeAdapter[tuple[Item, ...]] = TypeAdapter(tuple[Item, ...])
 _NAMES = FieldNames(messages="input", parameters="parameters")
 _ROOM = 8  # the share of the context that `truncation: auto` leaves for an answer, one in so many
 
@@ -53,15 +52,19 @@ class _Asked:
     """What shapes the answer to a request that has been read.
 
     Attributes:
-        body: the response as it begins.
+        id: the response's.
+        constant: the part of the response that stays as it begins, as JSON.
         items: everything that was said so far.
+        store: whether to keep the response.
         summary: whether the client sees reasoning.
         sealed: whether it gets them to carry.
     """
 
     prepared: Prepared
-    body: WireEvent
-    items: tuple[Item, ...]
+    id: str
+    constant: bytes
+    items: tuple[StoredItem, ...]
+    store: bool
     tools: Toolbox
     stream: bool
     summary: bool
@@ -71,10 +74,11 @@ class _Asked:
 async def _read(context: Context, request: Request, body: bytes) -> _Asked:
     fields = context.parse(request, body, ResponsesRequest)
     context.check_model(fields.model)
-    stored: StoredConversations[Item] = context.stored(request)
+    stored: StoredConversations[StoredItem] = context.stored(request)
     new = _new_items(fields, stored)
-    items = (*_previous(fields, stored), *new)
-    check_count(len(items), context.config.max_messages, "input")
+    conversation = (*_previous(fields, stored), *new)
+    check_count(len(conversation), context.config.max_messages, "input")
+    items = [each.read() for each in conversation]
     tools, translator = toolbox(fields, items), Translator(context.seal)
     messages = translator.messages(fields.instructions, items, len(new))
     last = newest("input", items, len(new) - len(items))
@@ -84,10 +88,13 @@ async def _read(context: Context, request: Request, body: bytes) -> _Asked:
     )
     if fields.truncation == "auto":
         spec = await _truncated(context, spec)
+    constant = _constant(context.service.name, fields, spec.sampling, translator.dropped)
     return _Asked(
         await context.prepare(spec),
-        _body(context.service.name, fields, spec.sampling, translator.dropped),
-        items,
+        constant["id"],
+        compact(constant),
+        conversation,
+        fields.store is not False,
         replace(tools, templates=()),
         stream=fields.stream is True,
         summary=_summary(fields.reasoning) is not None,
@@ -105,20 +112,19 @@ class Responses:
     async def create(self, request: Request) -> Response:
         """`POST /v1/responses`."""
         store = self._stores.of(request)
-        answers = {"conversation": store.conversation, "item": store.item}
+        answers = {"conversation": store.conversation, "stored_item": store.item}
         context, asked = await self._server.read(request, _read, answers)
         if asked.tools.left_out:
             note(request.scope, {"tools_left_out": asked.tools.left_out})
         run = await context.begin(request, asked.prepared)
 
-        def keep(body: WireEvent) -> None:
-            if body["store"]:
-                output = _ITEMS.validate_json(compact(body["output"]))
-                store.add(body, (*asked.items, *output))
+        def keep(body: Sequence[bytes], output: Sequence[StoredItem]) -> None:
+            if asked.store:
+                store.add(asked.id, body, (*asked.items, *output))
 
         events = ResponseEvents(
             Responding(
-                asked.body,
+                asked.constant,
                 asked.tools,
                 context.service.tokenizer,
                 summary=asked.summary,
@@ -129,9 +135,15 @@ class Responses:
         if asked.stream:
             chunks = ResponseChunks(events)
             return EventStream(run, chunks, keepalive=chunks.waiting)
-        wire: list[WireEvent] = []
-        await consume(request, run, lambda _, event: wire.extend(events.feed(event)))
-        return JSONResponse(wire[-1]["response"], headers=run_headers(run))
+        last: WireEvent = {}
+
+        def take(_: int, event: Event) -> None:
+            nonlocal last
+            for each in events.feed(event):
+                last = each
+
+        await consume(request, run, take)
+        return await whole(pieces(last["response"]), run_headers(run))
 
     async def retrieve(self, request: Request) -> Response:
         """`GET /v1/responses/{id}`."""
@@ -145,7 +157,7 @@ class Responses:
         stored = self._stores.of(request).get(response_id)
         if stored is None:
             raise _missing("response", response_id, "id")
-        return JSONResponse(stored.body)
+        return await whole(stored.body)
 
     async def delete(self, request: Request) -> Response:
         """`DELETE /v1/responses/{id}`."""
@@ -155,8 +167,10 @@ class Responses:
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
 
-def _previous(fields: ResponsesRequest, stored: StoredConversations[Item]) -> Sequence[Item]:
-    """What was conversation up to the response that this request goes on from."""
+def _previous(
+    fields: ResponsesRequest, stored: StoredConversations[StoredItem]
+) -> Sequence[StoredItem]:
+    """The conversation up to the response that this request goes on from."""
     if fields.previous_response_id is None:
         return ()
     conversation = stored.conversation(fields.previous_response_id)
@@ -170,18 +184,21 @@ def _previous(fields: ResponsesRequest, stored: StoredConversations[Item]) -> Se
     return conversation
 
 
-def _new_items(fields: ResponsesRequest, stored: StoredConversations[Item]) -> list[Item]:
+def _new_items(
+    fields: ResponsesRequest, stored: StoredConversations[StoredItem]
+) -> list[StoredItem]:
     """The request's own items, with references to stored ones resolved."""
     if isinstance(fields.input, str):
-        return [MessageItem(role="user", content=fields.input)]
-    items: list[Item] = []
+        return [StoredItem.of(MessageItem(role="user", content=fields.input))]
+    items = []
     for index, item in enumerate(fields.input or ()):
         if isinstance(item, ReferenceItem):
             found = stored.item(item.id)
             if found is None:
                 raise _missing("item", item.id, f"input[{index}].id")
-            item = found
-        items.append(item)
+            items.append(found)
+        else:
+            items.append(StoredItem.of(item))
     return items
 
 
@@ -297,10 +314,10 @@ async def _truncated(context: Context, spec: Generation) -> Generation:
     return fitting or spec
 
 
-def _body(
+def _constant(
     name: str, fields: ResponsesRequest, sampling: SamplingParams, dropped: Sequence[str]
 ) -> WireEvent:
-    """The response as it begins: what was asked for, as far as it was understood."""
+    """What a response repeats of its request, as far as it was understood."""
     reasoning, text = fields.reasoning or Reasoning(), fields.text
     wanted = (
         text.format if text is not None and text.format is not None else TextFormat(type="text")
@@ -309,16 +326,11 @@ def _body(
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",
         "created_at": int(time.time()),
-        "completed_at": None,
-        "status": "in_progress",
         "background": False,
-        "error": None,
-        "incomplete_details": None,
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
         "metadata": fields.metadata or {},
         "model": name,
-        "output": [],
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id,
         "reasoning": {
@@ -335,7 +347,6 @@ def _body(
         "top_logprobs": fields.top_logprobs or 0,
         "top_p": sampling.top_p if fields.top_p is None else fields.top_p,
         "truncation": fields.truncation or "disabled",
-        "usage": None,
         "user": fields.user,
     }
     if dropped:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from quire.api.shared.content import custom_input
+from quire.api.shared.pieces import Array, compact
 from quire.api.shared.render import chat_logprobs
 from quire.api.shared.seal import Seal
 from quire.api.shared.toolbox import ClientTool
@@ -23,6 +24,8 @@ WireEvent = dict[str, Any]
 class OpenItem(Protocol):
     """An item that grows. Its `id` and its place among the items never change."""
 
+    id: str
+
     def open(self) -> Iterator[WireEvent]:
         """The events that begin it."""
         ...
@@ -33,6 +36,10 @@ class OpenItem(Protocol):
 
     def body(self, status: str) -> WireEvent:
         """The item as it is now."""
+        ...
+
+    def stored(self, status: str) -> WireEvent:
+        """The item as later requests read it."""
         ...
 
 
@@ -47,6 +54,10 @@ class _Item:
 
     def body(self, status: str) -> WireEvent:
         raise NotImplementedError
+
+    def stored(self, status: str) -> WireEvent:
+        """See `OpenItem`."""
+        return self.body(status)
 
     def _added(self) -> WireEvent:
         item = self.body("in_progress")
@@ -75,7 +86,7 @@ class MessageItem(_Item):
         super().__init__(index)
         self._tokenizer = tokenizer
         self._text: list[str] = []
-        self._logprobs: list[WireEvent] = []
+        self._logprobs: list[bytes] = []
         self._begun = False
 
     def open(self) -> Iterator[WireEvent]:
@@ -87,9 +98,10 @@ class MessageItem(_Item):
 
     def add(self, text: str, entries: Sequence[TokenLogprobs]) -> Iterator[WireEvent]:
         """Text, with the logprobs of the tokens that completed it."""
-        logprobs = chat_logprobs(self._tokenizer, entries) if entries else []
+        written = [compact(chat_logprobs(self._tokenizer, entries))[1:-1]] if entries else []
         self._text.append(text)
-        self._logprobs += logprobs
+        self._logprobs += written
+        logprobs = Array(written)
         yield self._event("output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def close(self, status: str) -> Iterator[WireEvent]:
@@ -103,7 +115,13 @@ class MessageItem(_Item):
 
     def body(self, status: str) -> WireEvent:
         """The message."""
-        content = [self._part()] if self._begun else []
+        return self._body(status, [self._part()] if self._begun else [])
+
+    def stored(self, status: str) -> WireEvent:
+        """The message without log-probabilities, which no model reads."""
+        return self._body(status, [{**self._part(), "logprobs": []}])
+
+    def _body(self, status: str, content: list[WireEvent]) -> WireEvent:
         item = {"id": self.id, "type": "message", "status": status, "role": "assistant"}
         return {**item, "content": content}
 
@@ -112,7 +130,7 @@ class MessageItem(_Item):
             "type": "output_text",
             "text": "".join(self._text),
             "annotations": [],
-            "logprobs": self._logprobs,
+            "logprobs": Array(self._logprobs),
         }
 
 
@@ -129,6 +147,7 @@ class ReasoningItem(_Item):
         super().__init__(index)
         self._summary = summary
         self._seal = seal
+        self._sealed: str | None = None
         self._text: list[str] = []
         self._part_type = "summary_text" if summary else "reasoning_text"
         self._place = {"summary_index": 0} if summary else {"content_index": 0}
@@ -161,7 +180,9 @@ class ReasoningItem(_Item):
         if not self._summary:
             item["content"] = parts
         if self._seal is not None and self._text:
-            item["encrypted_content"] = self._seal.seal("".join(self._text))
+            if self._sealed is None:  # an item is shown with text once it is whole
+                self._sealed = self._seal.seal("".join(self._text))
+            item["encrypted_content"] = self._sealed
         return item
 
     def _parts(self) -> list[WireEvent]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from quire.api.responses.items import (
     SearchCallItem,
     WireEvent,
 )
+from quire.api.responses.store import StoredItem
+from quire.api.shared.pieces import Merged, compact, pieces
 from quire.api.shared.seal import Seal
-from quire.api.shared.sse import compact
 from quire.api.shared.toolbox import Toolbox
 from quire.core.request import Failure, FinishReason
 from quire.serving.streams import ChoiceEvent
@@ -47,17 +48,22 @@ class Responding:
     """What a response says beside its output.
 
     Attributes:
-        body: the response as it begins, in progress and without output.
+        constant: the part of the response that stays as it begins, as JSON.
         seal: seals reasoning, if the request asks for `reasoning.encrypted_content`.
-        keep: told of the response when it has ended well.
+        keep: told of the response in pieces, and of its items, when it has ended well.
     """
 
-    body: dict[str, Any]
+    constant: bytes
     tools: Toolbox
     tokenizer: Tokenizer
     summary: bool
     seal: Seal | None
-    keep: Callable[[WireEvent], None]
+    keep: Callable[[Sequence[bytes], Sequence[StoredItem]], None]
+
+    def body(self, status: str, **changed: Any) -> Merged:
+        """The whole response."""
+        begun = {"completed_at": None, "error": None, "incomplete_details": None, "usage": None}
+        return Merged(self.constant, {"status": status, "output": [], **begun, **changed})
 
 
 def usage_body(usage: Usage) -> WireEvent:
@@ -79,6 +85,7 @@ class ResponseEvents:
         self._sent = 0
         self._item: OpenItem | None = None
         self._output: list[WireEvent] = []
+        self._stored: list[StoredItem] = []
         self._spoken = False
         self._whole = True
 
@@ -86,7 +93,7 @@ class ResponseEvents:
         """The opening of the response; nothing once it has begun."""
         if not self._sent:
             for kind in ("created", "in_progress"):
-                yield self._number(self._lifecycle(kind, self._responding.body))
+                yield self._number(self._lifecycle(kind, self._responding.body("in_progress")))
 
     def feed(self, event: Event) -> Iterator[WireEvent]:
         """The wire's events for one of ours."""
@@ -95,14 +102,14 @@ class ResponseEvents:
 
     def waiting(self) -> Iterator[WireEvent]:
         """That the response is still in progress."""
-        yield self._number(self._lifecycle("in_progress", self._responding.body))
+        yield self._number(self._lifecycle("in_progress", self._responding.body("in_progress")))
 
     def _number(self, event: WireEvent) -> WireEvent:
         numbered = {**event, "sequence_number": self._sent}
         self._sent += 1
         return numbered
 
-    def _lifecycle(self, kind: str, body: WireEvent) -> WireEvent:
+    def _lifecycle(self, kind: str, body: Merged) -> WireEvent:
         return {"type": f"response.{kind}", "response": body}
 
     def _events(self, event: Event) -> Iterator[WireEvent]:
@@ -158,6 +165,7 @@ class ResponseEvents:
             status = status if self._whole or not isinstance(item, CallItem) else "incomplete"
             yield from item.close(status)
             self._output.append(item.body(status))
+            self._stored.append(StoredItem(item.id, compact(item.stored(status))))
 
     def _end(self, end: Finished) -> Iterator[WireEvent]:
         """The end; an answer that said nothing says so in an empty message."""
@@ -166,25 +174,19 @@ class ResponseEvents:
         if not self._spoken and not cut_off:
             yield from self._open(self._message)
         yield from self._close(status)
-        body = {
-            **self._responding.body,
-            "status": status,
-            "completed_at": None if cut_off else int(time.time()),
-            "incomplete_details": {"reason": "max_output_tokens"} if cut_off else None,
-            "output": self._output,
-            "usage": usage_body(end.usage),
-        }
-        self._responding.keep(body)
+        body = self._responding.body(
+            status,
+            completed_at=None if cut_off else int(time.time()),
+            incomplete_details={"reason": "max_output_tokens"} if cut_off else None,
+            output=self._output,
+            usage=usage_body(end.usage),
+        )
+        self._responding.keep(tuple(body.pieces()), self._stored)
         yield self._lifecycle(status, body)
 
-    def _failed(self, error: Failure) -> WireEvent:
-        code = error.code or "server_error"
-        return {
-            **self._responding.body,
-            "status": "failed",
-            "error": {"code": code, "message": error.message},
-            "output": self._output,
-        }
+    def _failed(self, error: Failure) -> Merged:
+        told = {"code": error.code or "server_error", "message": error.message}
+        return self._responding.body("failed", error=told, output=self._output)
 
 
 class ResponseChunks:
@@ -193,21 +195,26 @@ class ResponseChunks:
     def __init__(self, events: ResponseEvents) -> None:
         self._events = events
 
-    def render(self, batch: list[ChoiceEvent]) -> bytes:
+    def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
         """The events of a batch, the opening of the response before the first of them."""
-        pieces = [_written(event) for event in self._events.begin()]
-        pieces += [_written(each) for _, event in batch for each in self._events.feed(event)]
-        return b"".join(pieces)
+        for opening in self._events.begin():
+            yield from _written(opening)
+        for _, event in batch:
+            for each in self._events.feed(event):
+                yield from _written(each)
 
     def waiting(self) -> bytes:
         """Says that there is more to come; Codex counts events, not comments, as signs of life."""
-        return b"".join(map(_written, [*self._events.begin()] or [*self._events.waiting()]))
+        events = [*self._events.begin()] or [*self._events.waiting()]
+        return b"".join(piece for each in events for piece in _written(each))
 
     def end(self) -> bytes:
         """Nothing: the response's last event is the end."""
         return b""
 
 
-def _written(event: WireEvent) -> bytes:
+def _written(event: WireEvent) -> Iterator[bytes]:
     kind: str = event["type"]
-    return b"event: " + kind.encode() + b"\ndata: " + compact(event) + b"\n\n"
+    yield b"event: " + kind.encode() + b"\ndata: "
+    yield from pieces(event)
+    yield b"\n\n"

@@ -1,17 +1,44 @@
-"""Answers that are kept, so that later requests can go on from them."""
+"""Answers that are kept, so that later requests can go on from them.
+
+What is kept is written: whoever goes on from it reads it, away from the event loop if it is long.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from pydantic import TypeAdapter
 from starlette.requests import Request
 
 from quire.api.responses.schema import Item
 from quire.api.shared.auth import EVERYONE, caller_of
-from quire.api.shared.sse import compact
+from quire.api.shared.stored import StoredConversations
+from quire.serving.generation import Elsewhere
+
+_ITEM: TypeAdapter[Item] = TypeAdapter(Item)
+_LIGHT = 16 << 10
+"""Bytes of kept items up to which reading them holds up no stream."""
+_OBJECTS = 256
+"""Bytes that an item takes beside its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredItem:
+    """An item of a conversation, as JSON."""
+
+    id: str | None
+    written: bytes
+
+    @classmethod
+    def of(cls, item: Item) -> StoredItem:
+        """Writes an item."""
+        return cls(item.id, item.model_dump_json(by_alias=True, exclude_unset=True).encode())
+
+    def read(self) -> Item:
+        """The item."""
+        return _ITEM.validate_json(self.written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +46,13 @@ class Stored:
     """A response and the whole conversation that it ends.
 
     Attributes:
+        body: the response's JSON, in pieces.
         items: everything that was said, this answer's items last.
         size: bytes, the conversation's included; what conversations share counts for each of them.
     """
 
-    body: dict[str, Any]
-    items: tuple[Item, ...]
+    body: Sequence[bytes]
+    items: Sequence[StoredItem]
     size: int
 
 
@@ -38,18 +66,23 @@ class ResponseStore:
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._stored: OrderedDict[str, Stored] = OrderedDict()
+        self._items: dict[str, dict[str, StoredItem]] = {}
+        """By their id, then by the id of the response, the newest last."""
         self.size = 0
 
     def __len__(self) -> int:
         return len(self._stored)
 
-    def add(self, body: dict[str, Any], items: tuple[Item, ...]) -> None:
+    def add(self, response_id: str, body: Sequence[bytes], items: Sequence[StoredItem]) -> None:
         """Keeps a response; what was not used for longest goes. One too large is not kept."""
-        size = len(compact(body)) + sum(len(item.model_dump_json()) for item in items)
-        self._stored[body["id"]] = Stored(body, items, size)
+        size = sum(map(len, body)) + sum(len(each.written) + _OBJECTS for each in items)
+        self._stored[response_id] = Stored(body, items, size)
         self.size += size
+        for item in items:
+            if item.id is not None:
+                self._items.setdefault(item.id, {})[response_id] = item
         while len(self._stored) > self._max_count or self.size > self._max_bytes:
-            self.size -= self._stored.popitem(last=False)[1].size
+            self.remove(next(iter(self._stored)))
 
     def get(self, response_id: str) -> Stored | None:
         """A kept response, used now; None if there is none of this id."""
@@ -58,7 +91,7 @@ class ResponseStore:
             self._stored.move_to_end(response_id)
         return stored
 
-    def conversation(self, response_id: str) -> tuple[Item, ...] | None:
+    def conversation(self, response_id: str) -> Sequence[StoredItem] | None:
         """The whole conversation that a kept response ends."""
         stored = self.get(response_id)
         return None if stored is None else stored.items
@@ -69,15 +102,46 @@ class ResponseStore:
         if stored is None:
             return False
         self.size -= stored.size
+        for item in stored.items:
+            holders = self._items.get(item.id or "", {})
+            holders.pop(response_id, None)
+            if item.id is not None and not holders:
+                self._items.pop(item.id, None)
         return True
 
-    def item(self, item_id: str) -> Item | None:
+    def item(self, item_id: str) -> StoredItem | None:
         """An item of a kept conversation, by its id."""
-        for stored in reversed(self._stored.values()):
-            for item in reversed(stored.items):
-                if item.id == item_id:
-                    return item
-        return None
+        holders = self._items.get(item_id)
+        return next(reversed(holders.values())) if holders else None
+
+
+class LightReading:
+    """What one request may read of a store on the event loop.
+
+    Raises:
+        Elsewhere: it is more.
+    """
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+        self._room = _LIGHT
+
+    def conversation(self, response_id: str) -> Sequence[StoredItem] | None:
+        """See `StoredConversations`."""
+        conversation = self._store.conversation(response_id)
+        self._take(conversation or ())
+        return conversation
+
+    def item(self, item_id: str) -> StoredItem | None:
+        """See `StoredConversations`."""
+        item = self._store.item(item_id)
+        self._take(() if item is None else (item,))
+        return item
+
+    def _take(self, items: Sequence[StoredItem]) -> None:
+        self._room -= sum(len(each.written) for each in items)
+        if self._room < 0:
+            raise Elsewhere
 
 
 class CallerStores:
@@ -94,3 +158,7 @@ class CallerStores:
     def of(self, request: Request) -> ResponseStore:
         """The responses of whoever asks."""
         return self._stores[caller_of(request.scope)]
+
+    def reading(self, request: Request, light: bool) -> StoredConversations[StoredItem]:
+        """The same for who reads the request; `light` if that is on the event loop."""
+        return LightReading(self.of(request)) if light else self.of(request)

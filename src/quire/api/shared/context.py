@@ -60,7 +60,8 @@ class ServerContext:
     """What every endpoint is given: the models, the operator's settings, what counts requests.
 
     Attributes:
-        stored: the conversations that a request may refer to.
+        stored: the conversations that a request may refer to; if it is read on the event loop,
+            what is long raises `Elsewhere`.
     """
 
     models: Models
@@ -68,7 +69,7 @@ class ServerContext:
     slots: Slots
     metrics: CallerMetrics
     seal: Seal
-    stored: Callable[[Request], StoredConversations[Any]]
+    stored: Callable[[Request, bool], StoredConversations[Any]]
 
     async def read(
         self,
@@ -112,7 +113,12 @@ class ServerContext:
             lease = await use.waiting(loading, streams=named.get("stream") is True)
         use.hold(lease)
         loaded, serving = lease.loaded, model.offer.serving
-        return Context(loaded.service, serving, self.seal, self.stored, loaded.jobs, lease)
+        light = loaded.jobs is not None
+
+        def stored(request: Request) -> StoredConversations[Any]:
+            return self.stored(request, light)
+
+        return Context(loaded.service, serving, self.seal, stored, loaded.jobs, lease)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 
 from starlette.requests import Request
 
 from quire.api.shared.access import note
 from quire.api.shared.errors import RunFailed
+from quire.api.shared.limits import Slots
+from quire.api.shared.render import Logprobs
 from quire.api.shared.sse import abort_when_gone
 from quire.serving.streams import GenerationStream
-from quire.text.events import Event, Failed
+from quire.text.events import Event, Failed, Text
 from quire.text.output import Answer, Fold
 
 
-async def collect(request: Request, run: GenerationStream) -> list[Answer]:
-    """The answers of a run, by choice; see `consume`."""
+async def collect(
+    request: Request, run: GenerationStream, logprobs: Sequence[Logprobs], slots: Slots
+) -> list[Answer]:
+    """The answers of a run, by choice; see `consume`.
+
+    Args:
+        logprobs: each choice's, which are written here and are no part of the answers.
+        slots: count what is held.
+
+    Raises:
+        Overloaded: log-probabilities take more memory than there is for them.
+    """
     folds = [Fold() for _ in run.choices]
-    await consume(request, run, lambda index, event: folds[index].add(event))
+
+    def take(index: int, event: Event) -> None:
+        if isinstance(event, Text) and event.logprobs:
+            slots.hold(request.scope, logprobs[index].add(event.logprobs))
+            event = Text(event.text)
+        folds[index].add(event)
+
+    await consume(request, run, take)
     return [each.answer() for each in folds]
 
 

@@ -8,8 +8,8 @@ from pydantic import Field
 from starlette.types import Scope
 
 from quire.api.shared.access import note_ignored
+from quire.api.shared.pieces import compact
 from quire.api.shared.schema import Wire, parse_json
-from quire.api.shared.sse import compact
 from quire.core.errors import RequestError
 from quire.serving.answer_grammar import AnswerFormat
 

@@ -15,6 +15,9 @@ MAX_HEADER_BYTES = 32 << 10
 _BODIES = 16
 """Bodies of the largest size that may be held at once."""
 _SLOT = "quire.slot"
+_HELD_BYTES = 512 << 20
+"""Of answers that are not streamed, whose log-probabilities are many times their text."""
+_HELD = "quire.held"
 
 
 async def read_body(request: Request, limit: int, counted: Counted) -> bytes:
@@ -99,6 +102,7 @@ class Slots:
     def __init__(self, limit: int, body_bytes: int) -> None:
         self.limit = limit
         self.taken = 0
+        self.held = 0
         self.bodies = Bodies(_BODIES * body_bytes)
 
     def check(self) -> None:
@@ -120,9 +124,26 @@ class Slots:
             self.taken += 1
             scope[_SLOT] = True
 
+    def hold(self, scope: Scope, size: int) -> None:
+        """Counts bytes of an answer that are held until the request has left.
+
+        Raises:
+            Overloaded: there is no room for so many more.
+        """
+        if self.held + size > _HELD_BYTES:
+            raise Overloaded(
+                f"Answers that are not streamed hold log-probabilities of {self.held} bytes, of "
+                f"{_HELD_BYTES}; streams hold none.",
+                param="logprobs",
+                code="too_many_logprobs",
+            )
+        self.held += size
+        scope[_HELD] = scope.get(_HELD, 0) + size
+
     def leave(self, scope: Scope) -> None:
-        """Gives back a slot, if one was taken."""
+        """Gives back a slot, if one was taken, and what was held."""
         self.taken -= scope.pop(_SLOT)
+        self.held -= scope.pop(_HELD, 0)
 
 
 class Slotted:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
+from quire.api.shared.pieces import Array, compact
 from quire.core.request import FinishReason, TokenLogprobs
 from quire.text.events import Finished, Usage
 from quire.text.tokenizer import Tokenizer
@@ -58,6 +59,46 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Iterable[TokenLogprobs]) -> lis
         }
         for entry in entries
     ]
+
+
+class Logprobs(Protocol):
+    """Writes the log-probabilities of a choice that is not streamed, as they come."""
+
+    def add(self, entries: Sequence[TokenLogprobs]) -> int:
+        """Takes the next tokens; how many bytes they are held in."""
+        ...
+
+    def body(self) -> Any:
+        """The choice's `logprobs`, for `pieces`."""
+        ...
+
+
+class NoLogprobs:
+    """Of a choice that nobody wants them of."""
+
+    def add(self, entries: Sequence[TokenLogprobs]) -> int:
+        """Takes nothing."""
+        return 0
+
+    def body(self) -> None:
+        """The protocol's word for nothing."""
+
+
+class ChatLogprobs:
+    """As chat has them."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._written: list[bytes] = []
+
+    def add(self, entries: Sequence[TokenLogprobs]) -> int:
+        """See `Logprobs`."""
+        self._written.append(compact(chat_logprobs(self._tokenizer, entries))[1:-1])
+        return len(self._written[-1])
+
+    def body(self) -> dict[str, Any]:
+        """See `Logprobs`."""
+        return {"content": Array(self._written)}
 
 
 def _token(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:

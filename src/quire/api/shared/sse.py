@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
-from json.encoder import encode_basestring_ascii
-from typing import Any, Protocol
+from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.api.shared.access import note
 from quire.api.shared.errors import error_response
+from quire.api.shared.pieces import WRITE, writes
 from quire.serving.streams import ChoiceEvent, GenerationStream
 from quire.text.events import Failed, Finished
 
@@ -27,8 +27,8 @@ COMMENT = b": waiting\n\n"
 class Renderer(Protocol):
     """Renders events as one protocol's chunks."""
 
-    def render(self, batch: list[ChoiceEvent]) -> bytes:
-        """All chunks of a batch, ready to be sent."""
+    def render(self, batch: list[ChoiceEvent]) -> Iterable[bytes]:
+        """All chunks of a batch, in pieces that are made as they are sent."""
         ...
 
     def end(self) -> bytes:
@@ -38,16 +38,6 @@ class Renderer(Protocol):
 
 _MAX_TOLD = 1024
 """Characters of a header that grows with the request."""
-
-
-def quoted(text: str) -> bytes:
-    """`text` as a JSON string."""
-    return encode_basestring_ascii(text).encode()
-
-
-def compact(value: Any) -> bytes:
-    """A value as JSON without spaces."""
-    return json.dumps(value, separators=(",", ":")).encode()
 
 
 def run_headers(run: GenerationStream) -> dict[str, str]:
@@ -73,7 +63,8 @@ class EventStream(Response):
 
     The status line waits for the first events (or for `KEEPALIVE_S`): a request that the engine
     refuses gets its own status, and the headers say what was read from the prefix cache. A batch is
-    one write; `send` returns late when the reader is slow, and what is ready by then goes as one.
+    one write, or several if it is long; `send` returns late when the reader is slow, and what is
+    ready by then goes as one.
 
     Args:
         keepalive: makes what a silent stream is kept open with.
@@ -93,6 +84,7 @@ class EventStream(Response):
         self._renderer = renderer
         self._keepalive = keepalive
         self._started = False
+        self._within = False  # a batch, where nothing else can stand
         self._silent_since = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +92,7 @@ class EventStream(Response):
         watcher = asyncio.create_task(abort_when_gone(receive, self._run))
         keeper = asyncio.create_task(self._keep_alive(send))
         running = len(self._run.choices)
-        body = b""
+        closing: Iterable[bytes] = ()
         try:
             async with aclosing(self._run.batches()) as batches:
                 async for batch in batches:
@@ -109,33 +101,49 @@ class EventStream(Response):
                         failed = error_response(scope["path"], refusal.error)
                         await failed(scope, receive, send)
                         return
-                    body = self._renderer.render(batch)
+                    pieces = self._renderer.render(batch)
                     running -= sum(isinstance(event, Finished | Failed) for _, event in batch)
                     if not running:
-                        break  # the last events and what follows them are one write
-                    await self._write(send, body)
-                    body = b""
+                        closing = pieces  # the last events and what follows them are one write
+                        break
+                    await self._write(send, pieces)
             keeper.cancel()
-            await self._write(send, body + self._renderer.end(), last=True)
+            await self._write(send, self._end(closing), last=True)
         finally:
             watcher.cancel()
             keeper.cancel()
             note(scope, self._run.summary())
 
-    async def _write(self, send: Send, body: bytes, *, last: bool = False) -> None:
-        if not self._started:
-            self._started = True
-            headers = {
-                "content-type": "text/event-stream; charset=utf-8",
-                "cache-control": "no-cache",
-                "x-accel-buffering": "no",
-                **run_headers(self._run),
-            }
-            raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-            await send({"type": "http.response.start", "status": 200, "headers": raw})
-        if body or last:
-            self._silent_since = asyncio.get_running_loop().time()
-            await send({"type": "http.response.body", "body": body, "more_body": not last})
+    def _end(self, closing: Iterable[bytes]) -> Iterator[bytes]:
+        yield from closing
+        yield self._renderer.end()
+
+    async def _write(self, send: Send, pieces: Iterable[bytes], *, last: bool = False) -> None:
+        self._within = True
+        try:
+            await self._start(send)
+            async for body in writes(pieces):
+                ends = last and len(body) < WRITE
+                if body or ends:
+                    self._silent_since = asyncio.get_running_loop().time()
+                    message = {"type": "http.response.body", "body": body, "more_body": not ends}
+                    await send(message)
+        finally:
+            self._within = False
+
+    async def _start(self, send: Send) -> None:
+        """Sends the head, once."""
+        if self._started:
+            return
+        self._started = True
+        headers = {
+            "content-type": "text/event-stream; charset=utf-8",
+            "cache-control": "no-cache",
+            "x-accel-buffering": "no",
+            **run_headers(self._run),
+        }
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
 
     async def _keep_alive(self, send: Send) -> None:
         """Breaks every silence, before the first token and while a call is held back."""
@@ -144,8 +152,13 @@ class EventStream(Response):
             rest = self._silent_since + KEEPALIVE_S - clock()
             if rest > 0:
                 await asyncio.sleep(rest)
+            elif self._within:  # the reader is slow, and has something to read
+                self._silent_since = clock()
             else:
-                await self._write(send, self._keepalive())
+                self._silent_since = clock()
+                await self._start(send)
+                message = {"type": "http.response.body", "body": self._keepalive()}
+                await send({**message, "more_body": True})
 
 
 def _refusal(batch: list[ChoiceEvent]) -> Failed | None:

@@ -1,0 +1,127 @@
+"""JSON in pieces: no answer, however long, is built or sent in one turn of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from json.encoder import encode_basestring_ascii
+from typing import Any, Protocol, runtime_checkable
+
+from starlette.responses import Response, StreamingResponse
+
+WRITE = 1 << 16
+"""Bytes from which pieces are sent together, before the event loop turns."""
+
+_PLACE = secrets.token_hex(16)
+_QUOTED = f'"{_PLACE}"'.encode()
+
+
+def quoted(text: str) -> bytes:
+    """`text` as a JSON string."""
+    return encode_basestring_ascii(text).encode()
+
+
+def compact(value: Any) -> bytes:
+    """A value as JSON without spaces."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+@runtime_checkable
+class Written(Protocol):
+    """A JSON value that is written piece by piece, anywhere within what `pieces` writes."""
+
+    def pieces(self) -> Iterator[bytes]:
+        """The value's JSON."""
+        ...
+
+
+class Array:
+    """A list whose items are written one by one; one of type `bytes` is written already.
+
+    Args:
+        items: read when the array is written. Bytes may be several items with commas between.
+    """
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = items
+
+    def pieces(self) -> Iterator[bytes]:
+        """See `Written`."""
+        separator = b"["
+        for item in self._items:
+            yield separator
+            yield from [item] if isinstance(item, bytes) else pieces(item)
+            separator = b","
+        yield b"[]" if separator == b"[" else b"]"
+
+
+class Merged:
+    """An object of which one part is written already.
+
+    Args:
+        written: an object, not empty.
+        members: of other names, at least one; they come behind.
+    """
+
+    def __init__(self, written: bytes, members: Mapping[str, Any]) -> None:
+        self._written = written
+        self._members = members
+
+    def pieces(self) -> Iterator[bytes]:
+        """See `Written`."""
+        yield self._written[:-1]
+        yield b","
+        members = pieces(self._members)
+        yield next(members)[1:]
+        yield from members
+
+
+def pieces(value: Any) -> Iterator[bytes]:
+    """A value as JSON without spaces; what is `Written` in it is neither built nor copied whole."""
+    written: list[Written] = []
+
+    def place(each: Any) -> str:
+        if not isinstance(each, Written):
+            raise TypeError(f"{type(each).__name__} is no JSON")
+        written.append(each)
+        return _PLACE
+
+    first, *others = json.dumps(value, separators=(",", ":"), default=place).encode().split(_QUOTED)
+    yield first
+    for each, following in zip(written, others, strict=True):
+        yield from each.pieces()
+        yield following
+
+
+async def writes(written: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Pieces joined to at least `WRITE` bytes, with a turn of the event loop behind each.
+
+    The last, which may be empty, is shorter.
+    """
+    held: list[bytes] = []
+    size = 0
+    for piece in written:
+        held.append(piece)
+        size += len(piece)
+        if size >= WRITE:
+            yield b"".join(held)
+            await asyncio.sleep(0)
+            held, size = [], 0
+    yield b"".join(held)
+
+
+async def whole(written: Iterable[bytes], headers: Mapping[str, str] | None = None) -> Response:
+    """A response of JSON; one that is long is made while it is sent."""
+    made = writes(written)
+    first = await anext(made)
+    if len(first) < WRITE:
+        return Response(first, headers=headers, media_type="application/json")
+
+    async def all_of_it() -> AsyncIterator[bytes]:
+        yield first
+        async for each in made:
+            yield each
+
+    return StreamingResponse(all_of_it(), headers=headers, media_type="application/json")
