@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,20 @@ import mlx.core as mx
 import pytest
 
 from quire.core.config import EngineConfig
-from quire.models.loader import open_model
+from quire.core.request import Request
+from quire.models.loader import LoadedModel, open_model
 from tests.engine.test_parity import Opened
 from tests.support.families import CONFIGS as HELD_AGAINST_TRANSFORMERS
 from tests.support.families import HELD_AGAINST_MLX_LM
-from tests.support.parity import SCENARIOS, alone, assert_same, prompts
+from tests.support.parity import (
+    SCENARIOS,
+    Company,
+    Generated,
+    alone,
+    assert_same,
+    preempted,
+    prompts,
+)
 from tests.support.tiny_models import write_model
 
 CONFIGS = HELD_AGAINST_TRANSFORMERS | HELD_AGAINST_MLX_LM
@@ -66,10 +76,42 @@ def _families() -> list[Any]:
     return [pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in CONFIGS]
 
 
-@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if "pre-empted" not in name])
+def resumed_from_a_prefix(
+    loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
+) -> dict[str, Generated]:
+    """Each prompt is read twice, and by a request before that goes on elsewhere in its midst."""
+    company = Company(loaded, replace(config, prefix_cache=True))
+    for request in wanted:
+        half = request.prompt[: len(request.prompt) // 2]
+        others = [replace(request, id="other", prompt=(*half, 7, 7, 7)), request]
+        for other in others:
+            company.run([replace(other, id=f"{other.id} before", max_tokens=5)])
+        company.run([request])
+        reused = company.answers[request.id].ends[0].cached_tokens
+        assert reused == len(request.prompt) - 1
+    return company.answers
+
+
+FAMILY_SCENARIOS = {name: each for name, each in SCENARIOS.items() if "pre-empted" not in name}
+FAMILY_SCENARIOS["resumed from a prefix"] = resumed_from_a_prefix
+
+
+@pytest.mark.parametrize("scenario", FAMILY_SCENARIOS)
 @pytest.mark.parametrize("family", _families())
 def test_as_if_alone(opened: Callable[[str], Opened], family: str, scenario: str) -> None:
     loaded, config, expected = opened(family)
     wanted = prompts(LENGTHS, TOKENS)
-    got = SCENARIOS[scenario](loaded, config, wanted)
+    got = FAMILY_SCENARIOS[scenario](loaded, config, wanted)
+    assert_same(got, expected, [request.id for request in wanted])
+
+
+@pytest.mark.parametrize("family", _families())
+def test_who_gave_way_goes_on_as_if_alone(opened: Callable[[str], Opened], family: str) -> None:
+    """Five prompts of a block each, in room for four, which all grow into a second one."""
+    loaded, config, _ = opened(family)
+    if all(spec.lacks_kv for spec in loaded.model.layout):
+        pytest.skip("a state never grows, so that nobody gives way")
+    wanted = prompts((50,) * 5, 25)
+    expected = alone(loaded, config, wanted)
+    got = preempted(256)(loaded, config, wanted)
     assert_same(got, expected, [request.id for request in wanted])

@@ -162,16 +162,20 @@ def chunked(size: int) -> Scenario:
     return scenario
 
 
-def preempted(
-    loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
-) -> dict[str, Generated]:
-    """A budget that holds one long sequence, so that the younger ones give way again and again."""
-    probe = Engine(loaded, config)
-    budget = int(probe.worst_case_bytes(config.kv_format, 320))
-    company = Company(loaded, replace(config, kv_memory=budget))
-    company.run(wanted)
-    assert company.engine.stats().preemptions > 0, "the budget was no pressure"
-    return company.answers
+def preempted(tokens: int) -> Scenario:
+    """A budget that holds one sequence of so many tokens: the younger ones give way."""
+
+    def scenario(
+        loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
+    ) -> dict[str, Generated]:
+        probe = Engine(loaded, config)
+        budget = int(probe.worst_case_bytes(config.kv_format, tokens))
+        company = Company(loaded, replace(config, kv_memory=budget))
+        company.run(wanted)
+        assert company.engine.stats().preemptions > 0, "the budget was no pressure"
+        return company.answers
+
+    return scenario
 
 
 SCENARIOS: dict[str, Scenario] = {
@@ -181,5 +185,5 @@ SCENARIOS: dict[str, Scenario] = {
     "in chunks of 9": chunked(9),
     "in chunks of 33": chunked(33),
     "in chunks of 64": chunked(64),
-    "pre-empted and resumed": preempted,
+    "pre-empted and resumed": preempted(320),
 }
