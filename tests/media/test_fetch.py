@@ -15,7 +15,7 @@ import pytest
 
 from quire.core.errors import RequestError
 from quire.media.addresses import IPAddress, is_public
-from quire.media.fetch import Fetched, FetchPolicy, fetch
+from quire.media.fetch import FetchPolicy, fetch
 
 BYTES = bytes(range(256)) * 4
 
@@ -94,7 +94,7 @@ async def code_of(url: str, policy: FetchPolicy) -> str | None:
 
 @pytest.mark.parametrize("path", ["/item", "/inside"])
 async def test_an_item_is_fetched(host: ThreadingHTTPServer, path: str) -> None:
-    assert await fetch(at(host, path), NETWORK, param="x") == Fetched(BYTES, "image/png")
+    assert await fetch(at(host, path), NETWORK, param="x") == BYTES
 
 
 async def test_nothing_is_fetched_unless_allowed(host: ThreadingHTTPServer) -> None:
@@ -205,7 +205,7 @@ async def test_files_only_below_the_named_folders(tmp_path: Path) -> None:
     os.mkfifo(inside / "pipe")
     policy = FetchPolicy(folders=(inside,), max_bytes=len(BYTES))
     for name in ("a%20b.bin", "near"):
-        assert (await fetch(f"file://{inside}/{name}", policy, param="x")).data == BYTES
+        assert await fetch(f"file://{inside}/{name}", policy, param="x") == BYTES
     for path in (outside / "a b.bin", inside / ".." / "out" / "a b.bin", inside / "link", "/etc"):
         assert await code_of(f"file://{path}", policy) == "media_not_allowed"
     for name in ("nothing", "pipe", ""):
@@ -220,8 +220,8 @@ async def test_data_urls() -> None:
     policy = FetchPolicy(max_bytes=len(BYTES))
     encoded = base64.b64encode(BYTES).decode()
     url = f"data:image/png;base64,{encoded}"
-    assert await fetch(url, policy, param="x") == Fetched(BYTES, "image/png")
-    assert await fetch("data:,a%20b", policy, param="x") == Fetched(b"a b", "")
+    assert await fetch(url, policy, param="x") == BYTES
+    assert await fetch("data:,a%20b", policy, param="x") == b"a b"
     assert await code_of(url, FetchPolicy(max_bytes=len(BYTES) - 1)) == "media_too_large"
     assert await code_of("data:;base64,a", policy) == "media_invalid"
     assert await code_of("data:;base64,!!!!", policy) == "media_invalid"

@@ -51,15 +51,7 @@ class FetchPolicy:
     may_connect: Callable[[IPAddress], bool] = is_public
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """An item's bytes, and the media type that its source claims; empty if it claims none."""
-
-    data: bytes
-    media_type: str = ""
-
-
-async def fetch(url: str, policy: FetchPolicy, *, param: str) -> Fetched:
+async def fetch(url: str, policy: FetchPolicy, *, param: str) -> bytes:
     """Fetches one item.
 
     Args:
@@ -101,13 +93,12 @@ def _outside() -> _Refused:
     return _Refused("it lies in no folder that this server reads from", "not_allowed")
 
 
-def _decode_data(url: str, policy: FetchPolicy) -> Fetched:
+def _decode_data(url: str, policy: FetchPolicy) -> bytes:
     """RFC 2397."""
     head, comma, body = url[len("data:") :].partition(",")
     if not comma:
         raise _Refused("the data URL has no comma", "invalid")
-    media_type, *parameters = head.split(";")
-    if "base64" not in parameters:
+    if "base64" not in head.split(";")[1:]:
         data = _unquoted(body)
     elif len(body) * 3 // 4 > policy.max_bytes * (3 if "%" in body else 1) + 3:
         raise _too_large(policy)
@@ -120,7 +111,7 @@ def _decode_data(url: str, policy: FetchPolicy) -> Fetched:
             raise _Refused("the data URL is not valid base64", "invalid") from error
     if len(data) > policy.max_bytes:
         raise _too_large(policy)
-    return Fetched(data, media_type)
+    return data
 
 
 def _unquoted(text: str) -> bytes:
@@ -130,7 +121,7 @@ def _unquoted(text: str) -> bytes:
     )
 
 
-def _read_file(url: str, policy: FetchPolicy) -> Fetched:
+def _read_file(url: str, policy: FetchPolicy) -> bytes:
     """Reads below the named folders; whether a file exists elsewhere cannot be told from errors."""
     if not policy.folders:
         raise _outside()
@@ -157,15 +148,15 @@ def _read_file(url: str, policy: FetchPolicy) -> Fetched:
         raise _Refused(f"it cannot be read ({error.strerror})", "unavailable") from error
     if len(data) > policy.max_bytes:
         raise _too_large(policy)
-    return Fetched(data)
+    return data
 
 
-async def _fetch_http(url: str, policy: FetchPolicy) -> Fetched:
+async def _fetch_http(url: str, policy: FetchPolicy) -> bytes:
     try:
         async with asyncio.timeout(policy.timeout_s):
             for _ in range(policy.max_redirects + 1):
                 answer = await _get(url, policy)
-                if isinstance(answer, Fetched):
+                if isinstance(answer, bytes):
                     return answer
                 url = answer
     except TimeoutError as error:
@@ -175,7 +166,7 @@ async def _fetch_http(url: str, policy: FetchPolicy) -> Fetched:
     raise _Refused(f"it redirects more than {policy.max_redirects} times", "unavailable")
 
 
-async def _get(url: str, policy: FetchPolicy) -> Fetched | str:
+async def _get(url: str, policy: FetchPolicy) -> bytes | str:
     """The item, or where a redirect leads."""
     parts, target = _split(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -202,8 +193,7 @@ async def _get(url: str, policy: FetchPolicy) -> Fetched | str:
             data += piece
             if len(data) > policy.max_bytes:
                 raise _too_large(policy)
-    media_type = found.get(b"content-type", "").partition(";")[0].strip()
-    return Fetched(bytes(data), media_type)
+    return bytes(data)
 
 
 def _followed(url: str, location: str) -> str:

@@ -18,8 +18,8 @@ from typing import Any
 import mlx.core as mx
 
 from quire.core.errors import ModelError
+from quire.core.folder import read_object
 from quire.models.base import LanguageModel, named_parameters
-from quire.models.files import read_object
 from quire.models.hub import find_folder
 from quire.models.names import Weights, without_wrapper
 from quire.models.quantization import unpacked

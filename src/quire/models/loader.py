@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,21 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError, NoRoom
+from quire.core.folder import read_object
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.models import quantization
 from quire.models.adapter import Adapter
 from quire.models.base import LanguageModel, named_layers, named_parameters
-from quire.models.files import read_object
 from quire.models.hub import find_folder
 from quire.models.linear import Embedding, Linear, use_device_products
 from quire.models.moe import ExpertLinear
 from quire.models.registry import FAMILIES, build
 from quire.models.safetensors import fingerprint
 from quire.models.settings import Settings
-from quire.models.tokens import end_token_ids
 from quire.models.weight_files import WeightFiles, find_weights
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes of weights ready, bytes in all)."""
 
 _WIDE = ("e_score_correction_bias", "expert_bias")
 """Ends of names of what is never narrowed: experts are ranked by differences in its last digits."""
@@ -68,7 +64,6 @@ def open_model(
     adapter: str | None = None,
     max_context: int | None = None,
     memory_limit: int | None = None,
-    progress: Progress | None = None,
 ) -> LoadedModel:
     """Loads a model from a folder or from the Hugging Face hub.
 
@@ -78,6 +73,7 @@ def open_model(
         adapter: a folder or hub id of a LoRA adapter, which is merged into the weights.
         max_context: tokens that prompt and answer will have together at most; None is what the
             model is made for. LongRoPE has other rotations for no more than it was trained with.
+
         memory_limit: bytes that the weights may take; None is what the machine has.
 
     Raises:
@@ -96,7 +92,7 @@ def open_model(
     _load_weights(model, files, config, folder, target, added)
     model.eval()
     parameter_bytes = _check_fits(model, memory_limit, folder)
-    _evaluate(model, parameter_bytes, progress)
+    _evaluate(model)
     resolved = _dtype_name(model)
     described = json.dumps(config, sort_keys=True) + resolved
     if added is not None:
@@ -105,7 +101,7 @@ def open_model(
         model=model,
         config=config,
         path=folder,
-        eos_ids=end_token_ids(folder, config),
+        eos_ids=end_token_ids(folder),
         fingerprint=files.fingerprint(described.encode()),
         parameter_bytes=parameter_bytes,
         context_length=context_length(config),
@@ -256,22 +252,17 @@ def _check_fits(model: nn.Module, limit: int | None, folder: Path) -> int:
     return needed
 
 
-def _evaluate(model: nn.Module, total: int, progress: Progress | None) -> None:
+def _evaluate(model: nn.Module) -> None:
     """Reads and converts the weights piece by piece, so that little is held twice."""
     batch: list[mx.array] = []
-    batch_bytes = done = 0
+    batch_bytes = 0
     for array in named_parameters(model).values():
         batch.append(array)
         batch_bytes += array.nbytes
         if batch_bytes >= _EVAL_BYTES:
             mx.eval(batch)
-            done += batch_bytes
             batch, batch_bytes = [], 0
-            if progress is not None:
-                progress(done, total)
     mx.eval(batch)
-    if progress is not None:
-        progress(total, total)
 
 
 def _dtype_name(model: LanguageModel) -> str:

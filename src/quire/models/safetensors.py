@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from quire.core.errors import ModelError
-from quire.models.files import read_object
+from quire.core.folder import read_object
 
 log = logging.getLogger("quire.models")
 

@@ -180,11 +180,11 @@ class MediaLoader:
         limits = self._limits[source.kind].each
         policy = replace(self._policy, max_bytes=limits.bytes)
         async with self._fetching if source.remote else nullcontext():
-            fetched = await fetch(source.url, policy, param=source.param)
+            data = await fetch(source.url, policy, param=source.param)
         async with self._decoding:
             return await asyncio.to_thread(
                 self._processors[source.kind].read,
-                fetched.data,
+                data,
                 param=source.param,
                 detail=source.detail,
                 limits=limits,

@@ -15,6 +15,7 @@ from typing import Any
 
 import tokenizers
 
+from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError
 from quire.core.folder import read_object
 from quire.text.pieces import PieceTable, rule_of
@@ -90,7 +91,7 @@ class Tokenizer:
         named = _named_tokens(config)
         _add_tokens(backend, config, named)
         special_tokens = {name: _content(token) for name, token in named.items()}
-        return cls(folder, backend, special_tokens, _eos_ids_of(folder))
+        return cls(folder, backend, special_tokens, end_token_ids(folder))
 
     @property
     def eos_id(self) -> int | None:
@@ -217,19 +218,3 @@ def _added_token(entry: str | dict[str, Any], *, special: bool) -> tokenizers.Ad
 
 def _content(token: str | dict[str, Any]) -> str:
     return token if isinstance(token, str) else str(token["content"])
-
-
-def _eos_ids_of(folder: Path) -> list[int]:
-    """What the model's configurations add to the tokenizer's end token."""
-    config = read_object(folder / "config.json")
-    text_config = config.get("text_config")
-    sources = [
-        read_object(folder / "generation_config.json"),
-        config,
-        text_config if isinstance(text_config, dict) else {},
-    ]
-    ids: list[int] = []
-    for source in sources:
-        value = source.get("eos_token_id")
-        ids += value if isinstance(value, list) else [] if value is None else [value]
-    return ids

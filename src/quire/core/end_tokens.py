@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ModelError
-from quire.models.files import read_object
+from quire.core.folder import read_object
 
 
-def end_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
+def end_token_ids(folder: Path) -> frozenset[int]:
     """The union over `config.json`, `generation_config.json` and `tokenizer_config.json`.
 
     Gemma 4's tokenizer names only `<eos>`; the ends of its turns stand in the generation config.
@@ -17,15 +17,17 @@ def end_token_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
     Raises:
         ModelError: a file or its `eos_token_id` cannot be read; names the file.
     """
-    generation = folder / "generation_config.json"
-    ids = _as_ids(config.get("eos_token_id"), folder / "config.json")
-    ids |= _as_ids((config.get("text_config") or {}).get("eos_token_id"), folder / "config.json")
-    ids |= _as_ids(_read(generation).get("eos_token_id"), generation)
+    path, generation = folder / "config.json", folder / "generation_config.json"
+    config = read_object(path)
+    text = config.get("text_config")
+    ids = _as_ids(config.get("eos_token_id"), path)
+    ids |= _as_ids(text.get("eos_token_id") if isinstance(text, dict) else None, path)
+    ids |= _as_ids(read_object(generation).get("eos_token_id"), generation)
     return frozenset(ids | _tokenizer_end(folder))
 
 
 def _tokenizer_end(folder: Path) -> set[int]:
-    tokenizer = _read(folder / "tokenizer_config.json")
+    tokenizer = read_object(folder / "tokenizer_config.json")
     token = tokenizer.get("eos_token")
     if isinstance(token, dict):
         token = token.get("content")
@@ -34,11 +36,12 @@ def _tokenizer_end(folder: Path) -> set[int]:
     for number, entry in tokenizer.get("added_tokens_decoder", {}).items():
         if entry.get("content") == token:
             return {int(number)}
-    full = _read(folder / "tokenizer.json")  # last, since it may have tens of megabytes
+    full = read_object(folder / "tokenizer.json")  # last, since it may have tens of megabytes
     for entry in full.get("added_tokens", ()):
         if entry.get("content") == token:
             return {int(entry["id"])}
-    return set()
+    known = (full.get("model") or {}).get("vocab")
+    return {known[token]} if isinstance(known, dict) and token in known else set()
 
 
 def _as_ids(value: Any, path: Path) -> set[int]:
@@ -48,7 +51,3 @@ def _as_ids(value: Any, path: Path) -> set[int]:
     if not all(isinstance(item, int) for item in ids):
         raise ModelError(f"{path}: eos_token_id = {value!r} is neither a number nor a list of them")
     return set(ids)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.is_file() else {}
