@@ -10,32 +10,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.api.messages.schema import (
+from quire.api.messages.blocks import (
     AssistantBlock,
-    AssistantMessage,
     AudioBlock,
-    ClearThinking,
-    CountRequest,
     DocumentBlock,
     ImageBlock,
-    KeptTurns,
-    Message,
     RedactedThinkingBlock,
     ResultPart,
     SearchResultBlock,
-    SystemMessage,
     SystemText,
     TextBlock,
-    ThinkingAdaptive,
     ThinkingBlock,
-    ThinkingEnabled,
-    Tool,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
     UserBlock,
-    UserMessage,
     VideoBlock,
+)
+from quire.api.messages.schema import (
+    AssistantMessage,
+    ClearThinking,
+    CountRequest,
+    KeptTurns,
+    Message,
+    SystemMessage,
+    ThinkingAdaptive,
+    ThinkingEnabled,
+    Tool,
+    UserMessage,
 )
 from quire.api.shared.content import function_call, media_part
 from quire.api.shared.seal import Seal

@@ -21,11 +21,11 @@ from quire.api.shared.schema import (
     DecodingFields,
     History,
     StreamOptions,
+    TextOrList,
     TokenCount,
     Verbosity,
     Wire,
     tag_by_type,
-    tag_text_or_list,
 )
 from quire.media.source import Fineness
 
@@ -84,10 +84,7 @@ Part = Annotated[
     | Annotated[FilePart, Tag("@input_file")],
     Discriminator(tag_by_type),
 ]
-Content = Annotated[
-    Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
-    Discriminator(tag_text_or_list),
-]
+Content = TextOrList[Part]
 
 
 class Caller(History):
@@ -379,13 +376,7 @@ class ResponsesRequest(DecodingFields):
     """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
 
     model: str | None = None
-    input: (
-        Annotated[
-            Annotated[str, Tag("@text")] | Annotated[list[Item], Tag("@list")],
-            Discriminator(tag_text_or_list),
-        ]
-        | None
-    ) = None
+    input: TextOrList[Item] | None = None
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 from pydantic_core import from_json
 
-from quire.api.shared.schema import History, tag_by_role, tag_by_type, tag_text_or_list
+from quire.api.shared.schema import History, TextOrList, tag_by_role, tag_by_type
 from quire.media.source import Detail, Fineness, MediaSource, not_taken
 
 INPUT = "input"
@@ -127,18 +127,12 @@ Part = Annotated[
     | Annotated[RefusalPart, Tag("@refusal")],
     Discriminator(tag_by_type),
 ]
-Content = Annotated[
-    Annotated[str, Tag("@text")] | Annotated[list[Part], Tag("@list")],
-    Discriminator(tag_text_or_list),
-]
+Content = TextOrList[Part]
 WrittenPart = Annotated[
     Annotated[TextPart, Tag("@text")] | Annotated[RefusalPart, Tag("@refusal")],
     Discriminator(tag_by_type),
 ]
-WrittenContent = Annotated[
-    Annotated[str, Tag("@text")] | Annotated[list[WrittenPart], Tag("@list")],
-    Discriminator(tag_text_or_list),
-]
+WrittenContent = TextOrList[WrittenPart]
 
 
 class SystemMessage(History):

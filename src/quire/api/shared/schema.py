@@ -310,6 +310,13 @@ def tag_text_or_list(value: object) -> str:
     return "@list" if isinstance(value, list) else "@text"
 
 
+Entry = TypeVar("Entry")
+TextOrList = Annotated[
+    Annotated[str, Tag("@text")] | Annotated[list[Entry], Tag("@list")],
+    Discriminator(tag_text_or_list),
+]
+"""`TextOrList[Part]` is a string or a list of parts; an error names the branch that was meant."""
+
 Strings = Annotated[
     Annotated[str, Tag("@text")]
     | Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=64), Tag("@list")],

@@ -1,0 +1,228 @@
+"""The content blocks of Anthropic's messages."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Discriminator, Field, Tag
+
+from quire.api.shared.content import SoftTokens
+from quire.api.shared.schema import History, TextOrList, tag_by_type
+
+
+class CacheControl(History):
+    """Where a prompt is worth keeping; all of it is."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
+
+
+class ContentBlock(History):
+    """What every content block may carry."""
+
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(ContentBlock):
+    """Plain text. Citations come back with earlier answers and are not read."""
+
+    type: Literal["text"]
+    text: str
+    citations: list[Any] | None = None
+
+
+class Base64Source(History):
+    """A file, in the request itself."""
+
+    type: Literal["base64"]
+    media_type: str
+    data: str = Field(min_length=1)
+
+    @property
+    def location(self) -> str:
+        """The file as a `data:` URL."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class Base64Image(Base64Source):
+    """An image, in the request itself."""
+
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+
+
+class Base64Audio(Base64Source):
+    """Sound, in the request itself."""
+
+    media_type: str = Field(pattern="^audio/")
+
+
+class Base64Video(Base64Source):
+    """A video, in the request itself."""
+
+    media_type: str = Field(pattern="^video/")
+
+
+class UrlSource(History):
+    """Where a file is: http(s), `data:` or `file://`."""
+
+    type: Literal["url"]
+    url: str = Field(min_length=1)
+
+    @property
+    def location(self) -> str:
+        """The URL."""
+        return self.url
+
+
+_Data = TypeVar("_Data", bound=Base64Source)
+Source = Annotated[
+    Annotated[_Data, Tag("@base64")] | Annotated[UrlSource, Tag("@url")],
+    Discriminator(tag_by_type),
+]
+"""Where a file is: `Source[Base64Image]` takes an image in the request, or a URL."""
+
+
+class ImageTransformations(History):
+    """What happens to an image before it is seen: one that is too large is scaled down."""
+
+    oversized_image: Literal["downsize"] | None = None
+
+
+class ImageBlock(ContentBlock):
+    """An image."""
+
+    type: Literal["image"]
+    source: Source[Base64Image]
+    transformations: ImageTransformations | None = None
+    max_soft_tokens: SoftTokens | None = None
+
+
+class AudioBlock(ContentBlock):
+    """Sound. Anthropic has no such block; it is made like that of an image."""
+
+    type: Literal["audio"]
+    source: Source[Base64Audio]
+
+
+class VideoBlock(ContentBlock):
+    """A video. Anthropic has no such block; it is made like that of an image."""
+
+    type: Literal["video"]
+    source: Source[Base64Video]
+    max_soft_tokens: SoftTokens | None = None
+
+
+class TextSource(History):
+    """A document's text, in the request itself."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class NoCitations(History):
+    """Citations are not offered."""
+
+    enabled: Literal[False] | None = None
+
+
+class DocumentBlock(ContentBlock):
+    """A document; only plain text is offered."""
+
+    type: Literal["document"]
+    source: Annotated[Annotated[TextSource, Tag("@text")], Discriminator(tag_by_type)]
+    title: str | None = None
+    context: str | None = None
+    citations: NoCitations | None = None
+
+
+class SearchResultBlock(ContentBlock):
+    """A passage that the client found."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: list[TextBlock]
+    citations: NoCitations | None = None
+
+
+class ToolReferenceBlock(ContentBlock):
+    """A tool that a search found, so that the model is told of it; see `Tool.defer_loading`."""
+
+    type: Literal["tool_reference"]
+    tool_name: str
+
+
+class ThinkingBlock(ContentBlock):
+    """Earlier reasoning, or none but its signature, in which it is then sealed."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class RedactedThinkingBlock(ContentBlock):
+    """Earlier reasoning that was not shown."""
+
+    type: Literal["redacted_thinking"]
+    data: str
+
+
+class Caller(History):
+    """Who made a call: always the model itself."""
+
+    type: Literal["direct"]
+
+
+class ToolUseBlock(ContentBlock):
+    """A call that the assistant made."""
+
+    type: Literal["tool_use"]
+    id: str = Field(min_length=1, max_length=256)
+    name: str = Field(min_length=1, max_length=256)
+    input: dict[str, Any]
+    caller: Caller | None = None
+    toolset_name: None = None
+
+
+ResultPart = Annotated[
+    Annotated[TextBlock, Tag("@text")]
+    | Annotated[ImageBlock, Tag("@image")]
+    | Annotated[AudioBlock, Tag("@audio")]
+    | Annotated[VideoBlock, Tag("@video")]
+    | Annotated[DocumentBlock, Tag("@document")]
+    | Annotated[SearchResultBlock, Tag("@search_result")]
+    | Annotated[ToolReferenceBlock, Tag("@tool_reference")],
+    Discriminator(tag_by_type),
+]
+
+
+class ToolResultBlock(ContentBlock):
+    """What a tool answered."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: TextOrList[ResultPart] | None = None
+    is_error: bool | None = None
+    toolset_name: None = None
+
+
+UserBlock = Annotated[
+    Annotated[TextBlock, Tag("@text")]
+    | Annotated[ImageBlock, Tag("@image")]
+    | Annotated[AudioBlock, Tag("@audio")]
+    | Annotated[VideoBlock, Tag("@video")]
+    | Annotated[DocumentBlock, Tag("@document")]
+    | Annotated[SearchResultBlock, Tag("@search_result")]
+    | Annotated[ToolResultBlock, Tag("@tool_result")],
+    Discriminator(tag_by_type),
+]
+AssistantBlock = Annotated[
+    Annotated[TextBlock, Tag("@text")]
+    | Annotated[ThinkingBlock, Tag("@thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("@redacted_thinking")]
+    | Annotated[ToolUseBlock, Tag("@tool_use")],
+    Discriminator(tag_by_type),
+]
+SystemText = TextOrList[TextBlock]
