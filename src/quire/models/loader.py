@@ -73,7 +73,6 @@ def open_model(
         adapter: a folder or hub id of a LoRA adapter, which is merged into the weights.
         max_context: tokens that prompt and answer will have together at most; None is what the
             model is made for. LongRoPE has other rotations for no more than it was trained with.
-
         memory_limit: bytes that the weights may take; None is what the machine has.
 
     Raises:

@@ -106,6 +106,12 @@ class Model:
             return None
         return max(0.0, self.timer.when() - asyncio.get_running_loop().time())
 
+    def observe(self, observer: Callable[[str, int, str], Observer]) -> None:
+        """Asks for an observer of each choice, if it is loaded; see `Models.observe`."""
+        if self.loaded is not None:
+            name = self.name
+            self.loaded.service.observe(lambda caller, tokens: observer(caller, tokens, name))
+
     def stop_timer(self) -> None:
         """It is not unloaded by time."""
         if self.timer is not None:
@@ -163,12 +169,7 @@ class Models:
         """Asks for an observer of each choice, by its caller, its prompt's tokens and its model."""
         self._observer = observer
         for model in self._models:
-            self._observed(model)
-
-    def _observed(self, model: Model) -> None:
-        if model.loaded is not None and (observer := self._observer) is not None:
-            name = model.name
-            model.loaded.service.observe(lambda caller, tokens: observer(caller, tokens, name))
+            model.observe(observer)
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._models)
@@ -275,7 +276,8 @@ class Models:
             async with self._changing:
                 if model.loaded is None:
                     model.loaded = await self._open_in_room(model)
-                    self._observed(model)
+                    if self._observer is not None:
+                        model.observe(self._observer)
                     model.problem, model.idle_unload_s = None, model.offer.idle_unload_s
                     self._schedule(model)  # those who waited may all have left
         except ModelError as error:
@@ -289,7 +291,7 @@ class Models:
     async def _open_in_room(self, model: Model) -> Loaded:
         """Loads a model; makes room by unloading others, as long as there are any."""
         while True:
-            engine = await self._engine_config(model)
+            engine = await _engine_config(model, self._models, self._memory)
             try:
                 return await self._opener(replace(model.offer, engine=engine))
             except NoRoom as error:
@@ -299,25 +301,6 @@ class Models:
                 oldest = min(rest, key=lambda each: (each.users > 0, each.used_at))
                 log.info("%s makes room for %s: %s", oldest.name, model.name, error)
                 await self._unload(oldest)
-
-    async def _engine_config(self, model: Model) -> EngineConfig:
-        """The engine's settings, with what those that are loaded leave of the memory."""
-        reserved = taken = 0
-        for each in self._models:
-            if each.loaded is None:
-                continue
-            info, stats = each.loaded.service.info, EngineStats()
-            with contextlib.suppress(EngineFailure, TimeoutError):
-                stats = await asyncio.wait_for(each.loaded.service.client.stats(), _STATS_S)
-            held = sum(size for _, size in (*stats.kv_used, *stats.kv_kept))
-            reserved += max(0, info.kv_memory - held)
-            taken += info.weight_bytes + info.kv_memory
-        return replace(
-            model.offer.engine,
-            memory=None if self._memory is None else max(0, self._memory - taken),
-            reserved=reserved,
-            sharers=sum(each.loaded is None for each in self._models),
-        )
 
     async def _watch(self, model: Model, broken: asyncio.Event) -> None:
         """An engine that broke down is cleared away, and the next request starts another."""
@@ -376,6 +359,26 @@ class Models:
         async with self._changing:
             if model.users == 0 and model.timer is None:  # nobody came while others were loaded
                 await self._unload(model)
+
+
+async def _engine_config(model: Model, models: Sequence[Model], memory: int | None) -> EngineConfig:
+    """The engine's settings, with what those that are loaded leave of the memory."""
+    reserved = taken = 0
+    for each in models:
+        if each.loaded is None:
+            continue
+        info, stats = each.loaded.service.info, EngineStats()
+        with contextlib.suppress(EngineFailure, TimeoutError):
+            stats = await asyncio.wait_for(each.loaded.service.client.stats(), _STATS_S)
+        held = sum(size for _, size in (*stats.kv_used, *stats.kv_kept))
+        reserved += max(0, info.kv_memory - held)
+        taken += info.weight_bytes + info.kv_memory
+    return replace(
+        model.offer.engine,
+        memory=None if memory is None else max(0, memory - taken),
+        reserved=reserved,
+        sharers=sum(each.loaded is None for each in models),
+    )
 
 
 def unknown_model(name: str, known: Sequence[str]) -> NotFound:
