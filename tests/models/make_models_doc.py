@@ -24,9 +24,11 @@ Written by `python -m tests.models.make_models_doc` from the registry; do not ed
 
 Checkpoints are read as Hugging Face publishes them (float32, float16 or bfloat16 safetensors) and
 as mlx-lm and mlx-vlm convert them, plain or packed (affine 2 to 8 bits, mxfp4, mxfp8, nvfp4). FP8
-with a scale for each block, row or tensor is unpacked; symmetric integers of compressed-tensors
-and gpt-oss's MXFP4 become MLX's codes of the same numbers, as do GPTQ (2, 4 and 8 bits) and AWQ
-("gemm"); matrices in an order of their own (`desc_act`) are unpacked, and the log says so. Of
+with a scale for each block, group, row or tensor is unpacked; integers of compressed-tensors (2, 4
+and 8 bits, with zero points or without, also of W8A8, whose activations stay floats) and MXFP4
+become MLX's codes of the same numbers, as do GPTQ (2, 4 and 8 bits) and AWQ ("gemm"); matrices in
+an order of their own (`desc_act`), and compressed-tensors' NVFP4, are unpacked, and the log says
+so. Of
 multimodal checkpoints what the table's second column names is served. A setting in `config.json`
 that a family does not compute is refused by name.
 

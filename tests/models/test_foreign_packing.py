@@ -18,6 +18,7 @@ from tests.support.tiny_models import qwen3_moe_config, random_weights
 
 PROMPT = [(11 * i + 5) % 256 for i in range(40)]
 Packed = tuple[dict[str, mx.array], mx.array]
+Pack = Callable[[str, mx.array], Packed]
 
 
 def _blocks(path: str, matrix: mx.array) -> Packed:
@@ -30,7 +31,7 @@ def _blocks(path: str, matrix: mx.array) -> Packed:
     return tensors, mx.from_fp8(codes, mx.float32) * wide
 
 
-def _one_scale(shape: Callable[[int], tuple[int, ...]]) -> Callable[[str, mx.array], Packed]:
+def _one_scale(shape: Callable[[int], tuple[int, ...]]) -> Pack:
     def pack(path: str, matrix: mx.array) -> Packed:
         scale = mx.full(shape(matrix.shape[0]), 0.015)
         codes = mx.to_fp8(matrix / scale)
@@ -60,16 +61,106 @@ def _integers(path: str, matrix: mx.array, bits: int = 4) -> Packed:
     return tensors, plain
 
 
-PACKINGS: dict[str, tuple[Callable[[str, mx.array], Packed], dict[str, Any]]] = {
+def _zero_points(bits: int, size: int, packed: bool, order: bool = False) -> Pack:
+    """compressed-tensors: zero points, in words along the rows or a byte each.
+
+    Args:
+        size: of a group; 0 is a row.
+        order: columns are in groups at random.
+    """
+
+    def pack(path: str, matrix: mx.array) -> Packed:
+        rows, columns = matrix.shape
+        numbers, half = np.array(matrix), 2 ** (bits - 1)
+        group_of = np.arange(columns) // (size or columns)
+        if order:
+            group_of = np.random.default_rng(columns).permutation(group_of)
+        parts = [numbers[:, group_of == group] for group in range(group_of.max() + 1)]
+        low, high = (np.stack([f(p, axis=1) for p in parts], 1) for f in (np.min, np.max))
+        scale = (high - low) / (2**bits - 1)
+        zero = np.clip(np.round(-low / scale), 0, 2**bits - 1)
+        wide, zeros = scale[:, group_of], zero[:, group_of]
+        codes = np.clip(np.round(numbers / wide + zeros), 0, 2**bits - 1)
+        tensors = {f"{path}.weight_scale": mx.array(scale)}
+        if packed:
+            tensors[f"{path}.weight_packed"] = mx.array(_words(codes, bits))
+            tensors[f"{path}.weight_zero_point"] = mx.array(_words(zero.T, bits).T)
+            tensors[f"{path}.weight_shape"] = mx.array([rows, columns])
+        else:
+            tensors[f"{path}.weight"] = mx.array((codes - half).astype(np.int8))
+            tensors[f"{path}.weight_zero_point"] = mx.array((zero - half).astype(np.int8))
+        if order:
+            tensors[f"{path}.weight_g_idx"] = mx.array(group_of.astype(np.int32))
+        return tensors, mx.array(((codes - zeros) * wide).astype(np.float32))
+
+    return pack
+
+
+def _words(codes: np.ndarray, bits: int) -> np.ndarray:
+    """`[..., n]` -> `[..., n * bits / 32]`, low bits first, the last word filled with zeros."""
+    each = 32 // bits
+    padded = np.pad(codes.astype(np.int64), [(0, 0), (0, -codes.shape[-1] % each)])
+    places = padded.reshape(len(codes), -1, each) << (bits * np.arange(each))
+    return places.sum(-1).astype(np.uint32).view(np.int32)
+
+
+def _bytes(path: str, matrix: mx.array) -> Packed:
+    """compressed-tensors: signed bytes with a scale for each row, and activations to be coded."""
+    scale = mx.max(mx.abs(matrix), axis=-1, keepdims=True) / 127
+    codes = mx.round(matrix / scale)
+    tensors = {f"{path}.weight": codes.astype(mx.int8), f"{path}.weight_scale": scale}
+    return tensors | {f"{path}.input_scale": mx.array([0.5])}, codes * scale
+
+
+def _floats(mode: str, group: int) -> Pack:
+    """compressed-tensors: E2M1 in bytes; NVIDIA's has a scale for the matrix, too."""
+
+    def pack(path: str, matrix: mx.array) -> Packed:
+        whole = 5.0
+        factor = whole if mode == "nvfp4" else 1.0
+        words, scales = mx.quantize(matrix * factor, group_size=group, bits=4, mode=mode)
+        wide = mx.dequantize(words, scales, group_size=group, bits=4, mode=mode)
+        codes = words.view(mx.uint8)
+        tensors = {f"{path}.weight_packed": codes, f"{path}.weight_scale": scales}
+        if mode == "nvfp4":
+            tensors[f"{path}.weight_global_scale"] = mx.array([whole])
+        return tensors, wide.astype(mx.float32) / factor
+
+    return pack
+
+
+def _group_scales(path: str, matrix: mx.array) -> Packed:
+    """compressed-tensors: FP8 with a scale for every 16 columns."""
+    rows, columns = matrix.shape
+    scale = mx.random.uniform(0.01, 0.02, (rows, columns // 16))
+    wide = mx.repeat(scale, 16, axis=1)
+    codes = mx.to_fp8(matrix / wide)
+    tensors = {f"{path}.weight": codes, f"{path}.weight_scale": scale}
+    return tensors, mx.from_fp8(codes, mx.float32) * wide
+
+
+COMPRESSED = {"quant_method": "compressed-tensors"}
+PACKINGS: dict[str, tuple[Pack, dict[str, Any]]] = {
     "fp8-blocks": (_blocks, {"quant_method": "fp8", "weight_block_size": [48, 32]}),
     "fp8-tensor": (_one_scale(lambda rows: ()), {"quant_method": "modelopt"}),
-    "fp8-rows": (_one_scale(lambda rows: (rows, 1)), {"quant_method": "compressed-tensors"}),
-    "int4": (_integers, {"quant_method": "compressed-tensors"}),
-    "int8": (
-        lambda path, matrix: _integers(path, matrix, bits=8),
-        {"quant_method": "compressed-tensors"},
+    "fp8-rows": (_one_scale(lambda rows: (rows, 1)), COMPRESSED | {"format": "float-quantized"}),
+    "fp8-groups": (_group_scales, COMPRESSED | {"format": "float-quantized"}),
+    "int4": (_integers, COMPRESSED),
+    "int8": (lambda path, matrix: _integers(path, matrix, bits=8), COMPRESSED),
+    "int4-zero-points": (_zero_points(4, 32, packed=True), COMPRESSED),
+    "int8-zero-points": (_zero_points(8, 32, packed=True), COMPRESSED),
+    "int4-zero-points-of-rows": (_zero_points(4, 0, packed=True), COMPRESSED),
+    "int4-in-another-order": (_zero_points(4, 32, packed=True, order=True), COMPRESSED),
+    "int4-groups-of-16": (_zero_points(4, 16, packed=True), COMPRESSED),
+    "bytes": (_bytes, COMPRESSED | {"format": "int-quantized"}),
+    "bytes-zero-points": (
+        _zero_points(8, 0, packed=False),
+        COMPRESSED | {"format": "int-quantized"},
     ),
+    "mxfp4": (_floats("mxfp4", 32), COMPRESSED | {"format": "mxfp4-pack-quantized"}),
+    "nvfp4": (_floats("nvfp4", 16), COMPRESSED | {"format": "nvfp4-pack-quantized"}),
 }
+UNPACKED = ("int4-in-another-order", "int4-groups-of-16", "nvfp4")
 
 
 def _separate_experts(weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -100,7 +191,9 @@ def _as_fp8(file: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PACKINGS)
-def test_packed_weights_compute_what_they_stand_for(name: str, tmp_path: Path) -> None:
+def test_packed_weights_compute_what_they_stand_for(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     pack, method = PACKINGS[name]
     config = qwen3_moe_config(intermediate_size=96)
     packed, plain = {}, {}
@@ -114,17 +207,33 @@ def test_packed_weights_compute_what_they_stand_for(name: str, tmp_path: Path) -
     if name.startswith("fp8"):
         _as_fp8(tmp_path / "packed" / "model.safetensors")
 
-    ours = solo_logits(open_model(folder).model, PROMPT)
-    theirs = solo_logits(open_model(_write(tmp_path / "plain", config, plain)).model, PROMPT)
+    ours, theirs = open_model(folder), open_model(_write(tmp_path / "plain", config, plain))
 
-    assert mx.max(mx.abs(ours - theirs)).item() < 1e-4
+    difference = solo_logits(ours.model, PROMPT) - solo_logits(theirs.model, PROMPT)
+    assert mx.max(mx.abs(difference)).item() < 1e-4
+    unpacked = name in UNPACKED or name.startswith("fp8")
+    assert ("are unpacked" in caplog.text) == unpacked
+    assert unpacked or ours.parameter_bytes < theirs.parameter_bytes
 
 
-def test_what_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
-    config = qwen3_moe_config() | {"quantization_config": {"quant_method": "compressed-tensors"}}
+@pytest.mark.parametrize(
+    ("method", "changes", "named"),
+    [
+        ({}, {"weight_zero_point": mx.zeros((8, 4), dtype=mx.int32)}, "weight_zero_point"),
+        ({}, {"weight_shape": None}, "weight_shape' is missing"),
+        ({}, {"weight_shape": mx.array([128, 50])}, "no packing of 50 columns"),
+        ({}, {"weight_scale": None}, "weight_scale' is missing"),
+        ({"format": "marlin-24"}, {}, "format 'marlin-24'"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(
+    method: dict[str, Any], changes: dict[str, mx.array | None], named: str, tmp_path: Path
+) -> None:
+    config = qwen3_moe_config() | {"quantization_config": COMPRESSED | method}
     weights = random_weights(config)
     path = "model.layers.1.mlp.up_proj"
     tensors, _ = _integers(path, weights.pop(f"{path}.weight"))
-    tensors[f"{path}.weight_zero_point"] = mx.zeros((8, 4), dtype=mx.int32)
-    with pytest.raises(ModelError, match="weight_zero_point"):
-        open_model(_write(tmp_path / "model", config, weights | tensors))
+    given = tensors | {f"{path}.{part}": array for part, array in changes.items()}
+    kept = {name: array for name, array in given.items() if array is not None}
+    with pytest.raises(ModelError, match=named):
+        open_model(_write(tmp_path / "model", config, weights | kept))

@@ -65,15 +65,14 @@ def inspect(folder: Path, name: str, where: str) -> Found:
     try:
         config = _read_config(folder)
         packing = config.get("quantization") or config.get("quantization_config") or {}
-        bits = packing.get("bits")
+        bits, method = packing.get("bits"), foreign_method(config)
         for shard in find_shards(folder):
             size += shard.stat().st_size
             header = json.loads(read_header(shard))
             parameters += _count(header, bits)
             if any(name.endswith(".qweight") for name in header):
                 read_method(config)
-            if packed_otherwise(header):
-                method = foreign_method(config)
+            if packed_otherwise(header, method):
                 raise ModelError(f"quantization method {method!r} is not supported")
         check_config(config)
         build(config)

@@ -1,9 +1,7 @@
 """Weights packed by other libraries, as MLX has them or unpacked.
 
-FP8 with scales (DeepSeek's blocks; a scale a tensor or a row, as compressed-tensors and ModelOpt
-write them) is unpacked: MLX has no such packing. Symmetric integers of compressed-tensors
-(`pack-quantized`, 4 and 8 bits) become MLX's affine codes, which stand for the same numbers, as do
-GPTQ's and AWQ's.
+FP8 with scales (DeepSeek's blocks; a scale a tensor, a row or a group, as compressed-tensors and
+ModelOpt write them) is unpacked: MLX has no such packing. Integers become MLX's affine codes.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from quire.core.errors import ModelError
+from quire.models.compressed_tensors import from_compressed
 from quire.models.gptq_awq import from_integers
 
 log = logging.getLogger("quire.models")
@@ -21,7 +20,7 @@ log = logging.getLogger("quire.models")
 _BLOCK = (128, 128)
 _SCALES = (".weight_scale_inv", ".weight_scale")
 # Of activations and caches, which are stored otherwise here.
-_SIDE = (".input_scale", ".output_scale", ".k_scale", ".v_scale", ".weight_shape")
+_SIDE = (".input_scale", ".output_scale", ".k_scale", ".v_scale")
 
 
 def from_foreign(
@@ -36,7 +35,7 @@ def from_foreign(
     Raises:
         ModelError: a scale fits no packing that is known here.
     """
-    weights = from_integers(weights, config, dtype)
+    weights = from_compressed(from_integers(weights, config, dtype), config, dtype)
     method: dict[str, Any] = config.get("quantization_config") or {}
     scales = {name for name in weights if name.endswith(_SCALES)}
     if not scales:
@@ -49,9 +48,6 @@ def from_foreign(
     unpacked = 0
     for name in sorted(scales):
         path, scale = name.rpartition(".")[0], weights[name]
-        if f"{path}.weight_packed" in ready:
-            _repack(ready, path, scale, weights.get(f"{path}.weight_shape"))
-            continue
         codes = ready.get(f"{path}.weight")
         if codes is None or codes.dtype != mx.uint8:
             raise ModelError(f"tensor {name!r} belongs to no packed weight that is known")
@@ -65,26 +61,14 @@ def from_foreign(
 
 def _from_fp8(codes: mx.array, scale: mx.array, block: tuple[int, int]) -> mx.array:
     """The matrix, `[rows, columns]` in float32, of codes in E4M3 and one scale for each part."""
-    if scale.ndim == 2 and scale.shape != (codes.shape[0], 1):
+    rows, columns = codes.shape
+    if scale.ndim == 2 and scale.shape[0] == rows and columns % scale.shape[1] == 0:
+        scale = mx.repeat(scale, columns // scale.shape[1], axis=1)
+    elif scale.ndim == 2:
         wide = mx.repeat(mx.repeat(scale, block[0], axis=0), block[1], axis=1)
-        scale = wide[: codes.shape[0], : codes.shape[1]]
-    elif scale.size == codes.shape[0]:
+        scale = wide[:rows, :columns]
+    elif scale.size == rows:
         scale = scale.reshape(-1, 1)
-    if scale.shape not in ((), (1,), (codes.shape[0], 1), codes.shape):
+    if scale.shape not in ((), (1,), (rows, 1), codes.shape):
         raise ModelError(f"{list(scale.shape)} scales fit no FP8 weight of {list(codes.shape)}")
     return mx.from_fp8(codes, mx.float32) * scale.astype(mx.float32)
-
-
-def _repack(ready: dict[str, mx.array], path: str, scale: mx.array, shape: mx.array | None) -> None:
-    """Offset integers in words, low bits first, as both libraries have them."""
-    for name in ("weight_zero_point", "weight_g_idx"):
-        if f"{path}.{name}" in ready:
-            raise ModelError(f"tensor '{path}.{name}': only symmetric groups in order are known")
-    words = ready.pop(f"{path}.weight_packed").view(mx.uint32)
-    if shape is None:
-        raise ModelError(f"tensor '{path}.weight_shape' is missing")
-    columns: Any = shape[-1].item()
-    bits = words.shape[-1] * 32 // int(columns)
-    ready[f"{path}.weight"] = words
-    ready[f"{path}.scales"] = scale
-    ready[f"{path}.biases"] = -(2 ** (bits - 1)) * scale

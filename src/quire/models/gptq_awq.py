@@ -15,11 +15,11 @@ from typing import Any
 import mlx.core as mx
 
 from quire.core.errors import ModelError
+from quire.models.affine import AffineCodes, pack_words, unpack_words
 
 log = logging.getLogger("quire.models")
 
 _BITS = (2, 4, 8)
-_GROUPS = (128, 64, 32)
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of eight outputs in a word
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
 _FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
@@ -37,19 +37,6 @@ class Method:
     bits: int
     interleaved: bool
     zero_offset: int
-
-
-def unpack_words(words: mx.array, bits: int) -> mx.array:
-    """Codes `[..., n * 32 / bits]` in uint32 of words `[..., n]`, low bits first."""
-    shifts = mx.arange(0, 32, bits, dtype=mx.uint32)
-    codes: mx.array = (words.view(mx.uint32)[..., None] >> shifts) & (2**bits - 1)
-    return codes.flatten(-2)
-
-
-def pack_words(codes: mx.array, bits: int) -> mx.array:
-    """The inverse of `unpack_words`."""
-    shifts = mx.arange(0, 32, bits, dtype=mx.uint32)
-    return (mx.unflatten(codes, -1, (-1, 32 // bits)) << shifts).sum(axis=-1).astype(mx.uint32)
 
 
 def from_integers(
@@ -77,25 +64,13 @@ def from_integers(
         words, zeros, scales = (parts[part] for part in _PARTS[:3])
         if words is None or zeros is None or scales is None:
             raise ModelError(f"tensor '{path}.qweight' has no qzeros or no scales")
-        codes = _codes(words, method)
         bias = -_zeros(zeros, method).astype(mx.float32) * scales.astype(mx.float32)  # [G, out]
-        kind = dtype or scales.dtype
-        width = codes.shape[-1] * 32 // method.bits
-        groups = _groups_of(parts["g_idx"], width, scales.shape[0])
-        size = width // scales.shape[0]
-        fitting = next((each for each in _GROUPS if size % each == 0), None)
-        if groups is None and fitting is not None:
-            ready[f"{path}.weight"] = codes
-            for name, array in (("scales", scales), ("biases", bias)):
-                spread = mx.repeat(array.T, size // fitting, axis=1)
-                ready[f"{path}.{name}"] = mx.contiguous(spread).astype(kind)
-            continue
-        if groups is None:
-            groups = mx.arange(width) // size
-        numbers = unpack_words(codes, method.bits).astype(mx.float32)
-        matrix = numbers * scales.astype(mx.float32)[groups].T + bias[groups].T
-        ready[f"{path}.weight"] = matrix.astype(kind)
-        unpacked += 1
+        codes = AffineCodes(
+            _codes(words, method), method.bits, scales.T, bias.T, group_of=parts["g_idx"]
+        )
+        tensors = codes.tensors(path, dtype or scales.dtype)
+        ready |= tensors
+        unpacked += len(tensors) == 1
     if unpacked:
         log.warning(
             "%d of %d packed matrices are unpacked: MLX has no packing for the order or the size "
@@ -149,10 +124,3 @@ def _in_order(words: mx.array) -> mx.array:
     codes = mx.unflatten(unpack_words(words, 4), -1, (-1, 8))
     ordered: mx.array = codes[..., mx.array(_AWQ_PLACES)].flatten(-2)
     return ordered
-
-
-def _groups_of(g_idx: mx.array | None, width: int, groups: int) -> mx.array | None:
-    """The group of each input, or None where they follow each other."""
-    if g_idx is None or mx.array_equal(g_idx, mx.arange(width) // (width // groups)).item():
-        return None
-    return g_idx

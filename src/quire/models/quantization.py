@@ -15,7 +15,6 @@ from quire.models.linear import PackedEmbedding, PackedLinear
 _FLOAT_MODES = {(4, 32): "mxfp4", (4, 16): "nvfp4", (8, 32): "mxfp8"}
 _AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 _AFFINE_GROUPS = (32, 64, 128)
-_FOREIGN_NAMES = (".weight_zero_point",)
 _FOREIGN_TYPES = ("F8_E5M2", "I8")
 _MODES = ("affine", "mxfp4", "mxfp8", "nvfp4")
 
@@ -41,13 +40,16 @@ def foreign_method(config: dict[str, Any]) -> str | None:
     return None if method is None else str(method)
 
 
-def packed_otherwise(header: dict[str, Any]) -> bool:
-    """Whether a safetensors header lists tensors of a packing that is not read."""
-    return any(
-        name.endswith(_FOREIGN_NAMES) or entry["dtype"] in _FOREIGN_TYPES
-        for name, entry in header.items()
-        if name != "__metadata__"
-    )
+def packed_otherwise(header: dict[str, Any], method: str | None) -> bool:
+    """Whether a safetensors header lists tensors of a packing that is not read.
+
+    Args:
+        method: see `foreign_method`.
+    """
+    types = {entry["dtype"] for name, entry in header.items() if name != "__metadata__"}
+    if method == "compressed-tensors":
+        types.discard("I8")
+    return not types.isdisjoint(_FOREIGN_TYPES)
 
 
 def unpacked(weights: dict[str, mx.array], path: str, width: int) -> mx.array:

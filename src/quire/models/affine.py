@@ -1,0 +1,67 @@
+"""Integers with a scale and a bias for each group of columns, as MLX's affine packing has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+_GROUPS = (128, 64, 32)
+
+
+def unpack_words(words: mx.array, bits: int) -> mx.array:
+    """Codes `[..., n * 32 / bits]` in uint32 of words `[..., n]`, low bits first."""
+    shifts = mx.arange(0, 32, bits, dtype=mx.uint32)
+    codes: mx.array = (words.view(mx.uint32)[..., None] >> shifts) & (2**bits - 1)
+    return codes.flatten(-2)
+
+
+def pack_words(codes: mx.array, bits: int) -> mx.array:
+    """The inverse of `unpack_words`."""
+    shifts = mx.arange(0, 32, bits, dtype=mx.uint32)
+    return (mx.unflatten(codes, -1, (-1, 32 // bits)) << shifts).sum(axis=-1).astype(mx.uint32)
+
+
+@dataclass(frozen=True)
+class AffineCodes:
+    """A matrix `[rows, columns]` as `code * scale + bias`.
+
+    Attributes:
+        words: `[rows, columns * bits / 32]`, low bits first.
+        scales, biases: `[rows, groups]`.
+        group_of: the group of each column, where they do not follow each other.
+    """
+
+    words: mx.array
+    bits: int
+    scales: mx.array
+    biases: mx.array
+    group_of: mx.array | None = None
+
+    @property
+    def columns(self) -> int:
+        return int(self.words.shape[-1]) * 32 // self.bits
+
+    def tensors(self, path: str, dtype: mx.Dtype) -> dict[str, mx.array]:
+        """MLX's packed tensors; the matrix alone where MLX has no groups of that size or order."""
+        groups = self.scales.shape[-1]
+        size = self.columns // groups
+        fitting = next((each for each in _GROUPS if size % each == 0), None)
+        if fitting is None or not self._in_order(size):
+            return {f"{path}.weight": self._unpacked(size).astype(dtype)}
+        ready = {f"{path}.weight": self.words}
+        for name, array in (("scales", self.scales), ("biases", self.biases)):
+            spread = mx.repeat(array, size // fitting, axis=1)
+            ready[f"{path}.{name}"] = mx.contiguous(spread).astype(dtype)
+        return ready
+
+    def _in_order(self, size: int) -> bool:
+        if self.group_of is None:
+            return True
+        return bool(mx.array_equal(self.group_of, mx.arange(self.columns) // size).item())
+
+    def _unpacked(self, size: int) -> mx.array:
+        groups = mx.arange(self.columns) // size if self.group_of is None else self.group_of
+        numbers = unpack_words(self.words, self.bits).astype(mx.float32)
+        scales, biases = (each.astype(mx.float32) for each in (self.scales, self.biases))
+        return numbers * scales[:, groups] + biases[:, groups]
