@@ -95,18 +95,53 @@ def reference_features(reference: Any, image: MediaItem) -> mx.array:
 def reference_image_logits(
     reference: Any, tokens: list[int], images: Sequence[PlacedMedia]
 ) -> mx.array:
-    """Logits `[len(tokens), vocab]` of a sequence with images of one shape."""
+    """Logits `[len(tokens), vocab]` of a sequence with media; all images have one shape."""
     kinds = torch.zeros(1, len(tokens), dtype=torch.long)
     for each in images:
-        kinds[0, each.start : each.end] = 1
+        kinds[0, each.start : each.end] = 1 + _KINDS.index(each.item.kind)
     with torch.no_grad():
         logits = reference(
             torch.tensor([tokens]),
             mm_token_type_ids=kinds,
             use_cache=False,
-            **_pixels([each.item for each in images]),
+            **_inputs([each.item for each in images]),
         ).logits[0]
     return mx.array(logits.float().numpy())
+
+
+def reference_audio_features(reference: Any, sounds: Sequence[MediaItem]) -> list[mx.array]:
+    """What tower and projector make of sounds, `[tokens, hidden]` of each."""
+    with torch.no_grad():
+        out = reference.model.get_audio_features(**_spectrograms(sounds))
+    rows = zip(out.pooler_output, out.attention_mask, strict=True)
+    return [mx.array(each[mask].float().numpy()) for each, mask in rows]
+
+
+_KINDS = ("image", "video", "audio")
+
+
+def _inputs(items: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    """As a processor gives them to the model."""
+    images, frames, sounds = ([item for item in items if item.kind == kind] for kind in _KINDS)
+    inputs = _pixels(images) if images else {}
+    if frames:
+        pixels = _pixels(frames)
+        inputs["pixel_values_videos"] = pixels["pixel_values"]
+        inputs["video_position_ids"] = pixels["image_position_ids"]
+        inputs["num_frames_per_video"] = torch.tensor([len(frames)])
+    return inputs | (_spectrograms(sounds) if sounds else {})
+
+
+def _spectrograms(sounds: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
+    """Padded to the longest, and where they are not padding."""
+    longest, bins = max(each.shape[0] for each in sounds), sounds[0].shape[1]
+    features = torch.zeros(len(sounds), longest, bins)
+    mask = torch.zeros(len(sounds), longest, dtype=torch.bool)
+    for row, each in enumerate(sounds):
+        values = np.frombuffer(each.features, np.float32).reshape(each.shape)
+        features[row, : len(values)] = torch.from_numpy(values.copy())
+        mask[row, : len(values)] = True
+    return {"input_features": features, "input_features_mask": mask}
 
 
 def _pixels(images: list[MediaItem]) -> dict[str, torch.Tensor]:

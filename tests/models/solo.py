@@ -55,7 +55,8 @@ class SoloStep:
         self.media = media
         ends = list(range(1, len(tokens) + 1))
         for image in images:
-            ends[image.start : image.end] = [image.end] * image.item.tokens
+            if image.item.bidirectional:
+                ends[image.start : image.end] = [image.end] * image.item.tokens
         self._ends = mx.array(ends)  # of what a row sees where images are seen whole
         self._layout = layout
         self._stored: dict[int, tuple[mx.array, mx.array]] = {}

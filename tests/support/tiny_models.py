@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from quire.core.media import MediaItem, PlacedMedia
 from quire.models.base import named_parameters
@@ -19,6 +20,8 @@ from quire.models.registry import build
 VOCABULARY = 256
 WINDOW = 32
 IMAGE, BEGIN_IMAGE, END_IMAGE = 255, 254, 253
+VIDEO, AUDIO, BEGIN_AUDIO, END_AUDIO = 252, 251, 250, 249
+MEL_BINS = 16
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
@@ -145,11 +148,43 @@ def gemma4_vision_config(text: dict[str, Any] | None = None, **changes: Any) -> 
         "image_token_id": IMAGE,
         "boi_token_id": BEGIN_IMAGE,
         "eoi_token_id": END_IMAGE,
-        "video_token_id": 252,
-        "audio_token_id": 251,
+        "video_token_id": VIDEO,
+        "audio_token_id": AUDIO,
+        "boa_token_id": BEGIN_AUDIO,
+        "eoa_token_index": END_AUDIO,
         "tie_word_embeddings": True,
         "eos_token_id": 1,
     }
+
+
+def gemma4_audio_config(text: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    """Gemma 4 with both of its encoders in small: four frames of 16 bins are a row.
+
+    Args:
+        changes: of the audio part.
+    """
+    audio = {
+        "model_type": "gemma4_audio",
+        "hidden_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "subsampling_conv_channels": [MEL_BINS, 8],
+        "conv_kernel_size": 5,
+        "attention_chunk_size": 4,
+        "attention_context_left": 5,
+        "attention_context_right": 0,
+        "use_clipped_linears": True,
+        "output_proj_dims": 40,
+    }
+    return gemma4_vision_config(text, standardize=False) | {"audio_config": audio | changes}
+
+
+def sound(frames: int, seed: int = 0) -> MediaItem:
+    """A random spectrogram for a model of `gemma4_audio_config`."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(-2.0, 2.0, (frames, MEL_BINS)).astype(np.float32).tobytes()
+    tokens = -(-frames // 4)
+    return MediaItem.of("audio", features, (frames, MEL_BINS), tokens, bidirectional=False)
 
 
 def prompt_with(image: MediaItem, count: int) -> tuple[list[int], list[PlacedMedia]]:

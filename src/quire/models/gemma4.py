@@ -1,6 +1,6 @@
 """Gemma 4 in all its shapes: E2B, E4B, 26B-A4B, 31B (Google's model cards).
 
-The text decoder is here, the vision encoder in `gemma4_vision`; audio is left out.
+The text decoder is here, the encoders are in `gemma4_vision` and `gemma4_audio`.
 
 What sets the decoder apart: sliding and full layers with head sizes and RoPE of their own; full
 layers that may use one projection for keys and values; late layers that read the keys and values of
@@ -22,13 +22,14 @@ from quire.core.errors import ModelError
 from quire.device.device import current_device
 from quire.models.arguments import read_arguments, require
 from quire.models.base import LanguageModel, MediaEncoder, Module, Step
-from quire.models.gemma4_vision import (
-    CLIP_BOUNDS,
-    Gemma4VisionArguments,
-    Gemma4VisionEncoder,
-    Projector,
-    VisionTower,
+from quire.models.gemma4_audio import (
+    AudioTower,
+    Gemma4AudioArguments,
+    Gemma4AudioEncoder,
+    channels_last,
 )
+from quire.models.gemma4_layers import CLIP_BOUNDS, Projector
+from quire.models.gemma4_vision import Gemma4VisionArguments, Gemma4VisionEncoder, VisionTower
 from quire.models.layers import ACTIVATIONS, GATES, GatedMLP, embed, project_logits
 from quire.models.moe import Experts, stack_experts, top_experts
 from quire.models.norm import RMSNorm, unweighted_norm
@@ -361,9 +362,14 @@ class Decoder(Module):
 
 
 class Gemma4(LanguageModel):
-    """The text decoder with its head, and the vision encoder where the checkpoint has one."""
+    """The text decoder with its head, and the encoders that the checkpoint has."""
 
-    def __init__(self, args: Gemma4Arguments, vision: Gemma4VisionArguments | None = None) -> None:
+    def __init__(
+        self,
+        args: Gemma4Arguments,
+        vision: Gemma4VisionArguments | None = None,
+        audio: Gemma4AudioArguments | None = None,
+    ) -> None:
         super().__init__()
         self.args = args
         self.model = Decoder(args)
@@ -372,20 +378,34 @@ class Gemma4(LanguageModel):
             if args.tie_word_embeddings
             else nn.Linear(args.hidden_size, args.vocab_size, bias=False)
         )
-        self.vision_tower = None if vision is None else VisionTower(vision)
-        self.embed_vision = None if vision is None else Projector(vision)
+        self.vision_tower = self.embed_vision = self.audio_tower = self.embed_audio = None
+        if vision is not None:
+            self.vision_tower = VisionTower(vision)
+            self.embed_vision = Projector(vision.hidden_size, args.hidden_size, vision.rms_norm_eps)
+        if audio is not None:
+            self.audio_tower = AudioTower(audio)
+            self.embed_audio = Projector(
+                audio.output_proj_dims, args.hidden_size, audio.rms_norm_eps
+            )
         self._layout = tuple(args.layer_spec(index) for index in range(args.num_hidden_layers))
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(Gemma4Arguments.from_config(config), Gemma4VisionArguments.from_config(config))
+        return cls(
+            Gemma4Arguments.from_config(config),
+            Gemma4VisionArguments.from_config(config),
+            Gemma4AudioArguments.from_config(config),
+        )
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
-        if self.vision_tower is None or self.embed_vision is None:
-            return {}
-        vision = Gemma4VisionEncoder(self.vision_tower, self.embed_vision)
-        return {"image": vision, "video": vision}  # a video's items are its frames
+        found: dict[str, MediaEncoder] = {}
+        if self.vision_tower is not None and self.embed_vision is not None:
+            vision = Gemma4VisionEncoder(self.vision_tower, self.embed_vision)
+            found |= {"image": vision, "video": vision}  # a video's items are its frames
+        if self.audio_tower is not None and self.embed_audio is not None:
+            found["audio"] = Gemma4AudioEncoder(self.audio_tower, self.embed_audio)
+        return found
 
     @property
     def layout(self) -> tuple[LayerSpec, ...]:
@@ -406,23 +426,27 @@ class Gemma4(LanguageModel):
         renamed = {}
         for name, array in weights.items():
             plain = name.removeprefix("model.").removeprefix("language_model.")
-            if plain.startswith(_AUDIO) or self._is_unused(plain):
+            if self._is_unused(plain):
                 continue
-            if plain.startswith(("lm_head.", *_VISION)):
+            if plain.startswith(_AUDIO):
+                renamed[plain] = channels_last(plain, array)
+            elif plain.startswith(("lm_head.", *_VISION)):
                 renamed[plain] = array
             else:
                 renamed["model." + plain.removeprefix("model.")] = array
+        # Text-only conversions keep the configuration of the encoders that they left out.
         if not any(name.startswith(_VISION) for name in renamed):
-            # Text-only conversions keep the configuration of the encoder that they left out.
             self.vision_tower = self.embed_vision = None
+        if not any(name.startswith(_AUDIO) for name in renamed):
+            self.audio_tower = self.embed_audio = None
         return stack_experts(renamed)
 
     def _is_unused(self, name: str) -> bool:
         """Tensors that checkpoints carry although nothing reads them."""
         if name.startswith("lm_head."):
             return self.lm_head is None
-        if name.startswith(_VISION):
-            tower = self.vision_tower
+        if name.startswith((*_VISION, *_AUDIO)):
+            tower = self.vision_tower if name.startswith(_VISION) else self.audio_tower
             bound = name.endswith(CLIP_BOUNDS)
             return tower is None or (bound and not tower.args.use_clipped_linears)
         parts = name.removeprefix("model.").split(".")

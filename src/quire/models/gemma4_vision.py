@@ -18,12 +18,10 @@ from quire.core.errors import ModelError, RequestError
 from quire.models.arguments import read_arguments, require
 from quire.models.base import MediaEncoder, Module
 from quire.models.encoder_attention import attend
+from quire.models.gemma4_layers import ClippedLinear, Projector
 from quire.models.layers import ACTIVATIONS, GATES
 from quire.models.norm import RMSNorm, unweighted_norm
 from quire.models.rope import Rope, RopeParameters, Rotate
-
-CLIP_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
-"""What a clipped linear layer has beside its weight. Checkpoints may carry them unused."""
 
 
 @dataclass(frozen=True)
@@ -89,30 +87,6 @@ class Gemma4VisionArguments:
         return 3 * self.patch_size**2
 
 
-class ClippedLinear(Module):
-    """A linear layer; where the checkpoint asks for it, its input and output are clipped."""
-
-    def __init__(self, args: Gemma4VisionArguments, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(inputs, outputs, bias=False)
-        self._clips = args.use_clipped_linears
-        if self._clips:
-            self.input_min, self.input_max = mx.array(-mx.inf), mx.array(mx.inf)
-            self.output_min, self.output_max = mx.array(-mx.inf), mx.array(mx.inf)
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """`[N, inputs]` -> `[N, outputs]`."""
-        if not self._clips:
-            plain: mx.array = self.linear(x)
-            return plain
-        y = self.linear(_clipped(x, self.input_min, self.input_max))
-        return _clipped(y, self.output_min, self.output_max)
-
-
-def _clipped(x: mx.array, low: mx.array, high: mx.array) -> mx.array:
-    return mx.clip(x, low.astype(x.dtype), high.astype(x.dtype))
-
-
 class PatchEmbedder(Module):
     """Pixels and places of patches to hidden states."""
 
@@ -137,11 +111,12 @@ class Attention(Module):
     def __init__(self, args: Gemma4VisionArguments) -> None:
         super().__init__()
         hidden, dim, eps = args.hidden_size, args.head_dim, args.rms_norm_eps
+        clips = args.use_clipped_linears
         self._heads, self._kv_heads = args.num_attention_heads, args.num_key_value_heads
-        self.q_proj = ClippedLinear(args, hidden, self._heads * dim)
-        self.k_proj = ClippedLinear(args, hidden, self._kv_heads * dim)
-        self.v_proj = ClippedLinear(args, hidden, self._kv_heads * dim)
-        self.o_proj = ClippedLinear(args, self._heads * dim, hidden)
+        self.q_proj = ClippedLinear(clips, hidden, self._heads * dim)
+        self.k_proj = ClippedLinear(clips, hidden, self._kv_heads * dim)
+        self.v_proj = ClippedLinear(clips, hidden, self._kv_heads * dim)
+        self.o_proj = ClippedLinear(clips, self._heads * dim, hidden)
         self.q_norm, self.k_norm = RMSNorm(dim, eps=eps), RMSNorm(dim, eps=eps)
         self._v_norm = unweighted_norm(eps)
         self._head_dim = dim
@@ -160,10 +135,10 @@ class MLP(Module):
 
     def __init__(self, args: Gemma4VisionArguments) -> None:
         super().__init__()
-        hidden, inner = args.hidden_size, args.intermediate_size
-        self.gate_proj = ClippedLinear(args, hidden, inner)
-        self.up_proj = ClippedLinear(args, hidden, inner)
-        self.down_proj = ClippedLinear(args, inner, hidden)
+        hidden, inner, clips = args.hidden_size, args.intermediate_size, args.use_clipped_linears
+        self.gate_proj = ClippedLinear(clips, hidden, inner)
+        self.up_proj = ClippedLinear(clips, hidden, inner)
+        self.down_proj = ClippedLinear(clips, inner, hidden)
         self._gate = GATES[args.hidden_activation]
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -248,20 +223,6 @@ class VisionTower(Module):
             bias, scale = self.std_bias.astype(mx.float32), self.std_scale.astype(mx.float32)
             pooled = (pooled - bias) * scale
         return pooled
-
-
-class Projector(Module):
-    """Soft tokens to rows of the decoder's width, `embed_vision.` in checkpoints."""
-
-    def __init__(self, args: Gemma4VisionArguments) -> None:
-        super().__init__()
-        self.embedding_projection = nn.Linear(args.hidden_size, args.text_hidden_size, bias=False)
-        self._norm = unweighted_norm(args.rms_norm_eps)
-
-    def __call__(self, soft_tokens: mx.array, dtype: mx.Dtype) -> mx.array:
-        """float32 `[tokens, hidden]` -> `[tokens, text_hidden]` of `dtype`."""
-        y: mx.array = self.embedding_projection(self._norm(soft_tokens).astype(dtype))
-        return y
 
 
 class Gemma4VisionEncoder(MediaEncoder):

@@ -103,6 +103,6 @@ FAMILIES = (
     Family("gemma2", "Gemma 2", gemma2),
     Family("gemma3", "Gemma 3, text", gemma3),
     Family("gemma3_text", "Gemma 3, text", gemma3),
-    Family("gemma4", "Gemma 4, text and images", lambda s: Gemma4.from_config(s.values)),
+    Family("gemma4", "Gemma 4, text, images, video, sound", lambda s: Gemma4.from_config(s.values)),
     Family("gemma4_text", "Gemma 4, text", lambda s: Gemma4.from_config(s.values)),
 )

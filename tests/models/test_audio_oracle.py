@@ -1,0 +1,125 @@
+"""Gemma 4's audio encoder, and texts with sound in them, against Hugging Face transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from quire.core.media import MediaItem, PlacedMedia
+from quire.models.base import LanguageModel
+from quire.models.loader import open_model
+from tests.models.solo import encoded, picture, solo_logits
+from tests.support import tiny_models
+from tests.support.tiny_models import AUDIO, IMAGE, VIDEO, gemma4_audio_config, sound
+
+pytestmark = pytest.mark.oracle
+pytest.importorskip("torch", reason="the oracle needs torch")
+pytest.importorskip("transformers", reason="the oracle is transformers")
+
+from transformers import Gemma4Config  # noqa: E402
+
+from tests.models import oracle  # noqa: E402
+
+TOWERS: dict[str, dict[str, Any]] = {
+    "clipped": {},
+    "plain": {"use_clipped_linears": False},
+    "other sizes": {
+        "attention_chunk_size": 12,
+        "attention_context_left": 13,
+        "conv_kernel_size": 3,
+        "subsampling_conv_channels": [32, 16],
+        "residual_weight": 0.25,
+        "attention_logit_cap": 2.0,
+    },
+}
+TEXTS: dict[str, dict[str, Any]] = {
+    "E2B": tiny_models.gemma4_ple_config(pad_token_id=3),
+    "31B": tiny_models.gemma4_config(use_bidirectional_attention="vision"),
+}
+LENGTHS = (1, 3, 4, 5, 16, 17, 63, 200)
+
+Piece = MediaItem | int
+PICTURE = picture(6, 4, 48, 6)
+FRAMES = [replace(picture(4, 4, 48, 4), kind="video"), replace(picture(4, 4, 48, 4), kind="video")]
+MARKS = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
+CASES: dict[str, list[Piece]] = {
+    "one clip": [5, sound(40), 20],
+    "several clips": [5, sound(40), 7, sound(9, 1), sound(130, 2), 20],
+    "beside pictures": [3, PICTURE, 2, sound(40), PICTURE, 20],
+    "beside a video": [3, FRAMES[0], 2, FRAMES[1], 4, sound(40), 20],
+    "after long text": [150, sound(40), 20],
+    "in a second turn": [10, sound(40), 60, sound(24, 3), 20],
+    "text alone": [40],
+}
+
+
+def _difference(ours: mx.array, theirs: mx.array) -> float:
+    assert ours.shape == theirs.shape
+    assert mx.isfinite(theirs).all().item()
+    return float(mx.max(mx.abs(ours - theirs)).item())
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_tower_and_projector_match(name: str, tmp_path: Path) -> None:
+    config = gemma4_audio_config(TEXTS["E2B"], **TOWERS[name])
+    reference = oracle.save_random(Gemma4Config(**config), tmp_path)
+    audio = open_model(str(tmp_path)).model.encoders["audio"]
+    bins = config["audio_config"]["subsampling_conv_channels"][0]
+    sounds = [sound(frames * bins // tiny_models.MEL_BINS, frames) for frames in LENGTHS]
+    sounds = [
+        replace(each, shape=(frames, bins)) for each, frames in zip(sounds, LENGTHS, strict=True)
+    ]
+    theirs = oracle.reference_audio_features(reference, sounds)
+    for item, expected in zip(sounds, theirs, strict=True):
+        assert audio.rows(item.shape) == len(expected)
+        (ours,) = encoded(audio, item)
+        assert _difference(ours, expected) < 2e-4
+
+
+Opened = Callable[[str], tuple[LanguageModel, Any]]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    known: dict[str, tuple[LanguageModel, Any]] = {}
+
+    def find(name: str) -> tuple[LanguageModel, Any]:
+        if name not in known:
+            folder = tmp_path_factory.mktemp("ears")
+            config = Gemma4Config(**gemma4_audio_config(TEXTS[name]))
+            reference = oracle.save_random(config, folder)
+            known[name] = open_model(str(folder)).model, reference
+        return known[name]
+
+    return find
+
+
+def _prompt(pieces: list[Piece]) -> tuple[list[int], list[PlacedMedia]]:
+    tokens, placed = [2], []
+    for piece in pieces:
+        if isinstance(piece, MediaItem):
+            placed.append(PlacedMedia(len(tokens), piece))
+            tokens += [MARKS[piece.kind]] * piece.tokens
+        else:
+            tokens += [(7 * i * i + 3 * i + len(tokens)) % 240 for i in range(piece)]
+    return tokens, placed
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", TEXTS)
+def test_logits_match(opened: Opened, name: str, case: str) -> None:
+    model, reference = opened(name)
+    tokens, placed = _prompt(CASES[case])
+    theirs = (
+        oracle.reference_image_logits(reference, tokens, placed)
+        if placed
+        else oracle.reference_logits(reference, tokens)
+    )
+    ours = solo_logits(model, tokens, placed)
+    assert _difference(ours, theirs) < (5e-4 if "picture" in case or "video" in case else 1e-4)
+    assert mx.array_equal(mx.argmax(ours, axis=-1), mx.argmax(theirs, axis=-1))
