@@ -18,7 +18,7 @@ from quire.models.base import MediaRows
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import SoloStep, encoded, marked_rows, solo_logits
 from tests.support.parity import TOLERANCE, Company, prompts
-from tests.support.seeing import CONFIGS, PATCH, PROMPTS, picture
+from tests.support.seeing import CONFIGS, PATCH, PROMPTS, Prompt, film, picture, prompt
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
@@ -50,26 +50,34 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
 def inputs(loaded: LoadedModel, media: list[PlacedMedia], tokens: list[int]) -> dict[str, Any]:
     """Pictures as image processors give them, and which tokens stand for them."""
     kinds = torch.zeros(1, len(tokens), dtype=torch.long)
-    for each in media:
-        kinds[0, each.start : each.end] = 1
-    if not media:
-        return {"mm_token_type_ids": kinds}
-    return {"mm_token_type_ids": kinds} | pixels(loaded, [each.item for each in media])
+    given: dict[str, Any] = {"mm_token_type_ids": kinds}
+    for number, kind in enumerate(("image", "video"), start=1):
+        found = [each for each in media if each.item.kind == kind]
+        for each in found:
+            kinds[0, each.start : each.end] = number
+        if found:
+            given |= pixels(loaded, [each.item for each in found])
+    return given
 
 
 def pixels(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
-    colours = loaded.model.encoders["image"].visual.kind.colours
+    """Of items of one kind."""
+    kind = loaded.model.encoders["image"].visual.kind
+    still = items[0].kind == "image"
     parts = []
     for item in items:
-        raw = np.frombuffer(item.features, np.uint8).reshape(-1, PATCH, PATCH, 3) / 255
-        scaled = (raw - np.array(colours.mean)) / np.array(colours.std)
-        frames = np.repeat(scaled.transpose(0, 3, 1, 2)[:, :, None], 2, axis=2)
-        parts.append(frames.reshape(len(raw), -1).astype(np.float32))
-    grids = [(1, *item.shape) for item in items]
-    return {
-        "pixel_values": torch.from_numpy(np.concatenate(parts)),
-        "image_grid_thw": torch.tensor(grids),
-    }
+        raw = np.frombuffer(item.features, np.uint8).reshape(-1, 1 if still else 2, PATCH, PATCH, 3)
+        scaled = (raw / 255 - np.array(kind.colours.mean)) / np.array(kind.colours.std)
+        frames = np.repeat(scaled, 2, axis=1) if still else scaled
+        parts.append(frames.transpose(0, 4, 1, 2, 3).reshape(len(raw), -1).astype(np.float32))
+    values = torch.from_numpy(np.concatenate(parts))
+    grids = torch.tensor([(1, *item.shape) if still else item.shape[:3] for item in items])
+    if still:
+        return {"pixel_values": values, "image_grid_thw": grids}
+    videos = {"pixel_values_videos": values, "video_grid_thw": grids}
+    if kind.times:
+        videos["second_per_grid_ts"] = [item.shape[3] / 1e6 for item in items]
+    return videos
 
 
 def differ(ours: mx.array, theirs: Any) -> float:
@@ -81,8 +89,11 @@ def differ(ours: mx.array, theirs: Any) -> float:
 
 def levels(reference: Any, loaded: LoadedModel, items: list[MediaItem]) -> list[Any]:
     """What their encoder makes of pictures, `[rows, hidden]` a level."""
+    given = pixels(loaded, items)
+    given.pop("second_per_grid_ts", None)
+    see = getattr(reference.model, f"get_{items[0].kind}_features")
     with torch.no_grad():
-        found = reference.model.get_image_features(**pixels(loaded, items))
+        found = see(**given)
     parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
     return [torch.cat(list(part)) for part in parts]
 
@@ -110,20 +121,52 @@ def test_rows_of_pictures_match(opened: Callable[[str], Both], name: str) -> Non
             assert differ(mine, other) < 2e-4
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_of_videos_match(opened: Callable[[str], Both], name: str) -> None:
+    reference, loaded = opened(name)
+    for number, grid in enumerate(((1, 2, 2), (3, 6, 10))):
+        item = film(number, *grid)
+        ours = encoded(loaded.model.encoders["video"], item)
+        for mine, other in zip(ours, levels(reference, loaded, [item]), strict=True):
+            assert differ(mine, other) < 2e-4
+
+
+def videos(name: str) -> dict[str, Prompt]:
+    """As the family has them: one item, or one for each moment, with text between."""
+    if CONFIGS[name]["model_type"] in ("qwen2_vl", "qwen2_5_vl"):
+        return {
+            "a video": prompt(4, film(1, 3, 6, 12), 9),
+            "seconds apart": prompt(film(2, 2, 8, 4, 1_000_000), 20, film(3, 1, 2, 4), 5),
+        }
+    moments = [film(number, 1, 6, 8, 0) for number in range(3)]
+    return {"a video": prompt(4, moments[0], 6, moments[1], 7, moments[2], 9)}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_videos_match(opened: Callable[[str], Both], name: str) -> None:
+    for tokens, media in videos(name).values():
+        check(opened, name, tokens, media)
+
+
 @pytest.mark.parametrize("case", PROMPTS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_positions_logits_and_tokens_match(
     opened: Callable[[str], Both], name: str, case: str
 ) -> None:
+    check(opened, name, *PROMPTS[case])
+
+
+def check(
+    opened: Callable[[str], Both], name: str, tokens: list[int], media: list[PlacedMedia]
+) -> None:
+    """Positions, logits, and greedy tokens."""
     reference, loaded = opened(name)
-    tokens, media = PROMPTS[case]
     given = inputs(loaded, media, tokens)
     ids = torch.tensor([tokens])
     positions = loaded.model.positions(tokens, media)
     if media:
-        theirs, _ = reference.model.get_rope_index(
-            ids, given["mm_token_type_ids"], image_grid_thw=given["image_grid_thw"]
-        )
+        known = {key: value for key, value in given.items() if "pixel" not in key}
+        theirs, _ = reference.model.get_rope_index(ids, **known)
         assert np.array_equal(positions, theirs[:, 0].numpy())
     else:
         assert positions is None

@@ -106,7 +106,19 @@ def picture(seed: int, rows: int, columns: int) -> MediaItem:
     return MediaItem.of("image", features, (rows, columns), tokens, bidirectional=False)
 
 
-def prompt(*parts: int | MediaItem) -> tuple[list[int], list[PlacedMedia]]:
+def film(seed: int, moments: int, rows: int, columns: int, step: int = 500_000) -> MediaItem:
+    """A video of so many moments of two frames each, `step` microseconds apart."""
+    rng = np.random.default_rng(seed)
+    shape = (moments, rows, columns, step)
+    pixels = rng.integers(0, 256, (moments * rows * columns, 2 * PATCH * PATCH * 3), dtype=np.uint8)
+    tokens = moments * rows * columns // MERGE**2
+    return MediaItem.of("video", pixels.tobytes(), shape, tokens, bidirectional=False)
+
+
+Prompt = tuple[list[int], list[PlacedMedia]]
+
+
+def prompt(*parts: int | MediaItem) -> Prompt:
     """Tokens and media of so many tokens of text, a picture, and so on."""
     tokens: list[int] = []
     media: list[PlacedMedia] = []
@@ -116,11 +128,12 @@ def prompt(*parts: int | MediaItem) -> tuple[list[int], list[PlacedMedia]]:
             tokens += [(7 * i * i + 3 * i) % 250 for i in range(at, at + part)]
         else:
             media.append(PlacedMedia(at + 1, part))
-            tokens += [BEGIN, *[IMAGE] * part.tokens, END]
+            token = IMAGE if part.kind == "image" else VIDEO
+            tokens += [BEGIN, *[token] * part.tokens, END]
     return tokens, media
 
 
-PROMPTS: dict[str, tuple[list[int], list[PlacedMedia]]] = {
+PROMPTS: dict[str, Prompt] = {
     "text alone": prompt(40),
     "a picture": prompt(picture(1, 6, 10), 5),
     "two of different sizes": prompt(3, picture(2, 4, 4), picture(3, 10, 6), 8),

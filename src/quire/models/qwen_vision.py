@@ -47,6 +47,7 @@ class QwenVision:
         window: squares along each side of a window; 0 is no windows.
         whole: layers that see all of a picture where there are windows.
         levels: layers whose outputs are given to the decoder, too.
+        times: positions that a second of a video takes; 0 is one for each moment.
     """
 
     depth: int
@@ -64,6 +65,7 @@ class QwenVision:
     window: int = 0
     whole: tuple[int, ...] = ()
     levels: tuple[int, ...] = ()
+    times: int = 0
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads or self.head_dim % 4:
@@ -256,3 +258,24 @@ class QwenPictureEncoder(MediaEncoder):
         rows, columns = shape
         patches = features.reshape(rows * columns, self.visual.kind.patch_values)
         return self.visual(mx.tile(patches, (1, self.visual.kind.frames)), (1, rows, columns))
+
+
+class QwenVideoEncoder(QwenPictureEncoder):
+    """The tower for videos.
+
+    Their shape is moments, rows and columns of patches, and the microseconds from a moment to the
+    next. A moment is as many frames as a patch has.
+    """
+
+    def feature_bytes(self, shape: tuple[int, ...]) -> int:
+        moments, rows, columns, _ = shape
+        return moments * self.visual.kind.frames * super().feature_bytes((rows, columns))
+
+    def rows(self, shape: tuple[int, ...]) -> int:
+        moments, rows, columns, _ = shape
+        return moments * super().rows((rows, columns))
+
+    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+        moments, rows, columns, _ = shape
+        patches = features.reshape(moments * rows * columns, -1)
+        return self.visual(patches, (moments, rows, columns))

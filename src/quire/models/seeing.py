@@ -8,40 +8,52 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from quire.core.media import PlacedMedia
+from quire.core.media import MediaItem, PlacedMedia
 from quire.models.base import MediaEncoder
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description
 from quire.models.names import Names, Weights
-from quire.models.qwen_vision import QwenPictureEncoder, VisionTower
+from quire.models.qwen_vision import (
+    QwenPictureEncoder,
+    QwenVideoEncoder,
+    QwenVision,
+    VisionTower,
+)
 
 VISUAL = ("visual.", "vision_tower.")
 """What checkpoints call the encoder: Hugging Face's, and mlx-vlm's."""
 
 
-def three_axes(length: int, media: Sequence[PlacedMedia], merge: int) -> npt.NDArray[np.int32]:
+def three_axes(
+    length: int, media: Sequence[PlacedMedia], kind: QwenVision
+) -> npt.NDArray[np.int32]:
     """Positions of a prompt's tokens, `[3, length]` (Qwen2-VL, arXiv:2409.12191, section 2.1).
 
     A text's are the same on all axes. Those of an item go on from the text before it: time, row and
     column of each of its squares. What follows goes on from the largest of them.
-
-    Args:
-        merge: patches along each side of a square.
     """
     parts = []
     done = position = 0
     for placed in media:
         text = np.arange(position, position + placed.start - done)
         parts.append(np.broadcast_to(text, (3, len(text))))
-        rows, columns = placed.item.shape
         position += len(text)
-        grid = (1, rows // merge, columns // merge)
-        parts.append(position + np.indices(grid).reshape(3, -1))
-        position += max(grid)
+        squares = _squares(placed.item, kind)
+        parts.append(position + squares)
+        position += int(squares.max()) + 1
         done = placed.end
     text = np.arange(position, position + length - done)
     parts.append(np.broadcast_to(text, (3, len(text))))
     return np.concatenate(parts, axis=1).astype(np.int32)
+
+
+def _squares(item: MediaItem, kind: QwenVision) -> npt.NDArray[np.int64]:
+    """Time, row and column of each square of a picture or video, `[3, rows]`."""
+    moments, rows, columns, step = (1, *item.shape, 0) if item.kind == "image" else item.shape
+    squares = np.indices((moments, rows // kind.merge, columns // kind.merge)).reshape(3, -1)
+    if kind.times:  # absolute time (Qwen2.5-VL, arXiv:2502.13923, section 2.1.3)
+        squares[0] = squares[0] * step * kind.times // 1_000_000
+    return squares
 
 
 class SeeingModel(DecoderModel):
@@ -65,14 +77,16 @@ class SeeingModel(DecoderModel):
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
-        return {} if self.visual is None else {"image": QwenPictureEncoder(self.visual)}
+        if self.visual is None:
+            return {}
+        return {"image": QwenPictureEncoder(self.visual), "video": QwenVideoEncoder(self.visual)}
 
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
     ) -> npt.NDArray[np.int32] | None:
         if self.visual is None or not media:
             return None
-        return three_axes(len(tokens), media, self.visual.kind.merge)
+        return three_axes(len(tokens), media, self.visual.kind)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         text, visual = _apart(weights)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from quire.core.folder import read_object
@@ -12,6 +12,7 @@ from quire.media.processors.base import MediaProcessor, Settings
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
 from quire.media.processors.qwen import QwenImageProcessor
+from quire.media.processors.qwen_video import Qwen3VideoProcessor, QwenVideoProcessor
 
 __all__ = ["KINDS", "Kind", "MediaProcessor", "open_processors"]
 
@@ -31,6 +32,8 @@ class Kind:
         old_file: holds the section's values where that file has none.
         type_key: of the section; names the processor.
         processors: by that name.
+        beside_pictures: by the name of the processor of pictures, for folders that say nothing of
+            this kind; takes that one's settings.
     """
 
     part: str
@@ -38,6 +41,7 @@ class Kind:
     old_file: str
     type_key: str
     processors: Mapping[str, Open]
+    beside_pictures: Mapping[str, Open] = field(default_factory=dict)
 
     def open(self, folder: Path) -> MediaProcessor | None:
         """The processor of a model folder; None if the model is served without this kind.
@@ -50,14 +54,23 @@ class Kind:
         """
         config = Settings(folder / "config.json", "", read_object(folder / "config.json"))
         settings = self._find_settings(folder)
-        if config.values.get(self.part) is None or settings is None:
+        if config.values.get(self.part) is None:
             return None
+        if settings is None:
+            return self._open_beside_pictures(folder, config)
         name = settings.values.get(self.type_key)
         build = self.processors.get(name) if isinstance(name, str) else None
         if build is None:
             log.warning("%s: no support for %r; serving without it", settings.path, name)
             return None
         return build(settings, config)
+
+    def _open_beside_pictures(self, folder: Path, config: Settings) -> MediaProcessor | None:
+        pictures = KINDS["image"]
+        settings = pictures._find_settings(folder)
+        name = None if settings is None else settings.values.get(pictures.type_key)
+        build = self.beside_pictures.get(name) if isinstance(name, str) else None
+        return None if settings is None or build is None else build(settings, config)
 
     def _find_settings(self, folder: Path) -> Settings | None:
         """The new file's object, else the whole of the old file; None where there is neither."""
@@ -101,7 +114,16 @@ KINDS: dict[str, Kind] = {
         "video_processor",
         "video_preprocessor_config.json",
         "video_processor_type",
-        {"Gemma4VideoProcessor": Gemma4VideoProcessor.open},
+        {
+            "Gemma4VideoProcessor": Gemma4VideoProcessor.open,
+            "Qwen2VLVideoProcessor": QwenVideoProcessor.open,
+            "Qwen3VLVideoProcessor": Qwen3VideoProcessor.open,
+        },
+        # Qwen2-VL and Qwen2.5-VL were published without settings for videos.
+        {
+            "Qwen2VLImageProcessor": QwenVideoProcessor.open_beside_pictures,
+            "Qwen2_5_VLImageProcessor": QwenVideoProcessor.open_beside_pictures,
+        },
     ),
 }
 """The kinds of media that are known."""

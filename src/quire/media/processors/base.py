@@ -261,7 +261,7 @@ class VideoProcessor(MediaProcessor):
     def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
         with video.opened(data, param=param, limits=limits) as film:
             wanted = self.choose(film.info, limits.frames)
-            return self.watch(film.info, film.frames(wanted), param, detail)
+            return self.watch(film.info, film.frames(wanted), len(wanted), param, detail)
 
     @abstractmethod
     def choose(self, info: video.VideoInfo, most: int) -> Sequence[int]:
@@ -269,9 +269,17 @@ class VideoProcessor(MediaProcessor):
 
     @abstractmethod
     def watch(
-        self, info: video.VideoInfo, frames: Iterator[video.Frame], param: str, detail: Detail
+        self,
+        info: video.VideoInfo,
+        frames: Iterator[video.Frame],
+        count: int,
+        param: str,
+        detail: Detail,
     ) -> Parts:
         """Features of the chosen frames, which are decoded as they are asked for.
+
+        Args:
+            count: of the frames.
 
         Raises:
             RequestError: they cannot be brought to a size that the model takes.

@@ -162,7 +162,9 @@ class Gemma4VideoProcessor(VideoProcessor):
         count = min(self._most, most, info.frames)
         return range(0, info.frames // count * count, info.frames // count)
 
-    def watch(self, info: VideoInfo, frames: Iterator[Frame], param: str, detail: Detail) -> Parts:
+    def watch(
+        self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
+    ) -> Parts:
         parts: list[MediaPart] = []
         for frame in frames:
             minutes, seconds = divmod(int(frame.index / info.fps), 60)

@@ -33,17 +33,24 @@ _MOST_STRETCHED = 200
 _EVEN = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
 
 
-def fitted(height: int, width: int, cell: int, least: int, most: int) -> tuple[int, int]:
-    """The height and width in pixels that a picture is resized to.
+def fitted(
+    height: int, width: int, cell: int, least: int, most: float, frames: int = 1
+) -> tuple[int, int]:
+    """The height and width in pixels that a picture, or each frame of a video, is resized to.
 
     Both are multiples of `cell`, and there are `least` to `most` pixels, as far as that goes.
+
+    Args:
+        frames: that these pixels are for; whole pairs of them count.
     """
     rows, columns = round(height / cell), round(width / cell)
-    if rows * columns * cell**2 > most:
-        shrink = math.sqrt(height * width / most)
+    counted = 1 if frames == 1 else 2 * round(frames / 2)
+    pixels = counted * rows * columns * cell**2
+    if pixels > most:
+        shrink = math.sqrt(frames * height * width / most)
         rows, columns = (max(1, math.floor(side / shrink / cell)) for side in (height, width))
-    elif rows * columns * cell**2 < least:
-        grow = math.sqrt(least / (height * width))
+    elif pixels < least:
+        grow = math.sqrt(least / (frames * height * width))
         rows, columns = (math.ceil(side * grow / cell) for side in (height, width))
     return rows * cell, columns * cell
 
@@ -58,6 +65,26 @@ def patches(frames: npt.NDArray[np.uint8], patch: int, merge: int) -> npt.NDArra
     grid = frames.reshape(count, down, merge, patch, across, merge, patch, 3)
     cut = grid.transpose(1, 4, 2, 5, 0, 3, 6, 7)
     return cut.reshape(-1, count, patch, patch, 3)
+
+
+def check_stretch(picture: PIL.Image.Image, param: str) -> None:
+    """Refuses a picture whose sides are too unlike."""
+    if max(picture.size) > _MOST_STRETCHED * min(picture.size):
+        shape = f"{picture.width} x {picture.height} pixels"
+        raise refusal(param, f"of its {shape} one side is over {_MOST_STRETCHED} of the other")
+
+
+def most_pixels(detail: Detail, cell: int) -> float:
+    """The most pixels of a picture or frame that is read so finely."""
+    rows = LOW_DETAIL if detail == "low" else detail
+    return rows * cell**2 if isinstance(rows, int) else math.inf
+
+
+def resized(picture: PIL.Image.Image, height: int, width: int) -> npt.NDArray[np.uint8]:
+    """`[height, width, 3]`."""
+    if (width, height) != picture.size:
+        picture = picture.resize((width, height), PIL.Image.Resampling.BICUBIC)
+    return np.asarray(picture)
 
 
 class QwenImageProcessor(ImageProcessor):
@@ -90,7 +117,7 @@ class QwenImageProcessor(ImageProcessor):
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
-        check_pixels(settings, _colours(config))
+        check_pixels(settings, colours(config))
         return cls(
             # Chat templates write what goes around a picture.
             Placeholders(token=config.integer("image_token_id", least=0)),
@@ -101,24 +128,17 @@ class QwenImageProcessor(ImageProcessor):
 
     def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         cell = self._patch * self._merge
-        long, short = max(picture.size), min(picture.size)
-        if long > _MOST_STRETCHED * short:
-            shape = f"{picture.width} x {picture.height} pixels"
-            raise refusal(param, f"of its {shape} one side is over {_MOST_STRETCHED} of the other")
-        least, most = self._pixels
-        rows_asked = LOW_DETAIL if detail == "low" else detail
-        if isinstance(rows_asked, int):
-            most = max(least, min(most, rows_asked * cell**2))
+        check_stretch(picture, param)
+        least, usual = self._pixels
+        most = max(least, min(usual, most_pixels(detail, cell)))
         height, width = fitted(picture.height, picture.width, cell, least, most)
-        if (width, height) != picture.size:
-            picture = picture.resize((width, height), PIL.Image.Resampling.BICUBIC)
         rows, columns = height // self._patch, width // self._patch
-        cut = patches(np.asarray(picture)[None], self._patch, self._merge)
+        cut = patches(resized(picture, height, width)[None], self._patch, self._merge)
         tokens = rows * columns // self._merge**2
         return MediaItem.of("image", cut.tobytes(), (rows, columns), tokens, bidirectional=False)
 
 
-def _colours(config: Settings) -> Colours:
+def colours(config: Settings) -> Colours:
     """What the encoder of this model takes for a colour."""
     return EVEN_COLOURS if config.values.get("model_type") in _EVEN else CLIP_COLOURS
 

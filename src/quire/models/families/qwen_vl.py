@@ -119,6 +119,7 @@ def _vision_2_5(v: Settings, width: int) -> QwenVision:
         norm=Norm(1e-6),
         window=v.integer("window_size", default=112) // usual.patch // usual.merge,
         whole=v.integers("fullatt_block_indexes"),
+        times=v.integer("tokens_per_second", default=4),
     )
 
 
@@ -168,10 +169,10 @@ def _experts_by_rows(hidden: int, weights: Weights) -> Weights:
 
 
 FAMILIES = (
-    Family("qwen2_vl", "Qwen2-VL, text and images", qwen2_vl),
-    Family("qwen2_5_vl", "Qwen2.5-VL, text and images", qwen2_5_vl),
-    Family("qwen3_vl", "Qwen3-VL, text and images", qwen3_vl),
-    Family("qwen3_vl_moe", "Qwen3-VL-MoE, text and images", qwen3_vl_moe),
-    Family("qwen3_5", "Qwen3.5, text and images", qwen3_5),
-    Family("qwen3_5_moe", "Qwen3.5-MoE, text and images", qwen3_5),
+    Family("qwen2_vl", "Qwen2-VL, text, images and video", qwen2_vl),
+    Family("qwen2_5_vl", "Qwen2.5-VL, text, images and video", qwen2_5_vl),
+    Family("qwen3_vl", "Qwen3-VL, text, images and video", qwen3_vl),
+    Family("qwen3_vl_moe", "Qwen3-VL-MoE, text, images and video", qwen3_vl_moe),
+    Family("qwen3_5", "Qwen3.5, text, images and video", qwen3_5),
+    Family("qwen3_5_moe", "Qwen3.5-MoE, text, images and video", qwen3_5),
 )

@@ -1,0 +1,225 @@
+"""Videos for Qwen2-VL to Qwen3.5: two frames a second, two of which make a moment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.core.media import MediaItem
+from quire.media.processors.base import (
+    MediaPart,
+    Parts,
+    Placeholders,
+    Settings,
+    VideoProcessor,
+    check_pixels,
+)
+from quire.media.processors.qwen import (
+    check_stretch,
+    colours,
+    fitted,
+    most_pixels,
+    patches,
+    pixel_bounds,
+    resized,
+)
+from quire.media.source import Detail
+from quire.media.video import Frame, VideoInfo
+
+_START, _END, _PAD = "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"
+
+_FRAME_ROWS = 768
+"""The most rows that a frame becomes."""
+_VIDEO_ROWS = 115_200
+"""Those of all moments of a Qwen2-VL video: nine tenths of a context of 128,000."""
+_OVER_LEAST = 1.05
+"""What a frame may have at least, over the least that it is brought to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How frames are chosen and cut.
+
+    Attributes:
+        patch: pixels on a patch's side.
+        merge: patches on the side of a square.
+        together: frames in a patch.
+        fps: frames a second that are looked at.
+        least, most: frames that are looked at, if there are as many.
+        pixels: the least and the most, as the processor counts them.
+    """
+
+    patch: int
+    merge: int
+    together: int
+    fps: float
+    least: int
+    most: int
+    pixels: tuple[int, int]
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings, patch: int, rows: tuple[int, int]) -> Self:
+        """As a processor's settings say.
+
+        Args:
+            patch: where they do not say.
+            rows: the least and the most, where they name no pixels.
+
+        Raises:
+            ModelError: a value asks for pixels other than this computes.
+        """
+        check_pixels(settings, colours(config))
+        patch, merge = settings.integer("patch_size", patch), settings.integer("merge_size", 2)
+        cell = (patch * merge) ** 2
+        return cls(
+            patch=patch,
+            merge=merge,
+            together=settings.integer("temporal_patch_size", 2),
+            fps=settings.number("fps", 2.0),
+            least=settings.integer("min_frames", 4),
+            most=settings.integer("max_frames", 768),
+            pixels=pixel_bounds(settings, rows[0] * cell, rows[1] * cell),
+        )
+
+    @property
+    def cell(self) -> int:
+        """Pixels on a square's side."""
+        return self.patch * self.merge
+
+    def cut(self, frames: Sequence[npt.NDArray[np.uint8]]) -> bytes:
+        """The patches of one moment; its last frame stands for those that it lacks."""
+        filled = [*frames, *[frames[-1]] * (self.together - len(frames))]
+        return patches(np.stack(filled), self.patch, self.merge).tobytes()
+
+
+class QwenVideoProcessor(VideoProcessor):
+    """Qwen2-VL and Qwen2.5-VL: a video is one item."""
+
+    def __init__(self, placeholders: Placeholders, sampling: Sampling) -> None:
+        super().__init__(placeholders)
+        self._sampling = sampling
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `video_preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value is missing, or asks for pixels other than this computes.
+        """
+        token = config.integer("video_token_id", least=0)
+        return cls(Placeholders(token), Sampling.open(settings, config, 14, (128, _FRAME_ROWS)))
+
+    @classmethod
+    def open_beside_pictures(cls, settings: Settings, config: Settings) -> Self:
+        """By the settings for pictures, but for the number of pixels, which is a picture's."""
+        bounds = ("size", "min_pixels", "max_pixels")
+        values = {key: value for key, value in settings.values.items() if key not in bounds}
+        return cls.open(replace(settings, values=values), config)
+
+    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
+        own, together = self._sampling, self._sampling.together
+        most = min(own.most, most, info.frames) // together * together
+        wanted = min(max(info.frames / info.fps * own.fps, own.least), most)
+        count = max(1, math.floor(wanted / together) * together)
+        return [int(number * info.frames / count) for number in range(count)]
+
+    def watch(
+        self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
+    ) -> Parts:
+        own = self._sampling
+        shown: list[npt.NDArray[np.uint8]] = []
+        for frame in frames:
+            if not shown:
+                check_stretch(frame.picture, param)
+                size = frame.picture.size
+                height, width = self._size(size[1], size[0], count, detail)
+            shown.append(resized(frame.picture, height, width))
+        groups = [shown[at : at + own.together] for at in range(0, len(shown), own.together)]
+        features = b"".join(own.cut(group) for group in groups)
+        # A moment lasts as long as its frames are apart.
+        seconds = own.together * info.frames / (len(shown) * info.fps)
+        step = math.ceil(round(1e6 * seconds, 3))
+        shape = (len(groups), height // own.patch, width // own.patch, step)
+        rows = len(groups) * height * width // own.cell**2
+        item = MediaItem.of("video", features, shape, rows, bidirectional=False)
+        return (MediaPart(item),)
+
+    def _size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
+        """Of a frame. All of them share what the context holds."""
+        own = self._sampling
+        least, own_most = own.pixels
+        share = _VIDEO_ROWS * own.cell**2 * own.together // frames
+        usual = max(min(own_most, share), int(least * _OVER_LEAST))
+        most = max(least, min(usual, most_pixels(detail, own.cell)))
+        return fitted(height, width, own.cell, least, most)
+
+
+class Qwen3VideoProcessor(VideoProcessor):
+    """Qwen3-VL and Qwen3.5: each moment is an item, behind the time at which it is seen."""
+
+    def __init__(self, placeholders: Placeholders, sampling: Sampling) -> None:
+        super().__init__(placeholders)
+        self._sampling = sampling
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `video_preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value is missing, or asks for pixels other than this computes.
+        """
+        token = config.integer("video_token_id", least=0)
+        placeholders = Placeholders(token, mark=f"{_START}{_PAD}{_END}")
+        return cls(placeholders, Sampling.open(settings, config, 16, (128, _FRAME_ROWS)))
+
+    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
+        own = self._sampling
+        wanted = int(info.frames / info.fps * own.fps)
+        count = min(max(wanted, own.least), own.most, most, info.frames)
+        return [int(each) for each in np.linspace(0, info.frames - 1, count).round()]
+
+    def watch(
+        self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
+    ) -> Parts:
+        own = self._sampling
+        shown: list[Frame] = []
+        parts: list[MediaPart] = []
+        for frame in frames:
+            if not parts and not shown:
+                check_stretch(frame.picture, param)
+                size = frame.picture.size
+                height, width = self._size(size[1], size[0], count, detail)
+            shown.append(frame)
+            if len(shown) == own.together:
+                parts.append(self._moment(info, shown, height, width))
+                shown = []
+        if shown:
+            parts.append(self._moment(info, shown, height, width))
+        return tuple(parts)
+
+    def _moment(
+        self, info: VideoInfo, frames: Sequence[Frame], height: int, width: int
+    ) -> MediaPart:
+        own = self._sampling
+        features = own.cut([resized(frame.picture, height, width) for frame in frames])
+        shape = (1, height // own.patch, width // own.patch, 0)
+        rows = height * width // own.cell**2
+        item = MediaItem.of("video", features, shape, rows, bidirectional=False)
+        seconds = (frames[0].index + frames[-1].index) / 2 / info.fps
+        return MediaPart(item, f"<{seconds:.1f} seconds>{_START}", _END)
+
+    def _size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
+        """Of a frame. The bounds are those of all frames together."""
+        own = self._sampling
+        least, most = own.pixels
+        each = min(_FRAME_ROWS * own.cell**2, most // frames)
+        each = max(each, int(least * _OVER_LEAST))
+        most = int(max(least, min(each, most_pixels(detail, own.cell)) * frames))
+        enlarged = max(own.cell / height, own.cell / width, 1.0)
+        height, width = int(height * enlarged), int(width * enlarged)
+        return fitted(height, width, own.cell, least, most, frames)

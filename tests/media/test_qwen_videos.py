@@ -1,0 +1,134 @@
+"""Videos for Qwen2-VL and its heirs: frames, sizes, items and times."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.core.errors import ModelError
+from quire.media.processors import KINDS
+from quire.media.processors.base import Placeholders, VideoProcessor
+from quire.media.processors.qwen import fitted
+from quire.media.source import FileLimits
+from quire.media.video import VideoInfo
+from tests.media.files import greys, video
+
+QWEN2: dict[str, Any] = {
+    "video_processor_type": "Qwen2VLVideoProcessor",
+    "size": {"shortest_edge": 3136, "longest_edge": 28 * 28 * 768},
+}
+QWEN3: dict[str, Any] = {
+    "video_processor_type": "Qwen3VLVideoProcessor",
+    "size": {"shortest_edge": 4096, "longest_edge": 25_165_824},
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+    "patch_size": 16,
+}
+
+
+def opened(folder: Path, model_type: str, values: dict[str, Any]) -> VideoProcessor:
+    config = {"model_type": model_type, "vision_config": {}, "video_token_id": 8}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(values))
+    found = KINDS["video"].open(folder)
+    assert isinstance(found, VideoProcessor)
+    return found
+
+
+def shown(features: bytes, moments: int) -> list[int]:
+    """Which of `greys` each frame of an item shows."""
+    raw = np.frombuffer(features, np.uint8).reshape(moments, -1, 2, 14 * 14 * 3)
+    return [round((each - 20) / 3) for each in raw.mean(axis=(1, 3)).ravel()]
+
+
+def test_a_video_is_one_item(tmp_path: Path) -> None:
+    ours = opened(tmp_path, "qwen2_5_vl", QWEN2)
+    assert ours.placeholders == Placeholders(8)
+    (part,) = ours.read(video(greys(40, (112, 84))), param="p")  # four seconds
+    item = part.item
+    assert (part.before, part.after, item.kind, item.bidirectional) == ("", "", "video", False)
+    assert item.shape == (4, 6, 8, 1_000_000)
+    assert item.tokens == 4 * 12
+    assert shown(item.features, 4) == [0, 5, 10, 15, 20, 25, 30, 35]
+
+
+def test_each_moment_is_an_item_behind_its_time(tmp_path: Path) -> None:
+    ours = opened(tmp_path, "qwen3_vl", QWEN3)
+    assert ours.placeholders.mark == "<|vision_start|><|video_pad|><|vision_end|>"
+    parts = ours.read(video(greys(40, (128, 96))), param="p")
+    assert [part.item.shape for part in parts] == [(1, 6, 8, 0)] * 4
+    assert [part.item.tokens for part in parts] == [12] * 4
+    assert [part.before for part in parts] == [
+        f"<{seconds} seconds><|vision_start|>" for seconds in (0.3, 1.4, 2.5, 3.6)
+    ]
+    assert {part.after for part in parts} == {"<|vision_end|>"}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values"), [("qwen2_vl", QWEN2), ("qwen3_5", QWEN3)], ids=["one", "apart"]
+)
+def test_few_frames_and_limits(tmp_path: Path, model_type: str, values: dict[str, Any]) -> None:
+    ours = opened(tmp_path, model_type, values)
+    (single,) = ours.read(video(greys(1)), param="p")
+    assert single.item.shape[0] == 1
+    limited = ours.read(video(greys(80)), param="p", limits=FileLimits(frames=6))
+    assert sum(part.item.shape[0] for part in limited) == 3
+    coarse, fine = (
+        ours.read(video(greys(8, (640, 480))), param="p", detail=detail)
+        for detail in ("low", "auto")
+    )
+    assert coarse[0].item.tokens / coarse[0].item.shape[0] <= 256
+    assert fine[0].item.tokens > coarse[0].item.tokens
+
+
+def test_settings_for_pictures_serve_where_there_are_no_others(tmp_path: Path) -> None:
+    ours = opened(tmp_path, "qwen2_5_vl", QWEN2)
+    (tmp_path / "video_preprocessor_config.json").unlink()
+    assert KINDS["video"].open(tmp_path) is None
+    pictures = {"image_processor_type": "Qwen2VLImageProcessor", "max_pixels": 3136, "fps": 1}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(pictures))
+    found = KINDS["video"].open(tmp_path)
+    assert found is not None
+    (part,) = found.read(video(greys(20, (640, 480))), param="p")
+    assert part.item.tokens > 3136 // 28**2
+    assert part.item.shape[0] == 2
+    pictures["image_processor_type"] = "Other"
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(pictures))
+    assert KINDS["video"].open(tmp_path) is None
+    assert ours.placeholders == found.placeholders
+
+
+def test_bad_values_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="fps"):
+        opened(tmp_path, "qwen2_vl", QWEN2 | {"fps": "2"})
+    with pytest.raises(ModelError, match="image_mean"):
+        opened(tmp_path, "qwen3_vl", QWEN3 | {"image_mean": [0.4] * 3})
+
+
+class TestAgainstTransformers:
+    def test_frames_and_times(self, tmp_path: Path) -> None:
+        pytest.importorskip("torch")
+        oracle = pytest.importorskip("transformers.models.qwen3_vl.video_processing_qwen3_vl")
+        metadata = pytest.importorskip("transformers.video_utils").VideoMetadata
+        theirs = oracle.Qwen3VLVideoProcessor()
+        ours = opened(tmp_path, "qwen3_vl", QWEN3)
+        draw = random.Random(3)
+        for _ in range(300):
+            frames, fps = draw.randrange(1, 4000), draw.choice([1.0, 10.0, 23.976, 30.0, 60.0])
+            expected = theirs.sample_frames(metadata(total_num_frames=frames, fps=fps))
+            assert ours.choose(VideoInfo(frames, fps), 768) == expected.tolist()
+
+    def test_sizes(self) -> None:
+        pytest.importorskip("torch")
+        oracle = pytest.importorskip("transformers.models.qwen3_vl.video_processing_qwen3_vl")
+        draw = random.Random(4)
+        for _ in range(3000):
+            height, width = (draw.randrange(32, 2000) for _ in range(2))
+            frames, most = draw.randrange(2, 300), draw.choice([500_000, 25_165_824])
+            expected = oracle.smart_resize(frames, height, width, 2, 32, 4096, most)
+            assert fitted(height, width, 32, 4096, most, frames) == expected
