@@ -378,6 +378,29 @@ class TestTextModels:
         counted = HTTP.post(f"{served.url}/v1/messages/count_tokens", json=body)
         assert counted.status_code == 200, counted.text
 
+    def test_history_goes_on_without_files(self, serve: Serve) -> None:
+        served, later = serve("Fine."), {"role": "user", "content": "Look."}
+        file = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA=="}}
+        asked = {"messages": [{"role": "user", "content": [text("What?"), file]}, later]}
+        at = "messages[0].content[1]"
+        _goes_on(served, "chat/completions", asked, at, 1, "file")
+        item = {"type": "input_file", "file_data": "data:application/pdf;base64,AA=="}
+        items = {"input": [{"role": "user", "content": [item]}, later]}
+        _goes_on(served, "responses", items, "input[0].content[0]", 1, "file")
+        source = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}
+        block = {"type": "document", "source": source}
+        blocks = {"messages": [{"role": "user", "content": [block]}, later]}
+        body = {"model": "quire-demo", "max_tokens": 9} | blocks
+        _goes_on(served, "messages", body, "messages[0].content[0].source", 1, "file")
+        for path, refused, said in (
+            ("chat/completions", {"messages": asked["messages"][:1]}, "'file'"),
+            ("responses", {"input": items["input"][:1]}, "'input_file'"),
+            ("messages", body | {"messages": blocks["messages"][:1]}, "'document'"),
+        ):
+            answer = HTTP.post(f"{served.url}/v1/{path}", json=refused)
+            assert answer.status_code == 400
+            assert said in answer.json()["error"]["message"]
+
     def test_the_newest_question_is_refused_beside_older_ones(self, serve: Serve) -> None:
         blocks = [
             {"role": "user", "content": "Look."},
@@ -388,14 +411,19 @@ class TestTextModels:
 
 
 def _goes_on(
-    served: Served, path: str, body: dict[str, Any], told: str, times: int = 2
+    served: Served,
+    path: str,
+    body: dict[str, Any],
+    told: str,
+    times: int = 2,
+    kind: str = "image",
 ) -> dict[str, Any]:
-    """A text model's answer to a history that holds images."""
+    """A text model's answer to a history that holds media."""
     answer = HTTP.post(f"{served.url}/v1/{path}", json=body)
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-quire-ignored-fields"] == told
     prompt = served.tokenizer.decode(served.engine.requests[-1].prompt)
-    assert prompt.count(LEFT_OUT["image"]) == times
+    assert prompt.count(LEFT_OUT[kind]) == times
     whole: dict[str, Any] = answer.json()
     return whole
 

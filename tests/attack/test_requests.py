@@ -113,12 +113,24 @@ def test_those_whose_clients_leave_are_killed(victim: Victim) -> None:
     assert victim.processes() <= before + 1  # the process that starts jobs
 
 
-def test_a_text_far_too_long_is_not_encoded_whole(victim: Victim) -> None:
-    body = {"messages": [user("word " * (8 * MIB // 5))]}
+LONG = [user("word " * (8 * MIB // 5))]
+TOO_LONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": (CHAT, {"messages": LONG}),
+    "count": (COUNT, {"model": "quire-demo", "messages": LONG}),
+    "tokenize": ("/tokenize", {"prompt": LONG[0]["content"]}),
+    "forged": ("/tokenize", {"messages": [user("<turn|>" * (8 * MIB // 7))]}),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LONG)
+def test_a_text_far_too_long_is_not_encoded_whole(victim: Victim, name: str) -> None:
+    route, body = TOO_LONG[name]
     with victim.watched() as seen:
-        answer = httpx.post(victim.url + CHAT, json=body, timeout=200)
+        answer = httpx.post(victim.url + route, json=body, timeout=200)
     assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    error = answer.json()["error"]
+    code = error["code"] if "code" in error else error["details"]["error_code"]
+    assert code == "context_length_exceeded"
     seen.check(peak=300 * MIB)  # copies of the body; encoded whole it takes 730 MiB more
 
 

@@ -49,7 +49,7 @@ class DetokenizeRequest(Wire):
     """Token ids of this model."""
 
     model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=4 << 20)]
+    tokens: Annotated[list[TokenId], Field(max_length=1 << 20)]
 
 
 async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
@@ -72,7 +72,8 @@ async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
         (ids,) = await context.tokens(spec)
     else:
         special = fields.add_special_tokens is not False
-        ids = tuple(tokenizer.encode(fields.prompt or "", add_special_tokens=special))
+        prompts, text = context.service.prompts, fields.prompt or ""
+        ids = prompts.encode(text, "prompt", add_special_tokens=special)
     answer: dict[str, Any] = {
         "tokens": list(ids),
         "count": len(ids),

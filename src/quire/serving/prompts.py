@@ -17,9 +17,11 @@ from quire.text.volatile import drop_from_messages
 
 _LIGHT, _FEW = 16_384, 256
 """Characters and messages up to which rendering and encoding holds up no stream."""
-_CHARACTERS = 8
-"""Characters for each token of the context from which a text is counted in pieces before it is
-encoded: encoding takes hundreds of bytes a token, and most texts of that length are too long."""
+_WHOLE = 1 << 18
+"""Characters up to which a text is encoded at once: what is longer is counted in pieces before,
+since encoding takes hundreds of bytes a token."""
+_COUNTED = 1 << 18
+"""Tokens up to which a text is counted, however few the context takes."""
 THINKING_VARIABLES = frozenset({"enable_thinking", "thinking"})
 """What templates call the switch for reasoning."""
 
@@ -66,7 +68,7 @@ class Prompts:
             RequestError: it cannot be served.
             Elsewhere: it is to be done in a job.
         """
-        prompts = self._prompts(await self.load_media(spec, light=light), bounded=True)
+        prompts = self._prompts(await self.load_media(spec, light=light), self._limit)
         for prompt in prompts:
             self._check_prompt(prompt.tokens, spec.names.messages if spec.messages else "prompt")
         return Prepared(spec.without_prompt, tuple(prompts), bare=not spec.messages)
@@ -88,27 +90,45 @@ class Prompts:
         return spec if messages is spec.messages else replace(spec, messages=messages)
 
     async def tokens(self, spec: Generation, *, light: bool = False) -> list[tuple[int, ...]]:
-        """The token ids of each prompt, of any length; `light` as in `prepare`.
+        """The token ids of each prompt; `light` as in `prepare`.
 
         Raises:
+            ContextOverflow: they are more than the context takes, and more than 262,144.
             RequestError: there is neither a message nor a prompt, no tool is what must be called,
                 an item cannot be used, or the template refuses the messages.
             Elsewhere: it is to be done in a job.
         """
         loaded = await self.load_media(spec, light=light)
-        return [prompt.tokens for prompt in self._prompts(loaded, bounded=False)]
+        return [prompt.tokens for prompt in self._prompts(loaded, self._countable)]
 
-    def _prompts(self, spec: Generation, *, bounded: bool) -> list[Prompt]:
-        """The encoded prompts; `bounded` refuses texts far too long before it encodes them."""
+    @property
+    def _limit(self) -> int:
+        return self._info().context_length
+
+    @property
+    def _countable(self) -> int:
+        return max(self._limit, _COUNTED)
+
+    def encode(self, text: str, param: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """The token ids of a bare text.
+
+        Raises:
+            ContextOverflow: as `tokens`.
+        """
+        self._check_text(text, param, self._countable)
+        return tuple(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def _prompts(self, spec: Generation, limit: int) -> list[Prompt]:
+        """The encoded prompts. A long text of `limit` tokens or more is refused ahead of that."""
         spec.tool_choice.check([tool.name for tool in spec.offered_tools])
         if not spec.messages and not spec.prompts:
             raise RequestError(
                 "The request holds nothing that could be answered.", code="invalid_value"
             )
         if spec.messages:
-            return [self._conversation(spec, bounded=bounded)]
+            return [self._conversation(spec, limit)]
         return [
-            Prompt(self._text(prompt, bounded=bounded) if isinstance(prompt, str) else prompt)
+            Prompt(self._text(prompt, limit) if isinstance(prompt, str) else prompt)
             for prompt in spec.prompts
         ]
 
@@ -119,17 +139,15 @@ class Prompts:
         if size > _LIGHT or len(spec.messages) > _FEW or self.media.wanted(spec.messages):
             raise Elsewhere
 
-    def _text(self, prompt: str, *, bounded: bool) -> tuple[int, ...]:
-        if bounded:
-            self._check_text(prompt, "prompt")
+    def _text(self, prompt: str, limit: int) -> tuple[int, ...]:
+        self._check_text(prompt, "prompt", limit)
         return tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
 
-    def _conversation(self, spec: Generation, *, bounded: bool) -> Prompt:
+    def _conversation(self, spec: Generation, limit: int) -> Prompt:
         """The prompt of messages whose media has been read."""
         files = files_of(spec.messages)
         rendered = self.media.spell(self.render(spec), files)
-        if bounded:
-            self._check_text(self._controls.bare(rendered), spec.names.messages)
+        self._check_text(self._controls.bare(rendered), spec.names.messages, limit)
         ids = self._controls.encode(rendered)
         items = [part.item for parts in files for part in parts]
         return self.media.place(ids, items) if items else Prompt(tuple(ids))
@@ -159,16 +177,15 @@ class Prompts:
             variables.setdefault("reasoning_effort", thinking.effort)
         return variables
 
-    def _check_text(self, text: str, param: str) -> None:
+    def _check_text(self, text: str, param: str, limit: int) -> None:
         """Raises `ContextOverflow` for a text far too long, in memory that stays the same."""
-        limit = self._info().context_length
-        if len(text) > _CHARACTERS * limit:
+        if len(text) > _WHOLE:
             count = self.tokenizer.count_at_least(text, limit)
             if count >= limit:
-                raise ContextOverflow(count, limit, param=param, at_least=True)
+                raise ContextOverflow(count, self._limit, param=param, at_least=True)
 
     def _check_prompt(self, prompt: tuple[int, ...], param: str) -> None:
-        limit = self._info().context_length
+        limit = self._limit
         if not prompt:
             raise RequestError(f"'{param}' holds no token.", param=param, code="invalid_value")
         if len(prompt) >= limit:

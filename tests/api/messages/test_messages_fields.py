@@ -79,7 +79,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"messages": [*ASK, {"role": "assistant", "content": [IMAGE]}]}, "messages[1].content[0]"),
     (
         {"messages": user({"type": "document", "source": {**PIXEL, "type": "url"}})},
-        "messages[0].content[0].source.type",
+        "messages[0].content[0].source.url",
     ),
     (
         {"messages": user({"type": "tool_result", "tool_use_id": "t9"})},

@@ -121,6 +121,12 @@ class TextSource(History):
     data: str
 
 
+class Base64Document(Base64Source):
+    """A document that is no text, which no model here reads."""
+
+    media_type: str = Field(pattern="^application/")
+
+
 class NoCitations(History):
     """Citations are not offered."""
 
@@ -128,10 +134,15 @@ class NoCitations(History):
 
 
 class DocumentBlock(ContentBlock):
-    """A document; only plain text is offered."""
+    """A document; only plain text is offered. Others may stand in a conversation's history."""
 
     type: Literal["document"]
-    source: Annotated[Annotated[TextSource, Tag("@text")], Discriminator(tag_by_type)]
+    source: Annotated[
+        Annotated[TextSource, Tag("@text")]
+        | Annotated[Base64Document, Tag("@base64")]
+        | Annotated[UrlSource, Tag("@url")],
+        Discriminator(tag_by_type),
+    ]
     title: str | None = None
     context: str | None = None
     citations: NoCitations | None = None

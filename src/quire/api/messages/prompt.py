@@ -20,6 +20,7 @@ from quire.api.messages.blocks import (
     SearchResultBlock,
     SystemText,
     TextBlock,
+    TextSource,
     ThinkingBlock,
     ToolReferenceBlock,
     ToolResultBlock,
@@ -39,7 +40,7 @@ from quire.api.messages.schema import (
     Tool,
     UserMessage,
 )
-from quire.api.shared.content import function_call, media_part
+from quire.api.shared.content import document_part, function_call, media_part
 from quire.api.shared.seal import Seal
 from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
 from quire.core.errors import RequestError
@@ -257,8 +258,10 @@ def _part(block: ResultPart, param: str) -> dict[str, Any]:
             return media_part(kind, block.source.location, f"{param}.source", kind)
         case TextBlock(text=text):
             lines = [text]
-        case DocumentBlock():
-            lines = [block.title, block.context, block.source.data]
+        case DocumentBlock(source=TextSource(data=text)):
+            lines = [block.title, block.context, text]
+        case DocumentBlock(type=kind):
+            return document_part(f"{param}.source", kind)
         case SearchResultBlock():
             lines = [block.title, block.source, *(each.text for each in block.content)]
         case ToolReferenceBlock():

@@ -37,7 +37,7 @@ from quire.api.shared.stored import StoredConversations
 from quire.api.shared.thinking import offered
 from quire.api.shared.toolbox import Toolbox
 from quire.api.shared.unseen import newest, without_unseen
-from quire.core.errors import NotFound, RequestError
+from quire.core.errors import ContextOverflow, NotFound, RequestError
 from quire.core.request import SamplingParams
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import FieldNames, Generation, Prepared, Thinking
@@ -297,7 +297,10 @@ async def _truncated(context: Context, spec: Generation) -> Generation:
 
     async def within_context(start: int) -> Generation | None:
         cut = replace(spec, messages=(*spec.messages[:head], *spec.messages[start:]))
-        (prompt,) = await context.tokens(cut)
+        try:
+            (prompt,) = await context.tokens(cut)
+        except ContextOverflow:
+            return None
         return cut if len(prompt) <= room else None
 
     fitting = await within_context(head)

@@ -28,6 +28,7 @@ from quire.api.responses.schema import (
 )
 from quire.api.shared.content import (
     INPUT,
+    document_part,
     function_call,
     heard_or_watched,
     media_part,
@@ -37,7 +38,6 @@ from quire.api.shared.seal import Seal
 from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
 from quire.api.shared.toolbox import SEARCH, model_name
 from quire.core.errors import RequestError
-from quire.media.source import not_taken
 
 
 class Translator:
@@ -148,8 +148,6 @@ def _parts(content: Content, param: str, *, media: bool = True) -> str | list[di
     parts: list[dict[str, Any]] = []
     for index, part in enumerate(content):
         match part:
-            case FilePart():
-                raise not_taken(part.type, f"{param}[{index}]")
             case TextPart(text=text) | RefusalPart(refusal=text):
                 parts.append({"type": "text", "text": text})
             case _ if not media:
@@ -158,6 +156,8 @@ def _parts(content: Content, param: str, *, media: bool = True) -> str | list[di
                     param=f"{param}[{index}]",
                     code="invalid_value",
                 )
+            case FilePart():
+                parts.append(document_part(f"{param}[{index}]", part.type))
             case ImagePart():
                 detail = part.max_soft_tokens or part.detail
                 name = f"{param}[{index}].image_url"

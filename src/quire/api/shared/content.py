@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from quire.api.shared.schema import History, TextOrList, tag_by_role, tag_by_type
-from quire.media.source import Detail, Fineness, MediaSource, not_taken
+from quire.media.source import Detail, Fineness, MediaSource
 
 INPUT = "input"
 """The one argument of the function that stands for a custom tool."""
@@ -278,11 +278,7 @@ def function_tool(
 
 
 def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:
-    """Messages as chat templates read them.
-
-    Raises:
-        RequestError: a file, which no model here takes.
-    """
+    """Messages as chat templates read them."""
     names = {
         call.id: call.name
         for message in messages
@@ -329,7 +325,7 @@ def _parts(content: Content | WrittenContent, param: str) -> str | list[dict[str
                 detail = image.max_soft_tokens or image.detail
                 parts.append(media_part("image", image.url, name, part.type, detail))
             case FilePart():
-                raise not_taken(part.type, f"{param}[{index}]")
+                parts.append(document_part(f"{param}[{index}]", part.type))
             case _:
                 parts.append(heard_or_watched(part, f"{param}[{index}]"))
     return parts
@@ -352,6 +348,11 @@ def media_part(
 ) -> dict[str, Any]:
     """A file as the service takes it, which fetches it and puts it in its place in the prompt."""
     return {"type": kind, "source": MediaSource(url, param, named, detail or "auto", kind)}
+
+
+def document_part(param: str, named: str) -> dict[str, Any]:
+    """A file that no model here takes; it is refused or left out before anybody looks at it."""
+    return media_part("file", "", param, named)
 
 
 def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ LEFT_OUT = {
     "image": "[An image stood here. The model that answers now sees none.]",
     "audio": "[A sound stood here. The model that answers now hears none.]",
     "video": "[A video stood here. The model that answers now watches none.]",
+    "file": "[A file stood here. The model that answers now reads none.]",
 }
 
 
