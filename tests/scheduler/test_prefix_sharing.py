@@ -1,0 +1,125 @@
+"""Who waits for whom, what is found again, and where recurrent state is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.core.kv_format import KVFormat
+from quire.core.request import Request
+from tests.scheduler.simulation import GROUPS, PAGE, PLAIN, SEALED, Simulation
+
+PROMPT = tuple(range(1, 21))  # five blocks
+PARTIAL = PAGE // 2
+
+
+def request(name: str, prompt: tuple[int, ...] = PROMPT, tokens: int = 2) -> Request:
+    return Request(name, prompt, max_tokens=tokens)
+
+
+def world(groups: str = "full", chunk: int = 7) -> Simulation:
+    return Simulation(GROUPS[groups], budget=4000, chunk=chunk)
+
+
+def running(simulation: Simulation) -> set[str]:
+    return {sequence.id for sequence in simulation.scheduler.running}
+
+
+def test_a_prompt_waits_for_the_neighbour_that_computes_its_beginning() -> None:
+    simulation = world()
+    simulation.add(request("first"))
+    simulation.add(request("second", (*PROMPT, 77)))
+    simulation.add(request("other", (90, *PROMPT)))
+    simulation.step()
+    assert running(simulation) >= {"first"}
+    assert simulation.sequence("second").prefix.waits_on is not None
+    assert simulation.sequence("other").prefix.waits_on is None
+    simulation.run()
+    assert simulation.ended["second"].cached_tokens == len(PROMPT)
+    assert simulation.ended["other"].cached_tokens == 0
+    simulation.check_nothing_leaks()
+
+
+def test_who_waits_for_a_neighbour_that_leaves_goes_on_alone() -> None:
+    simulation = world(chunk=5)
+    simulation.add(request("first"))
+    simulation.add(request("second", (*PROMPT, 77)))
+    simulation.step()
+    assert "second" not in running(simulation)
+    simulation.scheduler.abort("first")
+    simulation.run()
+    assert len(simulation.answers["second"]) == 2
+    assert simulation.ended["second"].cached_tokens < len(PROMPT)
+    simulation.check_nothing_leaks()
+
+
+@pytest.mark.parametrize(
+    ("format", "cached"),
+    [(PLAIN, len(PROMPT) + PARTIAL), (SEALED, len(PROMPT))],
+    ids=["plain", "tail"],
+)
+def test_a_block_that_is_not_full_is_found_where_it_is_kept_as_written(
+    format: KVFormat, cached: int
+) -> None:
+    prompt = (*PROMPT, *range(50, 50 + PARTIAL))
+    simulation = world()
+    simulation.add(request("first", prompt, tokens=1), format)
+    simulation.run()
+    simulation.add(request("second", (*prompt, 99)), format)
+    simulation.run()
+    assert simulation.ended["second"].cached_tokens == cached
+    simulation.check_nothing_leaks()
+
+
+def test_formats_share_nothing() -> None:
+    simulation = world()
+    simulation.add(request("first"))
+    simulation.run()
+    simulation.add(request("second", (*PROMPT, 77)), SEALED)
+    simulation.run()
+    assert (simulation.ended["second"].cached_tokens, simulation.ended["second"].reuse) == (
+        0,
+        "new",
+    )
+
+
+@pytest.mark.parametrize(
+    ("format", "places"),
+    [(PLAIN, {8, 16, 19, 6}), (SEALED, {8, 16, 4})],
+    ids=["plain", "tail"],
+)
+def test_where_recurrent_state_is_kept(format: KVFormat, places: set[int]) -> None:
+    """Every 8 tokens, before the last one, and where a message ends; in whole blocks with tails."""
+    simulation = world("recurrent")
+    sharing = simulation.scheduler.sharing
+    simulation.add(Request("a", PROMPT, max_tokens=1, snapshots=(6,)), format)
+    sequence = simulation.sequence("a")
+    found = set()
+    while sequence.progress.computed < len(PROMPT):
+        sequence.progress.computed += sharing.until_snapshot(sequence)
+        found.add(sequence.progress.computed)
+    assert found == places | {len(PROMPT)}
+
+
+def test_a_branch_goes_on_from_the_last_state_before_it_parts() -> None:
+    simulation = world("recurrent")
+    simulation.add(request("first"))
+    simulation.run()
+    simulation.add(request("second", (*PROMPT[:11], 88, 89)))
+    simulation.run()
+    assert simulation.ended["second"].cached_tokens == 8
+    simulation.check_nothing_leaks()
+
+
+def test_a_sequence_cut_back_registers_anew_what_it_says_then() -> None:
+    simulation = world()
+    simulation.add(request("first", tokens=9))
+    for _ in range(8):
+        simulation.step()
+    simulation.truncate("first", len(PROMPT) + 1)
+    simulation.run()
+    said = tuple(simulation.answers["first"])
+    simulation.add(request("second", (*PROMPT, *said, 99)))
+    simulation.run()
+    # The last token sampled was never an input; all the others are found again.
+    assert simulation.ended["second"].cached_tokens == len(PROMPT) + len(said) - 1
+    simulation.check_nothing_leaks()
