@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams
-from quire.models.loader import LoadedModel, open_model
+from quire.models.loader import LoadedModel
+from tests.engine.conftest import Open
 from tests.support.parity import Company, Generated, assert_same, prompts
-from tests.support.tiny_models import tiny_model
 
 FORMATS = (KVFormat(), KVFormat("page", 4, 4), KVFormat("uniform", 8, 8))
 # Full attention; a recurrent state; windows; layers that keep nothing themselves.
 FAMILIES = ("llama", "qwen3_5", "gemma4", "gemma4_ple")
-Open = Callable[[str], LoadedModel]
-
-
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
-    known: dict[str, LoadedModel] = {}
-
-    def find(name: str) -> LoadedModel:
-        if name not in known:
-            folder = tiny_model(Path(tmp_path_factory.mktemp(name)), name)
-            known[name] = open_model(str(folder), dtype="float32")
-        return known[name]
-
-    return find
 
 
 class Scripted:

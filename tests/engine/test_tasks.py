@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -13,10 +11,10 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.request import Embed, FinishReason, Output, Request, Score, Task
-from quire.models.loader import LoadedModel, open_model
+from quire.models.loader import LoadedModel
+from tests.engine.conftest import Open
 from tests.models.solo import SoloStep, solo_logits
 from tests.support.parity import Company, prompts
-from tests.support.tiny_models import tiny_model
 
 # Full attention; a recurrent state; layers that only wanted rows pass.
 FAMILIES = ("llama", "qwen3_5", "gemma4_ple")
@@ -28,20 +26,6 @@ TASKS: dict[str, Task] = {
 }
 LENGTHS = (1, 40, 64, 130)
 Floats = npt.NDArray[np.float32]
-Open = Callable[[str], LoadedModel]
-
-
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
-    known: dict[str, LoadedModel] = {}
-
-    def find(name: str) -> LoadedModel:
-        if name not in known:
-            folder = tiny_model(Path(tmp_path_factory.mktemp(name)), name)
-            known[name] = open_model(str(folder), dtype="float32")
-        return known[name]
-
-    return find
 
 
 def expected(loaded: LoadedModel, request: Request) -> Floats:

@@ -27,7 +27,7 @@ from transformers import (  # noqa: E402
 )
 
 from tests.models import oracle  # noqa: E402
-from tests.support import tiny_models  # noqa: E402
+from tests.support import families, tiny_models  # noqa: E402
 
 PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(45)]
 SHAPE = {
@@ -40,20 +40,7 @@ SHAPE = {
     "head_dim": 16,
     "max_position_embeddings": 512,
 }
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-YARN = {
-    "rope_type": "yarn",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
+LLAMA3 = families.LLAMA3["rope_parameters"]
 
 VISION = {
     "hidden_size": 32,
@@ -75,7 +62,7 @@ CONFIGS: dict[str, Any] = {
         mlp_bias=True,
         rope_parameters={"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0},
     ),
-    "llama-yarn": lambda: LlamaConfig(**SHAPE, rope_parameters=YARN),
+    "llama-yarn": lambda: LlamaConfig(**SHAPE, rope_parameters=families.YARN),
     "llama-yarn-original-outside": lambda: LlamaConfig(
         **SHAPE,
         original_max_position_embeddings=32,

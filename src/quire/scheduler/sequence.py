@@ -13,8 +13,8 @@ from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from quire.sampling.history import RowState
-from quire.scheduler.block_tables import SequenceBlocks
 from quire.scheduler.positions import TokenPositions
+from quire.scheduler.sequence_blocks import SequenceBlocks
 
 
 class TokenConstraint(Protocol):

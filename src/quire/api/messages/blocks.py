@@ -197,14 +197,18 @@ class ToolUseBlock(ContentBlock):
     toolset_name: None = None
 
 
-ResultPart = Annotated[
+_Given = (
     Annotated[TextBlock, Tag("@text")]
     | Annotated[ImageBlock, Tag("@image")]
     | Annotated[AudioBlock, Tag("@audio")]
     | Annotated[VideoBlock, Tag("@video")]
     | Annotated[DocumentBlock, Tag("@document")]
     | Annotated[SearchResultBlock, Tag("@search_result")]
-    | Annotated[ToolReferenceBlock, Tag("@tool_reference")],
+)
+"""What a user or a tool may give the model to read."""
+
+ResultPart = Annotated[
+    _Given | Annotated[ToolReferenceBlock, Tag("@tool_reference")],
     Discriminator(tag_by_type),
 ]
 
@@ -220,13 +224,7 @@ class ToolResultBlock(ContentBlock):
 
 
 UserBlock = Annotated[
-    Annotated[TextBlock, Tag("@text")]
-    | Annotated[ImageBlock, Tag("@image")]
-    | Annotated[AudioBlock, Tag("@audio")]
-    | Annotated[VideoBlock, Tag("@video")]
-    | Annotated[DocumentBlock, Tag("@document")]
-    | Annotated[SearchResultBlock, Tag("@search_result")]
-    | Annotated[ToolResultBlock, Tag("@tool_result")],
+    _Given | Annotated[ToolResultBlock, Tag("@tool_result")],
     Discriminator(tag_by_type),
 ]
 AssistantBlock = Annotated[
