@@ -1,0 +1,183 @@
+"""Opening described families that see: names of all kinds of checkpoint, parts, shapes, times."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.core.errors import ModelError, RequestError
+from quire.core.media import PlacedMedia
+from quire.models.base import LanguageModel
+from quire.models.loader import open_model
+from tests.models.solo import encoded, solo_logits
+from tests.support.seeing import CONFIGS, PATCH, PROMPTS, film, picture
+from tests.support.tiny_models import random_weights
+
+Weights = dict[str, mx.array]
+TOKENS, MEDIA = PROMPTS["in a second turn"]
+OLD = ("qwen2_vl", "qwen2_5_vl")
+
+
+def opened(folder: Path, config: dict[str, Any], weights: Weights) -> LanguageModel:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return open_model(str(folder)).model
+
+
+def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
+    """The same tensors as they are published, or as mlx-vlm converts them."""
+    old = name in OLD
+    parts = {
+        "qwen2_vl": {".mlp.up_proj.": ".mlp.fc1.", ".mlp.down_proj.": ".mlp.fc2."},
+        "qwen2_5_vl": {},
+    }.get(name, {".mlp.up_proj.": ".mlp.linear_fc1.", ".mlp.down_proj.": ".mlp.linear_fc2."})
+    if old:
+        parts |= {"merger.norm": "merger.ln_q", "merger.linear_fc1": "merger.mlp.0"}
+        parts["merger.linear_fc2"] = "merger.mlp.2"
+    ready: Weights = {}
+    for key, array in weights.items():
+        if not key.startswith("visual."):
+            ready[_text_name(key, old=old, conversion=conversion)] = array
+            continue
+        for ours, other in parts.items():
+            key = key.replace(ours, other)
+        if key == "visual.patch_embed.proj.weight":
+            array = array.reshape(-1, 2, PATCH, PATCH, 3)
+            array = array if conversion else array.moveaxis(-1, 1)
+        front = "vision_tower." if conversion else "visual." if old else "model.visual."
+        ready[front + key.removeprefix("visual.")] = array
+    return ready
+
+
+def _text_name(key: str, *, old: bool, conversion: bool) -> str:
+    if conversion:
+        return "language_model." + key.replace(".experts.", ".switch_mlp.")
+    if old or not key.startswith("model."):
+        return key
+    return "model.language_model." + key.removeprefix("model.")
+
+
+def published_experts(weights: Weights) -> Weights:
+    """Qwen3-VL-MoE's, gate and up in one, turned."""
+    ready = {}
+    for key, array in weights.items():
+        base, _, part = key.removesuffix(".weight").rpartition(".")
+        if not base.endswith(".experts"):
+            ready[key] = array
+        elif part == "down_proj":
+            ready[f"{base}.down_proj"] = array.swapaxes(1, 2)
+        elif part == "gate_proj":
+            both = mx.concatenate([array, weights[f"{base}.up_proj.weight"]], axis=1)
+            ready[f"{base}.gate_up_proj"] = both.swapaxes(1, 2)
+    return ready
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"])
+def test_names_of_all_kinds_of_checkpoint_are_read(name: str, tmp_path: Path) -> None:
+    weights = random_weights(CONFIGS[name])
+    published = theirs(name, weights, conversion=False)
+    if name == "qwen3_vl_moe":
+        published = published_experts(published)
+    kinds = (weights, published, theirs(name, weights, conversion=True))
+
+    models = [
+        opened(tmp_path / str(number), CONFIGS[name], kind) for number, kind in enumerate(kinds)
+    ]
+
+    logits = [solo_logits(model, TOKENS, MEDIA) for model in models]
+    assert mx.array_equal(logits[0], logits[1])
+    assert mx.array_equal(logits[0], logits[2])
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_packed_decoders_beside_plain_encoders(name: str, tmp_path: Path) -> None:
+    packed, plain = {}, {}
+    for key, array in random_weights(CONFIGS[name]).items():
+        base = key.removesuffix(".weight")
+        if key.startswith("model.") and array.ndim == 2 and "embed" not in key:
+            parts = mx.quantize(array, group_size=32, bits=4)
+            packed |= dict(zip((key, f"{base}.scales", f"{base}.biases"), parts, strict=True))
+            plain[key] = mx.dequantize(*parts, group_size=32, bits=4)
+        else:
+            packed[key] = plain[key] = array
+
+    ours = solo_logits(opened(tmp_path / "packed", CONFIGS[name], packed), TOKENS, MEDIA)
+    wanted = solo_logits(opened(tmp_path / "plain", CONFIGS[name], plain), TOKENS, MEDIA)
+
+    assert mx.max(mx.abs(ours - wanted)).item() < 1e-3 * mx.max(mx.abs(wanted)).item()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_without_its_tensors_a_model_takes_text_only(name: str, tmp_path: Path) -> None:
+    weights = random_weights(CONFIGS[name])
+    text = {key: array for key, array in weights.items() if not key.startswith("visual.")}
+    whole, part = (
+        opened(tmp_path / "whole", CONFIGS[name], weights),
+        opened(tmp_path / "part", CONFIGS[name], text),
+    )
+    none = opened(tmp_path / "none", CONFIGS[name] | {"vision_config": None}, text)
+    prompt = TOKENS[:9]
+    assert {*whole.encoders} == {"image", "video"}
+    for model in (part, none):
+        assert not model.encoders
+        assert model.positions(TOKENS, MEDIA) is None
+        assert mx.array_equal(solo_logits(model, prompt), solo_logits(whole, prompt))
+
+
+def test_a_tower_that_lacks_a_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
+    weights = random_weights(CONFIGS["qwen3_vl"])
+    del weights["visual.deepstack_merger_list.1.norm.bias"]
+    with pytest.raises(ModelError, match=r"deepstack_merger_list\.1\.norm\.bias"):
+        opened(tmp_path / "model", CONFIGS["qwen3_vl"], weights)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [({"hidden_act": "relu6"}, "relu6"), ({"num_heads": 5}, "5 heads"), ({"depth": "3"}, "depth")],
+)
+def test_settings_that_are_not_known_are_named(changes: dict[str, Any], word: str) -> None:
+    config = CONFIGS["qwen3_vl"]
+    vision = config["vision_config"] | changes
+    with pytest.raises(ModelError, match=word):
+        random_weights(config | {"vision_config": vision})
+
+
+def test_shapes_that_the_encoders_do_not_take_are_named(tmp_path: Path) -> None:
+    config = CONFIGS["qwen2_vl"]
+    encoders = opened(tmp_path / "model", config, random_weights(config)).encoders
+    assert encoders["image"].rows((4, 6)) == 6
+    assert encoders["video"].rows((3, 4, 6, 1)) == 18
+    assert encoders["video"].feature_bytes((3, 4, 6, 1)) == 3 * 24 * 2 * 48
+    for kind, shape in (("image", (3, 4)), ("image", (0, 4)), ("video", (1, 4, 5, 0))):
+        with pytest.raises(RequestError, match=r"squares of 2 by 2"):
+            encoders[kind].rows(shape)
+
+
+def test_an_item_depends_on_nothing_around_it(tmp_path: Path) -> None:
+    """Moments of a video do not see each other, and a picture is a moment of two equal frames."""
+    config = CONFIGS["qwen2_5_vl"]
+    encoders = opened(tmp_path / "model", config, random_weights(config)).encoders
+    still = picture(1, 6, 10)
+    patches = np.frombuffer(still.features, np.uint8).reshape(60, 48)
+    twice = np.tile(patches, (1, 2)).tobytes()
+    whole = encoders["video"](mx.array(np.frombuffer(twice * 2, np.uint8)), (2, 6, 10, 0))[0]
+    alone = encoded(encoders["image"], still)[0]
+    for half in mx.split(whole, 2):
+        assert mx.max(mx.abs(half - alone)).item() < 1e-4
+
+
+def test_what_follows_a_long_video_goes_on_from_its_last_moment(tmp_path: Path) -> None:
+    config = CONFIGS["qwen2_5_vl"]  # two positions a second
+    model = opened(tmp_path / "model", config, random_weights(config))
+    item = film(0, 5, 4, 4, 1_500_000)
+    found = model.positions([0] * (3 + item.tokens + 2), [PlacedMedia(3, item)])
+    assert found is not None
+    assert found[0, 3::4][:5].tolist() == [3, 6, 9, 12, 15]
+    assert found[1:, 3:7].tolist() == [[3, 3, 4, 4], [3, 4, 3, 4]]
+    assert found[:, -2:].tolist() == [[16, 17]] * 3
