@@ -58,6 +58,7 @@ MARKERS = {
         "<|tool_call_end|>",
     ],
     "minimax": [*_HERMES[:2], "<minimax:tool_call>", "</minimax:tool_call>"],
+    "seed": ["<seed:think>", "</seed:think>", "<seed:tool_call>", "</seed:tool_call>"],
     "none": [],
 }
 STOP_TOKEN = "<stop>"

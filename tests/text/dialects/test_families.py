@@ -19,6 +19,7 @@ XML = (
     "<tool_call>\n<function=get_weather>\n<parameter=city>\nTokyo\n</parameter>\n"
     "</function>\n</tool_call>"
 )
+SEED = XML.replace("tool_call>", "seed:tool_call>").replace("\nTokyo\n", "Tokyo")
 V3 = (
     "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
     '{"city": "Tokyo"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>'
@@ -50,6 +51,9 @@ def calls_of(found: Answer) -> Calls:
 
 CASES: list[tuple[str, str, str, str, Calls]] = [
     ("none", "<think>a</think><tool_call>", "", "<think>a</think><tool_call>", []),
+    # Seed
+    ("seed", "<seed:think>Hm.</seed:think>" + SEED + SEED, "Hm.", "", WEATHER * 2),
+    ("seed", XML, "", XML, []),
     # Qwen
     ("qwen3", "<think>\nHm.\n</think>\n\nFour.\n", "Hm.", "Four.\n", []),
     ("qwen3", "<think>\n\n</think>\n\nFour.", "", "Four.", []),

@@ -42,6 +42,9 @@ CALLS = {
     "qwen3_coder": "<tool_call>\n<function=get_weather>\n"
     + in_tags("<parameter={}>\n")
     + "</function>\n</tool_call>",
+    "seed": "<seed:tool_call>\n<function=get_weather>\n"
+    + in_tags("<parameter={}>\n")
+    + "</function>\n</seed:tool_call>",
     "minimax": '<minimax:tool_call>\n<invoke name="get_weather">\n'
     + in_tags('<parameter name="{}">\n')
     + "</invoke>\n</minimax:tool_call>",

@@ -36,6 +36,8 @@ GOOD = {
     '{"city": "x"}<|call|>',
     "minimax": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">x'
     "</parameter>\n</invoke>\n</minimax:tool_call>",
+    "seed": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>x</parameter>\n"
+    "</function>\n</seed:tool_call>",
 }
 
 

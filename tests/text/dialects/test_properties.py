@@ -42,6 +42,7 @@ CLOSERS = {
     "kimi_k2": "<|tool_call_end|>",
     "minimax": "</minimax:tool_call>",
     "harmony": "<|call|>",
+    "seed": "</seed:tool_call>",
     **dict.fromkeys(("qwen3", "qwen3_coder", "glm4", "granite", "llama3"), "</tool_call>"),
 }
 
@@ -82,6 +83,7 @@ def tags(opening: str, closing: str) -> Callable[[dict[str, Any]], str]:
 
 
 IN_QWEN = tags("<parameter={}>\n", "\n</parameter>\n")
+IN_SEED = tags("<parameter={}>", "</parameter>\n")
 IN_MINIMAX = tags('<parameter name="{}">\n', "\n</parameter>\n")
 IN_GLM = tags("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
 WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -90,6 +92,9 @@ WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
         f'<tool_call>\n{{"name": "make", "arguments": {json.dumps(a)}}}\n</tool_call>'
     ),
     "qwen3_coder": lambda a: f"<tool_call>\n<function=make>\n{IN_QWEN(a)}</function>\n</tool_call>",
+    "seed": lambda a: (
+        f"<seed:tool_call>\n<function=make>\n{IN_SEED(a)}</function>\n</seed:tool_call>"
+    ),
     "mistral": lambda a: f"[TOOL_CALLS]make[ARGS]{json.dumps(a, ensure_ascii=False)}",
     "deepseek": lambda a: (
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>make\n```json\n"
@@ -116,6 +121,7 @@ THOUGHTS = {
     "harmony": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant"
     "<|channel|>final<|message|>",
     "llama3": "",
+    "seed": "<seed:think>{}</seed:think>",
     **dict.fromkeys(
         ("qwen3", "qwen3_coder", "deepseek", "glm4", "kimi_k2", "minimax", "granite"),
         "<think>\n{}\n</think>\n\n",
@@ -252,6 +258,6 @@ def bare_of(dialect: str, text: str) -> str:
     assert isinstance(parser, Machine)
     layout = parser.layout
     turns = set(MARKERS[dialect]) - layout.markers()  # special tokens are not shown
-    structure = layout.think[0] | layout.think[1] | layout.quiet | turns
+    structure = layout.reasoning[0] | layout.reasoning[1] | layout.quiet | turns
     pattern = "|".join(map(re.escape, structure)) or r"(?!)"
     return squeezed(re.sub(pattern, "", text))

@@ -19,6 +19,8 @@ from tests.text.dialects.scripts import encode, vocabulary
         ("", "gemma4_text", "gemma4"),
         ("<|im_start|>...<tool_call>\n{...}", "qwen3", "qwen3"),
         ("<|im_start|>...<tool_call>\n<function=example><parameter=a>", "qwen3_5", "qwen3_coder"),
+        ("<seed:tool_call>\n<function=example><parameter=a>", "seed_oss", "seed"),
+        ("", "glm_moe_dsa", "glm4"),
         ("<|im_start|>", "qwen2", "qwen3"),
         ("<|start_header_id|>...<|python_tag|>", "llama", "llama3"),
         ("<|header_start|>", "llama4", "llama3"),

@@ -15,6 +15,7 @@ from quire.text.dialects.minimax import MINIMAX
 from quire.text.dialects.mistral import MISTRAL
 from quire.text.dialects.none import NONE
 from quire.text.dialects.qwen import QWEN3, QWEN3_CODER
+from quire.text.dialects.seed import SEED
 
 __all__ = [
     "DIALECTS",
@@ -40,6 +41,7 @@ DIALECTS: dict[str, Dialect] = {
         GLM4,
         MISTRAL,
         GRANITE,
+        SEED,
         QWEN3_CODER,
         QWEN3,
         LLAMA3,

@@ -98,7 +98,9 @@ _LAYOUT = Layout(
 
 GLM4 = Dialect(
     name="glm4",
-    recognises=lambda template, model_type: KEY in template or model_type.startswith("glm4_moe"),
+    recognises=lambda template, model_type: (
+        KEY in template or model_type.startswith(("glm4_moe", "glm_moe"))
+    ),
     build=lambda start: Machine(_LAYOUT, start),
     reasoning=REASONING,
     forced=_forced,
