@@ -28,9 +28,8 @@ with a scale for each block, group, row or tensor is unpacked; integers of compr
 and 8 bits, with zero points or without, also of W8A8, whose activations stay floats) and MXFP4
 become MLX's codes of the same numbers, as do GPTQ (2, 4 and 8 bits) and AWQ ("gemm"); matrices in
 an order of their own (`desc_act`), and compressed-tensors' NVFP4, are unpacked, and the log says
-so. Of
-multimodal checkpoints what the table's second column names is served. A setting in `config.json`
-that a family does not compute is refused by name.
+so. Of multimodal checkpoints what the table's second column names is served. A setting in
+`config.json` that a family does not compute is refused by name.
 
 GGUF files, also in parts, are read with their own tokenizer and chat template. `Q4_0`, `Q4_1`,
 `Q5_0`, `Q5_1`, `Q8_0`, `Q4_K` and `Q5_K` become MLX's affine codes of the same numbers in groups of

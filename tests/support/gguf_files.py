@@ -30,6 +30,7 @@ _ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "cohere": "command-r",
     "gpt_oss": "gpt-oss",
     "deepseek_v2": "deepseek2",
@@ -173,7 +174,7 @@ def _changed(kind: str, config: Mapping[str, Any], name: str, array: Numbers) ->
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         halves = array.reshape(heads, 2, -1, *array.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
-    if kind.startswith("gemma") and name.endswith("norm.weight"):
+    if kind in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
         return array + 1
     return array
 
@@ -201,7 +202,7 @@ def _separated(config: Mapping[str, Any], weights: Mapping[str, Numbers]) -> dic
             _latent(ready, config, name, array)
         else:
             name = name.replace("down_proj_bias", "down_proj.bias")
-            name = f"{name}.weight" if name.endswith("sinks") else name
+            name = f"{name}.weight" if name.endswith(("sinks", "layer_scalar")) else name
             ready[name.replace("e_score_correction_bias", "e_score_correction.bias")] = array
     for name, parts in numbered.items():
         ready[name] = np.stack([parts[index] for index in sorted(parts)])
@@ -234,9 +235,17 @@ def _write_numbers(writer: gguf.GGUFWriter, count: int) -> None:
 
 
 def write_tokenizer(
-    writer: gguf.GGUFWriter, backend: tokenizers.Tokenizer, count: int | None = None
+    writer: gguf.GGUFWriter,
+    backend: tokenizers.Tokenizer,
+    count: int | None = None,
+    *,
+    merges: bool = False,
 ) -> None:
-    """As the converter does: merges of byte-level BPE, else scores."""
+    """As the converter does: merges of byte-level BPE, else scores.
+
+    Args:
+        merges: of others, too, as it does for Gemma 4.
+    """
     state = json.loads(backend.to_str())
     vocab = backend.get_vocab(with_added_tokens=True)
     tokens = sorted(vocab, key=vocab.__getitem__)
@@ -244,11 +253,11 @@ def write_tokenizer(
     byte_level = state["decoder"]["type"] == "ByteLevel"
     kinds = [_token_type(token, added, byte_level) for token in tokens]
     padding = range(len(tokens), count or len(tokens))
-    writer.add_tokenizer_model("gpt2" if byte_level else "llama")
+    writer.add_tokenizer_model("gpt2" if byte_level else "gemma4" if merges else "llama")
     writer.add_tokenizer_pre("gpt-2" if byte_level else "default")
     writer.add_token_list(tokens + [f"[PAD{index}]" for index in padding])
     writer.add_token_types(kinds + [gguf.TokenType.UNUSED] * len(padding))
-    if byte_level:
+    if byte_level or merges:
         writer.add_token_merges([" ".join(merge) for merge in state["model"]["merges"]])
         writer.add_add_bos_token(True)
     else:

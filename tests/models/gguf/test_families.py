@@ -15,6 +15,7 @@ from quire.models.loader import open_model
 from tests.models.solo import solo_logits
 from tests.support.families import CONFIGS, FULL, SLIDING
 from tests.support.gguf_files import Kinds, write_gguf
+from tests.support.tiny_models import tiny_model
 
 pytestmark = pytest.mark.oracle
 pytest.importorskip("torch", reason="the folders are transformers'")
@@ -105,6 +106,34 @@ def test_the_file_computes_what_the_folder_does(name: str, tmp_path: Path) -> No
     assert mx.max(mx.abs(difference)).item() < 1e-4
     assert ours.context_length == theirs.context_length
     assert 1 in ours.eos_ids
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_ple"])
+def test_gemma_4_has_shapes_by_layer(name: str, tmp_path: Path) -> None:
+    folder, file = tiny_model(tmp_path / "published", name), tmp_path / "model.gguf"
+    config = json.loads((folder / "config.json").read_text())
+    slides = [kind == SLIDING for kind in config["layer_types"]]
+    own = config["hidden_size_per_layer_input"]
+    more = {
+        "attention.key_length": config["global_head_dim"],
+        "attention.key_length_swa": config["head_dim"],
+        "attention.sliding_window_pattern": slides,
+        "attention.shared_kv_layers": config["num_kv_shared_layers"],
+        "embedding_length_per_layer_input": own,
+        "rope.freq_base_swa": 1e4,
+    }
+    if own:
+        more["feed_forward_length"] = [128] * 3 + [256] * 3
+    else:
+        more["attention.head_count_kv"] = [2 if each else 1 for each in slides]
+    factors = np.where(np.arange(16) < 4, 1.0, 1e30).astype(np.float32)
+    write_gguf(folder, file, more=more, tensors={"rope_freqs.weight": factors})
+
+    difference = solo_logits(open_model(str(file)).model, PROMPT) - solo_logits(
+        open_model(str(folder)).model, PROMPT
+    )
+
+    assert mx.max(mx.abs(difference)).item() < 1e-4
 
 
 def _all(kind: Type) -> Kinds:

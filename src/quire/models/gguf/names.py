@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 
@@ -21,7 +22,7 @@ BLOCK = {
     "attn_output": "self_attn.o_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
-    "attn_sinks": "self_attn.sinks",
+    "attn_sinks.weight": "self_attn.sinks",
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -40,7 +41,7 @@ BLOCK = {
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
-    "exp_probs_b": "mlp.e_score_correction_bias",
+    "exp_probs_b.bias": "mlp.e_score_correction_bias",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj",
@@ -52,8 +53,6 @@ BLOCK = {
 ROTATIONS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
 """Tensors that belong to the configuration."""
 
-_BARE = ("sinks", "e_score_correction_bias")  # parameters, not modules
-
 
 def layer_of(name: str) -> int | None:
     """The layer that a tensor is in, if any."""
@@ -61,18 +60,17 @@ def layer_of(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-def renamed(name: str, own: dict[str, str]) -> str | None:
+def renamed(name: str, own: Mapping[str, str]) -> str | None:
     """The name here, or None where there is none.
 
     Args:
-        own: what the architecture has otherwise, without the layer.
+        own: what the architecture has otherwise, without the layer. A name with its kind at the end
+            is that of a parameter, one without that of a module.
     """
-    path, _, kind = name.rpartition(".")
-    match = _BLOCK.fullmatch(path)
-    if match is None:
-        module, prefix = (own | WHOLE).get(path), ""
-    else:
-        module, prefix = (BLOCK | own).get(match[2]), f"model.layers.{match[1]}."
-    if module is None:
-        return None
-    return prefix + module if module.endswith(_BARE) else f"{prefix}{module}.{kind}"
+    match = _BLOCK.fullmatch(name)
+    prefix, inner = (f"model.layers.{match[1]}.", match[2]) if match else ("", name)
+    known = {**(BLOCK if match else WHOLE), **own}
+    if inner in known:
+        return prefix + known[inner]
+    module, _, kind = inner.rpartition(".")
+    return f"{prefix}{known[module]}.{kind}" if module in known else None

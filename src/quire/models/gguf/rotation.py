@@ -39,6 +39,16 @@ def rope_parameters(gguf: GGUF, theta: float = 10000.0) -> dict[str, Any]:
     raise ModelError(f"{gguf.files[0]}: rope.scaling.type = {kind!r} is not supported")
 
 
+def proportional(gguf: GGUF) -> dict[str, Any]:
+    """Gemma 4's full layers: the pairs whose factor is one turn, the others stand still."""
+    factors = _numbers(lazy_rows(gguf)["rope_freqs.weight"])
+    return {
+        "rope_type": "proportional",
+        "rope_theta": gguf.need("rope.freq_base"),
+        "partial_rotary_factor": sum(factor == 1 for factor in factors) / len(factors),
+    }
+
+
 def _linear(kind: str, factor: float) -> dict[str, Any]:
     return {"rope_type": "linear", "factor": factor} if kind != "none" else {"rope_type": "default"}
 

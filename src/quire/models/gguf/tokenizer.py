@@ -42,9 +42,24 @@ _END_TEXTS = frozenset(
         "<|end_of_text|>",
         "<end_of_utterance>",
         "[e~[",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
     }
 )
-"""Control tokens that end an answer though no key of the file says so; llama.cpp's list."""
+"""Tokens that end an answer though no key of the file says so; llama.cpp's list."""
+_GEMMA4_MARKS = frozenset(
+    {
+        "<|channel>",
+        "<channel|>",
+        "<|tool_call>",
+        "<tool_call|>",
+        "<|tool_response>",
+        "<tool_response|>",
+        '<|"|>',
+    }
+)
+"""Special tokens that the converter marks as others, so that llama.cpp shows them."""
 
 Json = dict[str, Any]
 
@@ -123,11 +138,12 @@ def _added(gguf: GGUF, tokens: list[str]) -> list[Json]:
     kinds = _key(gguf, "token_type") or []
     # Phi-3's tokens swallow the space behind them, but for those that every Llama has.
     swallow = gguf.architecture == "phi3" and _key(gguf, "model") == "llama"
+    marks = _GEMMA4_MARKS if _key(gguf, "model") == "gemma4" else frozenset()
     return [
         {
             "id": id,
             "content": tokens[id],
-            "special": kind != _USER_DEFINED,
+            "special": kind != _USER_DEFINED or tokens[id] in marks,
             "rstrip": swallow and tokens[id] not in ("<unk>", "<s>", "<|endoftext|>"),
             **flags,
         }
@@ -143,7 +159,7 @@ def _text_of(gguf: GGUF, tokens: list[str], key: str) -> str | None:
 
 def _ends(gguf: GGUF, tokens: list[str]) -> Json | None:
     """What is added to a text's beginning and end."""
-    begins = _key(gguf, "model") == "llama" or _pre(gguf).begins
+    begins = _key(gguf, "model") in _KINDS.keys() - {"gpt2"} or _pre(gguf).begins
     added = {
         "bos_token_id": bool(_key(gguf, "add_bos_token", begins)),
         "eos_token_id": bool(_key(gguf, "add_eos_token", False)),
@@ -212,9 +228,7 @@ _BPE: Json = {
 
 
 def _byte_level(gguf: GGUF, tokens: list[str]) -> Json:
-    pre, merges = _pre(gguf), _key(gguf, "merges")
-    if merges is None:
-        raise ModelError(f"{gguf.files[0]}: no 'tokenizer.ggml.merges' in the metadata")
+    pre, merges = _pre(gguf), _need(gguf, "merges")
     if "tokenizer.ggml.pre" not in gguf.metadata:
         log.warning(
             "%s: no tokenizer.ggml.pre: texts may be cut otherwise than in training", gguf.files[0]
@@ -238,11 +252,30 @@ def _pair(merge: str) -> list[str]:
     return [merge[:at], merge[at + 1 :]]
 
 
-def _sentence_piece(gguf: GGUF, tokens: list[str]) -> Json:
-    scores = _key(gguf, "scores")
-    if scores is None:
-        raise ModelError(f"{gguf.files[0]}: no 'tokenizer.ggml.scores' in the metadata")
+def _need(gguf: GGUF, name: str) -> list[Any]:
+    value = _key(gguf, name)
+    if value is None:
+        raise ModelError(f"{gguf.files[0]}: no 'tokenizer.ggml.{name}' in the metadata")
+    listed: list[Any] = value
+    return listed
+
+
+def _scored(gguf: GGUF, tokens: list[str]) -> Json:
+    vocab = {text: id for id, text in enumerate(tokens)}
     prefix = bool(_key(gguf, "add_space_prefix", True))
+    return _over_text(gguf, tokens, _merges(vocab, _need(gguf, "scores")), prefix)
+
+
+def _gemma4(gguf: GGUF, tokens: list[str]) -> Json:
+    return _over_text(gguf, tokens, [_pair(merge) for merge in _need(gguf, "merges")], False)
+
+
+def _over_text(gguf: GGUF, tokens: list[str], merges: list[list[str]], prefix: bool) -> Json:
+    """BPE over characters, and bytes where they are not in the vocabulary.
+
+    Args:
+        prefix: a space is put before each text.
+    """
     spaces: Json = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     before = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
     back: list[Json] = [
@@ -264,7 +297,7 @@ def _sentence_piece(gguf: GGUF, tokens: list[str]) -> Json:
             "fuse_unk": True,
             "byte_fallback": True,
             "vocab": vocab,
-            "merges": _merges(vocab, scores),
+            "merges": merges,
         },
     }
 
@@ -283,5 +316,6 @@ def _merges(vocab: Mapping[str, int], scores: list[float]) -> list[list[str]]:
 
 _KINDS: Mapping[str, Callable[[GGUF, list[str]], Json]] = {
     "gpt2": _byte_level,
-    "llama": _sentence_piece,
+    "gemma4": _gemma4,
+    "llama": _scored,
 }

@@ -13,8 +13,9 @@ from gguf.constants import GGMLQuantizationType
 
 from quire.core.errors import ModelError
 from quire.models.gguf import codes
-from quire.models.gguf.architectures import Architecture, architecture_of, layers
+from quire.models.gguf.architectures import Architecture, architecture_of
 from quire.models.gguf.file import GGUF
+from quire.models.gguf.keys import layers
 from quire.models.gguf.names import ROTATIONS, layer_of, renamed
 from quire.models.gguf.tensors import lazy_rows
 from quire.models.safetensors import sampled
@@ -65,7 +66,7 @@ class GGUFWeights:
         return sampled(list(zip(self.gguf.files, self.gguf.headers, strict=True)), extra)
 
     def _name(self, name: str, architecture: Architecture) -> str:
-        here = renamed(name, dict(architecture.names))
+        here = renamed(name, architecture.names)
         if here is None:
             raise ModelError(
                 f"{self.gguf.files[0]}: tensor {name!r} of architecture "
@@ -111,14 +112,22 @@ def _halves(rows: mx.array, heads: int) -> mx.array:
 
 
 def _apart(weights: dict[str, mx.array], config: dict[str, Any]) -> dict[str, mx.array]:
-    """Queries, keys and values in matrices of their own."""
-    width = config["num_attention_heads"] * config["head_dim"]
+    """Matrices of their own for queries, keys and values, and for experts' gates."""
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    shares = {
+        "qkv_proj": {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads},
+        "experts.gate_up_proj": {"experts.gate_proj": 1, "experts.up_proj": 1},
+    }
     ready: dict[str, mx.array] = {}
     for name, array in weights.items():
-        if ".qkv_proj." not in name:
+        fused = next((module for module in shares if f".{module}." in name), None)
+        if fused is None:
             ready[name] = array
             continue
-        cuts = [width, width + (array.shape[0] - width) // 2]
-        for single, part in zip(("q_proj", "k_proj", "v_proj"), mx.split(array, cuts), strict=True):
-            ready[name.replace("qkv_proj", single)] = part
+        axis = 1 if fused.startswith("experts") else 0
+        unit = array.shape[axis] // sum(shares[fused].values())
+        start = 0
+        for single, share in shares[fused].items():
+            rows = mx.arange(start, start := start + share * unit)
+            ready[name.replace(fused, single)] = mx.take(array, rows, axis=axis)
     return ready
