@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
+from quire.attention import registry
+from quire.attention.backend import Backends
+from quire.attention.paged import PortableBackend
+from quire.attention.paged.target import METAL, Kernel
+from quire.attention.reference import ReferenceBackend
 from quire.cli import main
 from quire.demo import MODEL_DIR
 from quire.device.cpu import kernels
@@ -29,6 +36,22 @@ def test_a_machine_that_serves(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert found["attention"].endswith("ReferenceBackend")
     assert found["disk tier"].startswith("ok")
     assert not (tmp_path / "new").exists()
+
+
+def test_attention_kernels_that_give_way(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_compiler(*arguments: object) -> Kernel:
+        raise RuntimeError("no such language")
+
+    backend = PortableBackend(replace(METAL, compile=no_compiler), [mx.float32])
+    backend.name = "told by the doctor"  # what was found is kept by name
+    backends = Backends([backend, ReferenceBackend()])
+    monkeypatch.setattr(registry, "open_backends", lambda: backends)
+    status, found = doctor(capsys)
+    assert status == 0
+    said = "note: PortableBackend (off: no such language), then ReferenceBackend"
+    assert found["attention"] == said
 
 
 @pytest.mark.skipif(not isinstance(current_device(), CPU), reason="the CPU's kernels")

@@ -80,6 +80,14 @@ class AttentionBackend(ABC):
     def serves(self, case: AttentionCase) -> bool:
         """Whether it computes such a case; asked once a case, so it may take its time."""
 
+    @property
+    def problem(self) -> str | None:
+        """Why it computes nothing on this machine; None if it does, as far as a small case shows.
+
+        May take as long as compiling a kernel.
+        """
+        return None
+
     @abstractmethod
     def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
         """Called once a step for each KV group and format, before the first layer of the group."""

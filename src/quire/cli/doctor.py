@@ -9,11 +9,11 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.console import Console
 from rich.filesize import decimal
@@ -23,6 +23,9 @@ import quire
 from quire.cli.values import byte_count
 from quire.core.errors import QuireError
 from quire.demo import MODEL_DIR
+
+if TYPE_CHECKING:  # the command line loads no MLX
+    from quire.attention.backend import AttentionBackend
 
 _SIGNS = {"ok": ("ok", "green"), "note": ("note", "yellow"), "wrong": ("wrong", "red")}
 _FEW_BYTES = 1 << 30
@@ -104,8 +107,15 @@ def _machine() -> Iterator[Finding]:
     share = int(device.kv_share * free)
     yield Finding("memory", state, f"{decimal(free)} free; KV pages would get {decimal(share)}")
     yield from _products()
-    names = [type(backend).__name__ for backend in open_backends().all]
-    yield Finding("attention", "ok", ", then ".join(names))
+    yield _attention(open_backends().all)
+
+
+def _attention(backends: Sequence[AttentionBackend]) -> Finding:
+    """Who computes attention, in the order asked; what does not work here gives way to the next."""
+    problems = {type(each).__name__: each.problem for each in backends}
+    names = [name if why is None else f"{name} (off: {why})" for name, why in problems.items()]
+    works = all(why is None for why in problems.values())
+    return Finding("attention", "ok" if works else "note", ", then ".join(names))
 
 
 def _products() -> Iterator[Finding]:

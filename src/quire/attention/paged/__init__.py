@@ -1,5 +1,10 @@
-"""Attention straight from the blocks, by kernels of our own: decoding and prompts, no gather."""
+"""Attention straight from the blocks, by kernels of our own, without a gather.
+
+`PagedBackend` uses NVIDIA's tensor cores, for decoding and prompts. `PortableBackend` is one plain
+source for Metal and CUDA, for decoding.
+"""
 
 from quire.attention.paged.backend import PagedBackend
+from quire.attention.paged.portable import PortableBackend
 
-__all__ = ["PagedBackend"]
+__all__ = ["PagedBackend", "PortableBackend"]

@@ -2,55 +2,37 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import mlx.core as mx
 
-from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
+from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged import cuda, packed
-from quire.attention.paged.check import differs
+from quire.attention.paged.checked import CheckedBackend
 from quire.attention.paged.tiles import Part, cut
 from quire.cache.formats.base import LayerStore, WrittenBlocks
-
-log = logging.getLogger("quire.attention")
+from quire.cache.specs import FullKV
+from quire.core.kv_format import KVFormat
 
 FEW_ROWS = 8
 """A sequence with more rows in a step counts as a prompt: its keys are not split."""
 
 
-class PagedBackend(AttentionBackend):
-    """Serves plain blocks of the queries' type, and single rows over page codes of 4 or 8 bits.
+class PagedBackend(CheckedBackend):
+    """Serves plain blocks of the queries' type, and single rows over page codes of 4 or 8 bits."""
 
-    A kind of layer is held against the reference first, on this machine; where the kernels differ
-    or do not compile, they give way.
-    """
+    name = "paged attention on tensor cores"
+    sample: ClassVar = AttentionCase(
+        KVFormat(), FullKV(2, 64), 64, 8, 1, mx.bfloat16, softcap=False, sinks=False
+    )
 
-    _sound: ClassVar[dict[AttentionCase, bool]] = {}
-    """By kind of layer, whether the kernels agree; found once a process."""
-
-    def serves(self, case: AttentionCase) -> bool:
-        if not kernels_serve(case):
-            return False
-        key = replace(case, rows=1)  # the check tries other numbers too
-        if key not in self._sound:
-            self._sound[key] = self._is_sound(case)
-        return self._sound[key]
+    def made_for(self, case: AttentionCase) -> bool:
+        return kernels_serve(case)
 
     def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
         return _Prepared(metadata)
-
-    def _is_sound(self, case: AttentionCase) -> bool:
-        try:
-            difference = differs(self, case)
-        except Exception as error:  # a compiler's or a driver's, of any type
-            difference = str(error)
-        if difference is not None:
-            log.warning("paged attention gives way for %s: %s", case.spec, difference)
-        return difference is None
 
 
 def kernels_serve(case: AttentionCase) -> bool:

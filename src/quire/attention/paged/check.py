@@ -16,8 +16,10 @@ from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.registry import make_store
 from quire.core.kv_format import KVFormat
 
-_SPANS = ((0, 1), (699, 1), (130, 1), (300, 3), (40, 90), (0, 17))
+Spans = Sequence[tuple[int, int]]
 """The first row and the number of rows of each sequence."""
+
+_SPANS = ((0, 1), (699, 1), (130, 1), (300, 3), (40, 90), (0, 17))
 _SINGLE_ROWS = ((0, 1), (699, 1), (130, 1), (127, 1), (64, 1), (63, 1))
 _TOLERANCE = {mx.float32: 1e-4, mx.bfloat16: 3e-2, mx.float16: 4e-3}
 
@@ -40,15 +42,25 @@ class Rows:
         return self.tail
 
 
-def differs(backend: AttentionBackend, case: AttentionCase) -> str | None:
+def differs(
+    backend: AttentionBackend,
+    case: AttentionCase,
+    spans: Spans | None = None,
+    bidirectional: Spans = (),
+) -> str | None:
     """How far a backend is from the reference in a case; None if it is near enough.
 
     Of plain blocks single rows, several rows and chunks of a prompt are all tried, whatever
     `case.rows` is; of packed ones single rows.
+
+    Args:
+        spans: the sequences to try instead.
+        bidirectional: ranges of keys in the first of them whose rows see each other: images.
     """
     rng = np.random.default_rng(0)
-    spans = _SPANS if case.format.scheme == "plain" else _SINGLE_ROWS
-    store, metadata = _filled(case, spans, rng)
+    if spans is None:
+        spans = _SPANS if case.format.scheme == "plain" else _SINGLE_ROWS
+    store, metadata = _filled(case, spans, bidirectional, rng)
     q = _normal(rng, (metadata.rows, case.heads, case.spec.head_dim), case.dtype)
     k, v = _keys_and_values(rng, metadata.rows, case)
     written = store.write(k, v, metadata.slots)
@@ -69,7 +81,8 @@ def differs(backend: AttentionBackend, case: AttentionCase) -> str | None:
 
 def _filled(
     case: AttentionCase,
-    spans: Sequence[tuple[int, int]],
+    spans: Spans,
+    bidirectional: Spans,
     rng: np.random.Generator,
 ) -> tuple[LayerStore, AttentionMetadata]:
     """A store that holds what comes before the rows, and the rows' metadata."""
@@ -84,7 +97,8 @@ def _filled(
 
     def rows(start: int, count: int, number: int) -> AttentionRows:
         tail = number if store.has_tail else None
-        return Rows(start, count, case.format, tables[number], tail)
+        images = () if number else bidirectional
+        return Rows(start, count, case.format, tables[number], tail, images)
 
     before = [rows(0, start, n) for n, (start, _) in enumerate(spans) if start]
     metadata = build_metadata(0, case.spec, before, case.block_tokens)

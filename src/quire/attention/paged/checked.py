@@ -1,0 +1,53 @@
+"""Backends that serve a kind of layer once they agree with the reference on this machine."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from dataclasses import replace
+from typing import ClassVar
+
+from quire.attention.backend import AttentionBackend, AttentionCase
+from quire.attention.paged.check import differs
+
+log = logging.getLogger("quire.attention")
+
+
+class CheckedBackend(AttentionBackend):
+    """Kernels that give way where they differ from the reference, or do not compile.
+
+    Attributes:
+        name: for people.
+        sample: a case that the kernels are made for, for `problem`.
+    """
+
+    name: str
+    sample: ClassVar[AttentionCase]
+    _found: ClassVar[dict[tuple[str, AttentionCase], str | None]] = {}
+    """By backend and kind of layer, what is wrong; found once a process."""
+
+    @abstractmethod
+    def made_for(self, case: AttentionCase) -> bool:
+        """Whether the kernels compute such a case, if they are right."""
+
+    def serves(self, case: AttentionCase) -> bool:
+        return self.made_for(case) and self._difference(case) is None
+
+    @property
+    def problem(self) -> str | None:
+        return self._difference(self.sample)
+
+    def _difference(self, case: AttentionCase) -> str | None:
+        key = self.name, replace(case, rows=1)  # the check tries other numbers too
+        if key not in self._found:
+            self._found[key] = self._tried(case)
+        return self._found[key]
+
+    def _tried(self, case: AttentionCase) -> str | None:
+        try:
+            difference = differs(self, case)
+        except Exception as error:  # a compiler's or a driver's, of any type
+            difference = str(error)
+        if difference is not None:
+            log.warning("%s gives way for %s: %s", self.name, case.spec, difference)
+        return difference

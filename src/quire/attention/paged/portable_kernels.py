@@ -1,0 +1,250 @@
+"""The portable paged kernels: constants, geometry and launches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+
+from quire.attention.backend import Scoring
+from quire.attention.paged.target import Kernel, Target
+from quire.cache.specs import Ints
+
+LONGEST = 576
+"""Elements of a vector, at most: what fits into registers and 32 KiB of threadgroup memory."""
+
+_MOST_VECTORS = 8
+_QUERY_ELEMENTS = 4096  # of a thread group's queries, in shared memory as float32
+_MOST_SPLITS = 64
+_GROUPS = 512
+"""Thread groups that fill a device. A guess: nothing was measured on Metal."""
+_CONSTANT_BELOW = 8
+"""Metal: MLX declares an input of fewer elements in another address space, and compiles anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """How coded blocks are laid out; see `portable_attend.h`."""
+
+    key_bits: int
+    key_group: int
+    value_bits: int
+    value_group: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the kernels of a kind of layer are compiled for.
+
+    Attributes:
+        dtype: of the result.
+        value_stride: elements from a value to the next; more than `value_dim` in keys.
+        group: query heads for each of the KV heads.
+    """
+
+    dtype: mx.Dtype
+    key_dim: int
+    value_dim: int
+    value_stride: int
+    kv_heads: int
+    group: int
+    block_tokens: int
+    capped: bool
+    sinks: bool
+
+    @property
+    def heads(self) -> int:
+        return self.kv_heads * self.group
+
+    @property
+    def parts(self) -> int:
+        """Thread groups that share the query heads of a KV head."""
+        most = max(1, min(_MOST_VECTORS, _QUERY_ELEMENTS // self.key_dim))
+        return -(-self.group // most)
+
+    @property
+    def part(self) -> int:
+        """Query heads of a thread group."""
+        return -(-self.group // self.parts)
+
+    @property
+    def rows(self) -> int:
+        """Rows of one sequence in a tile."""
+        most = min(_MOST_VECTORS, _QUERY_ELEMENTS // self.key_dim)
+        return max(1, most // self.part)
+
+    @property
+    def threads(self) -> int:
+        """Of a thread group."""
+        return 64 if self.value_dim <= 64 else 128
+
+    def splits(self, tiles: int) -> int:
+        """Thread groups that share the keys of each tile. Independent of how many keys there are:
+
+        those with nothing to do return at once.
+        """
+        wanted = _GROUPS // (tiles * self.kv_heads * self.parts)
+        return min(_MOST_SPLITS, 1 << max(0, wanted - 1).bit_length())
+
+    def defines(self, codes: Codes | None) -> dict[str, int]:
+        """The constants of `portable_attend.h`."""
+        vectors = self.rows * self.part
+        own = {
+            "K_DIM": self.key_dim,
+            "V_DIM": self.value_dim,
+            "V_STRIDE": self.value_stride,
+            "KV_HEADS": self.kv_heads,
+            "GROUP": self.group,
+            "HEADS": self.heads,
+            "PART": self.part,
+            "PARTS": self.parts,
+            "VECTORS": vectors,
+            "BLOCK": self.block_tokens,
+            "THREADS": self.threads,
+            "TURNS": -(-vectors // (self.threads // 32)),
+            "OWN": -(-self.value_dim // self.threads),
+            "SLICES": 1 if codes is None else self.threads // 64,
+            "CAPPED": int(self.capped),
+            "CODED": int(codes is not None),
+        }
+        if codes is not None:
+            own |= {"K_BITS": codes.key_bits, "K_GROUP": codes.key_group}
+            own |= {"V_BITS": codes.value_bits, "V_GROUP": codes.value_group}
+        return own
+
+    def merge_defines(self, *, tail: bool) -> dict[str, int]:
+        """The constants of `portable_merge.h`."""
+        names = ("V_DIM", "HEADS", "THREADS", "OWN")
+        own = {name: n for name, n in self.defines(None).items() if name in names}
+        return own | {"SINKS": int(self.sinks), "TAIL": int(tail)}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Tiles on the device.
+
+    Attributes:
+        count: of tiles.
+        rows: T.
+        splits: see `Shape.splits`.
+    """
+
+    tiles: mx.array
+    table: mx.array
+    visible: mx.array
+    count: int
+    rows: int
+    splits: int
+
+    @staticmethod
+    def of(tiles: Ints, table: Ints, visible: Ints, splits: int) -> Launch:
+        """Moves a launch's arrays to the device."""
+        count, rows = len(tiles), len(visible)
+        return Launch(_moved(tiles), _moved(table), _moved(visible), count, rows, splits)
+
+
+def _moved(ints: Ints) -> mx.array:
+    flat = ints.ravel()
+    return mx.array(np.pad(flat, (0, max(0, _CONSTANT_BELOW - len(flat)))))
+
+
+def attend(
+    target: Target,
+    q: mx.array,
+    blocks: Sequence[mx.array],
+    launch: Launch,
+    scoring: Scoring,
+    shape: Shape,
+    codes: Codes | None = None,
+) -> list[mx.array]:
+    """What each split finds: weighted sums `[T, heads, splits, value_dim]`, and `[..., 2]` the
+
+    largest score and the sum of weights; float32.
+
+    Args:
+        q: `[T, heads, key_dim]`.
+        blocks: keys and values; where they are coded, codes, scales and biases of both.
+    """
+    found = (launch.rows, shape.heads, launch.splits)
+    types = tuple(each.dtype for each in (q, *blocks))
+    numbers = _numbers(scoring.scale, scoring.softcap)
+    return _attend_kernel(target, shape, codes, types)(
+        inputs=[q, *blocks, launch.tiles, launch.table, launch.visible, numbers],
+        grid=(launch.count * shape.threads, shape.kv_heads * shape.parts, launch.splits),
+        threadgroup=(shape.threads, 1, 1),
+        output_shapes=[(*found, shape.value_dim), (*found, 2)],
+        output_dtypes=[mx.float32, mx.float32],
+    )
+
+
+def merge(
+    target: Target,
+    found: list[mx.array],
+    tail: list[mx.array],
+    sinks: mx.array | None,
+    shape: Shape,
+) -> list[mx.array]:
+    """Joins what splits found: `[T, heads, value_dim]`.
+
+    Args:
+        tail: what `attend` found in the rows' own blocks as written, with one split; its share of
+            the result comes apart then. Else empty.
+    """
+    rows, heads, splits, _ = found[0].shape
+    outputs = 2 if tail else 1
+    extra = [] if sinks is None else [sinks]
+    types = tuple(each.dtype for each in extra)
+    return _merge_kernel(target, shape, types, tail=bool(tail))(
+        inputs=[*found, *tail, _sizes(splits), *extra],
+        grid=(rows * heads * shape.threads, 1, 1),
+        threadgroup=(shape.threads, 1, 1),
+        output_shapes=[(rows, heads, shape.value_dim)] * outputs,
+        output_dtypes=[shape.dtype] * outputs,
+    )
+
+
+@cache
+def _numbers(scale: float, softcap: float | None) -> mx.array:
+    """Scale and cap for weights that are powers of two."""
+    return mx.array([scale * math.log2(math.e), (softcap or 0.0) * math.log2(math.e)])
+
+
+@cache
+def _sizes(splits: int) -> mx.array:
+    return mx.array([splits], mx.int32)
+
+
+@cache
+def _attend_kernel(
+    target: Target, shape: Shape, codes: Codes | None, types: tuple[mx.Dtype, ...]
+) -> Kernel:
+    blocks = ["keys", "values"]
+    if codes is not None:
+        blocks = ["keys", "key_scales", "key_biases", "values", "value_scales", "value_biases"]
+    return target.kernel(
+        "attend",
+        ["q", *blocks, "tiles", "table", "visible", "numbers"],
+        ["partial", "stats"],
+        types,
+        mx.float32,
+        shape.defines(codes),
+    )
+
+
+@cache
+def _merge_kernel(
+    target: Target, shape: Shape, types: tuple[mx.Dtype, ...], *, tail: bool
+) -> Kernel:
+    inputs = ["partial", "stats", *(["tail_partial", "tail_stats"] if tail else []), "sizes"]
+    return target.kernel(
+        "merge",
+        [*inputs, *(["sinks"] if shape.sinks else [])],
+        ["result", "tail_result"] if tail else ["result"],
+        types,
+        shape.dtype,
+        shape.merge_defines(tail=tail),
+    )

@@ -1,0 +1,198 @@
+  // Rows of sequences that generate, over blocks of keys and values, plain or coded.
+  //
+  // q [T, HEADS, K_DIM]
+  // plain: keys [blocks * KV_HEADS, BLOCK, K_DIM], values [blocks * KV_HEADS, BLOCK, V_STRIDE]
+  // coded: keys a channel, codes [blocks * KV_HEADS, K_DIM, BLOCK] and a scale and a bias for each
+  //   K_GROUP tokens; values a token, codes [blocks * KV_HEADS, BLOCK, V_DIM] and a scale and a bias
+  //   for each V_GROUP elements. What comes out has the values' coordinates as coded.
+  // tiles [n, 6]: first row, rows, lowest key, key past the highest, place of block 0 in `table`, -
+  // visible [T, 2]: first and last key
+  // numbers: [0] scale * log2(e), [1] softcap * log2(e)
+  // partial [T, HEADS, splits, V_DIM], stats [T, HEADS, splits, 2]: largest score, sum of weights
+  //
+  // A thread group takes PART query heads of one KV head for the rows of one tile: VECTORS vectors.
+  // It reads 64 keys at a time, in three steps with a barrier between: scores of all vectors, their
+  // weights (a vector by one SIMD group), and the weighted sums (an element of all vectors by one
+  // thread).
+  SHARED float q_of[VECTORS * K_DIM];
+  SHARED float scores[SLICES * VECTORS * 64];
+  SHARED float weights[VECTORS * 64];
+  SHARED float kept[VECTORS];
+
+  const int row0 = tiles[group_x * 6], rows = tiles[group_x * 6 + 1];
+  const int low = tiles[group_x * 6 + 2], high = tiles[group_x * 6 + 3];
+  const int place = tiles[group_x * 6 + 4];
+  const int kv_head = group_y / PARTS, in_group = group_y % PARTS * PART;
+  const int head0 = kv_head * GROUP + in_group;
+  const int heads = GROUP - in_group < PART ? GROUP - in_group : PART;
+  const float scale = numbers[0], cap = numbers[1];
+  // Vector m is head m % PART of row m / PART. The last part of a group may have fewer heads, a
+  // tile fewer rows: such vectors are computed from whatever is there, and stored nowhere.
+#define EXISTS(m) ((m) < rows * PART && (m) % PART < heads)
+#define HEAD_ROW(m) ((size_t)(row0 + (m) / PART) * HEADS + head0 + (m) % PART)
+#define HEAD_BLOCK(key) ((size_t)table[place + (key) / BLOCK] * KV_HEADS + kv_head)
+
+  // Of this split: keys [begin, end) * 64.
+  const int first_pass = low / 64;
+  const int passes = high > low ? (high + 63) / 64 - first_pass : 0;
+  const int share = (passes + splits - 1) / splits, each = share > 2 ? share : 2;
+  const int begin = first_pass + group_z * each;
+  const int end = first_pass + passes < begin + each ? first_pass + passes : begin + each;
+  if (begin >= end) {  // too few keys for so many splits: `merge` takes nothing from here
+    for (int m = index; m < VECTORS; m += THREADS) {
+      if (!EXISTS(m)) continue;
+      stats[(HEAD_ROW(m) * splits + group_z) * 2] = -1e30f;
+      stats[(HEAD_ROW(m) * splits + group_z) * 2 + 1] = 0.0f;
+    }
+    return;
+  }
+
+  for (int i = index; i < VECTORS * K_DIM; i += THREADS) {
+    const int m = i / K_DIM;
+    q_of[i] = EXISTS(m) ? (float)q[HEAD_ROW(m) * K_DIM + i % K_DIM] : 0.0f;
+  }
+  float most[TURNS], total[TURNS];  // of the vectors that this SIMD group weighs
+  UNROLL
+  for (int turn = 0; turn < TURNS; turn++) {
+    most[turn] = -1e30f;
+    total[turn] = 0.0f;
+  }
+  float out[VECTORS][OWN];  // of the elements that this thread adds up
+  UNROLL
+  for (int m = 0; m < VECTORS; m++) {
+    UNROLL
+    for (int n = 0; n < OWN; n++) out[m][n] = 0.0f;
+  }
+  BARRIER();
+
+  for (int pass = begin; pass < end; pass++) {
+    const int key0 = pass * 64;
+#if CODED
+    // A thread has one key, and a slice of the channels.
+    if (index < SLICES * 64) {
+      const int slice = index / 64, key = key0 + index % 64;
+      const int near = key < low ? low : key < high ? key : high - 1;
+      const size_t head = HEAD_BLOCK(near);
+      const int bit = near % BLOCK * K_BITS;
+      float sums[VECTORS];
+      UNROLL
+      for (int m = 0; m < VECTORS; m++) sums[m] = 0.0f;
+      for (int d = slice * K_DIM / SLICES; d < (slice + 1) * K_DIM / SLICES; d++) {
+        const size_t channel = head * K_DIM + d;
+        const size_t group = channel * (BLOCK / K_GROUP) + near % BLOCK / K_GROUP;
+        const unsigned word = keys[channel * (BLOCK * K_BITS / 32) + bit / 32];
+        const float code = (float)((word >> bit % 32) & ((1u << K_BITS) - 1u));
+        const float k = code * (float)key_scales[group] + (float)key_biases[group];
+        UNROLL
+        for (int m = 0; m < VECTORS; m++) sums[m] += q_of[m * K_DIM + d] * k;
+      }
+      UNROLL
+      for (int m = 0; m < VECTORS; m++) scores[(slice * VECTORS + m) * 64 + index % 64] = sums[m];
+    }
+#else
+    // A SIMD group has four keys at a time, a lane every 32nd of their elements.
+    for (int j = warp * 4; j < 64; j += THREADS / 32 * 4) {
+      size_t at[4];
+      float sums[4][VECTORS];
+      UNROLL
+      for (int n = 0; n < 4; n++) {
+        const int key = key0 + j + n;
+        const int near = key < low ? low : key < high ? key : high - 1;
+        at[n] = (HEAD_BLOCK(near) * BLOCK + near % BLOCK) * K_DIM;
+        UNROLL
+        for (int m = 0; m < VECTORS; m++) sums[n][m] = 0.0f;
+      }
+      for (int d = lane; d < K_DIM; d += 32) {
+        UNROLL
+        for (int n = 0; n < 4; n++) {
+          const float k = (float)keys[at[n] + d];
+          UNROLL
+          for (int m = 0; m < VECTORS; m++) sums[n][m] += q_of[m * K_DIM + d] * k;
+        }
+      }
+      UNROLL
+      for (int n = 0; n < 4; n++) {
+        UNROLL
+        for (int m = 0; m < VECTORS; m++) {
+          const float sum = sum_of_lanes(sums[n][m]);
+          if (lane == 0) scores[m * 64 + j + n] = sum;
+        }
+      }
+    }
+#endif
+    BARRIER();
+
+    UNROLL
+    for (int turn = 0; turn < TURNS; turn++) {
+      const int m = turn * (THREADS / 32) + warp;
+      if (EXISTS(m)) {
+        const int row = row0 + m / PART;
+        const int from = visible[row * 2] > low ? visible[row * 2] : low;
+        const int to = visible[row * 2 + 1] < high ? visible[row * 2 + 1] + 1 : high;
+        float x[2];
+        UNROLL
+        for (int h = 0; h < 2; h++) {
+          const int j = h * 32 + lane, key = key0 + j;
+          float score = 0.0f;
+          UNROLL
+          for (int s = 0; s < SLICES; s++) score += scores[(s * VECTORS + m) * 64 + j];
+          score *= scale;
+          if (CAPPED) score = cap * TANH(score / cap);
+          x[h] = key >= from && key < to ? score : -1e30f;
+        }
+        const float here = max_of_lanes(x[0] > x[1] ? x[0] : x[1]);
+        const float now = here > most[turn] ? here : most[turn];
+        UNROLL
+        for (int h = 0; h < 2; h++) {
+          x[h] = x[h] > -1e29f ? EXP2(x[h] - now) : 0.0f;
+          weights[m * 64 + h * 32 + lane] = x[h];
+        }
+        const float before = EXP2(most[turn] - now);
+        total[turn] = total[turn] * before + sum_of_lanes(x[0] + x[1]);
+        most[turn] = now;
+        if (lane == 0) kept[m] = before;
+      }
+    }
+    BARRIER();
+
+    UNROLL
+    for (int n = 0; n < OWN; n++) {
+      const int d = n * THREADS + index;
+      if (d < V_DIM) {
+        UNROLL
+        for (int m = 0; m < VECTORS; m++) out[m][n] *= kept[m];
+        const int from = low > key0 ? low : key0, to = high < key0 + 64 ? high : key0 + 64;
+        for (int key = from; key < to; key++) {
+          const size_t token = HEAD_BLOCK(key) * BLOCK + key % BLOCK;
+#if CODED
+          const int bit = d * V_BITS;
+          const size_t group = token * (V_DIM / V_GROUP) + d / V_GROUP;
+          const unsigned word = values[token * (V_DIM * V_BITS / 32) + bit / 32];
+          const float code = (float)((word >> bit % 32) & ((1u << V_BITS) - 1u));
+          const float v = code * (float)value_scales[group] + (float)value_biases[group];
+#else
+          const float v = (float)values[token * V_STRIDE + d];
+#endif
+          UNROLL
+          for (int m = 0; m < VECTORS; m++) out[m][n] += weights[m * 64 + key - key0] * v;
+        }
+      }
+    }
+  }
+
+  UNROLL
+  for (int m = 0; m < VECTORS; m++) {
+    UNROLL
+    for (int n = 0; n < OWN; n++) {
+      const int d = n * THREADS + index;
+      if (EXISTS(m) && d < V_DIM) partial[(HEAD_ROW(m) * splits + group_z) * V_DIM + d] = out[m][n];
+    }
+  }
+  UNROLL
+  for (int turn = 0; turn < TURNS; turn++) {
+    const int m = turn * (THREADS / 32) + warp;
+    if (EXISTS(m) && lane == 0) {
+      stats[(HEAD_ROW(m) * splits + group_z) * 2] = most[turn];
+      stats[(HEAD_ROW(m) * splits + group_z) * 2 + 1] = total[turn];
+    }
+  }
