@@ -20,6 +20,7 @@ from quire.media.source import FileLimits, MediaSource, not_taken
 Message = Mapping[str, Any]
 
 _FETCHED_AT_ONCE = 4
+_PLURALS = {"image": "images", "audio": "sounds", "video": "videos"}
 _HELD_BYTES = 1 << 30
 """Features of all requests in flight, which the engine keeps until they end."""
 
@@ -109,8 +110,8 @@ class MediaLoader:
             limit = self._limits[kind].files
             if len(found) > limit:
                 raise RequestError(
-                    f"The request holds {len(found)} files of kind '{kind}'; at most {limit} are "
-                    "taken.",
+                    f"The request holds {len(found)} {_PLURALS.get(kind, kind)}; at most {limit} "
+                    "are taken.",
                     param=found[limit].param,
                     code=f"too_many_{kind}s",
                 )

@@ -1,0 +1,171 @@
+"""Sound and video over HTTP: through every protocol, placed, reused, bounded, refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import mlx.core as mx
+import pytest
+from anthropic import Anthropic
+from openai import OpenAI
+
+from quire.demo import MODEL_DIR
+from tests.e2e.client import CHAT, Client
+from tests.media.files import encoded_sound, greys, tone, video, wav
+from tests.support.child import Child, quire_serve
+from tests.support.tiny_models import random_weights
+
+AUDIO: dict[str, Any] = {
+    "model_type": "gemma4_audio",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "output_proj_dims": 64,
+}
+MODEL = "hearing"
+MARKS = {"audio": "<|audio|>", "video": "<|video|>"}
+ROWS = 25
+"""Of a second of sound."""
+
+
+def hearing_model(folder: Path) -> Path:
+    """The embedded model with an audio encoder that was never trained."""
+    shutil.copytree(MODEL_DIR, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"audio_config": AUDIO}
+    (folder / "config.json").write_text(json.dumps(config))
+    processors = json.loads((folder / "processor_config.json").read_text())
+    processors["feature_extractor"] = {"feature_extractor_type": "Gemma4AudioFeatureExtractor"}
+    (folder / "processor_config.json").write_text(json.dumps(processors))
+    tensors = {name: each for name, each in random_weights(config).items() if "audio" in name}
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    mx.save_safetensors(str(folder / "model-00002-of-00002.safetensors"), tensors)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    root = tmp_path_factory.mktemp("hearing")
+    folder = hearing_model(root / MODEL)
+    (root / "sounds").mkdir()
+    (root / "sounds" / "tone.wav").write_bytes(wav(tone(1)))
+    options = ("--max-audios", "2", "--max-video-seconds", "5", "--max-video-frames", "4")
+    with quire_serve(root, str(folder), *options, "--media-folder", str(root / "sounds")) as child:
+        yield child
+        assert child.process.poll() is None, f"the server died: {child.log.read_text()}"
+
+
+@pytest.fixture
+def client(hearing: Child) -> Iterator[Client]:
+    with Client(hearing.url) as client:
+        yield client
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def heard(data: bytes, format: str = "wav") -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": encoded(data), "format": format}}
+
+
+def watched(data: bytes) -> dict[str, Any]:
+    url = f"data:video/mp4;base64,{encoded(data)}"
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
+
+
+def user(*parts: Any) -> list[Any]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+def asked(client: Client, *parts: Any) -> httpx.Response:
+    return client.post(CHAT, model=MODEL, messages=user(*parts), max_tokens=4, temperature=0)
+
+
+def test_the_model_says_what_it_takes(hearing: Child) -> None:
+    (model,) = httpx.get(f"{hearing.url}/v1/models").json()["data"]
+    assert set(model["modalities"]) == {"text", "image", "video", "audio"}
+
+
+@pytest.mark.parametrize("kind", ["audio", "video"])
+def test_all_protocols_read_the_same(hearing: Child, client: Client, kind: str) -> None:
+    data = wav(tone(1)) if kind == "audio" else video(greys(8, (112, 160)))
+    part = heard(data) if kind == "audio" else watched(data)
+    source = {"type": "base64", "media_type": f"{kind}/x", "data": encoded(data)}
+    openai: Any = OpenAI(base_url=f"{hearing.url}/v1", api_key="none", max_retries=0)
+    anthropic: Any = Anthropic(base_url=hearing.url, api_key="none", max_retries=0)
+    said = text("What is it?")
+
+    chat = openai.chat.completions.create(model=MODEL, messages=user(part, said), max_tokens=4)
+    item = {"type": "input_text", "text": "What is it?"}
+    response = openai.responses.create(
+        model=MODEL, input=[{"role": "user", "content": [part, item]}], max_output_tokens=4
+    )
+    block = {"type": kind, "source": source}
+    message = anthropic.messages.create(model=MODEL, messages=user(block, said), max_tokens=4)
+    without = openai.chat.completions.create(model=MODEL, messages=user(said), max_tokens=4)
+
+    count = chat.usage.prompt_tokens
+    assert count == response.usage.input_tokens
+    usage = message.usage
+    assert count == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+    body = {"prompt": MARKS[kind], "add_special_tokens": False}
+    (mark,) = client.post("/tokenize", **body).json()["tokens"]
+    tokens = client.post("/tokenize", messages=user(part, said)).json()["tokens"]
+    rows = ROWS if kind == "audio" else 4 * 70
+    assert tokens.count(mark) == rows
+    assert len(tokens) == count > without.usage.prompt_tokens + rows
+
+
+def test_a_sound_from_a_folder_is_the_same_sound(hearing: Child, client: Client) -> None:
+    path = hearing.log.parent / "sounds" / "tone.wav"
+    named = {"type": "audio_url", "audio_url": {"url": f"file://{path}"}}
+    first = asked(client, named, text("What is it?")).json()
+    second = asked(client, heard(wav(tone(1))), text("What is it, then?")).json()
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > ROWS
+    third = asked(client, heard(wav(tone(1, 880.0))), text("What is it?")).json()
+    assert third["usage"]["prompt_tokens"] == first["usage"]["prompt_tokens"]
+    assert third["usage"]["prompt_tokens_details"]["cached_tokens"] < ROWS
+
+
+def test_other_formats_are_heard(client: Client) -> None:
+    for kind, codec in (("mp3", "libmp3lame"), ("flac", "flac")):
+        answer = asked(client, heard(encoded_sound(tone(1), kind, codec), kind), text("What?"))
+        assert answer.status_code == 200, answer.text
+
+
+BAD: dict[str, tuple[Any, str]] = {
+    "cut short": (heard(wav(tone(1))[:-9]), "media_invalid"),
+    "too long": (heard(wav(tone(31))), "media_too_large"),
+    "no sound": (heard(b"#EXTM3U\nfile:///etc/passwd"), "media_invalid"),
+    "damaged": (heard(encoded_sound(tone(1), "mov", "aac")[:700]), "media_invalid"),
+    "a video that is too long": (watched(video(greys(12), fps=2)), "media_too_large"),
+    "no video": (watched(wav(tone(1))), "media_invalid"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_used_is_named(client: Client, name: str) -> None:
+    part, code = BAD[name]
+    answer = asked(client, text("What?"), part)
+    error = answer.json()["error"]
+    field = "input_audio.data" if part["type"] == "input_audio" else "video_url.url"
+    assert (answer.status_code, error["code"]) == (400, code)
+    assert error["param"] == f"messages[0].content[1].{field}"
+    assert asked(client, text("What is 1 plus 1?")).status_code == 200
+
+
+def test_too_many(client: Client) -> None:
+    answer = asked(client, *(heard(wav(tone(1))) for _ in range(3)))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "too_many_audios")
+    assert "3 sounds; at most 2" in error["message"]
