@@ -83,7 +83,6 @@ def tags(opening: str, closing: str) -> Callable[[dict[str, Any]], str]:
 
 
 IN_QWEN = tags("<parameter={}>\n", "\n</parameter>\n")
-IN_SEED = tags("<parameter={}>", "</parameter>\n")
 IN_MINIMAX = tags('<parameter name="{}">\n', "\n</parameter>\n")
 IN_GLM = tags("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
 WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -93,7 +92,7 @@ WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "qwen3_coder": lambda a: f"<tool_call>\n<function=make>\n{IN_QWEN(a)}</function>\n</tool_call>",
     "seed": lambda a: (
-        f"<seed:tool_call>\n<function=make>\n{IN_SEED(a)}</function>\n</seed:tool_call>"
+        f"<seed:tool_call>\n<function=make>\n{IN_QWEN(a)}</function>\n</seed:tool_call>"
     ),
     "mistral": lambda a: f"[TOOL_CALLS]make[ARGS]{json.dumps(a, ensure_ascii=False)}",
     "deepseek": lambda a: (
