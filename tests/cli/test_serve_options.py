@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.serve import add_parser, engine_config, offers
+from quire.cli.offers import engine_config, offers
+from quire.cli.serve import add_parser, server_config
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 
@@ -18,7 +19,8 @@ from quire.core.errors import QuireError
 def config(*options: str) -> ServerConfig:
     parser = argparse.ArgumentParser()
     add_parser(parser.add_subparsers())
-    return offers(parser.parse_args(["serve", *options]))[0].serving
+    args = parser.parse_args(["serve", *options])
+    return offers(args, server_config(args))[0].serving
 
 
 def test_by_default_the_key_is_the_process_own() -> None:

@@ -19,8 +19,9 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from quire.cli.keys import KEY_VARIABLE, add_client_key_arguments, client_key
+from quire.cli.keys import add_client_key_arguments, client_key
 from quire.cli.load import Target, served_model
+from quire.cli.settings import PREFIX
 from quire.cli.sse_counter import error_message
 from quire.cli.values import positive
 from quire.core.errors import QuireError
@@ -248,7 +249,9 @@ def own_server(model: str, adapter: str | None = None) -> Iterator[str]:
     command = [sys.executable, "-m", "quire", "serve", *([model] if model else [])]
     command += ["--adapter", adapter] if adapter else []
     command += ["--port", str(port), "--log-level", "warning"]
-    environment = {name: text for name, text in os.environ.items() if name != KEY_VARIABLE}
+    # What holds for servers that others ask is not meant for this one.
+    command += ["--config", os.devnull]
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     with tempfile.TemporaryDirectory(prefix="quire-chat-") as folder:
         log = Path(folder) / "log"
         with log.open("wb") as out:

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import argparse
 import logging
-from dataclasses import replace
-from pathlib import Path
 
 from quire.cli.keys import add_server_key_arguments, key_in, server_keys
-from quire.cli.kv_flags import add_kv_arguments, format_of
+from quire.cli.kv_flags import add_kv_arguments
 from quire.cli.media_flags import add_media_arguments, media_settings
+from quire.cli.offers import offers
 from quire.cli.values import at_least, byte_count, duration, number, port, positive
-from quire.core.config import DiskConfig, EngineConfig, Offer, ServerConfig
-from quire.core.errors import QuireError, RequestError
-from quire.core.request import SamplingParams
-from quire.demo import MODEL_DIR
+from quire.core.config import EngineConfig, ServerConfig
 from quire.sampling.loops import MIN_REPEATS
-from quire.serving.sampling_defaults import NAMES, overridden
+from quire.serving.sampling_defaults import NAMES
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -28,6 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "responses, Anthropic's messages. One model is loaded at the start; of several each when "
         "it is first asked for.",
     )
+    parser.set_defaults(tables=[], options={})  # of the configuration file, see `offers`
     add, defaults = parser.add_argument, ServerConfig()
     add(
         "models",
@@ -48,7 +45,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add("--dialect", help="how answers spell reasoning and tool calls, or none; default: by model")
     add("--max-tokens", type=positive, metavar="N", help="for requests that name no limit")
-    add("--log-level", default=defaults.log_level, choices=("debug", "info", "warning", "error"))
+    levels = ("debug", "info", "warning", "error")
+    add("--log-level", default=defaults.log_level, choices=levels, help="what is logged at least")
     add(
         "--keep-volatile",
         action="store_true",
@@ -270,79 +268,21 @@ def run(args: argparse.Namespace) -> int:
         level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    server, offered = server_config(args), offers(args)
+    server = server_config(args)
+    offered = offers(args, server)
     # Here, because every command loads this module and no other needs a web server.
     from quire.api.server import serve
     from quire.api.shared.auth import check_exposure
     from quire.text.dialects import named
 
     check_exposure(server, allow_anyone=args.allow_anyone)
-    if server.dialect is not None:
-        named(server.dialect)  # a wrong name is known before the weights are loaded
+    for dialect in filter(None, (offer.serving.dialect for offer in offered)):
+        named(dialect)  # a wrong name is known before the weights are loaded
     return serve(offered, server, memory=args.memory)
 
 
-def offers(args: argparse.Namespace) -> tuple[Offer, ...]:
-    """The models, from the command line.
-
-    Raises:
-        QuireError: two have one name, or an option is for one model only.
-    """
-    given = [_named(each) for each in args.models] or [("quire-demo", str(MODEL_DIR))]
-    if len(given) > 1:
-        for option in ("served_name", "also_named", "adapter"):
-            if getattr(args, option):
-                raise QuireError(f"--{option.replace('_', '-')} is for one model")
-    server = server_config(args)
-    found = tuple(
-        Offer(
-            engine_config(args, model),
-            replace(server, served_name=args.served_name or name),
-            pinned=(args.served_name or name) in args.pin,
-            idle_unload_s=args.idle_unload,
-        )
-        for name, model in given
-    )
-    names = [name for each in found for name in each.names]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise QuireError(f"two models are called {twice[0]!r}; say NAME=MODEL")
-    if strangers := [name for name in args.pin if name not in names]:
-        raise QuireError(f"--pin {strangers[0]}: no model is called so")
-    return found
-
-
-def _named(given: str) -> tuple[str, str]:
-    """What clients call a model of the command line, and its folder or hub id."""
-    name, equals, model = given.partition("=")
-    if equals and not Path(given).exists():
-        return name, model
-    path = Path(given)
-    if path.is_file():  # GGUF
-        return path.stem, given
-    return (path.resolve().name if path.is_dir() else given), given
-
-
-def engine_config(args: argparse.Namespace, model: str) -> EngineConfig:
-    """The engine's settings for a model, from the command line."""
-    return EngineConfig(
-        model=model,
-        dtype=args.dtype,
-        adapter=args.adapter,
-        blas=args.blas,
-        kv_memory=args.kv_memory,
-        kv_format=format_of(args),
-        kv_skip_layers=args.kv_skip_layers,
-        max_sequences=args.max_sequences,
-        max_context=args.max_context,
-        step_ms=args.step_ms,
-        prefix_cache=not args.no_prefix_cache,
-        disk=DiskConfig(args.kv_disk, args.kv_disk_size) if args.kv_disk else None,
-        stop_on_loop=args.stop_on_loop,
-    )
-
-
 def server_config(args: argparse.Namespace) -> ServerConfig:
-    """The HTTP side's settings, from the command line, files and the environment.
+    """The HTTP side's settings, but for what is a model's own (see `offers`).
 
     Raises:
         QuireError: a file cannot be read, or a folder is none.
@@ -350,7 +290,6 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
     return ServerConfig(
         host=args.host,
         port=args.port,
-        also_named=tuple(args.also_named),
         api_keys=server_keys(args),
         strict_fields=not args.ignore_unknown_fields,
         max_concurrent=args.max_concurrent,
@@ -364,29 +303,8 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         allowed_hosts=tuple(args.allowed_host),
         share_prefixes=args.share_prefixes,
         metrics_key=key_in(args.metrics_key_file, "--metrics-key-file"),
-        dialect=args.dialect,
-        default_max_tokens=args.max_tokens,
-        drop_volatile_headers=not args.keep_volatile,
-        allow_special_tokens=args.allow_special_tokens,
         signing_key=key_in(args.signing_key_file, "--signing-key-file"),
         stored_responses=args.stored_responses,
-        sampling_defaults=args.sampling_defaults,
-        sampling_overrides=_sampling_overrides(args),
         page=not args.no_page,
         log_level=args.log_level,
     )
-
-
-def _sampling_overrides(args: argparse.Namespace) -> dict[str, float]:
-    """The operator's defaults for sampling, by the parameter's name.
-
-    Raises:
-        QuireError: one is not what the parameter may be.
-    """
-    named = {name: getattr(args, name) for name in NAMES}
-    given = {name: value for name, value in named.items() if value is not None}
-    try:
-        overridden(SamplingParams(), given)
-    except RequestError as error:
-        raise QuireError(f"--{(error.param or '').replace('_', '-')}: {error.message}") from error
-    return given
