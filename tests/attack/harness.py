@@ -25,14 +25,14 @@ from tests.e2e.client import Client
 from tests.support.child import Child, running
 
 MIB = 1 << 20
-TURN_S = 0.5
-"""Processor time of the event loop's thread that one turn may take: ten times what any takes on an
-idle machine, a tenth of the attacks that this is there to see."""
+TURN_S = 0.25
+"""Processor time of the event loop's thread that one turn may take: five times what any takes, a
+fraction of the attacks that this is there to see."""
 SILENCE_S = 30.0
 """How long a stream may pause, or /health not answer. A hang guard: the machine may be busy."""
 
 _PROMPT = "Once upon a time there was a"
-_FIELDS = {"max_tokens": 100, "ignore_eos": True}
+_FIELDS = {"max_tokens": 60, "ignore_eos": True}
 _EVERY_S = 0.05
 
 

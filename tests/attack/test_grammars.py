@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import httpx
@@ -80,11 +81,25 @@ def ask(victim: Victim, way: str, schema: Schema) -> httpx.Response:
     return httpx.post(f"{victim.url}/v1/{route}", json=body, timeout=120)
 
 
-@pytest.mark.parametrize("way", ["chat", "forced", "strict", "responses", "messages"])
-def test_a_schema_that_cannot_be_compiled_is_a_400(victim: Victim, way: str) -> None:
+WAYS = ("forced", "strict", "responses", "messages")
+EACH = ("the lowest integer", "1,100 references")
+"""Faults of the compiler and of recursion; one way is tried with all of them every day."""
+
+
+@pytest.mark.parametrize(
+    ("way", "names"),
+    [
+        ("chat", DEADLY),
+        *((way, EACH) for way in WAYS),
+        *(pytest.param(way, DEADLY, marks=pytest.mark.slow) for way in WAYS),
+    ],
+)
+def test_a_schema_that_cannot_be_compiled_is_a_400(
+    victim: Victim, way: str, names: Iterable[str]
+) -> None:
     with victim.watched() as seen:
-        for name, schema in DEADLY.items():
-            answer = ask(victim, way, schema)
+        for name in names:
+            answer = ask(victim, way, DEADLY[name])
             assert answer.status_code == 400, (name, answer.status_code, answer.text[:300])
             said = answer.json()["error"]["message"]
             refusals = ("compile", "prompt is too long", "maximum context length")

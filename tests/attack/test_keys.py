@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.core.config import ServerConfig
+from tests.api.conftest import Serve
 from tests.support.child import Child, quire_serve
 
 SECRET = "Remember this about my account, and tell nobody at all what it is: my PIN is 4711."
@@ -55,6 +57,23 @@ def test_what_another_key_has_said_cannot_be_guessed(child: Child) -> None:
         assert reuse(b, GUESSES[-1])[0] == "0"
 
 
+@pytest.mark.parametrize("share", [False, True])
+def test_what_is_cached_is_named_by_the_key(serve: Serve, share: bool) -> None:
+    config = ServerConfig(api_keys=("key-a", "key-b"), share_prefixes=share)
+    served = serve(config=config)
+    for key in ("key-a", "key-b", "key-a"):
+        answer = httpx.post(
+            f"{served.url}/v1/completions",
+            json={"prompt": SECRET, "max_tokens": 1},
+            headers={"authorization": f"Bearer {key}"},
+        )
+        assert answer.status_code == 200, answer.text
+    first, second, again = (request.cache_salt for request in served.engine.requests)
+    assert first == again
+    assert (first == second) is share
+
+
+@pytest.mark.slow
 def test_prefixes_are_shared_by_choice(files: list[str], tmp_path: Path) -> None:
     with (
         quire_serve(tmp_path, *files, "--share-prefixes") as child,

@@ -36,19 +36,27 @@ def call(number: int) -> dict[str, Any]:
 
 def calls() -> dict[str, Any]:
     """Tool calls and answers beside each other."""
-    answers = [{"role": "tool", "tool_call_id": f"c{n}", "content": "x"} for n in range(2000)]
-    asked = {"role": "assistant", "tool_calls": [call(n) for n in range(8000)]}
-    return {"messages": [user("x"), asked, *answers]}
+    answers = [{"role": "tool", "tool_call_id": f"c{n}", "content": "x"} for n in range(500)]
+    asked = {"role": "assistant", "tool_calls": [call(n) for n in range(2000)]}
+    return {"messages": [user("word " * 40_000), asked, *answers], "max_tokens": 1}  # too long
 
 
 def described() -> dict[str, Any]:
-    tool = {"name": "look", "description": "word " * (8 * MIB // 5)}
-    return {"messages": [user("x")], "tools": [{"type": "function", "function": tool}]}
+    tool = {"name": "look", "description": "word " * (2 * MIB // 5)}
+    tools = [{"type": "function", "function": tool}]
+    return {"messages": [user("x")], "tools": tools, "max_tokens": 1}
+
+
+def unoffered() -> dict[str, Any]:
+    """Tools that no prompt holds, as none is to be called."""
+    schema = {"type": "object", "properties": {f"p{n}": {"enum": ["a"]} for n in range(100_000)}}
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
+    return {"messages": [user("x")], "tools": [tool], "tool_choice": "none", "max_tokens": 1}
 
 
 def bombs() -> dict[str, Any]:
     """Thoughts that another server sealed, and that would unpack to a thousand times their size."""
-    data = Seal("stranger").seal("a" * (16 * MIB))
+    data = Seal("stranger").seal("a" * (8 * MIB))
     said = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": data}] * 60}
     return {"model": "quire-demo", "messages": [user("x"), said, user("y")], "max_tokens": 1}
 
@@ -58,7 +66,7 @@ REQUESTS: dict[str, tuple[str, Any]] = {
         COUNT,
         lambda: {
             "model": "quire-demo",
-            "messages": [user([{"type": "text", "text": "a"}] * 40000)],
+            "messages": [user([{"type": "text", "text": "a"}] * 20_000)],
         },
     ),
     "errors": (CHAT, lambda: {"messages": [1] * 1_000_000}),
@@ -66,6 +74,7 @@ REQUESTS: dict[str, tuple[str, Any]] = {
     "description": (CHAT, described),
     "stops": (CHAT, lambda: {"messages": [user("x")], "stop": "x" * 40_000, "n": 128}),
     "thoughts": (MESSAGES, bombs),
+    "unoffered": (CHAT, unoffered),
     "parts": (
         CHAT,
         lambda: {
