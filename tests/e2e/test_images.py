@@ -11,7 +11,6 @@ import socket
 import threading
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -893,41 +892,6 @@ class TestSize:
         statuses = [client.post(route, **body).status_code for _ in range(8)]
         assert statuses == [200] * 8
 
-    @pytest.mark.parametrize("head", ["data:image/png;base64,", "data:image/png,"])
-    def test_streams_go_on_while_a_large_url_is_read(self, client: Client, head: str) -> None:
-        shown = image(head + "%41" * 8_000_000)
-        body = json.dumps({"messages": [{"role": "user", "content": [shown]}]}).encode()
-        longest = []
-        for _ in range(3):  # other work on the machine can only make a gap longer
-            longest.append(_longest_gap(client, body))
-            if longest[-1] < 1:
-                break
-        assert min(longest) < 1, "the stream stood still"
-
-
-def _longest_gap(client: Client, body: bytes) -> float:
-    """Seconds for which a stream stands still, at most, while a bad request is answered."""
-    begun = threading.Event()
-    done: list[str] = []
-
-    def send() -> None:
-        begun.wait(30)
-        kind = {"content-type": "application/json"}
-        done.append(client.http.post(CHAT, content=body, headers=kind).text)
-
-    def watch(seen: Streamed) -> bool:
-        if len(seen.times) == 20:
-            begun.set()
-        return bool(done)
-
-    with ThreadPoolExecutor(1) as pool:
-        sending = pool.submit(send)
-        seen = client.stream("The red cat saw", watch, max_tokens=1500, ignore_eos=True)
-        sending.result()
-    assert "media_invalid" in done[0]
-    assert len(seen.times) > 20, "it had ended before"
-    return max(seen.gaps[19:])
-
 
 JUNK = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
@@ -1010,7 +974,7 @@ class TestMutations:
         codes: set[int] = set()
 
         @settings(
-            max_examples=50,
+            max_examples=25,
             deadline=None,
             suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
         )

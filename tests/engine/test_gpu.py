@@ -45,7 +45,7 @@ def test_as_if_alone_on_this_gpu(tmp_path: Path, family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_images_as_if_alone_on_this_gpu(tmp_path: Path, family: str) -> None:
-    check_matrix(write_model(tmp_path, FAMILIES[family]), requests())
+    check_matrix(write_model(tmp_path, FAMILIES[family]), requests(family))
 
 
 @pytest.mark.parametrize("head_dim", [64, 72])
@@ -61,7 +61,8 @@ def test_a_large_image_is_encoded_as_on_a_cpu(head_dim: int) -> None:
         head_dim=head_dim,
     )
     mx.random.seed(0)
-    encoder = Gemma4VisionEncoder(VisionTower(args), Projector(args))
+    projector = Projector(args.hidden_size, args.text_hidden_size, args.rms_norm_eps)
+    encoder = Gemma4VisionEncoder(VisionTower(args), projector)
     patches = mx.random.randint(0, 256, (42 * 60, args.patch_values)).astype(mx.uint8)
     (on_gpu,) = encoder(patches, (42, 60))
     mx.eval(on_gpu)

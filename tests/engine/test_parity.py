@@ -23,7 +23,7 @@ Opened = tuple[LoadedModel, EngineConfig, dict[str, Generated]]
 
 @pytest.fixture(
     scope="module",
-    params=["auto", "openblas", "mlx"]
+    params=["auto", "openblas", pytest.param("mlx", marks=pytest.mark.slow)]
     if sys.platform == "linux" and mx.default_device() == mx.cpu
     else ["mlx"],
 )

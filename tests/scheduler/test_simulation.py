@@ -189,7 +189,7 @@ def submit(simulation: Simulation, arrivals: list[Arrival]) -> dict[str, Arrival
 
 @pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
 @pytest.mark.parametrize("kind", GROUPS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     requests=st.lists(arrivals, min_size=1, max_size=12),
     room=st.integers(0, 120),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 
 import pytest
 
@@ -36,8 +37,13 @@ def state_of(dialect: str, tools: list[Tool]) -> GrammarState:
 
 
 def permits(state: GrammarState, token: int) -> bool:
+    return token in permitted(state, [token])
+
+
+def permitted(state: GrammarState, tokens: Iterable[int]) -> list[int]:
+    """Those of `tokens` that may come next."""
     mask = state.mask()
-    return mask is None or bool(mask[token // 32] >> token % 32 & 1)
+    return [token for token in tokens if mask is None or mask[token // 32] >> token % 32 & 1]
 
 
 def lets_through(dialect: str, text: str) -> bool:
@@ -84,7 +90,7 @@ def test_whatever_a_model_says_its_calls_meet_the_schema(dialect: str) -> None:
     for seed in range(8):
         state, draw, ids = state_of(dialect, [CHECKED]), random.Random(seed), list[int]()
         for _ in range(500):
-            allowed = [token for token in range(known.vocab_size) if permits(state, token)]
+            allowed = permitted(state, range(known.vocab_size))
             if state.mask() is None:
                 allowed = [stop, opener, *draw.sample(allowed, 3)]
             elif len(allowed) > 1 and opener is None and draw.random() < 0.9:
