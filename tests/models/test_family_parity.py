@@ -111,7 +111,7 @@ def test_who_gave_way_goes_on_as_if_alone(opened: Callable[[str], Opened], famil
     loaded, config, _ = opened(family)
     if all(spec.lacks_kv for spec in loaded.model.layout):
         pytest.skip("a state never grows, so that nobody gives way")
-    wanted = prompts((50,) * 5, 25)
+    wanted = prompts((50,) * 5, 16)
     expected = alone(loaded, config, wanted)
     got = preempted(256)(loaded, config, wanted)
     assert_same(got, expected, [request.id for request in wanted])

@@ -6,7 +6,8 @@ import mlx.core as mx
 import pytest
 
 from quire.models.layers import GATES
-from quire.models.moe import Experts, stack_experts, top_experts
+from quire.models.moe import Experts, stack_experts
+from quire.models.routers import top_experts
 
 
 def _experts(dtype: mx.Dtype = mx.float32) -> Experts:

@@ -29,9 +29,10 @@ from quire.models.gemma4_audio import (
 from quire.models.gemma4_layers import CLIP_BOUNDS, Projector
 from quire.models.gemma4_vision import Gemma4VisionArguments, Gemma4VisionEncoder, VisionTower
 from quire.models.layers import GATES, GatedMLP, embed, project_logits
-from quire.models.moe import Experts, stack_experts, top_experts
+from quire.models.moe import Experts, stack_experts
 from quire.models.norm import RMSNorm, unweighted_norm
 from quire.models.rope import Rope, Rotate
+from quire.models.routers import top_experts
 
 # Encoders and projectors of the multimodal checkpoint.
 _VISION = ("vision_tower.", "embed_vision.")

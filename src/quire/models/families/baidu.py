@@ -16,8 +16,8 @@ from quire.models.families.common import (
     softmax_mixture,
     with_dense,
 )
-from quire.models.moe import SoftmaxRouter
 from quire.models.names import Names, Weights
+from quire.models.routers import SoftmaxRouter
 from quire.models.settings import Settings
 
 

@@ -13,8 +13,9 @@ from quire.models.decoder import DecoderModel
 from quire.models.description import Description, FeedForward, Layer, Mixer, Norm
 from quire.models.feed_forward import MLP
 from quire.models.layers import ACTIVATIONS
-from quire.models.moe import Mixture, SigmoidRouter, SoftmaxRouter
+from quire.models.moe import Mixture
 from quire.models.names import Names, Weights
+from quire.models.routers import SigmoidRouter, SoftmaxRouter
 from quire.models.settings import FULL, SLIDING, Settings
 
 

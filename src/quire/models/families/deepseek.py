@@ -21,9 +21,9 @@ from quire.models.families.common import (
     with_dense,
 )
 from quire.models.latent_attention import LatentAttention
-from quire.models.moe import SoftmaxRouter
 from quire.models.names import Names
 from quire.models.rope import RopeParameters
+from quire.models.routers import SoftmaxRouter
 from quire.models.settings import Settings
 
 

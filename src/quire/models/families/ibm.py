@@ -22,8 +22,9 @@ from quire.models.families.common import (
 )
 from quire.models.families.mamba import hybrid_mamba2
 from quire.models.feed_forward import MLP
-from quire.models.moe import Mixture, SoftmaxRouter
+from quire.models.moe import Mixture
 from quire.models.names import Names, Weights
+from quire.models.routers import SoftmaxRouter
 from quire.models.settings import Settings
 
 

@@ -19,8 +19,8 @@ from quire.models.families.common import (
     with_dense,
 )
 from quire.models.feed_forward import MLP
-from quire.models.moe import SigmoidRouter
 from quire.models.names import Names
+from quire.models.routers import SigmoidRouter
 from quire.models.settings import FULL, Settings
 from quire.models.short_conv import ShortConv
 

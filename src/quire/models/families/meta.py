@@ -19,8 +19,9 @@ from quire.models.families.common import (
     rms,
 )
 from quire.models.feed_forward import MLP
-from quire.models.moe import Mixture, SigmoidRouter
+from quire.models.moe import Mixture
 from quire.models.names import Names, Weights
+from quire.models.routers import SigmoidRouter
 from quire.models.settings import FULL, Settings
 
 CHUNKED = "chunked_attention"

@@ -18,8 +18,8 @@ from quire.models.families.common import (
     softmax_mixture,
 )
 from quire.models.feed_forward import MLP
-from quire.models.moe import SparseMixer
 from quire.models.names import Names
+from quire.models.routers import SparseMixer
 from quire.models.settings import Settings
 
 

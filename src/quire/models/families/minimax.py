@@ -5,8 +5,8 @@ from __future__ import annotations
 from quire.models.attention import Over, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.families.common import Family, alike, attention, decoder, rms, softmax_mixture
-from quire.models.moe import SigmoidRouter
 from quire.models.names import Names
+from quire.models.routers import SigmoidRouter
 from quire.models.settings import Settings
 
 

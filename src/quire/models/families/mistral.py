@@ -18,8 +18,8 @@ from quire.models.families.common import (
     softmax_mixture,
     windows,
 )
-from quire.models.moe import SoftmaxRouter
 from quire.models.names import Names
+from quire.models.routers import SoftmaxRouter
 from quire.models.settings import FULL, SLIDING, Settings
 
 _UNUSED = ("vision_tower.", "multi_modal_projector.", "vision_encoder.", "patch_merger.")

@@ -22,8 +22,9 @@ from quire.models.families.common import (
 from quire.models.families.mamba import step_limits
 from quire.models.feed_forward import MLP
 from quire.models.mamba2 import Mamba2
-from quire.models.moe import Mixture, SigmoidRouter
+from quire.models.moe import Mixture
 from quire.models.names import Names
+from quire.models.routers import SigmoidRouter
 from quire.models.settings import Settings
 
 

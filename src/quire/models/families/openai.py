@@ -14,8 +14,8 @@ from quire.models.families.common import (
     softmax_mixture,
     windows,
 )
-from quire.models.moe import SoftmaxRouter
 from quire.models.names import Names, Weights
+from quire.models.routers import SoftmaxRouter
 from quire.models.settings import FULL, SLIDING, Settings
 
 

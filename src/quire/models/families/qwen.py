@@ -25,8 +25,8 @@ from quire.models.families.common import (
     with_dense,
 )
 from quire.models.gated_delta import GatedDelta
-from quire.models.moe import SoftmaxRouter
 from quire.models.names import Names, Weights
+from quire.models.routers import SoftmaxRouter
 from quire.models.settings import FULL, SLIDING, Settings
 
 LINEAR = "linear_attention"

@@ -13,8 +13,8 @@ from quire.models.families.common import (
     rms,
     softmax_mixture,
 )
-from quire.models.moe import SoftmaxRouter
 from quire.models.names import Names
+from quire.models.routers import SoftmaxRouter
 from quire.models.settings import Settings
 
 _PARTS = {
