@@ -380,14 +380,14 @@ class TestTextModels:
 
     def test_history_goes_on_without_files(self, serve: Serve) -> None:
         served, later = serve("Fine."), {"role": "user", "content": "Look."}
-        file = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AA=="}}
+        file = {"type": "file", "file": {"file_id": "file-1"}}
         asked = {"messages": [{"role": "user", "content": [text("What?"), file]}, later]}
         at = "messages[0].content[1]"
         _goes_on(served, "chat/completions", asked, at, 1, "file")
-        item = {"type": "input_file", "file_data": "data:application/pdf;base64,AA=="}
+        item = {"type": "input_file", "file_id": "file-1"}
         items = {"input": [{"role": "user", "content": [item]}, later]}
         _goes_on(served, "responses", items, "input[0].content[0]", 1, "file")
-        source = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}
+        source = {"type": "base64", "media_type": "application/msword", "data": "AA=="}
         block = {"type": "document", "source": source}
         blocks = {"messages": [{"role": "user", "content": [block]}, later]}
         body = {"model": "quire-demo", "max_tokens": 9} | blocks

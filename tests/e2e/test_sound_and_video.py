@@ -1,4 +1,4 @@
-"""Sound and video over HTTP: through every protocol, placed, reused, bounded, refused."""
+"""Sound, video, documents over HTTP: through every protocol, placed, reused, bounded, refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from openai import OpenAI
 
 from quire.demo import MODEL_DIR
 from tests.e2e.client import CHAT, Client
-from tests.media.files import encoded_sound, greys, tone, video, wav
+from tests.media.files import encoded_sound, greys, pdf, tone, video, wav
 from tests.support.child import Child, quire_serve
 from tests.support.tiny_models import random_weights
 
@@ -162,6 +162,35 @@ def test_what_cannot_be_used_is_named(client: Client, name: str) -> None:
     assert (answer.status_code, error["code"]) == (400, code)
     assert error["param"] == f"messages[0].content[1].{field}"
     assert asked(client, text("What is 1 plus 1?")).status_code == 200
+
+
+def test_documents_are_read_and_seen(hearing: Child, client: Client) -> None:
+    data = encoded(pdf("Hello", "world"))
+    said, mark = text("What is it?"), "<|image|>"
+    shown = {"type": "file", "file": {"file_data": data, "filename": "a.pdf"}}
+    tokens = client.post("/tokenize", messages=user(shown, said)).json()["tokens"]
+    prompt = client.post("/detokenize", tokens=tokens).json()["prompt"]
+    places = [prompt.index(each) for each in ("a.pdf", "[Page 1]", "Hello", mark, "[Page 2]")]
+    assert places == sorted(places)
+    assert prompt.count(mark) > 70
+
+    url = f"data:application/pdf;base64,{data}"
+    item = {"type": "input_file", "file_data": url, "filename": "a.pdf"}
+    input_text = {"type": "input_text", "text": "What is it?"}
+    openai: Any = OpenAI(base_url=f"{hearing.url}/v1", api_key="none", max_retries=0)
+    response = openai.responses.create(
+        model=MODEL, input=[{"role": "user", "content": [item, input_text]}], max_output_tokens=4
+    )
+    assert response.usage.input_tokens == len(tokens)
+    source = {"type": "base64", "media_type": "application/pdf", "data": data}
+    block = {"type": "document", "source": source, "title": "a.pdf"}
+    anthropic: Any = Anthropic(base_url=hearing.url, api_key="none", max_retries=0)
+    counted = anthropic.messages.count_tokens(model=MODEL, messages=user(block, said))
+    assert counted.input_tokens == len(tokens)
+
+    damaged = {"type": "file", "file": {"file_data": encoded(b"%PDF-1.7 and nothing else")}}
+    answer = asked(client, damaged, said)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "media_invalid")
 
 
 def test_too_many(client: Client) -> None:

@@ -85,3 +85,29 @@ def video(
 def greys(count: int, size: tuple[int, int] = (64, 48)) -> list[PIL.Image.Image]:
     """Plain pictures; the grey of each tells its number."""
     return [PIL.Image.new("RGB", size, (20 + 3 * number,) * 3) for number in range(count)]
+
+
+def pdf(*pages: str) -> bytes:
+    """A document; each page has one line of text, and a black square below it."""
+    count = len(pages)
+    kids = " ".join(f"{4 + 2 * number} 0 R" for number in range(count))
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Kids [{kids}] /Count {count} >>",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    for number, text in enumerate(pages):
+        drawn = f"BT /F1 24 Tf 20 150 Td ({text}) Tj ET 50 50 60 60 re f"
+        objects += [
+            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 200 200] /Contents "
+            f"{5 + 2 * number} 0 R /Resources << /Font << /F1 3 0 R >> >> >>",
+            f"<< /Length {len(drawn)} >>\nstream\n{drawn}\nendstream",
+        ]
+    body, places = b"%PDF-1.4\n", []
+    for number, each in enumerate(objects, 1):
+        places.append(len(body))
+        body += f"{number} 0 obj\n{each}\nendobj\n".encode()
+    table = "".join(f"{place:010d} 00000 n \n" for place in places)
+    size = len(objects) + 1
+    end = f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer\n<< /Size {size} /Root 1 0 R >>\n"
+    return body + f"{end}startxref\n{len(body)}\n%%EOF\n".encode()

@@ -1,4 +1,4 @@
-"""The flags that bound the images, sounds and videos of requests, and say where they come from."""
+"""The flags that bound the media and documents of requests, and say where they come from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from quire.cli.values import byte_count, duration, positive
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 
-_BYTES = {"max_image_bytes": "20MiB", "max_audio_bytes": "20MiB", "max_video_bytes": "100MiB"}
+_BYTES = {
+    "max_image_bytes": "20MiB",
+    "max_audio_bytes": "20MiB",
+    "max_video_bytes": "100MiB",
+    "max_document_bytes": "32MiB",
+}
 _HELP = {
     "max_images": "of one request, earlier messages included; default: %(default)s",
     "max_image_bytes": "of one image's file; default: %(default)s",
@@ -23,6 +28,9 @@ _HELP = {
     "max_video_pixels": "width times height of one video's frames; default: %(default)s",
     "max_video_seconds": "of one video; default: %(default)g",
     "max_video_frames": "of one video that are shown to the model; default: %(default)s",
+    "max_documents": "of one request, earlier messages included; default: %(default)s",
+    "max_document_bytes": "of one document's file; default: %(default)s",
+    "max_document_pages": "of one document; default: %(default)s",
 }
 
 

@@ -64,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_models_arguments(parser.add_argument_group("several models"))
     _add_access_arguments(parser.add_argument_group("access"))
     _add_limit_arguments(parser.add_argument_group("limits"))
-    add_media_arguments(parser.add_argument_group("images, sound and video"))
+    add_media_arguments(parser.add_argument_group("images, sound, video and documents"))
 
 
 def _add_sampling_arguments(group: argparse._ArgumentGroup) -> None:

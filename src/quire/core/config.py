@@ -91,6 +91,8 @@ class ServerConfig:
         max_videos, max_video_bytes, max_video_pixels: as of images; pixels are a frame's.
         max_video_seconds: of one video.
         max_video_frames: of one video that are shown to the model.
+        max_documents, max_document_bytes: as of images.
+        max_document_pages: of one document.
         allow_media_hosts: whether http(s) URLs are fetched, from public addresses.
         media_folders: where `file://` URLs may read; empty is nowhere.
         media_timeout_s: for fetching one item, redirects included.
@@ -131,6 +133,9 @@ class ServerConfig:
     max_video_pixels: int = 10_000_000
     max_video_seconds: float = 600.0
     max_video_frames: int = 256
+    max_documents: int = 8
+    max_document_bytes: int = 32 << 20
+    max_document_pages: int = 100
     allow_media_hosts: bool = False
     media_folders: tuple[str, ...] = ()
     media_timeout_s: float = 20.0

@@ -24,13 +24,18 @@ class FileLimits:
         seconds: of sound or video.
         frames: of a video that are looked at; a processor that would look at more spreads these
             evenly.
+        pages: of a document.
     """
 
     bytes: int = 20 << 20
     pixels: int = 50_000_000
     seconds: float = math.inf
     frames: int = 256
+    pages: int = 100
 
+
+DOCUMENT = "file"
+"""The kind of PDF files. No encoder takes them: they become texts and images."""
 
 DEFAULT_LIMITS = FileLimits()
 
@@ -40,10 +45,10 @@ class MediaSource:
     """Where a file is.
 
     Attributes:
-        url: `data:`, `http:`, `https:` or `file:`.
+        url: `data:`, `http:`, `https:` or `file:`; empty for what cannot be read in any way.
         param: the request field that holds it, for errors.
         named: what the protocol calls its type, for errors.
-        kind: of media.
+        kind: of media, or `DOCUMENT`: its pages, as text and as images where the model sees.
     """
 
     url: str

@@ -10,7 +10,7 @@ from quire.core.config import ServerConfig
 from quire.core.request import SamplingParams
 from quire.media.fetch import FetchPolicy
 from quire.media.processors import MediaProcessor, open_processors
-from quire.media.source import FileLimits
+from quire.media.source import DOCUMENT, FileLimits
 from quire.serving.constraints import Constraints
 from quire.serving.interface import EngineClient
 from quire.serving.media import MediaLimits, MediaLoader
@@ -75,10 +75,12 @@ def _media_limits(config: ServerConfig) -> dict[str, MediaLimits]:
         config.max_video_seconds,
         config.max_video_frames,
     )
+    document = FileLimits(config.max_document_bytes, pages=config.max_document_pages)
     return {
         "image": MediaLimits(config.max_images, image),
         "audio": MediaLimits(config.max_audios, audio),
         "video": MediaLimits(config.max_videos, video),
+        DOCUMENT: MediaLimits(config.max_documents, document),
     }
 
 

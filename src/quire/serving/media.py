@@ -12,15 +12,16 @@ from weakref import WeakValueDictionary, finalize
 
 from quire.core.errors import Overloaded, RequestError
 from quire.core.media import MediaItem, PlacedMedia
+from quire.media.documents import pages
 from quire.media.fetch import FetchPolicy, fetch
 from quire.media.processors import MediaProcessor
 from quire.media.processors.base import FileKey, MediaPart, Parts, PartStore
-from quire.media.source import FileLimits, MediaSource, not_taken
+from quire.media.source import DOCUMENT, FileLimits, MediaSource, not_taken
 
 Message = Mapping[str, Any]
 
 _FETCHED_AT_ONCE = 4
-_PLURALS = {"image": "images", "audio": "sounds", "video": "videos"}
+_PLURALS = {"image": "images", "audio": "sounds", "video": "videos", DOCUMENT: "documents"}
 _HELD_BYTES = 1 << 30
 """Features of all requests in flight, which the engine keeps until they end."""
 
@@ -82,6 +83,8 @@ class MediaLoader:
     async def load(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """The messages with every `{"source": MediaSource}` read: `{"parts": Parts}`.
 
+        A document becomes a text for each page, and an image behind it where the model sees.
+
         Raises:
             RequestError: the model does not take the kind, there are too many, or one cannot be
                 used.
@@ -92,7 +95,7 @@ class MediaLoader:
         if not sources:
             return messages
         for source in sources:
-            if source.kind not in self._processors:
+            if not self._takes(source):
                 raise not_taken(source.named, source.param)
         self._check_count(sources)
         reading = [asyncio.create_task(self._read(each)) for each in sources]
@@ -104,8 +107,12 @@ class MediaLoader:
         following = iter(files)
         return tuple(_with_parts(message, following) for message in messages)
 
+    def _takes(self, source: MediaSource) -> bool:
+        """Whether the kind is the model's, or a document that can be looked at."""
+        return bool(source.url) if source.kind == DOCUMENT else source.kind in self._processors
+
     def _check_count(self, sources: Sequence[MediaSource]) -> None:
-        for kind in self._processors:
+        for kind in self._limits:
             found = [source for source in sources if source.kind == kind]
             limit = self._limits[kind].files
             if len(found) > limit:
@@ -177,19 +184,35 @@ class MediaLoader:
     def _release(self, size: int) -> None:
         self._held -= size
 
-    async def _read(self, source: MediaSource) -> Parts:
+    async def _read(self, source: MediaSource) -> list[dict[str, Any]]:
+        """The parts of a message that take a source's place."""
         limits = self._limits[source.kind].each
         policy = replace(self._policy, max_bytes=limits.bytes)
         async with self._fetching if source.remote else nullcontext():
             data = await fetch(source.url, policy, param=source.param)
         async with self._decoding:
-            return await asyncio.to_thread(
+            if source.kind == DOCUMENT:
+                return await asyncio.to_thread(self._pages, data, source, limits)
+            parts = await asyncio.to_thread(
                 self._processors[source.kind].read,
                 data,
                 param=source.param,
                 detail=source.detail,
                 limits=limits,
             )
+        return [{"type": source.kind, "parts": parts}]
+
+    def _pages(self, data: bytes, source: MediaSource, limits: FileLimits) -> list[dict[str, Any]]:
+        """Each page of a document as a text, and as an image where the model sees."""
+        eyes = self._processors.get("image")
+        parts: list[dict[str, Any]] = []
+        found = pages(data, param=source.param, limits=limits, pictures=eyes is not None)
+        for number, page in enumerate(found, 1):
+            parts.append({"type": "text", "text": f"[Page {number}]\n{page.text}"})
+            if eyes is not None:
+                shown = eyes.read(page.picture, param=source.param, detail=source.detail)
+                parts.append({"type": "image", "parts": shown})
+        return parts
 
     def spell(self, rendered: str, files: Sequence[Parts]) -> str:
         """A rendered template with the words of files' parts, and a token for each, at its marks.
@@ -201,8 +224,9 @@ class MediaLoader:
         following = iter(files)
 
         def words(found: re.Match[str]) -> str:
-            kind, parts = self._marks[found[0]], next(following, ())
-            token = self._tokens[kind]
+            token, parts = self._tokens[self._marks[found[0]]], next(following, None)
+            if parts is None:
+                return found[0]  # `place` refuses it
             return "".join(f"{part.before}{token}{part.after}" for part in parts)
 
         return re.sub("|".join(map(re.escape, self._marks)), words, rendered)
@@ -286,10 +310,10 @@ def _media_parts(messages: Sequence[Message]) -> list[Mapping[str, Any]]:
     return [part for part in parts if part["type"] != "text"]
 
 
-def _with_parts(message: Message, files: Iterator[Parts]) -> Message:
-    """The message, its sources replaced by the next of `files`."""
+def _with_parts(message: Message, files: Iterator[list[dict[str, Any]]]) -> Message:
+    """The message, its sources replaced by the parts that the next of `files` became."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    parts = [{"type": p["type"], "parts": next(files)} if "source" in p else p for p in content]
+    parts = [part for p in content for part in (next(files) if "source" in p else (p,))]
     return {**message, "content": parts}

@@ -122,9 +122,14 @@ class TextSource(History):
 
 
 class Base64Document(Base64Source):
-    """A document that is no text, which no model here reads."""
+    """A document in the request itself. PDF is read; others may stand in the history."""
 
     media_type: str = Field(pattern="^application/")
+
+    @property
+    def location(self) -> str:
+        """PDF as a `data:` URL; empty for another format."""
+        return super().location if self.media_type == "application/pdf" else ""
 
 
 class NoCitations(History):
@@ -134,7 +139,7 @@ class NoCitations(History):
 
 
 class DocumentBlock(ContentBlock):
-    """A document; only plain text is offered. Others may stand in a conversation's history."""
+    """A document: plain text or PDF. Others may stand in a conversation's history."""
 
     type: Literal["document"]
     source: Annotated[

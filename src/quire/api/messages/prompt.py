@@ -40,7 +40,7 @@ from quire.api.messages.schema import (
     Tool,
     UserMessage,
 )
-from quire.api.shared.content import document_part, function_call, media_part
+from quire.api.shared.content import document_parts, function_call, media_part
 from quire.api.shared.seal import Seal
 from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
 from quire.core.errors import RequestError
@@ -136,7 +136,7 @@ class _Translator:
             if isinstance(block, ToolResultBlock):
                 messages.append(self._result(block, name))
             else:
-                messages.append({"role": "user", "content": [_part(block, name)]})
+                messages.append({"role": "user", "content": _parts_of(block, name)})
         return messages or [{"role": "user", "content": ""}]
 
     def _result(self, block: ToolResultBlock, param: str) -> TemplateMessage:
@@ -150,8 +150,9 @@ class _Translator:
         content: str | list[dict[str, Any]]
         if isinstance(block.content, list):
             content = [
-                _part(part, f"{param}.content[{number}]")
+                each
                 for number, part in enumerate(block.content)
+                for each in _parts_of(part, f"{param}.content[{number}]")
             ]
         else:
             content = block.content or ""
@@ -247,7 +248,28 @@ def _system(system: SystemText) -> str | list[dict[str, str]]:
     return [{"type": "text", "text": block.text} for block in system]
 
 
-def _part(block: ResultPart, param: str) -> dict[str, Any]:
+def _document(block: DocumentBlock, param: str) -> list[dict[str, Any]]:
+    if isinstance(block.source, TextSource):
+        lines = (block.title, block.context, block.source.data)
+        return [{"type": "text", "text": "\n".join(line for line in lines if line)}]
+    about = (block.title, block.context)
+    return document_parts(block.source.location, f"{param}.source", block.type, *about)
+
+
+def _parts_of(block: ResultPart, param: str) -> list[dict[str, Any]]:
+    """A block as the parts of a message."""
+    return _document(block, param) if isinstance(block, DocumentBlock) else [_part(block, param)]
+
+
+def _part(
+    block: TextBlock
+    | ImageBlock
+    | AudioBlock
+    | VideoBlock
+    | SearchResultBlock
+    | ToolReferenceBlock,
+    param: str,
+) -> dict[str, Any]:
     """A block as text, or as media."""
     lines: list[str | None]
     match block:
@@ -258,10 +280,6 @@ def _part(block: ResultPart, param: str) -> dict[str, Any]:
             return media_part(kind, block.source.location, f"{param}.source", kind)
         case TextBlock(text=text):
             lines = [text]
-        case DocumentBlock(source=TextSource(data=text)):
-            lines = [block.title, block.context, text]
-        case DocumentBlock(type=kind):
-            return document_part(f"{param}.source", kind)
         case SearchResultBlock():
             lines = [block.title, block.source, *(each.text for each in block.content)]
         case ToolReferenceBlock():

@@ -28,10 +28,11 @@ from quire.api.responses.schema import (
 )
 from quire.api.shared.content import (
     INPUT,
-    document_part,
+    document_parts,
     function_call,
     heard_or_watched,
     media_part,
+    pdf_url,
     read_arguments,
 )
 from quire.api.shared.seal import Seal
@@ -142,6 +143,12 @@ def _told(tools: Sequence[Tool]) -> str:
     return json.dumps({"tools": names}, ensure_ascii=False)
 
 
+def _document(part: FilePart, param: str) -> list[dict[str, Any]]:
+    name = f"{param}.file_data" if part.file_data else f"{param}.file_url"
+    url = pdf_url(part.file_data) or part.file_url or ""
+    return document_parts(url, name if url else param, part.type, part.filename)
+
+
 def _parts(content: Content, param: str, *, media: bool = True) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
@@ -157,7 +164,7 @@ def _parts(content: Content, param: str, *, media: bool = True) -> str | list[di
                     code="invalid_value",
                 )
             case FilePart():
-                parts.append(document_part(f"{param}[{index}]", part.type))
+                parts += _document(part, f"{param}[{index}]")
             case ImagePart():
                 detail = part.max_soft_tokens or part.detail
                 name = f"{param}[{index}].image_url"

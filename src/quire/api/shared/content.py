@@ -13,7 +13,7 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import from_json
 
 from quire.api.shared.schema import History, TextOrList, tag_by_role, tag_by_type
-from quire.media.source import Detail, Fineness, MediaSource
+from quire.media.source import DOCUMENT, Detail, Fineness, MediaSource
 
 INPUT = "input"
 """The one argument of the function that stands for a custom tool."""
@@ -324,8 +324,10 @@ def _parts(content: Content | WrittenContent, param: str) -> str | list[dict[str
                 name = f"{param}[{index}].image_url.url"
                 detail = image.max_soft_tokens or image.detail
                 parts.append(media_part("image", image.url, name, part.type, detail))
-            case FilePart():
-                parts.append(document_part(f"{param}[{index}]", part.type))
+            case FilePart(file=File(file_data=data, filename=title)):
+                name = f"{param}[{index}]"
+                name = f"{name}.file.file_data" if data else name
+                parts += document_parts(pdf_url(data), name, part.type, title)
             case _:
                 parts.append(heard_or_watched(part, f"{param}[{index}]"))
     return parts
@@ -350,9 +352,22 @@ def media_part(
     return {"type": kind, "source": MediaSource(url, param, named, detail or "auto", kind)}
 
 
-def document_part(param: str, named: str) -> dict[str, Any]:
-    """A file that no model here takes; it is refused or left out before anybody looks at it."""
-    return media_part("file", "", param, named)
+def pdf_url(data: str | None) -> str:
+    """A document in the request itself as a `data:` URL, as which most clients send it already."""
+    if not data or data.startswith("data:"):
+        return data or ""
+    return f"data:application/pdf;base64,{data}"
+
+
+def document_parts(url: str, param: str, named: str, *about: str | None) -> list[dict[str, Any]]:
+    """A document as the service takes it, behind what is said about it.
+
+    Args:
+        url: empty for one that nobody can read, such as an uploaded file's id: it is refused, or
+            left out of a conversation's history, before anybody looks at it.
+    """
+    texts = [{"type": "text", "text": text} for text in about if text and url]
+    return [*texts, media_part(DOCUMENT, url, param, named)]
 
 
 def function_call(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from starlette.types import Scope
 
 from quire.api.shared.access import note_ignored
 from quire.api.shared.template_messages import TemplateMessage
+from quire.media.source import DOCUMENT
 from quire.serving.service import Service
 
 LEFT_OUT = {
     "image": "[An image stood here. The model that answers now sees none.]",
     "audio": "[A sound stood here. The model that answers now hears none.]",
     "video": "[A video stood here. The model that answers now watches none.]",
-    "file": "[A file stood here. The model that answers now reads none.]",
+    DOCUMENT: "[A file stood here. The model that answers now reads none.]",
 }
 
 
@@ -55,7 +56,8 @@ def _readable(
         return message
     parts = []
     for part in message["content"]:
-        path = part["source"].param if part["type"] in unseen else ""
+        lost = part["type"] in unseen and not (part["type"] == DOCUMENT and part["source"].url)
+        path = part["source"].param if lost else ""
         if path and not (message["role"] == "user" and path.startswith(f"{newest}.")):
             note_ignored(scope, [path])
             part = {"type": "text", "text": LEFT_OUT[part["type"]]}
