@@ -15,7 +15,8 @@ from mlx.utils import tree_flatten
 
 from quire.models.loader import open_model
 from tests.models.solo import solo_logits
-from tests.support.families import CONFIGS, FULL, HELD_AGAINST_MLX_LM, LINEAR
+from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
+from tests.support.family_shapes import FULL, LINEAR
 from tests.support.parity import TOLERANCE
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]

@@ -13,7 +13,8 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from quire.models.loader import open_model
 from tests.models.solo import solo_logits
-from tests.support.families import CONFIGS, FULL, SLIDING
+from tests.support.families import CONFIGS
+from tests.support.family_shapes import FULL, SLIDING
 from tests.support.gguf_files import Kinds, write_gguf
 from tests.support.tiny_models import tiny_model
 
