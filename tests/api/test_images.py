@@ -15,7 +15,7 @@ from openai import BadRequestError as OpenAIBadRequestError
 
 from quire.api.responses.schema import MessageItem
 from quire.api.responses.store import ResponseStore, StoredItem
-from quire.api.shared.unseen import LEFT_OUT
+from quire.api.shared.unsupported_media import LEFT_OUT
 from quire.media.source import MediaSource, not_taken
 from quire.serving.generation import Generation
 from quire.serving.prompts import Prompts

@@ -10,7 +10,7 @@ import time
 import httpx
 import pytest
 
-from quire.api.connections import Patience, PatientProtocol
+from quire.api.connections import ConnectionLimits, LimitedProtocol
 from quire.core.config import ServerConfig
 from tests.api.conftest import Serve, Served
 from tests.support.scripted_engine import Script
@@ -27,8 +27,8 @@ HANG_S = 30.0
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that waits a moment."""
-    short = Patience(head_s=0.4, body_s=0.4, body_rate=1 << 10, write_s=0.8, unfinished=16)
-    monkeypatch.setattr(PatientProtocol, "patience", short)
+    short = ConnectionLimits(head_s=0.4, body_s=0.4, body_rate=1 << 10, write_s=0.8, unfinished=16)
+    monkeypatch.setattr(LimitedProtocol, "limits", short)
 
 
 def connect(served: Served, data: bytes = b"") -> socket.socket:

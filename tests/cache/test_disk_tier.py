@@ -10,22 +10,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from quire.cache.disk_page import HostPage, pack, unpack
 from quire.cache.disk_store import DiskStore
 from quire.cache.disk_tier import DiskTier
 from quire.cache.disk_usage import usage
+from quire.cache.host_block import HostBlock, pack, unpack
 from quire.core.config import DiskConfig
 
 MB = 1 << 20
 
 
-def page(seed: int, size: int = 1000) -> HostPage:
+def page(seed: int, size: int = 1000) -> HostBlock:
     rng = np.random.default_rng(seed)
     keys = rng.integers(0, 1 << 16, (2, size), dtype=np.uint16)
     return (("bfloat16", keys), ("float32", rng.random((3, 5), dtype=np.float32)))
 
 
-def same(a: HostPage, b: HostPage) -> bool:
+def same(a: HostBlock, b: HostBlock) -> bool:
     return len(a) == len(b) and all(
         x[0] == y[0] and x[1].dtype == y[1].dtype and np.array_equal(x[1], y[1])
         for x, y in zip(a, b, strict=True)
@@ -38,7 +38,7 @@ def tier(folder: Path, *, model: str = "m", queue_bytes: int = 64 * MB) -> DiskT
     return opened
 
 
-def read(disk: DiskTier, *keys: bytes) -> dict[bytes, HostPage]:
+def read(disk: DiskTier, *keys: bytes) -> dict[bytes, HostBlock]:
     reading = disk.read(keys)
     assert disk.drain(10)
     assert reading.done

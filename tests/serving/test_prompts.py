@@ -8,7 +8,7 @@ import pytest
 
 from quire.core.errors import ContextOverflow, RequestError
 from quire.media.source import MediaSource
-from quire.serving.generation import Elsewhere, Generation, Thinking, ToolChoice
+from quire.serving.generation import Generation, NeedsJob, Thinking, ToolChoice
 from quire.serving.service import Service
 from quire.text.tokenizer import Tokenizer
 from tests.serving.conftest import CONTEXT
@@ -126,5 +126,5 @@ async def test_a_text_far_too_long_is_not_encoded_whole(
     ids=["long", "many", "image"],
 )
 async def test_what_takes_long_is_done_elsewhere(service: Service, spec: Generation) -> None:
-    with pytest.raises(Elsewhere):
+    with pytest.raises(NeedsJob):
         await service.prepare(spec, light=True)

@@ -6,30 +6,30 @@ import random
 
 import numpy as np
 
-from quire.cache.disk_page import HostPage
 from quire.cache.disk_tier import PendingRead
+from quire.cache.host_block import HostBlock
 
 
-def as_host_page(content: dict[int, int]) -> HostPage:
+def as_host_page(content: dict[int, int]) -> HostBlock:
     """A simulated page as arrays."""
     return (("int64", np.array(sorted(content.items()), dtype=np.int64).reshape(-1, 2)),)
 
 
-def from_host_page(page: HostPage) -> dict[int, int]:
+def from_host_page(block: HostBlock) -> dict[int, int]:
     """What `as_host_page` was given."""
-    return {int(place): int(token) for place, token in page[0][1]}
+    return {int(place): int(token) for place, token in block[0][1]}
 
 
 class ScriptedDisk:
     """Implements `disk_prefetch.Tier`, and takes pages.
 
     Args:
-        loses: share of the reads of a page that find nothing, and of pages that are not taken.
+        loses: share of the reads of a block that find nothing, and of pages that are not taken.
         hangs: share of reads that never end.
     """
 
     def __init__(self, seed: int, *, loses: float = 0.0, hangs: float = 0.0) -> None:
-        self.pages: dict[bytes, HostPage] = {}
+        self.pages: dict[bytes, HostBlock] = {}
         self.hits = 0
         self._rng = random.Random(seed)
         self._loses, self._hangs = loses, hangs
@@ -41,9 +41,9 @@ class ScriptedDisk:
     def accepts(self, key: bytes, size: int) -> bool:
         return key not in self.pages and self._rng.random() >= self._loses
 
-    def spill(self, key: bytes, page: HostPage) -> None:
-        known = self.pages.setdefault(key, page)
-        assert from_host_page(known) == from_host_page(page), "one name, two contents"
+    def spill(self, key: bytes, block: HostBlock) -> None:
+        known = self.pages.setdefault(key, block)
+        assert from_host_page(known) == from_host_page(block), "one name, two contents"
 
     def read(self, keys: tuple[bytes, ...]) -> PendingRead:
         assert keys, "nothing is no reading"

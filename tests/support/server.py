@@ -12,7 +12,7 @@ from dataclasses import replace
 import uvicorn
 from starlette.types import ASGIApp
 
-from quire.api.connections import PatientProtocol
+from quire.api.connections import LimitedProtocol
 from quire.core.config import EngineConfig, Offer, ServerConfig
 from quire.serving.assembly import assemble
 from quire.serving.interface import EngineClient
@@ -40,7 +40,7 @@ def one_model(client: EngineClient, name: str, config: ServerConfig) -> Models:
 def serving(app: ASGIApp) -> Iterator[str]:
     """Serves `app` and gives its URL; raises if it does not start or stop in time."""
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="warning", access_log=False, http=PatientProtocol)
+    config = uvicorn.Config(app, log_level="warning", access_log=False, http=LimitedProtocol)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

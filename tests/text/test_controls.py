@@ -9,7 +9,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.text.controls import MARK, Controls, control_tokens
+from quire.text.controls import SENTINEL, Controls, control_tokens
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from tests.text import made
@@ -174,7 +174,9 @@ def test_thoughts_in_answers_are_the_templates_to_read() -> None:
 
 def test_lone_surrogates_are_no_marks() -> None:
     tokenizer = made_tokenizer("byte_level")
-    ids, _ = encoded(tokenizer, TURNS, [{"role": "user", "content": f"<{MARK}turn|>"}], wide=False)
+    ids, _ = encoded(
+        tokenizer, TURNS, [{"role": "user", "content": f"<{SENTINEL}turn|>"}], wide=False
+    )
     assert "<\ufffdturn|>" in tokenizer.decode(ids)
 
 

@@ -24,7 +24,7 @@ from quire.api.responses.store import CallerStores
 from quire.api.shared.access import IGNORED_HEADER, AccessLog
 from quire.api.shared.auth import ApiKeys, callers
 from quire.api.shared.context import ServerContext
-from quire.api.shared.errors import Failsafe, RunFailed, handle
+from quire.api.shared.errors import ErrorMiddleware, RunFailed, handle
 from quire.api.shared.limits import Slots, Slotted
 from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.model_use import HoldsModel
@@ -96,7 +96,7 @@ def _middleware(server: ServerContext, routes: list[Route]) -> list[Middleware]:
     named = [*routes, *PageFiles.ROUTES] if config.page else routes
     stack = [
         Middleware(AccessLog, observe=server.metrics.response, routes=named),
-        Middleware(Failsafe),
+        Middleware(ErrorMiddleware),
         Middleware(PageGuard, hosts=host_names(config), origins=config.cors_origins),
     ]
     if config.cors_origins:

@@ -16,7 +16,7 @@ _MAX_HEAD = 128 << 10  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ConnectionLimits:
     """What is waited for.
 
     Attributes:
@@ -38,10 +38,10 @@ class Patience:
         return min(self.head_s, self.body_s, self.write_s) / 4
 
 
-class PatientProtocol(HttpToolsProtocol):
+class LimitedProtocol(HttpToolsProtocol):
     """Uvicorn's protocol, which by itself waits for all of this without end."""
 
-    patience = Patience()
+    limits = ConnectionLimits()
 
     _in_head = True
     _received = 0  # bytes of the head or body that is being read
@@ -61,7 +61,7 @@ class PatientProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self._since = self._unread_since = self.loop.time()
         self._make_room()
-        self._timer = self.loop.call_later(self.patience.look_s, self._look)
+        self._timer = self.loop.call_later(self.limits.look_s, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -92,13 +92,13 @@ class PatientProtocol(HttpToolsProtocol):
         mine = [
             each
             for each in others
-            if isinstance(each, PatientProtocol)
+            if isinstance(each, LimitedProtocol)
             and each.unfinished
             and (each.client and each.client[0]) == host
         ]
         oldest = min(mine, key=lambda each: each._since)
-        young = self.loop.time() - oldest._since < self.patience.head_s / 10  # may be a burst
-        if len(mine) > self.patience.unfinished and not young:
+        young = self.loop.time() - oldest._since < self.limits.head_s / 10  # may be a burst
+        if len(mine) > self.limits.unfinished and not young:
             oldest.transport.abort()
 
     def _look(self) -> None:
@@ -107,19 +107,19 @@ class PatientProtocol(HttpToolsProtocol):
             self.transport.abort()
         elif self._reads_stuck() and not self.transport.is_closing():
             self.send_400_response("The request did not come in time.")
-        self._timer = self.loop.call_later(self.patience.look_s, self._look)
+        self._timer = self.loop.call_later(self.limits.look_s, self._look)
 
     def _writes_stuck(self) -> bool:
         unread, now = self.transport.get_write_buffer_size(), self.loop.time()
         if not unread or unread != self._unread:
             self._unread, self._unread_since = unread, now
-        return now - self._unread_since > self.patience.write_s
+        return now - self._unread_since > self.limits.write_s
 
     def _reads_stuck(self) -> bool:
         """Whether a head or a body is late. Between two requests uvicorn's own time holds."""
         elapsed = self.loop.time() - self._since
         if self._in_head:
             begun = self.cycle is None or self._received > 0
-            return begun and elapsed > self.patience.head_s
-        most = self.patience.body_s + self._received / self.patience.body_rate
+            return begun and elapsed > self.limits.head_s
+        most = self.limits.body_s + self._received / self.limits.body_rate
         return not self.flow.read_paused and elapsed > most

@@ -20,7 +20,7 @@ from quire.api.shared.engine_metrics import engine_families
 from quire.api.shared.limits import check_headers, read_body
 from quire.api.shared.pieces import compact
 from quire.api.shared.schema import TokenId, Wire, parse, parse_json
-from quire.api.shared.unseen import newest, without_unseen
+from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import Forbidden, NotOffered, RequestError
 from quire.serving.generation import Generation, Thinking
 from quire.serving.models import Model
@@ -65,7 +65,7 @@ async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
         context.check_messages(len(fields.messages))
         messages, last = to_template(fields.messages), newest("messages", fields.messages)
         spec = Generation(
-            messages=without_unseen(context.service, request.scope, messages, last),
+            messages=without_unsupported_media(context.service, request.scope, messages, last),
             tools=toolbox(fields.tools).templates,
             thinking=Thinking(fields.enable_thinking),
         )

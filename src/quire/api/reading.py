@@ -32,13 +32,13 @@ class ReadingContext:
     config: ServerConfig
 
     def __call__(self) -> Context:
-        service = assemble(_Absent(self.info), self.name, self.config)
+        service = assemble(_NoEngine(self.info), self.name, self.config)
         service.prompts.media.share(_AskedFiles())
         seal = Seal(self.config.signing_key)
-        return Context(service, self.config, seal, lambda _: _AskedStore())
+        return Context(service, self.config, seal, lambda _: _RemoteStore())
 
 
-class _Absent:
+class _NoEngine:
     """The engine's face where there is none: readers only ask what is served."""
 
     failure = None
@@ -59,7 +59,7 @@ class _Absent:
         raise AssertionError("a job has no engine")
 
 
-class _AskedStore:
+class _RemoteStore:
     """Responses that the server keeps; implements `shared.stored.StoredConversations`."""
 
     def conversation(self, response_id: str) -> Sequence[StoredItem] | None:

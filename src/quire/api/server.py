@@ -15,7 +15,7 @@ from functools import partial
 import uvicorn
 
 from quire.api.app import build_app
-from quire.api.connections import PatientProtocol
+from quire.api.connections import LimitedProtocol
 from quire.api.reading import ReadingContext
 from quire.api.stopping import StoppingServer, ToldToStop, unless_told_to_stop
 from quire.core.config import Offer, ServerConfig
@@ -103,7 +103,7 @@ async def _serve(
     server = StoppingServer(
         uvicorn.Config(
             build_app(models, config),
-            http=PatientProtocol,
+            http=LimitedProtocol,
             log_level="warning",
             access_log=False,
             lifespan="on",

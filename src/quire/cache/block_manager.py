@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from quire.cache.blocks import Block, Change, Holder, PoolKey, Restore, Spill
 from quire.cache.capacity import Capacity, Pool
-from quire.cache.disk_page import HostPage
+from quire.cache.host_block import HostBlock
 
 _FIRST_BLOCKS = 16
 
@@ -90,7 +90,7 @@ class BlockManager:
             del self._pool_of(block).kept[block]
             self._pool_of(block).give_back(block)
 
-    def restore(self, block: Block, contents: HostPage) -> None:
+    def restore(self, block: Block, contents: HostBlock) -> None:
         """The block gets what the disk tier kept of it, before the next step."""
         self._changes.append(Restore(block.pool, block.id, contents))
 

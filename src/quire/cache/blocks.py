@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quire.cache.disk_page import HostPage
+from quire.cache.host_block import HostBlock
 from quire.core.kv_format import KVFormat
 
 
@@ -93,7 +93,7 @@ class Restore:
 
     pool: PoolKey
     id: int
-    contents: HostPage
+    contents: HostBlock
 
 
 Change = Resize | Spill | Restore

@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey
-from quire.cache.disk_page import HostPage
 from quire.cache.disk_tier import PendingRead
+from quire.cache.host_block import HostBlock
 from quire.cache.index import Node, PrefixIndex, lasting_name
 from quire.cache.specs import recurrent_groups
 from quire.core.kv_format import KVFormat
@@ -96,7 +96,7 @@ class DiskPrefetch:
         index: PrefixIndex,
         manager: BlockManager,
         tier: Tier,
-        matches_pool: Callable[[PoolKey, HostPage], bool],
+        matches_pool: Callable[[PoolKey, HostBlock], bool],
         compute_seconds: Callable[[int], float | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -115,7 +115,7 @@ class DiskPrefetch:
         """Starts reading what follows `matched` tokens in memory, if that beats computing it.
 
         Args:
-            before: the prompt's last reading; its patience is not renewed.
+            before: the prompt's last reading; its time limit is not renewed.
         """
         if before is not None and (before.failed or self._clock() >= before.until):
             return None

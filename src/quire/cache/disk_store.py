@@ -1,4 +1,4 @@
-"""Pages on disk: an SQLite file under a byte limit, least recently used out first.
+"""KV blocks on disk: an SQLite file under a byte limit, least recently used out first.
 
 Why not LMDB: it reads through a memory map and trusts its own pages. Measured with lmdb 3.0.0: a
 truncated file ends the process with SIGBUS, and flipped bits in the tree abort it now and then.

@@ -17,9 +17,9 @@ from pathlib import Path
 from threading import Condition, Thread
 
 from quire.cache.disk_file import ROWS_A_COMMIT
-from quire.cache.disk_page import HostPage, pack, page_size, unpack
 from quire.cache.disk_sql import StoreBusy, StoreError, StoreFull
 from quire.cache.disk_store import DiskStore
+from quire.cache.host_block import HostBlock, block_bytes_of, pack, unpack
 from quire.core.config import DiskConfig
 
 log = logging.getLogger("quire.disk")
@@ -36,12 +36,12 @@ class PendingRead:
     """Pages being read.
 
     Attributes:
-        pages: those that are there and sound, by key; complete when `done`.
+        pages: the blocks that are there and sound, by key; complete when `done`.
         cancelled: set by whoever asked and no longer wants them.
     """
 
     keys: tuple[bytes, ...]
-    pages: dict[bytes, HostPage] = field(default_factory=dict)
+    pages: dict[bytes, HostBlock] = field(default_factory=dict)
     done: bool = False
     cancelled: bool = False
 
@@ -51,8 +51,8 @@ class DiskCounters:
     """Totals since start; `bytes` is the file's size now.
 
     Attributes:
-        dropped: pages not written because the queue was full or the disk was.
-        misses: pages that were to be read and were not there or not sound.
+        dropped: blocks not written because the queue was full or the disk was.
+        misses: blocks that were to be read and were not there or not sound.
     """
 
     bytes: int = 0
@@ -67,9 +67,9 @@ class DiskTier:
 
     Args:
         config: folder and limit.
-        fingerprint: of the model; its pages are never mixed with another's.
+        fingerprint: of the model; its blocks are never mixed with another's.
         name: of the model, for people.
-        queue_bytes: pages waiting to be written, at most.
+        queue_bytes: blocks waiting to be written, at most.
         clock: seconds, for pauses and rates.
 
     The folder is opened in the background. Until that is done, and after any failure, there is
@@ -92,7 +92,7 @@ class DiskTier:
         self._queue_bytes, self._clock = queue_bytes, clock
         self._store: DiskStore | None = None
         self._changed = Condition()
-        self._writes: deque[tuple[bytes, HostPage, int]] = deque()
+        self._writes: deque[tuple[bytes, HostBlock, int]] = deque()
         self._queued: set[bytes] = set()
         """Keys that wait to be written, or are being written."""
         self._waiting_bytes = 0
@@ -108,15 +108,15 @@ class DiskTier:
     # -- what the engine's thread asks ---------------------------------------------------------
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether the page can be read. Wrong only for a moment, which a read then finds out."""
+        """Whether the block can be read. Wrong only for a moment, which a read then finds out."""
         store = self._store
         return store is not None and key in store
 
     def accepts(self, key: bytes, size: int) -> bool:
-        """Whether a page is worth exporting: it is not there yet, and would be taken.
+        """Whether a block is worth exporting: it is not there yet, and would be taken.
 
         Args:
-            size: its bytes, and those of pages before it that are not handed over yet.
+            size: its bytes, and those of blocks before it that are not handed over yet.
         """
         store = self._store
         if store is None or key in self._queued:
@@ -130,9 +130,9 @@ class DiskTier:
         self.counters.dropped += 1
         return False
 
-    def spill(self, key: bytes, page: HostPage) -> None:
-        """Queues a page to be written."""
-        size = page_size(page)
+    def spill(self, key: bytes, block: HostBlock) -> None:
+        """Queues a block to be written."""
+        size = block_bytes_of(block)
         with self._changed:
             if self._store is None or key in self._queued:
                 return
@@ -141,11 +141,11 @@ class DiskTier:
                 return
             self._queued.add(key)
             self._waiting_bytes += size
-            self._writes.append((key, page, size))
+            self._writes.append((key, block, size))
             self._changed.notify_all()
 
     def read(self, keys: tuple[bytes, ...]) -> PendingRead:
-        """Starts reading pages. Always ends, whatever the disk does short of hanging."""
+        """Starts reading blocks. Always ends, whatever the disk does short of hanging."""
         read = PendingRead(keys)
         with self._changed:
             if self._store is None or self._closing:
@@ -285,15 +285,15 @@ class DiskTier:
             read.done = True
             self._changed.notify_all()
 
-    def _next_batch(self) -> list[tuple[bytes, HostPage, int]]:
-        batch: list[tuple[bytes, HostPage, int]] = []
+    def _next_batch(self) -> list[tuple[bytes, HostBlock, int]]:
+        batch: list[tuple[bytes, HostBlock, int]] = []
         size = 0
         while self._writes and len(batch) < ROWS_A_COMMIT and size < _COMMIT_BYTES:
             batch.append(self._writes.popleft())
             size += batch[-1][2]
         return batch
 
-    def _serve_writes(self, store: DiskStore, batch: list[tuple[bytes, HostPage, int]]) -> None:
+    def _serve_writes(self, store: DiskStore, batch: list[tuple[bytes, HostBlock, int]]) -> None:
         try:
             store.put([(key, pack(page)) for key, page, _ in batch])
             self.counters.written += len(batch)

@@ -9,17 +9,17 @@ import mlx.core as mx
 import numpy as np
 
 from quire.cache.blocks import Change, PoolKey, Resize, Restore, Spill
-from quire.cache.disk_page import HostPage, page_size
+from quire.cache.host_block import HostBlock, block_bytes_of
 from quire.cache.pools import Pools
 
-SpillTo = Callable[[bytes, HostPage], None]
+SpillTo = Callable[[bytes, HostBlock], None]
 
 
 def carry_out(changes: Iterable[Change], pools: Pools, spill: SpillTo | None) -> None:
     """Mutates the pools: does what a plan says must happen to them before its step, in order.
 
     Args:
-        spill: takes the pages that leave; None where no plan spills.
+        spill: takes the blocks that leave; None where no plan spills.
     """
     for (_, pool), together in groupby(changes, key=lambda change: (type(change), change.pool)):
         run = list(together)
@@ -30,21 +30,21 @@ def carry_out(changes: Iterable[Change], pools: Pools, spill: SpillTo | None) ->
                 pools.resize(change)
         if spills and spill is not None:
             contents = _to_host(pools, pool, [change.id for change in spills])
-            for change, page in zip(spills, contents, strict=True):
-                spill(change.name, page)
+            for change, block in zip(spills, contents, strict=True):
+                spill(change.name, block)
         if restores:
             ids = [change.id for change in restores]
             pools.restore(pool, ids, _from_host([change.contents for change in restores]))
 
 
-def matches_pool(pools: Pools, pool: PoolKey, page: HostPage) -> bool:
-    """Whether contents from elsewhere have the types and shapes of a pool's pages."""
+def matches_pool(pools: Pools, pool: PoolKey, block: HostBlock) -> bool:
+    """Whether contents from elsewhere have the types and shapes of a pool's blocks."""
     ours = [(_name(array.dtype), array.shape[1:]) for array in pools.export(pool, [])]
-    theirs = [(dtype, array.shape[1:]) for dtype, array in page]
-    return ours == theirs and page_size(page) == pools.block_bytes(pool)
+    theirs = [(dtype, array.shape[1:]) for dtype, array in block]
+    return ours == theirs and block_bytes_of(block) == pools.block_bytes(pool)
 
 
-def _to_host(pools: Pools, pool: PoolKey, ids: list[int]) -> list[HostPage]:
+def _to_host(pools: Pools, pool: PoolKey, ids: list[int]) -> list[HostBlock]:
     arrays = pools.export(pool, ids)
     # Evaluated here: a pool that a pending gather still reads could not be written in place.
     mx.eval(arrays)
@@ -52,13 +52,13 @@ def _to_host(pools: Pools, pool: PoolKey, ids: list[int]) -> list[HostPage]:
     for array in arrays:
         bits = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
         parts.append((_name(array.dtype), np.split(np.array(bits), len(ids))))
-    return [tuple((dtype, pages[n]) for dtype, pages in parts) for n in range(len(ids))]
+    return [tuple((dtype, blocks[n]) for dtype, blocks in parts) for n in range(len(ids))]
 
 
-def _from_host(pages: Sequence[HostPage]) -> list[mx.array]:
+def _from_host(blocks: Sequence[HostBlock]) -> list[mx.array]:
     arrays = []
-    for number, (dtype, _) in enumerate(pages[0]):
-        array = mx.array(np.concatenate([page[number][1] for page in pages]))
+    for number, (dtype, _) in enumerate(blocks[0]):
+        array = mx.array(np.concatenate([block[number][1] for block in blocks]))
         arrays.append(array.view(mx.bfloat16) if dtype == "bfloat16" else array)
     return arrays
 

@@ -105,7 +105,7 @@ def _machine() -> Iterator[Finding]:
     free = device.free_memory()
     state: Literal["ok", "note"] = "note" if free < _FEW_BYTES else "ok"
     share = int(device.kv_share * free)
-    yield Finding("memory", state, f"{decimal(free)} free; KV pages would get {decimal(share)}")
+    yield Finding("memory", state, f"{decimal(free)} free; KV blocks would get {decimal(share)}")
     yield from _products()
     yield _attention(open_backends().all)
 

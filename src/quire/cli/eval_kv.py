@@ -1,4 +1,4 @@
-"""`quire eval-kv`: what each KV format costs in quality, on one model, against plain pages."""
+"""`quire eval-kv`: what each KV format costs in quality, on one model, against plain blocks."""
 
 from __future__ import annotations
 

@@ -138,13 +138,15 @@ def _add_cache_arguments(group: argparse._ArgumentGroup) -> None:
         "--kv-memory",
         type=byte_count,
         metavar="BYTES",
-        help="for all pages, e.g. 8GB; default: a share of what is free",
+        help="for all KV blocks, e.g. 8GB; default: a share of what is free",
     )
     add_kv_arguments(group)
     group.add_argument(
         "--no-prefix-cache", action="store_true", help="compute every prompt from its beginning"
     )
-    group.add_argument("--kv-disk", metavar="DIR", help="where evicted pages go and survive")
+    group.add_argument(
+        "--kv-disk", metavar="DIR", help="where evicted KV blocks go; they survive a restart"
+    )
     group.add_argument(
         "--kv-disk-size", type=byte_count, default="20GB", metavar="BYTES", help="default: 20GB"
     )
@@ -169,7 +171,7 @@ def _add_models_arguments(group: argparse._ArgumentGroup) -> None:
         "--memory",
         type=byte_count,
         metavar="BYTES",
-        help="for all loaded models together, weights and KV pages; default: what is free",
+        help="for all loaded models together, weights and KV blocks; default: what is free",
     )
 
 

@@ -11,7 +11,7 @@ from quire.core.kv_format import KVFormat
 
 @dataclass(frozen=True, slots=True)
 class DiskConfig:
-    """Where pages go that fall out of memory.
+    """Where blocks go that fall out of memory.
 
     Attributes:
         path: a folder; made if missing.
@@ -30,7 +30,7 @@ class EngineConfig:
         model: a folder, or a hub id.
         dtype: "" keeps the checkpoint's on a GPU and computes in float32 on a CPU.
         adapter: a folder or hub id of a LoRA adapter that is merged into the weights.
-        kv_memory: bytes for all KV pages, live and kept; None is a fraction of what is free.
+        kv_memory: bytes for all KV blocks, live and kept; None is a fraction of what is free.
         page_tokens: tokens a page.
         max_sequences: sequences that run at once; others wait.
         max_context: tokens a sequence may have; None is the model's own limit.
@@ -41,12 +41,12 @@ class EngineConfig:
         max_step_tokens: rows of a step at most, whatever the clock says.
         blas: what multiplies on a CPU: "auto" is the compiled kernels where they were built, else
             OpenBLAS; "openblas"; or "mlx", the slow products that MLX carries.
-        prefix_cache: whether computed pages are kept and shared.
+        prefix_cache: whether computed blocks are kept and shared.
         stop_on_loop: stop an answer after this many exact repeats of a cycle; 0 is off.
-        memory: bytes for weights and KV pages together; None is what the machine has.
+        memory: bytes for weights and KV blocks together; None is what the machine has.
         reserved: bytes of free memory that other engines of this server were promised.
         sharers: engines of this server that may yet be opened, this one included; what is free for
-            KV pages is split among them.
+            KV blocks is split among them.
     """
 
     model: str

@@ -35,12 +35,12 @@ class EngineStats:
     """Counters since start, and gauges of now. Bytes are bytes.
 
     Attributes:
-        kv_used: (group and format, bytes of pages that live sequences hold).
-        kv_kept: (group and format, bytes of pages kept for reuse).
-        kv_block_bytes: (group and format, bytes of one page).
+        kv_used: (group and format, bytes of blocks that live sequences hold).
+        kv_kept: (group and format, bytes of blocks kept for reuse).
+        kv_block_bytes: (group and format, bytes of one block).
         memory: (what, bytes): see `Device.memory`.
         reuse_misses: (reason, requests).
-        disk: (what, number) of the disk tier, empty without one: bytes of its file; pages written,
+        disk: (what, number) of the disk tier, empty without one: bytes of its file; blocks written,
             dropped (no room, no time), hits and misses of those it was asked for.
     """
 

@@ -24,7 +24,7 @@ _PACKED = re.compile(r"(?P<key>[\d.]+)(?:/(?P<value>[\d.]+))?(?:-g(?P<group>\d+)
 
 
 def offered(page_tokens: int, group_size: int = 64) -> tuple[KVFormat, ...]:
-    """Every format that pages of so many tokens can have; `group_size` is the first choice."""
+    """Every format that blocks of so many tokens can have; `group_size` is the first choice."""
     formats = [KVFormat(), *(KVFormat(dtype=dtype) for dtype in DTYPES)]
     if page_tokens % 32 == 0:  # packed words hold the codes of 32 tokens
         pairs = [(k, v) for k in _BITS for v in _BITS]
@@ -60,7 +60,7 @@ def choose_format(
     """The format that a request asks for; None leaves it to the server.
 
     Bits alone mean the `page` scheme; `none` or 0 bits, and the scheme `plain`, mean no packing. A
-    floating type's name is a scheme too: plain pages of that type.
+    floating type's name is a scheme too: plain blocks of that type.
 
     Args:
         names: `ModelInfo.kv_formats`, the formats that a request may choose.

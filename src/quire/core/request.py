@@ -157,7 +157,7 @@ class Request:
         min_tokens: before so many tokens no end token comes, unless a grammar allows nothing else.
         stop_token_ids: tokens that end the answer; the one that does is reported, but is no text.
         kv_format: how this sequence's cache is stored; None is the server's default.
-        cache_salt: joins the identity of the cached pages; different salts never share.
+        cache_salt: joins the identity of the cached blocks; different salts never share.
         snapshots: prompt positions at which recurrent state is worth keeping (message ends).
         deadline_s: seconds after arrival at which the request ends with an error; None is never.
         task: what the request gets: tokens, or a vector.

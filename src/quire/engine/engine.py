@@ -323,7 +323,7 @@ class Engine:
         )
 
     def _identity(self, format: KVFormat, salt: str) -> bytes:
-        """Root of the hash chain of pages: all that shapes their bytes beside the tokens."""
+        """Root of the hash chain of blocks: all that shapes their bytes beside the tokens."""
         parts = (self._loaded.fingerprint, repr(format), str(self.config.page_tokens), salt)
         return blake2b("\x00".join(parts).encode(), digest_size=24).digest()
 

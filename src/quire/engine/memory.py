@@ -16,7 +16,7 @@ def weight_limit(config: EngineConfig) -> int:
 
 
 def kv_budget(config: EngineConfig, weights: int) -> int:
-    """Bytes for KV pages: as asked, or a share of what is free now that the weights are loaded.
+    """Bytes for KV blocks: as asked, or a share of what is free now that the weights are loaded.
 
     Args:
         weights: bytes that they hold.

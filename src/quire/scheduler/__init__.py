@@ -1,1 +1,1 @@
-"""Decides which tokens of which sequences a step computes, and in which pages. No MLX here."""
+"""Decides which tokens of which sequences a step computes, and in which blocks. No MLX here."""

@@ -145,5 +145,5 @@ class Prepared:
     bare: bool
 
 
-class Elsewhere(Exception):
+class NeedsJob(Exception):
     """What is asked for may take longer than the event loop can wait."""

@@ -53,7 +53,7 @@ def main() -> None:
     gc.freeze()  # children share these pages as long as nobody writes to them
     with contextlib.suppress(BrokenPipeError):  # the server has ended meanwhile
         control.sendall(framed(True))
-    _Nursery(control, opened, opening.limits).run()
+    _JobRunner(control, opened, opening.limits).run()
 
 
 def ask(question: str, *arguments: object) -> Any:
@@ -63,7 +63,7 @@ def ask(question: str, *arguments: object) -> Any:
     return _read(_pipe)
 
 
-class _Nursery:
+class _JobRunner:
     def __init__(self, control: socket.socket, opened: object, limits: JobLimits) -> None:
         self._control = control
         self._opened = opened

@@ -115,7 +115,7 @@ class Jobs:
         self._opening = Opening(opener, limits, log_level)
         self._limits = limits
         self._room = asyncio.Semaphore(limits.at_once)
-        self._parent: _Parent | None = None
+        self._parent: _JobProcess | None = None
         self._starting = asyncio.Lock()
         self._number = 0
         self._opening_soon: asyncio.Task[None] | None = None
@@ -181,7 +181,7 @@ class Jobs:
         if self._parent is not None:
             await self._parent.close()
 
-    async def _started(self) -> _Parent:
+    async def _started(self) -> _JobProcess:
         async with self._starting:
             if self._closed:
                 raise EngineFailure("the server is shutting down")
@@ -189,11 +189,11 @@ class Jobs:
                 if self._parent is not None:
                     log.error("the process that starts jobs has ended; starting another")
                     await self._parent.close()
-                self._parent = await _Parent.start(self._opening)
+                self._parent = await _JobProcess.start(self._opening)
             return self._parent
 
 
-class _Parent:
+class _JobProcess:
     """The first process, whose children do the jobs."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket) -> None:
@@ -201,7 +201,7 @@ class _Parent:
         self._control = control
 
     @classmethod
-    async def start(cls, opening: Opening) -> _Parent:
+    async def start(cls, opening: Opening) -> _JobProcess:
         ours, theirs = socket.socketpair()
         # Not by -m, under which jobs would import the module a second time.
         code = "from quire.serving.job_process import main; main()"

@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.core.errors import ContextOverflow, RequestError
 from quire.core.info import ModelInfo
-from quire.serving.generation import Elsewhere, Generation, Prepared
+from quire.serving.generation import Generation, NeedsJob, Prepared
 from quire.serving.media import MediaLoader, Prompt, as_template_reads, files_of, text_length
 from quire.text.controls import Controls
 from quire.text.template import ChatTemplate
@@ -62,11 +62,11 @@ class Prompts:
         """Renders, fetches, decodes and encodes: what costs time by the size of a request.
 
         Args:
-            light: refuse what might take more than a few milliseconds, with `Elsewhere`.
+            light: refuse what might take more than a few milliseconds, with `NeedsJob`.
 
         Raises:
             RequestError: it cannot be served.
-            Elsewhere: it is to be done in a job.
+            NeedsJob: it is to be done in a job.
         """
         prompts = self._prompts(await self.load_media(spec, light=light), self._limit)
         for prompt in prompts:
@@ -82,7 +82,7 @@ class Prompts:
         Raises:
             RequestError: the model does not take the kind, there are too many, or one is of no
                 use.
-            Elsewhere: it is to be done in a job.
+            NeedsJob: it is to be done in a job.
         """
         if light:
             self._check_light(spec)
@@ -96,7 +96,7 @@ class Prompts:
             ContextOverflow: they are more than the context takes, and more than 262,144.
             RequestError: there is neither a message nor a prompt, no tool is what must be called,
                 an item cannot be used, or the template refuses the messages.
-            Elsewhere: it is to be done in a job.
+            NeedsJob: it is to be done in a job.
         """
         loaded = await self.load_media(spec, light=light)
         return [prompt.tokens for prompt in self._prompts(loaded, self._countable)]
@@ -133,11 +133,11 @@ class Prompts:
         ]
 
     def _check_light(self, spec: Generation) -> None:
-        """Raises `Elsewhere` for what is large, or holds media."""
+        """Raises `NeedsJob` for what is large, or holds media."""
         size = sum(text_length(message) for message in spec.messages)
         size += sum(map(len, spec.prompts))
         if size > _LIGHT or len(spec.messages) > _FEW or self.media.wanted(spec.messages):
-            raise Elsewhere
+            raise NeedsJob
 
     def _text(self, prompt: str, limit: int) -> tuple[int, ...]:
         self._check_text(prompt, "prompt", limit)

@@ -3,10 +3,10 @@
 A chat template writes control tokens as text, and so may whoever a conversation quotes: a user, a
 web page in a tool's result. Only what the template writes itself becomes a token.
 
-`cover` puts a mark into outside text wherever it spells a control token, or where the text that
-the template writes beside it might complete one. The mark survives what templates do to texts
-(trimming, JSON, joining). `encode` takes the marks out again: a control token over the place of a
-mark stays text, and everything else gets the ids that it always has.
+`cover` puts a sentinel character into outside text wherever it spells a control token, or where the
+text that the template writes beside it might complete one. The sentinel survives what templates do
+to texts (trimming, JSON, joining). `encode` takes the sentinels out again: a control token over the
+place of one stays text, and everything else gets the ids that it always has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import tokenizers
 
 from quire.text.tokenizer import Tokenizer
 
-MARK = "\udc00"
+SENTINEL = "\udc00"
 """A lone surrogate: no text that can be encoded holds one, so what clients send cannot."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -91,11 +91,11 @@ class Controls:
         self._plain, self._renamed = _without(tokenizer, texts, self._anchor)
 
     def cover(self, value: Any) -> Any:
-        """JSON from outside with marks where they are needed."""
+        """JSON from outside with sentinels where they are needed."""
         return _covered(value, self._spelled)
 
     def cover_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """A message with marks where they are needed."""
+        """A message with sentinels where they are needed."""
         covered: dict[str, Any] = self.cover(message)
         content = message.get("content")
         if message.get("role") == "assistant" and isinstance(content, str):
@@ -116,12 +116,12 @@ class Controls:
         return end + len(closing) if end >= 0 else start + len(opening)
 
     def bare(self, rendered: str) -> str:
-        """A rendered template without the marks in it."""
-        return rendered.replace(MARK, "")
+        """A rendered template without its sentinels."""
+        return rendered.replace(SENTINEL, "")
 
     def encode(self, rendered: str) -> list[int]:
         """Token ids of a rendered template whose outside texts were covered."""
-        pieces = rendered.split(MARK)
+        pieces = rendered.split(SENTINEL)
         text = "".join(pieces)
         cuts = list(accumulate(len(piece) for piece in pieces))[:-1]
         spans = self._spelled.spans(text) if cuts or not self._literal else []
@@ -213,22 +213,22 @@ class _Spelled:
         return [m.span() for m in self._pattern.finditer(text)] if self._pattern else []
 
     def marked(self, text: str) -> str:
-        """`text` with a mark in each of the texts, and where another text might complete one."""
+        """`text` with a sentinel in each of the texts, and where others might complete one."""
         if self._pattern is None or not text:
             return text
         if text in self._bracketed:
-            return text[0] + MARK + text[1:]
+            return text[0] + SENTINEL + text[1:]
         head, tail = text[: self._most], text[-self._most :]
         if any(first in text for first in self._firsts):
-            text = self._pattern.sub(lambda found: found[0][0] + MARK + found[0][1:], text)
+            text = self._pattern.sub(lambda found: found[0][0] + SENTINEL + found[0][1:], text)
         if not self._lasts.isdisjoint(head) and any(
             head[:size] in self._tails for size in range(1, len(head) + 1)
         ):
-            text = MARK + text
+            text = SENTINEL + text
         if not self._firsts.isdisjoint(tail) and any(
             tail[-size:] in self._heads for size in range(1, len(tail) + 1)
         ):
-            text += MARK
+            text += SENTINEL
         return text
 
 

@@ -23,7 +23,7 @@ import jinja2.utils
 
 from quire.core.errors import ModelError, RequestError
 from quire.core.folder import read_object, read_text
-from quire.text.controls import MARK
+from quire.text.controls import SENTINEL
 
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"
@@ -33,7 +33,7 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # come up in templates.
 _CONTINUE = "\ue0f0continue"
 # What JSON escapes in ASCII; the marks of `quire.text.controls` stay, wherever templates put them.
-_NOT_ASCII = re.compile(f"[^\x00-\x7f{MARK}]")
+_NOT_ASCII = re.compile(f"[^\x00-\x7f{SENTINEL}]")
 
 
 class ChatTemplate:
@@ -159,7 +159,7 @@ def _as_template_sees(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _marked(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its text ending in the mark."""
+    """The message with its text ending in the sentinel."""
     content = message.get("content")
     if isinstance(content, str):
         return {**message, "content": content + _CONTINUE}

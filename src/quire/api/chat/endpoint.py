@@ -43,7 +43,7 @@ from quire.api.shared.schema import (
 from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.thinking import ThinkingFields, offered, template_variables
 from quire.api.shared.toolbox import Toolbox
-from quire.api.shared.unseen import newest, without_unseen
+from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import RequestError
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import Generation, Prepared
@@ -151,7 +151,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         note_verbosity(scope, self.verbosity, "verbosity")
         messages, last = to_template(self.messages), newest("messages", self.messages)
         return Generation(
-            messages=without_unseen(service, scope, messages, last),
+            messages=without_unsupported_media(service, scope, messages, last),
             tools=tools.templates,
             strict_tools=tools.strict,
             tool_choice=tools.choice,
@@ -281,7 +281,7 @@ def _choice(index: int, answer: Answer, tools: Toolbox, logprobs: Logprobs) -> d
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ReadRequest:
     """What shapes the answer to a request that has been read."""
 
     prepared: Prepared
@@ -291,11 +291,11 @@ class _Asked:
     logprobs: bool
 
 
-async def _read(context: Context, request: Request, body: bytes) -> _Asked:
+async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
     fields = context.parse(request, body, ChatRequest)
     context.check_messages(len(fields.messages))
     tools = toolbox(fields.tools, fields.tool_choice)
-    return _Asked(
+    return _ReadRequest(
         await context.prepare(fields.generation(context, request, tools)),
         replace(tools, templates=()),
         stream=fields.stream is True,

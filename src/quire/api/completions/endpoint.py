@@ -232,7 +232,7 @@ def _choice(index: int, answer: Answer, echo: str, logprobs: Logprobs) -> dict[s
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ReadRequest:
     """What shapes the answer to a request that has been read.
 
     Attributes:
@@ -246,10 +246,10 @@ class _Asked:
     logprobs: bool
 
 
-async def _read(context: Context, request: Request, body: bytes) -> _Asked:
+async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
     fields = context.parse(request, body, CompletionRequest)
     prepared = await context.prepare(fields.generation(context, request))
-    return _Asked(
+    return _ReadRequest(
         prepared,
         echoes=_echoes(context.service, fields) if fields.echo else None,
         stream=fields.stream is True,

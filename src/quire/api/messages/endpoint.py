@@ -17,10 +17,10 @@ from starlette.types import Scope
 
 from quire.api.messages.prompt import Conversation, continues, conversation, loaded_tools
 from quire.api.messages.render import (
-    Answering,
     MessageChunks,
     MessageEvents,
     MessageFold,
+    MessageSettings,
     ReasoningShown,
     WireEvent,
 )
@@ -39,7 +39,7 @@ from quire.api.shared.lenient_json import parse_lenient
 from quire.api.shared.pieces import compact, pieces, whole
 from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.thinking import offered
-from quire.api.shared.unseen import newest, without_unseen
+from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import RequestError
 from quire.serving.answer_grammar import AnswerFormat
 from quire.serving.generation import FieldNames, Generation, Prepared, Thinking, ToolChoice
@@ -56,7 +56,7 @@ _SHARE = 0.8  # of `max_tokens`, for reasoning whose length is left to the model
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ReadRequest:
     """What shapes the answer to a request that has been read."""
 
     prepared: Prepared
@@ -67,12 +67,12 @@ class _Asked:
     edits: bool
 
 
-async def _read(context: Context, request: Request, body: bytes) -> _Asked:
+async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
     fields = _parse(context, request, body, MessagesRequest)
     if fields.thread is not None:
         raise _no_threads()
     said = conversation(fields, context.seal)
-    return _Asked(
+    return _ReadRequest(
         await context.prepare(_generation(context, fields, said, request)),
         stream=fields.stream is True,
         max_tokens=fields.max_tokens,
@@ -118,7 +118,7 @@ class Messages:
         if asked.dropped:
             note(request.scope, {"dropped_thoughts": len(asked.dropped)})
         run = await context.begin(request, asked.prepared)
-        answering = Answering(
+        answering = MessageSettings(
             id=f"msg_{uuid.uuid4().hex}",
             model=context.service.name,
             max_tokens=asked.max_tokens,
@@ -164,7 +164,7 @@ def _prompt(context: Context, fields: CountRequest, said: Conversation, scope: S
     tools = loaded_tools(fields)
     last = newest("messages", fields.messages)
     return Generation(
-        messages=without_unseen(context.service, scope, said.messages, last),
+        messages=without_unsupported_media(context.service, scope, said.messages, last),
         tools=tuple(tool.to_template() for tool in tools),
         strict_tools=frozenset(tool.name for tool in tools if tool.strict),
         tool_choice=_tool_choice(choice),

@@ -110,7 +110,7 @@ class _Translator:
     def __init__(self, fields: CountRequest, seal: Seal) -> None:
         self._seal = seal
         self._names: dict[str, str] = {}
-        self._forgotten = _forgotten(fields)
+        self._cleared_reasoning = _cleared_reasoning(fields)
         thinking = fields.thinking
         self._strict = (
             isinstance(thinking, ThinkingEnabled | ThinkingAdaptive)
@@ -174,7 +174,9 @@ class _Translator:
                 case ToolUseBlock():
                     self._names[block.id] = block.name
                     calls.append(function_call(block.id, block.name, block.input))
-                case ThinkingBlock() | RedactedThinkingBlock() if index not in self._forgotten:
+                case ThinkingBlock() | RedactedThinkingBlock() if (
+                    index not in self._cleared_reasoning
+                ):
                     reasoning = self._reasoning(block, index, number)
                     if reasoning is not None:
                         earlier.append(reasoning)
@@ -208,7 +210,7 @@ class _Translator:
         return reasoning
 
 
-def _forgotten(fields: CountRequest) -> frozenset[int]:
+def _cleared_reasoning(fields: CountRequest) -> frozenset[int]:
     """Numbers of the messages whose reasoning the request asks to clear."""
     management = fields.context_management
     edits = (management.edits or []) if management is not None else []
@@ -290,14 +292,14 @@ def _part(
 def _as_error(content: str | list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     """A result that says in words that the tool failed, since templates have no flag for it."""
     if isinstance(content, str):
-        return content if _says_so(content) else _FAILED + content
+        return content if _names_an_error(content) else _FAILED + content
     texts = [part["text"] for part in content if part["type"] == "text"]
-    if texts and _says_so(texts[0]):
+    if texts and _names_an_error(texts[0]):
         return content
     if content and content[0]["type"] == "text":
         return [{**content[0], "text": _FAILED + texts[0]}, *content[1:]]
     return [{"type": "text", "text": _FAILED.rstrip()}, *content]
 
 
-def _says_so(text: str) -> bool:
+def _names_an_error(text: str) -> bool:
     return "error" in text[:64].lower()

@@ -31,7 +31,7 @@ PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
 
 @dataclass(frozen=True, slots=True)
-class Answering:
+class MessageSettings:
     """What an answer says beside its content.
 
     Attributes:
@@ -110,8 +110,8 @@ class _OpenBlock:
 class MessageEvents:
     """Turns events into Anthropic's, which count and nest the blocks of the content."""
 
-    def __init__(self, answering: Answering, run: GenerationStream, seal: Seal) -> None:
-        self._answering = answering
+    def __init__(self, answering: MessageSettings, run: GenerationStream, seal: Seal) -> None:
+        self._settings = answering
         self._run = run
         self._seal = seal
         self._begun = False
@@ -125,7 +125,7 @@ class MessageEvents:
             self._begun = True
             run = self._run
             usage = Usage(run.prompt_tokens, 0, 0, run.cached_tokens)
-            message = self._answering.message(usage_body(usage))
+            message = self._settings.message(usage_body(usage))
             yield {"type": "message_start", "message": message}
 
     def feed(self, event: Event) -> Iterator[WireEvent]:
@@ -149,7 +149,7 @@ class MessageEvents:
                 yield anthropic_body(error)
 
     def _think(self, reasoning: str) -> Iterator[WireEvent]:
-        if self._answering.reasoning == "shown":
+        if self._settings.reasoning == "shown":
             opening = {"type": "thinking", "thinking": "", "signature": ""}
             yield from self._grow("thinking", opening, reasoning)
         elif self._block is not None and self._block.kind == "hidden":
@@ -187,7 +187,7 @@ class MessageEvents:
     def _hidden(self, reasoning: str) -> Iterator[WireEvent]:
         """Reasoning that is not shown, whole, up to its end."""
         sealed = self._seal.seal(reasoning)
-        omitted = self._answering.reasoning == "omitted"
+        omitted = self._settings.reasoning == "omitted"
         block = (
             {"type": "thinking", "thinking": "", "signature": ""}
             if omitted
@@ -202,7 +202,7 @@ class MessageEvents:
         return {"type": "content_block_delta", "index": self._index, "delta": delta}
 
     def _end(self, end: Finished) -> Iterator[WireEvent]:
-        reason = stop_reason(end, self._answering.max_tokens)
+        reason = stop_reason(end, self._settings.max_tokens)
         delta = {"stop_reason": reason, "stop_sequence": end.stop, "stop_details": None}
         yield {"type": "message_delta", "delta": delta, "usage": usage_body(end.usage)}
         yield {"type": "message_stop"}

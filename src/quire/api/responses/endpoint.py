@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from quire.api.responses.items import WireEvent
 from quire.api.responses.prompt import Translator
-from quire.api.responses.render import Responding, ResponseChunks, ResponseEvents
+from quire.api.responses.render import ResponseChunks, ResponseEvents, ResponseSettings
 from quire.api.responses.schema import (
     HostedTool,
     MessageItem,
@@ -36,7 +36,7 @@ from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.stored import StoredConversations
 from quire.api.shared.thinking import offered
 from quire.api.shared.toolbox import Toolbox
-from quire.api.shared.unseen import newest, without_unseen
+from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import ContextOverflow, NotFound, RequestError
 from quire.core.request import SamplingParams
 from quire.serving.answer_grammar import AnswerFormat
@@ -48,7 +48,7 @@ _ROOM = 8  # the share of the context that `truncation: auto` leaves for an answ
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ReadRequest:
     """What shapes the answer to a request that has been read.
 
     Attributes:
@@ -71,7 +71,7 @@ class _Asked:
     sealed: bool
 
 
-async def _read(context: Context, request: Request, body: bytes) -> _Asked:
+async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest:
     fields = context.parse(request, body, ResponsesRequest)
     context.check_model(fields.model)
     stored: StoredConversations[StoredItem] = context.stored(request)
@@ -83,13 +83,13 @@ async def _read(context: Context, request: Request, body: bytes) -> _Asked:
     messages = translator.messages(fields.instructions, items, len(new))
     last = newest("input", items, len(new) - len(items))
     spec = Generation(
-        messages=without_unseen(context.service, request.scope, messages, last),
+        messages=without_unsupported_media(context.service, request.scope, messages, last),
         **_generation(context, fields, tools, request),
     )
     if fields.truncation == "auto":
         spec = await _truncated(context, spec)
     constant = _constant(context.service.name, fields, spec.sampling, translator.dropped)
-    return _Asked(
+    return _ReadRequest(
         await context.prepare(spec),
         constant["id"],
         compact(constant),
@@ -123,7 +123,7 @@ class Responses:
                 store.add(asked.id, body, (*asked.items, *output))
 
         events = ResponseEvents(
-            Responding(
+            ResponseSettings(
                 asked.constant,
                 asked.tools,
                 context.service.tokenizer,

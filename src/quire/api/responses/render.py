@@ -44,7 +44,7 @@ _CALLS: dict[str, type[CallItem]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Responding:
+class ResponseSettings:
     """What a response says beside its output.
 
     Attributes:
@@ -80,7 +80,7 @@ def usage_body(usage: Usage) -> WireEvent:
 class ResponseEvents:
     """Turns events into OpenAI's, which number and nest the items of the output."""
 
-    def __init__(self, responding: Responding) -> None:
+    def __init__(self, responding: ResponseSettings) -> None:
         self._responding = responding
         self._sent = 0
         self._item: OpenItem | None = None

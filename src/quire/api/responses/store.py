@@ -15,7 +15,7 @@ from starlette.requests import Request
 from quire.api.responses.schema import Item
 from quire.api.shared.auth import EVERYONE, caller_of
 from quire.api.shared.stored import StoredConversations
-from quire.serving.generation import Elsewhere
+from quire.serving.generation import NeedsJob
 
 _ITEM: TypeAdapter[Item] = TypeAdapter(Item)
 _LIGHT = 16 << 10
@@ -119,7 +119,7 @@ class LightReading:
     """What one request may read of a store on the event loop.
 
     Raises:
-        Elsewhere: it is more.
+        NeedsJob: it is more.
     """
 
     def __init__(self, store: ResponseStore) -> None:
@@ -141,7 +141,7 @@ class LightReading:
     def _take(self, items: Sequence[StoredItem]) -> None:
         self._room -= sum(len(each.written) for each in items)
         if self._room < 0:
-            raise Elsewhere
+            raise NeedsJob
 
 
 class CallerStores:

@@ -35,7 +35,7 @@ from quire.core.kv_choice import choose_format
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem
 from quire.core.request import SamplingParams
-from quire.serving.generation import Elsewhere, Generation, Prepared
+from quire.serving.generation import Generation, NeedsJob, Prepared
 from quire.serving.jobs import Jobs
 from quire.serving.models import Lease, Models, unknown_model
 from quire.serving.service import Service
@@ -61,7 +61,7 @@ class ServerContext:
 
     Attributes:
         stored: the conversations that a request may refer to; if it is read on the event loop,
-            what is long raises `Elsewhere`.
+            what is long raises `NeedsJob`.
     """
 
     models: Models
@@ -174,13 +174,13 @@ class Context:
             ClientDisconnect: the client left.
         """
         if self.jobs is None or len(body) <= _SMALL:
-            with suppress(Elsewhere):
+            with suppress(NeedsJob):
                 return await reader(self, request, body)
         assert self.jobs is not None, "nothing is elsewhere without jobs"
         lent: list[MediaItem] = []  # as long as the result refers to them
         items = self.service.prompts.media.answers(lent)
         known = items | dict(answers or {})
-        work = self.jobs.run(_read_away, reader, _carried(request), body, answers=known)
+        work = self.jobs.run(_read_in_job, reader, _job_scope(request), body, answers=known)
         read: tuple[Result, dict[str, Any]] = await until_gone(request.receive, work)
         note(request.scope, read[1])
         return read[0]
@@ -240,14 +240,14 @@ class Context:
         check_count(count, self.config.max_messages, "messages")
 
 
-async def _read_away(
+async def _read_in_job(
     context: Context, reader: Reader[Result], scope: Scope, body: bytes
 ) -> tuple[Result, dict[str, Any]]:
     """What the reader makes of a request, and what it noted; within a job."""
     return await reader(context, Request(scope), body), notes(scope)
 
 
-def _carried(request: Request) -> Scope:
+def _job_scope(request: Request) -> Scope:
     """What a job is told of a request."""
     return {name: request.scope[name] for name in ("type", "method", "path", "headers")}
 

@@ -114,7 +114,7 @@ def error_response(path: str, failure: Failure, headers: dict[str, str] | None =
     return Response(content, failure.status, headers, media_type="application/json")
 
 
-class Failsafe:
+class ErrorMiddleware:
     """Middleware that answers what nobody expected, so that the connection lives on.
 
     An error that leaves the application ends its connection, with answers that wait on it.

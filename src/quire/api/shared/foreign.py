@@ -27,7 +27,7 @@ ALIASES = {
 }
 """Other names of a field, where the schema at hand has it and not them."""
 
-DONE_ANYWAY: dict[str, object] = {
+DEFAULTS: dict[str, object] = {
     "add_generation_prompt": True,
     "best_of": 1,
     "cache_prompt": True,
@@ -111,21 +111,21 @@ _LONGEST = 64  # characters of a name that are looked at, shown and told
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-[]$@")
 
 
-def holds_anyway(path: str, value: object) -> bool:
+def asks_for_default(path: str, value: object) -> bool:
     """Whether a field asks for what happens in any case; null asks for nothing."""
-    return value is None or (path in DONE_ANYWAY and value == DONE_ANYWAY[path])
+    return value is None or (path in DEFAULTS and value == DEFAULTS[path])
 
 
 def is_known(path: str) -> bool:
     """Whether another server honours the field at `path`."""
-    return path in _IGNORED or path in DONE_ANYWAY
+    return path in _IGNORED or path in DEFAULTS
 
 
 def nearest(path: str, fields: Collection[str]) -> str | None:
     """The name that a client may have meant, among a schema's fields and what others know."""
     name = path[:_LONGEST]
     others = [other for names in ALIASES.values() for other in names]
-    for candidates in (fields, (*others, *_IGNORED, *DONE_ANYWAY)):
+    for candidates in (fields, (*others, *_IGNORED, *DEFAULTS)):
         found = get_close_matches(name, candidates, n=1, cutoff=0.75)
         if found:
             return found[0]

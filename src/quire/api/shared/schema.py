@@ -156,12 +156,12 @@ def parse(
     except ValidationError as error:
         raise _explain(model, error.errors(include_url=False)[0], names) from error
     unknown = [
-        path for path, value in _unknown(fields, "") if not foreign.holds_anyway(path, value)
+        path for path, value in _unknown(fields, "") if not foreign.asks_for_default(path, value)
     ]
     if strict_fields:
         for path in unknown:
             if not foreign.is_known(path):
-                raise _nobody_knows(fields, path)
+                raise _unknown_field(fields, path)
     return fields, unknown
 
 
@@ -203,7 +203,7 @@ def _unknown(fields: Wire, prefix: str) -> Iterator[tuple[str, object]]:
                     yield from _unknown(each, f"{path}[{index}].")
 
 
-def _nobody_knows(fields: Wire, path: str) -> RequestError:
+def _unknown_field(fields: Wire, path: str) -> RequestError:
     """The refusal of a field that stands in no schema and that no other server honours."""
     meant = foreign.nearest(path, type(fields).model_fields)
     hint = "" if meant is None else f" Did you mean '{meant}'?"

@@ -57,7 +57,8 @@ def attend(
     """Rows `[T, heads, key_dim]`: `[T, heads, value_dim]`.
 
     Args:
-        arrays: of a store of pages: codes, scales and biases of keys, then of values, then tails.
+        arrays: of a store of the page format: codes, scales and biases of keys, then of values,
+            then tails.
     """
     *coded, tail_keys, tail_values = arrays
     rows, heads = q.shape[:2]

@@ -17,7 +17,7 @@ class LayerCost:
     """Layers of one group that are stored alike.
 
     Attributes:
-        token_bytes, plain_bytes: of one token in one of the layers, as stored, and as plain pages.
+        token_bytes, plain_bytes: of one token in one of the layers, as stored, and as plain blocks.
         tail_bytes: of the tail block that each sequence has in one of the layers.
     """
 
@@ -30,7 +30,7 @@ class LayerCost:
     tail_bytes: int
 
     def context_bytes(self, tokens: int) -> tuple[int, int]:
-        """Bytes of one sequence of so many tokens in these layers, as stored and as plain pages."""
+        """Bytes of one sequence of so many tokens in these layers: as stored, as plain blocks."""
         held = self.spec.blocks_between_steps(tokens, self.block_tokens) * self.block_tokens
         count = len(self.layers)
         stored = count * (held * self.token_bytes + self.tail_bytes)

@@ -35,7 +35,7 @@ def newest(name: str, said: Sequence[object], first: int = 0) -> str:
     return f"{name}[{max(asked, default=first)}]"
 
 
-def without_unseen(
+def without_unsupported_media(
     service: Service, scope: Scope, messages: Sequence[TemplateMessage], newest: str
 ) -> tuple[TemplateMessage, ...]:
     """The messages with words in the place of media whose kind the served model does not take.

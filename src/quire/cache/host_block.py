@@ -1,0 +1,36 @@
+"""A block's contents on the host, and as bytes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+HostBlock = tuple[tuple[str, npt.NDArray[Any]], ...]
+"""A block's arrays: (dtype as MLX names it, bits as unsigned integers or plain floats)."""
+
+
+def block_bytes_of(block: HostBlock) -> int:
+    """Bytes of the arrays."""
+    return sum(array.nbytes for _, array in block)
+
+
+def pack(block: HostBlock) -> bytes:
+    """A block as bytes: how long the layout is, the layout as JSON, then the arrays."""
+    layout = json.dumps([[dtype, array.dtype.str, array.shape] for dtype, array in block]).encode()
+    parts = [np.ascontiguousarray(array).data.cast("B") for _, array in block if array.size]
+    return b"".join([len(layout).to_bytes(4, "little"), layout, *parts])
+
+
+def unpack(value: bytes) -> HostBlock:
+    """What `pack` was given; the arrays look into `value`."""
+    at = 4 + int.from_bytes(value[:4], "little")
+    block = []
+    for dtype, kind, shape in json.loads(value[4:at]):
+        count = int(np.prod(shape, dtype=np.int64))
+        array = np.frombuffer(value, np.dtype(kind), count, at).reshape(shape)
+        block.append((dtype, array))
+        at += array.nbytes
+    return tuple(block)
