@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
+import os
 import random
+import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import PIL.Image
+
+from quire.api.shared.seal import Seal
 
 CHAT = "/v1/chat/completions"
 _HOLD_S = 2.0
+_STOP_S = 2.5
+ENGINE_TIMEOUT_S = 8
+"""What the server is told: an engine that stops for `_STOP_S` misses a sign of life, and is not
+given up."""
+_STOPPING = threading.Lock()
 
 Attack = Callable[["Target", random.Random], int | None]
 """Makes one attempt; the status it got, or None where there can be none."""
@@ -22,14 +36,15 @@ Attack = Callable[["Target", random.Random], int | None]
 
 @dataclass(frozen=True)
 class Target:
-    """A server, and the model that it serves."""
+    """A server, the model that it serves, and its engine's process."""
 
     url: str
     model: str
+    engine: int
 
-    def post(self, path: str, body: dict[str, Any]) -> int:
-        """The status of a request that is answered."""
-        with httpx.Client(base_url=self.url, timeout=120) as client:
+    def post(self, path: str, body: dict[str, Any], leave_s: float = 120) -> int:
+        """The status of a request that is answered; its client leaves after some seconds."""
+        with httpx.Client(base_url=self.url, timeout=leave_s) as client:
             return client.post(path, json={"model": self.model, "max_tokens": 2} | body).status_code
 
     def ask(self, **fields: Any) -> int:
@@ -82,6 +97,45 @@ def bad_image(target: Target, draw: random.Random) -> int:
     return target.ask(messages=[{"role": "user", "content": [part]}])
 
 
+@cache
+def _jpeg(side: int) -> str:
+    """A square that is small as a file."""
+    file = io.BytesIO()
+    PIL.Image.new("L", (side, side), 128).save(file, "jpeg", progressive=True, quality=10)
+    return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+def bomb(target: Target, draw: random.Random) -> int:
+    """Images that are small files and large when decoded; of those that may be, the client leaves
+    while they are."""
+    side = draw.choice((4_000, 9_000))
+    part = {"type": "image_url", "image_url": {"url": _jpeg(side)}}
+    body = {"messages": [{"role": "user", "content": [part] * 6}]}
+    return target.post(CHAT, body, leave_s=120 if side > 7_000 else draw.uniform(0.2, 1.0))
+
+
+@cache
+def _sealed() -> str:
+    return Seal("stranger").seal("a" * (8 << 20))
+
+
+def sealed(target: Target, draw: random.Random) -> int:
+    """Reasoning that another server sealed, and that would unpack to a thousand times its size."""
+    blocks = [{"type": "redacted_thinking", "data": _sealed()}] * draw.choice((6, 60))
+    said = [{"role": "user", "content": "x"}, {"role": "assistant", "content": blocks}]
+    return target.post("/v1/messages", {"messages": [*said, {"role": "user", "content": "y"}]})
+
+
+def stopped_engine(target: Target, draw: random.Random) -> None:
+    """No client's doing: the engine stands still for a while, and nothing is lost."""
+    with _STOPPING:
+        os.kill(target.engine, signal.SIGSTOP)
+        try:
+            time.sleep(draw.uniform(0, _STOP_S))
+        finally:
+            os.kill(target.engine, signal.SIGCONT)
+
+
 def half_sent(target: Target, draw: random.Random) -> None:
     """Requests whose body never comes."""
     sockets = [target.connect() for _ in range(draw.choice((5, 30)))]
@@ -118,6 +172,9 @@ ATTACKS: tuple[Attack, ...] = (
     no_messages,
     many_stops,
     bad_image,
+    bomb,
+    sealed,
+    stopped_engine,
     half_sent,
     unread,
     noise,

@@ -19,8 +19,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.soak.attacks import ATTACKS, Target
-from tests.soak.load import Mix, cancel, finish, malformed, small_model
+from tests.soak.attacks import ATTACKS, ENGINE_TIMEOUT_S, Target
+from tests.soak.load import Mix, cancel, finish, malformed
 from tests.support.child import Child, quire_serve
 
 SECONDS = float(os.environ.get("QUIRE_SOAK_S", "1200"))
@@ -143,10 +143,11 @@ def settled(child: Child) -> dict[str, int]:
 
 
 def test_nothing_is_wrong_or_lost_and_nothing_grows(tmp_path: Path) -> None:
-    model = small_model(tmp_path / "small")
-    with quire_serve(tmp_path, str(model), "--kv-memory", "24MB") as child:
+    # The embedded model, which sees images.
+    options = ("--kv-memory", "64MB", "--engine-timeout", str(ENGINE_TIMEOUT_S))
+    with quire_serve(tmp_path, *options) as child:
         name = httpx.get(f"{child.url}/v1/models", timeout=30).json()["data"][0]["id"]
-        target = Target(child.url, name)
+        target = Target(child.url, name, child.engine.pid)
         # Thread pools, caches, allocator arenas and the page pools grow to their size first.
         warm = soak(target, WARM_UP_S, seed=1)
         assert not warm.faults, (warm, _end_of(child.log))
