@@ -5,15 +5,20 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from quire.core.config import ServerConfig
+from quire.api.app import build_app
+from quire.core.config import EngineConfig, Offer, ServerConfig
 from quire.core.request import Request
+from quire.serving.assembly import assemble
+from quire.serving.models import Loaded, Models
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import Served, start
-from tests.support.scripted_engine import Script
+from tests.support.scripted_engine import Script, ScriptedEngine
+from tests.support.server import serving
 
 sync_api = pytest.importorskip("playwright.sync_api")
 BROWSER = next(
@@ -220,3 +225,30 @@ def test_docs_show_every_operation(page: Any, served: Served) -> None:
     page.wait_for_selector(".operation")
     paths = page.request.get(served.url + "/openapi.json").json()["paths"]
     assert page.locator(".operation").count() == sum(map(len, paths.values()))
+
+
+def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
+    page: Any, served: Served, tokenizer: Tokenizer
+) -> None:
+    engine = ScriptedEngine(served.engine.info, lambda _: Script(served.ids("Chosen")))
+
+    async def opener(offer: Offer) -> Loaded:
+        return Loaded(assemble(engine, offer.name, offer.serving))
+
+    config = ServerConfig()
+    offers = [Offer(EngineConfig(""), replace(config, served_name=name)) for name in ("a", "b")]
+    with serving(build_app(Models(offers, opener), config)) as url:
+        opened(page, url)
+        page.click("nav >> text=Live")
+        page.wait_for_selector(".model:has-text('unloaded')")
+        page.click("nav >> text=Chat")
+        page.get_by_role("button", name="Parameters").click()
+        page.locator("label:has(> span:text-is('Model')) select").select_option("b")
+        page.click("dialog >> text=Use")
+        page.get_by_role("dialog").wait_for(state="hidden")
+        ask(page, "Who?")
+        page.wait_for_selector(".assistant .text:has-text('Chosen')")
+        page.click("nav >> text=Live")
+        page.wait_for_selector(".model:has-text('b'):has-text('gemma4')")
+        listed = page.request.get(url + "/v1/models").json()["data"]
+        assert [each["state"] for each in listed] == ["unloaded", "loaded"]

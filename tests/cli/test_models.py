@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
+from rich.console import Console
 
 from quire.cli import main
-from quire.cli.models import find_models
+from quire.cli.models import Found, find_models, table
 from quire.demo import MODEL_DIR
 from quire.models.base import named_parameters
 from tests.support.gguf_files import write_gguf
@@ -139,7 +142,8 @@ def test_the_table_says_what_is_served(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["models"]) == 0
     out = capsys.readouterr().out
     assert "gemma4" in out
-    assert "serves it" in out
+    assert "7.65M" in out
+    assert "not served" not in out
 
 
 def test_importing_the_command_does_not_load_mlx() -> None:
@@ -162,3 +166,16 @@ def test_gguf_files_are_listed_with_their_parts_as_one(tmp_path: Path) -> None:
     assert model.parameters == sum(array.size for array in random_weights(LLAMA).values())
     assert other.problem is not None
     assert "cut short" in other.problem
+
+
+def test_the_table_is_readable_at_80_columns() -> None:
+    name = "mlx-community/some-model-with-a-long-name-it-4bit"
+    fits = Found(name, "hub cache", "/x", "gemma4_text", 4_500_000_000, 2_600_000_000)
+    fits = replace(fits, quantization="4 bits, group 64", context=131_072)
+    cannot = replace(fits, name="org/other", problem="no config.json")
+    out = StringIO()
+    Console(file=out, width=80).print(table([fits, cannot]))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any("131,072" in line and "2.6GB" in line for line in lines)
+    assert "no config.json" in " ".join(out.getvalue().split())

@@ -130,7 +130,11 @@ async def _open(worker: str, offer: Offer) -> Loaded:
     """
     config = offer.serving
     client = await ProcessEngine.start(
-        offer.engine, config.log_level, worker, patience_s=config.engine_timeout_s
+        offer.engine,
+        config.log_level,
+        worker,
+        patience_s=config.engine_timeout_s,
+        log_format=config.log_format,
     )
     try:
         service = assemble(client, offer.name, config)
@@ -138,7 +142,7 @@ async def _open(worker: str, offer: Offer) -> Loaded:
         await client.close()
         raise
     reading = ReadingContext(client.info, offer.name, config)
-    jobs = Jobs(reading, _job_limits(config), config.log_level)
+    jobs = Jobs(reading, _job_limits(config), config.log_level, config.log_format)
     jobs.open_soon()
     return Loaded(service, jobs, client.broken)
 

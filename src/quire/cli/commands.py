@@ -12,14 +12,30 @@ from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from quire import __version__
-from quire.cli import bench, cache, chat, completion, doctor, eval_kv, models, serve
+from quire.cli import (
+    bench,
+    cache,
+    chat,
+    completion,
+    doctor,
+    eval_kv,
+    hub_cache,
+    launch,
+    models,
+    ps,
+    serve,
+)
 from quire.cli.settings import apply, model_tables, options_of, read_file, usual_place
 
-COMMANDS = {
+COMMANDS: dict[str, Any] = {
     "serve": serve,
     "chat": chat,
     "bench": bench,
+    "launch": launch,
+    "ps": ps,
     "models": models,
+    "pull": hub_cache.PULL,
+    "rm": hub_cache.RM,
     "doctor": doctor,
     "cache": cache,
     "eval-kv": eval_kv,
@@ -87,7 +103,7 @@ def run(argv: Sequence[str] | None = None) -> int:
     Raises:
         QuireError: what it was asked for cannot be.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    argv, others = _cut(sys.argv[1:] if argv is None else argv)
     parser, parsers = build_parser()
     command = next((part for part in argv if part in parsers), None)
     document: dict[str, Any] = {}
@@ -99,8 +115,18 @@ def run(argv: Sequence[str] | None = None) -> int:
         cast("Parser", parsers[args.command]).refuse(unknown)
     if args.command == "serve":
         args.tables, args.options = model_tables(document), options_of(parsers["serve"])
+    if args.command == "launch":
+        args.arguments = others
+    elif others:
+        cast("Parser", parsers[args.command]).error(f"unexpected argument {others[0]!r}")
     status: int = COMMANDS[args.command].run(args)
     return status
+
+
+def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """What is ours, and what follows `--`, which is another program's."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    return argv[:at], argv[at + 1 :]
 
 
 def _config_file(argv: Sequence[str]) -> Path | None:

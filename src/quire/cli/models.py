@@ -220,25 +220,30 @@ def _short(number: int, units: str, step: int) -> str:
     return f"{value:,.3g}{units[-1]}"
 
 
+def shortened(size: int) -> str:
+    """Bytes for a narrow column."""
+    return _short(size, " KMGT", 1000) + "B"
+
+
 def table(models: list[Found]) -> Table:
     """The models as a table for the terminal."""
     out = Table(box=SIMPLE)
-    for heading in ("model", "family"):
-        out.add_column(heading, overflow="fold")
+    out.add_column("model", overflow="fold", ratio=1)
+    out.add_column("family", overflow="fold")
     for heading in ("parameters", "on disk", "context"):
         out.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("packed", "Quire"):
-        out.add_column(heading, overflow="fold")
+    out.add_column("packed", overflow="fold")
     for model in models:
         out.add_row(
             model.name or "(embedded)",
             model.family,
             _short(model.parameters, " KMBT", 1000) if model.parameters else "-",
-            _short(model.weight_bytes, " KMGT", 1000) + "B" if model.weight_bytes else "-",
+            shortened(model.weight_bytes) if model.weight_bytes else "-",
             f"{model.context:,}" if model.context else "-",
             model.quantization or "-",
-            "serves it" if model.problem is None else f"no: {model.problem}",
         )
+        if model.problem is not None:
+            out.add_row(f"  not served: {model.problem}", style="red")
     return out
 
 

@@ -11,6 +11,7 @@ from quire.cli.media_flags import add_media_arguments, media_settings
 from quire.cli.offers import offers
 from quire.cli.values import at_least, byte_count, duration, number, port, positive
 from quire.core.config import EngineConfig, ServerConfig
+from quire.core.logs import FORMATS, write_logs
 from quire.sampling.loops import MIN_REPEATS
 from quire.serving.sampling_defaults import NAMES
 
@@ -47,6 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--max-tokens", type=positive, metavar="N", help="for requests that name no limit")
     levels = ("debug", "info", "warning", "error")
     add("--log-level", default=defaults.log_level, choices=levels, help="what is logged at least")
+    add("--log-format", default=defaults.log_format, choices=FORMATS, help="json: an object a line")
     add(
         "--keep-volatile",
         action="store_true",
@@ -266,9 +268,7 @@ def _add_limit_arguments(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until interrupted; 1 if the engine broke down."""
-    logging.basicConfig(
-        level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    write_logs(args.log_level, args.log_format)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     server = server_config(args)
     offered = offers(args, server)
@@ -309,4 +309,5 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         stored_responses=args.stored_responses,
         page=not args.no_page,
         log_level=args.log_level,
+        log_format=args.log_format,
     )

@@ -157,6 +157,7 @@ class ServerConfig:
     sampling_overrides: Mapping[str, float] = field(default_factory=dict)
     page: bool = True
     log_level: str = "info"
+    log_format: Literal["text", "json"] = "text"
 
 
 @dataclass(frozen=True, slots=True)

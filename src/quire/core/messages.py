@@ -25,6 +25,7 @@ class Open:
 
     config: EngineConfig
     log_level: str
+    log_format: str = "text"
 
 
 @dataclass(frozen=True, slots=True)

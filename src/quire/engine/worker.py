@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quire.core.errors import EngineFailure, NoRoom, QuireError
+from quire.core.logs import write_logs
 from quire.core.messages import (
     Abort,
     AskStats,
@@ -55,9 +56,7 @@ def main() -> int:
     opening = frames.read()
     if not opening or not isinstance(opening[0], Open):
         return 1
-    logging.basicConfig(
-        level=opening[0].log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    write_logs(opening[0].log_level, opening[0].log_format)
     # A model in float32 computes in float32. With TF32, MLX's default on CUDA, a row's logits move
     # by 5e-3 with its company (H100); without, by 1e-5. Other types are not touched.
     os.environ.setdefault("MLX_ENABLE_TF32", "0")

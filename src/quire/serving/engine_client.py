@@ -78,6 +78,7 @@ class ProcessEngine:
         log_level: str = "info",
         worker: str = WORKER,
         patience_s: float = 30.0,
+        log_format: str = "text",
     ) -> ProcessEngine:
         """Starts the process and waits until the model is open.
 
@@ -99,7 +100,7 @@ class ProcessEngine:
         ours.setblocking(False)
         engine = cls(process, ours, patience_s)
         engine._loop.add_reader(ours, engine._read)
-        engine._send(Open(config, log_level))
+        engine._send(Open(config, log_level, log_format))
         try:
             await asyncio.shield(engine._opened)
         except BaseException:

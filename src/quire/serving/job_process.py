@@ -16,6 +16,7 @@ import sys
 from typing import Any, NoReturn
 
 from quire.core.errors import QuireError
+from quire.core.logs import write_logs
 from quire.serving.jobs import (
     KILL,
     LENGTH,
@@ -45,9 +46,7 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     opening = _read(control)
     assert isinstance(opening, Opening)
-    logging.basicConfig(
-        level=opening.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    write_logs(opening.log_level, opening.log_format)
     opened = opening.opener()
     gc.collect()
     gc.freeze()  # children share these pages as long as nobody writes to them

@@ -67,6 +67,7 @@ class Opening:
     opener: Callable[[], object]
     limits: JobLimits
     log_level: str
+    log_format: str = "text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +111,13 @@ class Jobs:
     """
 
     def __init__(
-        self, opener: Callable[[], object], limits: JobLimits, log_level: str = "info"
+        self,
+        opener: Callable[[], object],
+        limits: JobLimits,
+        log_level: str = "info",
+        log_format: str = "text",
     ) -> None:
-        self._opening = Opening(opener, limits, log_level)
+        self._opening = Opening(opener, limits, log_level, log_format)
         self._limits = limits
         self._room = asyncio.Semaphore(limits.at_once)
         self._parent: _JobProcess | None = None

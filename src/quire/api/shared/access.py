@@ -106,7 +106,7 @@ class AccessLog:
                 "ms": round(seconds * 1000, 1),
                 **details,
             }
-            log.info("%s", json.dumps(line))
+            log.info("%s", json.dumps(line), extra={"fields": line})
 
     def _label(self, path: str) -> str:
         return next((name for pattern, name in self._routes if pattern.match(path)), "other")

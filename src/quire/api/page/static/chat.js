@@ -29,7 +29,7 @@ export class Chat {
 
   models(list) {
     this.parameters.models(list);
-    this.composer.pictures = list.some((model) => model.modalities?.includes("image"));
+    this.composer.pictures = list.some((model) => model.modalities?.includes("image") ?? true);
     this.composer.refresh();
   }
 

@@ -43,8 +43,9 @@ export class Live {
     this.served.replaceChildren(...list.map((model) => h("div", { class: "model" },
       h("strong", {}, model.id),
       h("dl", { class: "facts" },
-        fact("family", model.model_type), fact("context", `${count(model.context_length)} tokens`),
-        fact("computes in", model.dtype), fact("takes", model.modalities.join(", "))))));
+        fact("is", model.state),
+        model.model_type && [fact("family", model.model_type), fact("context", `${count(model.context_length)} tokens`),
+          fact("computes in", model.dtype), fact("takes", model.modalities.join(", "))]))));
   }
 
   watch(on) {
@@ -81,6 +82,15 @@ export class Live {
     this.blocks.show(samples.table("quire_kv_bytes", "pool", "state"), samples.map("quire_kv_block_bytes", "pool"), samples.one("quire_kv_budget_bytes"));
     this.showPrefix(samples);
     this.showMemory(samples);
+    this.showStates(samples);
+  }
+
+  /** Asks for the models again when one was loaded or unloaded. */
+  async showStates(samples) {
+    const states = JSON.stringify(samples.metrics.quire_models ?? []);
+    if (states === this.states) return;
+    this.states = states;
+    this.models((await (await ask("/v1/models")).json()).data);
   }
 
   showTiles(samples, rates, streams) {
@@ -151,25 +161,32 @@ function meter(part) {
   return h("span", { class: "meter", "aria-hidden": "true" }, fill);
 }
 
+const named = (labels, label) => (label === "pool" && labels.model ? `${labels.model}: ${labels.pool}` : labels[label]);
+
 /** The samples of one answer of /metrics. */
 class Samples {
   constructor(metrics) {
     this.metrics = metrics;
   }
 
+  /** Of all models together. */
   one(name) {
-    return this.metrics[name]?.[0]?.value ?? 0;
+    return (this.metrics[name] ?? []).reduce((sum, { value }) => sum + value, 0);
   }
 
+  /** Of all models together, but for pools, which are a model's own. */
   map(name, label) {
-    return new Map((this.metrics[name] ?? []).map(({ labels, value }) => [labels[label], value]));
+    const found = new Map();
+    for (const { labels, value } of this.metrics[name] ?? []) found.set(named(labels, label), (found.get(named(labels, label)) ?? 0) + value);
+    return found;
   }
 
   table(name, row, column) {
     const rows = new Map();
     for (const { labels, value } of this.metrics[name] ?? []) {
-      if (!rows.has(labels[row])) rows.set(labels[row], {});
-      rows.get(labels[row])[labels[column]] = value;
+      const name = named(labels, row);
+      if (!rows.has(name)) rows.set(name, {});
+      rows.get(name)[labels[column]] = value;
     }
     return rows;
   }

@@ -1,0 +1,129 @@
+"""Commands that ask a running server, or start an agent for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import scan_cache_dir
+
+from quire.cli import main
+from quire.demo import MODEL_DIR
+from tests.support.child import Child, quire_serve
+
+AGENT = f"""#!{sys.executable}
+import json, os, sys
+names = [n for n in os.environ if n.startswith(("ANTHROPIC_", "OPENCODE_", "QUIRE_"))]
+print(json.dumps([sys.argv[1:], {{name: os.environ[name] for name in names}}]))
+"""
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    models = (f"left={MODEL_DIR}", f"right={MODEL_DIR}")
+    folder = tmp_path_factory.mktemp("ps")
+    with quire_serve(folder, *models, "--log-level", "info", "--log-format", "json") as child:
+        yield child
+
+
+def listed(child: Child, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+    assert main(["ps", "--url", child.url, "--json", *options]) == 0
+    return {each["id"]: each for each in json.loads(capsys.readouterr().out)}
+
+
+@pytest.mark.timeout(180)
+def test_ps_shows_what_is_loaded(child: Child, capsys: pytest.CaptureFixture[str]) -> None:
+    assert {each["state"] for each in listed(child, capsys).values()} == {"unloaded"}
+    loaded = listed(child, capsys, "--load", "right")["right"]
+    assert loaded["state"] == "loaded"
+    assert loaded["weight_bytes"] > 1e6
+    assert main(["ps", "--url", child.url]) == 0
+    table = capsys.readouterr().out
+    assert "right" in table
+    assert max(map(len, table.splitlines())) <= 80
+    assert listed(child, capsys, "--unload", "right")["right"]["state"] == "unloaded"
+    assert main(["ps", "--url", child.url, "--load", "middle"]) == 1
+    assert "'middle' is not served here" in capsys.readouterr().err
+    assert main(["ps", "--url", "http://127.0.0.1:1"]) == 1
+    assert "127.0.0.1:1 does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(180)
+def test_every_process_logs_objects(child: Child, capsys: pytest.CaptureFixture[str]) -> None:
+    listed(child, capsys, "--load", "left")
+    lines = [
+        json.loads(line)
+        for line in child.log.read_text().splitlines()
+        if not line.startswith("quire serves")
+    ]
+    assert all({"time", "level", "logger"} <= line.keys() for line in lines)
+    assert any(
+        line["logger"] == "quire.engine" and "KV budget" in line["message"] for line in lines
+    )
+    access = [line for line in lines if line["logger"] == "quire.access"]
+    assert any(line["path"] == "/models/load" and line["status"] == 200 for line in access)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("agent", ["claude", "codex", "opencode"])
+def test_an_agent_starts_with_the_server(child: Child, tmp_path: Path, agent: str) -> None:
+    program = tmp_path / agent
+    program.write_text(AGENT)
+    program.chmod(0o755)
+    command = [sys.executable, "-m", "quire", "launch", agent, "--url", child.url, "--", "-p", "hi"]
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    ran = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    arguments, variables = json.loads(ran.stdout)
+    assert arguments[-2:] == ["-p", "hi"]
+    match agent:
+        case "claude":
+            assert variables["ANTHROPIC_BASE_URL"] == child.url
+            assert variables["ANTHROPIC_MODEL"] == "left"
+            assert variables["ANTHROPIC_AUTH_TOKEN"]
+        case "codex":
+            assert f'model_providers.quire.base_url="{child.url}/v1"' in arguments
+            assert 'model="left"' in arguments
+            assert variables["QUIRE_LAUNCH_KEY"]
+        case "opencode":
+            content = json.loads(variables["OPENCODE_CONFIG_CONTENT"])
+            assert content["model"] == "quire/left"
+            assert content["provider"]["quire"]["options"]["baseURL"] == f"{child.url}/v1"
+
+
+def test_an_agent_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["launch", "codex"]) == 1
+    assert "codex is not installed" in capsys.readouterr().err
+
+
+def test_rm_deletes_from_the_cache_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, commit in (("one", "1" * 40), ("two", "2" * 40)):
+        snapshot = tmp_path / f"models--org--{name}" / "snapshots" / commit
+        snapshot.mkdir(parents=True)
+        (snapshot / "config.json").write_text("{}")
+        refs = tmp_path / f"models--org--{name}" / "refs"
+        refs.mkdir()
+        (refs / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.scan_cache_dir", lambda: scan_cache_dir(tmp_path))
+    assert main(["rm", "org/three", "--yes"]) == 1
+    assert "'org/three' is not in" in capsys.readouterr().err
+    assert main(["rm", "org/one"]) == 1
+    assert "--yes" in capsys.readouterr().err
+    assert main(["rm", "org/one", "--yes"]) == 0
+    assert {each.repo_id for each in scan_cache_dir(tmp_path).repos} == {"org/two"}
+
+
+def test_pull_says_why_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", "no such model"]) == 1
+    assert "neither a folder nor a hub id" in capsys.readouterr().err
