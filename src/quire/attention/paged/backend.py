@@ -11,13 +11,10 @@ from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged import cuda, packed
 from quire.attention.paged.checked import CheckedBackend
-from quire.attention.paged.tiles import Part, cut
+from quire.attention.paged.tiles import FEW_ROWS, Part, cut
 from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
-
-FEW_ROWS = 8
-"""A sequence with more rows in a step counts as a prompt: its keys are not split."""
 
 
 class PagedBackend(CheckedBackend):

@@ -13,13 +13,11 @@ from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged.checked import CheckedBackend
 from quire.attention.paged.portable_kernels import LONGEST, Codes, Launch, Shape, attend, merge
 from quire.attention.paged.target import Target
-from quire.attention.paged.tiles import TILE_FIELDS, cut
+from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
 from quire.cache.specs import FullKV, Ints
 from quire.core.kv_format import KVFormat
 
-_FEW_ROWS = 8
-"""Sequences with more rows in a step are prompts, which MLX's own products read faster."""
 _MOST_GROUP = 32
 """Query heads of a KV head: with more, products bound the time, not what is read."""
 _BITS = (2, 4, 8)
@@ -27,6 +25,8 @@ _BITS = (2, 4, 8)
 
 class PortableBackend(CheckedBackend):
     """Serves plain blocks of any floating type, and single rows over page codes.
+
+    Prompts are left to MLX's own products.
 
     Args:
         target: what the kernels are compiled for.
@@ -47,7 +47,7 @@ class PortableBackend(CheckedBackend):
         return (
             (case.format.scheme == "plain" or _reads_codes(case))
             and case.dtype in self._dtypes
-            and case.rows <= _FEW_ROWS
+            and case.rows <= FEW_ROWS
             and max(spec.head_dim, spec.value_dim) <= LONGEST
             and case.heads // spec.kv_heads <= _MOST_GROUP
         )

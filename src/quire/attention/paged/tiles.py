@@ -11,6 +11,9 @@ import numpy as np
 from quire.attention.metadata import AttentionMetadata
 from quire.cache.specs import Ints
 
+FEW_ROWS = 8
+"""A sequence with more rows in a step counts as a prompt."""
+
 TILE_FIELDS = 6
 """Of a tile: first row, rows, lowest key, key past the highest, place of block 0 in the table, the
 sequence."""
