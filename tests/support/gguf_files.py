@@ -31,6 +31,7 @@ _ARCHITECTURES = {
     "qwen3_moe": "qwen3moe",
     "gemma3_text": "gemma3",
     "gemma4_text": "gemma4",
+    "qwen3_5_text": "qwen35",
     "cohere": "command-r",
     "gpt_oss": "gpt-oss",
     "deepseek_v2": "deepseek2",
@@ -174,9 +175,33 @@ def _changed(kind: str, config: Mapping[str, Any], name: str, array: Numbers) ->
         heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         halves = array.reshape(heads, 2, -1, *array.shape[1:])
         return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(array.shape)
+    if ".linear_attn." in name:
+        return _tiled(config, name, array)
     if kind in ("gemma", "gemma2", "gemma3") and name.endswith("norm.weight"):
         return array + 1
     return array
+
+
+def _tiled(config: Mapping[str, Any], name: str, array: Numbers) -> Numbers:
+    """Qwen3.5's delta nets: heads of values in turns of those of keys, decays as they are."""
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+
+    def tiled(part: Numbers) -> Numbers:
+        heads = part.reshape(keys, values // keys, -1, *part.shape[1:])
+        return np.ascontiguousarray(heads.swapaxes(0, 1)).reshape(part.shape)
+
+    if name.endswith(".A_log"):
+        return -np.exp(tiled(array))
+    if name.endswith(".conv1d.weight"):
+        array = array.squeeze(-1)
+    if ".linear_attn.norm." in name:
+        return array
+    if ".out_proj." in name:
+        return np.ascontiguousarray(tiled(array.T).T)
+    if ".in_proj_qkv." in name or ".conv1d." in name:
+        first = 2 * keys * config["linear_key_head_dim"]
+        return np.concatenate([array[:first], tiled(array[first:])])
+    return tiled(array)
 
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(\w+)\.weight")
@@ -202,6 +227,7 @@ def _separated(config: Mapping[str, Any], weights: Mapping[str, Numbers]) -> dic
             _latent(ready, config, name, array)
         else:
             name = name.replace("down_proj_bias", "down_proj.bias")
+            name = name.replace(".dt_bias", ".dt_proj.bias")
             name = f"{name}.weight" if name.endswith(("sinks", "layer_scalar")) else name
             ready[name.replace("e_score_correction_bias", "e_score_correction.bias")] = array
     for name, parts in numbered.items():

@@ -16,7 +16,7 @@ from tests.models.solo import solo_logits
 from tests.support.families import CONFIGS
 from tests.support.family_shapes import FULL, SLIDING
 from tests.support.gguf_files import Kinds, write_gguf
-from tests.support.tiny_models import tiny_model
+from tests.support.tiny_models import qwen3_5_config, random_weights, tiny_model
 
 pytestmark = pytest.mark.oracle
 pytest.importorskip("torch", reason="the folders are transformers'")
@@ -132,6 +132,36 @@ def test_gemma_4_has_shapes_by_layer(name: str, tmp_path: Path) -> None:
 
     difference = solo_logits(open_model(str(file)).model, PROMPT) - solo_logits(
         open_model(str(folder)).model, PROMPT
+    )
+
+    assert mx.max(mx.abs(difference)).item() < 1e-4
+
+
+@pytest.mark.parametrize("kind", [Type.F32, Type.Q8_0])
+def test_delta_nets_have_their_heads_by_key(kind: Type, tmp_path: Path) -> None:
+    """Qwen3.5, whose output's columns move by whole groups where they are packed."""
+    config = qwen3_5_config(linear_value_head_dim=32)
+    folder, file = tmp_path / "published", tmp_path / "model.gguf"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), random_weights(config))
+    more = {
+        "ssm.conv_kernel": config["linear_conv_kernel_dim"],
+        "ssm.state_size": config["linear_key_head_dim"],
+        "ssm.group_count": config["linear_num_key_heads"],
+        "ssm.time_step_rank": config["linear_num_value_heads"],
+        "ssm.inner_size": 32 * config["linear_num_value_heads"],
+        "rope.dimension_sections": [*config["rope_parameters"]["mrope_section"], 0],
+        "rope.dimension_count": 16,
+    }
+    stands_for = write_gguf(
+        folder, file, more=more, kinds=lambda name: Type.F32 if "conv1d" in name else kind
+    )
+    write_gguf(folder, tmp_path / "plain.gguf", more=more, tensors=stands_for)
+    others = str(folder) if kind is Type.F32 else str(tmp_path / "plain.gguf")
+
+    difference = solo_logits(open_model(str(file)).model, PROMPT) - solo_logits(
+        open_model(others).model, PROMPT
     )
 
     assert mx.max(mx.abs(difference)).item() < 1e-4

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from quire.core.errors import ModelError
-from quire.models.gguf import configs
+from quire.models.gguf import changes, configs
+from quire.models.gguf.changes import Change
 from quire.models.gguf.file import GGUF
 from quire.models.gguf.keys import Config, all_of, has, layers, one_of
 from quire.models.gguf.rotation import rope_parameters
@@ -18,16 +19,13 @@ class Architecture:
 
     Attributes:
         config: what its configuration has beside what all have.
-        permuted: rows of queries and keys lie as Llama's first code had them: the two of a rotated
-            pair are neighbours.
-        plus_one: norms are stored with the one added that the family's files leave out.
+        change: what its tensors need beside their names.
         names: where modules have other names than in `names.BLOCK`.
         wide: activations leave float16's range.
     """
 
     config: Callable[[GGUF], Config]
-    permuted: bool = False
-    plus_one: bool = False
+    change: Change = changes.unchanged
     names: Mapping[str, str] = field(default_factory=dict)
     wide: bool = False
 
@@ -77,6 +75,7 @@ def _common(gguf: GGUF) -> Config:
     }
 
 
+_HALVES, _LESS_ONE = changes.neighbours_to_halves, changes.less_one
 _FUSED = {"ffn_up": "mlp.gate_up_proj"}
 _SANDWICH = {"ffn_norm": "pre_feedforward_layernorm"}
 _GLM4 = _FUSED | {
@@ -106,8 +105,21 @@ _GEMMA4 = {
     "per_layer_proj_norm": "model.per_layer_projection_norm",
 }
 
+_DELTA_NET = {
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_ba": "linear_attn.in_proj_ba",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "arcee": Architecture(configs.plain("arcee", hidden_act="relu2"), permuted=True),
+    "arcee": Architecture(configs.plain("arcee", hidden_act="relu2"), change=_HALVES),
     "chatglm": Architecture(configs.plain("glm"), names=_FUSED),
     "cohere2": Architecture(configs.cohere2),
     "command-r": Architecture(configs.command_r),
@@ -116,23 +128,22 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ernie4_5": Architecture(configs.ernie),
     "ernie4_5-moe": Architecture(configs.ernie_moe),
     "exaone4": Architecture(configs.exaone4),
-    "gemma": Architecture(configs.gemma, plus_one=True, wide=True),
-    "gemma2": Architecture(configs.gemma2, plus_one=True, names=_SANDWICH, wide=True),
-    "gemma3": Architecture(configs.gemma3, plus_one=True, names=_SANDWICH, wide=True),
+    "gemma": Architecture(configs.gemma, change=_LESS_ONE, wide=True),
+    "gemma2": Architecture(configs.gemma2, change=_LESS_ONE, names=_SANDWICH, wide=True),
+    "gemma3": Architecture(configs.gemma3, change=_LESS_ONE, names=_SANDWICH, wide=True),
     "gemma4": Architecture(configs.gemma4, names=_GEMMA4, wide=True),
     "glm4": Architecture(configs.plain("glm4"), names=_GLM4),
     "glm4moe": Architecture(configs.glm4_moe),
     "gpt-oss": Architecture(configs.gpt_oss),
-    "granite": Architecture(configs.granite, permuted=True),
-    "granitemoe": Architecture(configs.granite, permuted=True),
+    "granite": Architecture(configs.granite, change=_HALVES),
+    "granitemoe": Architecture(configs.granite, change=_HALVES),
     "hunyuan-dense": Architecture(configs.plain("hunyuan_v1_dense")),
-    "hunyuan-moe": Architecture(configs.hunyuan_moe),
-    "lfm2": Architecture(configs.lfm2),
-    "lfm2moe": Architecture(configs.lfm2),
-    "llama": Architecture(configs.llama, permuted=True),
-    "minicpm": Architecture(configs.minicpm, permuted=True),
+    "lfm2": Architecture(configs.lfm2, change=changes.channels_last),
+    "lfm2moe": Architecture(configs.lfm2, change=changes.channels_last),
+    "llama": Architecture(configs.llama, change=_HALVES),
+    "minicpm": Architecture(configs.minicpm, change=_HALVES),
     "minimax-m2": Architecture(configs.minimax_m2),
-    "nemotron": Architecture(configs.plain("nemotron", hidden_act="relu2"), plus_one=True),
+    "nemotron": Architecture(configs.plain("nemotron", hidden_act="relu2"), change=_LESS_ONE),
     "olmo2": Architecture(configs.olmo2),
     "olmoe": Architecture(configs.olmoe),
     "phi2": Architecture(configs.phi),
@@ -141,9 +152,14 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2": Architecture(configs.plain("qwen2")),
     "qwen2moe": Architecture(configs.qwen2_moe),
     "qwen3": Architecture(configs.plain("qwen3")),
+    "qwen35": Architecture(configs.qwen3_5, names=_DELTA_NET, change=changes.delta_net_by_key_head),
+    "qwen35moe": Architecture(
+        configs.qwen3_5, names=_DELTA_NET, change=changes.delta_net_by_key_head
+    ),
     "qwen3moe": Architecture(configs.qwen3_moe),
+    "qwen3next": Architecture(configs.qwen3_next, names=_DELTA_NET, change=changes.delta_net),
     "seed_oss": Architecture(configs.seed_oss),
-    "smollm3": Architecture(configs.plain("smollm3"), permuted=True),
+    "smollm3": Architecture(configs.plain("smollm3"), change=_HALVES),
     "stablelm": Architecture(configs.stablelm),
     "starcoder2": Architecture(configs.starcoder2),
 }

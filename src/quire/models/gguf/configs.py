@@ -277,13 +277,33 @@ def lfm2(gguf: GGUF) -> Config:
     return more | experts(gguf) | dense | {"model_type": "lfm2_moe"}
 
 
-def hunyuan_moe(gguf: GGUF) -> Config:
-    return experts(gguf) | {
-        "model_type": "hunyuan_v1_moe",
-        "moe_topk": gguf.need("expert_used_count"),
-        "num_shared_expert": 1,
-        "intermediate_size": gguf.need("expert_shared_feed_forward_length"),
+def _delta_net(gguf: GGUF) -> Config:
+    values = gguf.need("ssm.time_step_rank")
+    kinds = [f"blk.{index}.ssm_a" in gguf.tensors for index in range(layers(gguf))]
+    config = {
+        "linear_num_key_heads": gguf.need("ssm.group_count"),
+        "linear_num_value_heads": values,
+        "linear_key_head_dim": gguf.need("ssm.state_size"),
+        "linear_value_head_dim": gguf.need("ssm.inner_size") // values,
+        "linear_conv_kernel_dim": gguf.need("ssm.conv_kernel"),
+        "layer_types": ["linear_attention" if delta else FULL for delta in kinds],
     }
+    if gguf.get("expert_count"):
+        shared = gguf.need("expert_shared_feed_forward_length")
+        config |= experts(gguf) | {"shared_expert_intermediate_size": shared}
+    return config
+
+
+def qwen3_5(gguf: GGUF) -> Config:
+    rope = rope_parameters(gguf)
+    if sections := gguf.get("rope.dimension_sections"):
+        rope["mrope_section"] = sections[:3]
+    kind = "qwen3_5_moe_text" if gguf.get("expert_count") else "qwen3_5_text"
+    return _delta_net(gguf) | {"model_type": kind, "rope_parameters": rope}
+
+
+def qwen3_next(gguf: GGUF) -> Config:
+    return _delta_net(gguf) | {"model_type": "qwen3_next", "norm_topk_prob": True}
 
 
 def minicpm(gguf: GGUF) -> Config:

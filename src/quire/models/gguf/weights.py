@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +54,8 @@ class GGUFWeights:
             kind = self.gguf.tensors[name].kind
             if not codes.is_repacked(kind) and kind not in codes.FLOATS:
                 unpacked[kind.name] += 1
-            ready |= self._decoded(here, kind, rows, _change(here, architecture, config))
+            for part, array in self._decoded(here, kind, rows).items():
+                ready[part] = architecture.change(part, array, config)
         if unpacked:
             kinds = ", ".join(f"{number} of {kind}" for kind, number in unpacked.items())
             log.warning("tensors are unpacked, since MLX has no such packing: %s", kinds)
@@ -75,7 +75,7 @@ class GGUFWeights:
         return here
 
     def _decoded(
-        self, name: str, kind: GGMLQuantizationType, rows: mx.array, change: Change
+        self, name: str, kind: GGMLQuantizationType, rows: mx.array
     ) -> dict[str, mx.array]:
         try:
             parts = codes.decode(kind, rows)
@@ -85,30 +85,8 @@ class GGUFWeights:
             ) from error
         path = name.removesuffix(".weight")
         if len(parts) == 1:
-            return {name: change(parts["weight"])}
-        return {f"{path}.{part}": change(array) for part, array in parts.items()}
-
-
-Change = Callable[[mx.array], mx.array]
-
-
-def _change(name: str, architecture: Architecture, config: dict[str, Any]) -> Change:
-    """What a tensor needs beside its name; codes and scales alike, row by row."""
-    if architecture.permuted:
-        for module, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
-            if f".self_attn.{module}." in name:
-                return lambda rows: _halves(rows, config[heads])
-    if architecture.plus_one and name.endswith("norm.weight"):
-        return lambda weight: weight.astype(mx.float32) - 1.0
-    if name.endswith(".conv.conv.weight"):
-        return lambda kernel: kernel[..., None]  # [channels, kernel, 1], as MLX has it
-    return lambda array: array
-
-
-def _halves(rows: mx.array, heads: int) -> mx.array:
-    """Rows of heads whose pairs are neighbours, as one half of each head and then the other."""
-    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(rows.shape)
+            return {name: parts["weight"]}
+        return {f"{path}.{part}": array for part, array in parts.items()}
 
 
 def _apart(weights: dict[str, mx.array], config: dict[str, Any]) -> dict[str, mx.array]:
