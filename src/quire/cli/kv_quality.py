@@ -23,6 +23,7 @@ from quire.cli.kv_scores import Score
 from quire.cli.kv_skills import count_skills, generate
 from quire.cli.kv_texts import Text, conversation, fully_judged, prompt_of, sized_needle
 from quire.cli.progress import Begin, silent
+from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
 from quire.device.device import open_device
 from quire.device.dtypes import DTYPES
@@ -80,9 +81,15 @@ class Plan:
 
 
 def bits_an_element(loaded: LoadedModel, format: KVFormat) -> float:
-    """Of keys and values in all attention layers, scales counted, tail blocks not."""
+    """Of keys and values in all attention layers, scales counted, tail blocks not.
+
+    Raises:
+        ModelError: the model has no such layer.
+    """
     groups = group_layers(loaded.model.layout)
     costs = layer_costs(groups, format, PAGE_TOKENS, DTYPES[loaded.dtype])
+    if not costs:
+        raise ModelError(f"{loaded.path}: the model keeps no keys and values, whose format matters")
     stored = sum(len(c.layers) * c.token_bytes for c in costs)
     elements = sum(
         len(c.layers) * c.spec.kv_heads * (c.spec.head_dim + c.spec.value_dim) for c in costs

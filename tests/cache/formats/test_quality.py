@@ -11,15 +11,18 @@ import pytest
 from quire.cache.formats.page import PageStore
 from quire.cache.formats.registry import SCHEMES
 from quire.cli import main
-from quire.cli.kv_quality import teacher_forced
+from quire.cli.kv_quality import bits_an_element, teacher_forced
 from quire.cli.kv_scores import Score
 from quire.cli.kv_texts import conversation
+from quire.core.errors import ModelError
 from quire.core.kv_format import KVFormat
 from quire.demo import MODEL_DIR
 from quire.models.base import named_parameters
 from quire.models.loader import LoadedModel, open_model
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
+from tests.support.families import CONFIGS as FAMILY_CONFIGS
+from tests.support.tiny_models import write_model
 
 
 def evaluate(out: Path, *more: str) -> int:
@@ -105,3 +108,9 @@ def test_outlier_channels_do_not_move_page_4() -> None:
     for before, after in zip(usual, grown, strict=True):
         ratio = after.perplexity / after.plain_perplexity
         print(f"{after.format}: mean KL {before.kl_mean:.5f} -> {after.kl_mean:.5f}, {ratio=:.4f}")
+
+
+def test_a_model_of_states_alone_has_no_formats_to_compare(tmp_path: Path) -> None:
+    loaded = open_model(str(write_model(tmp_path, FAMILY_CONFIGS["mamba2"])))
+    with pytest.raises(ModelError, match="keeps no keys and values"):
+        bits_an_element(loaded, KVFormat("page", 4, 4))
