@@ -15,7 +15,7 @@ from quire.core.errors import ModelError, RequestError
 from quire.core.media import CLIP_COLOURS, EVEN_COLOURS, Colours
 from quire.media.processors import KINDS
 from quire.media.processors.base import Placeholders
-from quire.media.processors.qwen import QwenImageProcessor, fitted
+from quire.media.processors.qwen import GlmImageProcessor, QwenImageProcessor, fitted
 from tests.media.test_images import encoded, noise, read
 
 HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -97,6 +97,22 @@ class TestAgainstTransformers:
             assert item.tokens == item.shape[0] * item.shape[1] // 4
             raw = np.frombuffer(item.features, np.uint8).reshape(-1, patch, patch, 3)
             scaled = (raw / 255 - np.array(colours.mean)) / np.array(colours.std)
+            frames = np.repeat(scaled.transpose(0, 3, 1, 2)[:, :, None], 2, axis=2)
+            assert np.abs(frames.reshape(len(raw), -1) - out["pixel_values"]).max() < 1e-3
+
+    def test_glm_counts_a_picture_twice(self) -> None:
+        pytest.importorskip("torch")
+        oracle = pytest.importorskip("transformers.models.glm4v.image_processing_pil_glm4v")
+        size = {"shortest_edge": 12544, "longest_edge": 400_000}
+        theirs = oracle.Glm4vImageProcessorPil(size=size)
+        ours = GlmImageProcessor(Placeholders(7), patch=14, merge=2, pixels=(12544, 400_000))
+        for seed, (width, height) in enumerate([(9, 20), (28, 27), (160, 112), (640, 480)]):
+            picture = noise(width, height, seed)
+            out = theirs.preprocess(picture, return_tensors="np")
+            (part,) = ours.read(encoded(picture), param="p")
+            assert [1, *part.item.shape] == out["image_grid_thw"][0].tolist()
+            raw = np.frombuffer(part.item.features, np.uint8).reshape(-1, 14, 14, 3)
+            scaled = (raw / 255 - np.array(CLIP_COLOURS.mean)) / np.array(CLIP_COLOURS.std)
             frames = np.repeat(scaled.transpose(0, 3, 1, 2)[:, :, None], 2, axis=2)
             assert np.abs(frames.reshape(len(raw), -1) - out["pixel_values"]).max() < 1e-3
 

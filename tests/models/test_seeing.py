@@ -113,7 +113,7 @@ def test_packed_decoders_beside_plain_encoders(name: str, tmp_path: Path) -> Non
     assert mx.max(mx.abs(ours - wanted)).item() < 1e-3 * mx.max(mx.abs(wanted)).item()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in ("glm4v", "glm_ocr")])
 def test_without_its_tensors_a_model_takes_text_only(name: str, tmp_path: Path) -> None:
     weights = random_weights(CONFIGS[name])
     text = {key: array for key, array in weights.items() if not key.startswith("visual.")}

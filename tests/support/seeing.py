@@ -37,6 +37,14 @@ _TOWER = {
     "in_channels": 3,
 }
 _WIDE = {"hidden_size": 48, "intermediate_size": 80, "out_hidden_size": 64}
+_ROUTED = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+_GLM = {"image_size": 24, "hidden_act": "silu", "attention_bias": False}
 _TABLE = {"num_position_embeddings": 36, "hidden_act": "gelu_pytorch_tanh"}
 
 
@@ -90,6 +98,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
         | _rope([3, 3, 2], mrope_interleaved=True)
         | {"model_type": "qwen3_vl_moe_text", "head_dim": 16, "mlp_only_layers": [1]},
         _WIDE | _TABLE | {"deepstack_visual_indexes": [0, 1]},
+    ),
+    "glm4v": _config(
+        "glm4v",
+        _TEXT | _rope([1, 1, 2], partial_rotary_factor=0.5) | {"model_type": "glm4v_text"},
+        _WIDE | _GLM,
+    ),
+    "glm4v_moe": _config(
+        "glm4v_moe",
+        _TEXT
+        | _ROUTED
+        | _rope([1, 1, 2], partial_rotary_factor=0.5)
+        | {"model_type": "glm4v_moe_text"},
+        _WIDE | _GLM,
+    ),
+    "glm_ocr": _config(
+        "glm_ocr",
+        _TEXT | _rope([2, 3, 3]) | {"model_type": "glm_ocr_text"},
+        _WIDE | _GLM | {"attention_bias": True},
     ),
     "qwen3_5": _config("qwen3_5", qwen3_5_config(), _WIDE | _TABLE),
     "qwen3_5_moe": _config("qwen3_5_moe", qwen3_5_moe_config(), _WIDE | _TABLE),

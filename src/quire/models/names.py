@@ -59,7 +59,7 @@ def translate(weights: Weights, whole: Description, names: Names) -> Weights:
         for name, array in weights.items()
         # Rotations are constants that old files carry along.
         if not name.endswith("rotary_emb.inv_freq")
-        and not name.removeprefix("model.").startswith(names.unused)
+        and not without_wrapper(name).removeprefix("model.").startswith(names.unused)
     }
     if whole.tied_head:
         kept = {name: array for name, array in kept.items() if not name.startswith("lm_head.")}

@@ -1,18 +1,19 @@
-"""The vision encoder of Qwen2-VL (arXiv:2409.12191), 2.5-VL (arXiv:2502.13923), 3-VL and 3.5.
+"""The vision encoder of Qwen2-VL (arXiv:2409.12191) and its heirs, GLM-4V's among them.
 
 A transformer over patches of a picture, or of a few frames of a video at a time. Frames do not see
 each other. RoPE turns one half of a head's pairs with a patch's row, the other with its column.
 Squares of patches are merged into rows of the decoder's width. So patches come square by square:
 the squares row by row, and the patches within a square row by row, too.
 
-Qwen2.5-VL's layers see windows of a picture, but for a few. Qwen3-VL has a table of places besides,
-stretched to the picture, and gives the outputs of some layers to the decoder, too (DeepStack,
-arXiv:2406.04334).
+Qwen2.5-VL's layers (arXiv:2502.13923) see windows of a picture, but for a few. Qwen3-VL has a table
+of places besides, stretched to the picture, and gives the outputs of some layers to the decoder,
+too (DeepStack, arXiv:2406.04334).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -33,6 +34,62 @@ Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
+class Table:
+    """A learned place for each patch of a picture of `side * side` patches, stretched to others.
+
+    Attributes:
+        cubic: between places by cubic convolution, as pixels are resized; else linearly, from the
+            middle of the first patch to that of the last.
+    """
+
+    side: int
+    cubic: bool = False
+
+    def taps(
+        self, place: npt.NDArray[np.int64], count: int
+    ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+        """Along one side of `count` patches: places in the table, and the share of each."""
+        if self.cubic:
+            at = (place + 0.5) * self.side / count - 0.5
+            offsets: tuple[int, ...] = (-1, 0, 1, 2)
+        else:
+            at, offsets = place * (self.side - 1) / max(count - 1, 1), (0, 1)
+        first = np.floor(at).astype(np.int64)
+        share = _cubic_share if self.cubic else _linear_share
+        return [
+            (np.clip(first + offset, 0, self.side - 1), share(np.abs(at - first - offset)))
+            for offset in offsets
+        ]
+
+
+def _linear_share(distance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return 1 - distance
+
+
+def _cubic_share(distance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Keys' cubic convolution with a = -0.75, as in PyTorch."""
+    near = (1.25 * distance - 2.25) * distance**2 + 1
+    far = -0.75 * (((distance - 5) * distance + 8) * distance - 4)
+    return np.where(distance <= 1, near, far)
+
+
+class Merging(Protocol):
+    """How squares of patches become rows of the decoder's width: a frozen dataclass."""
+
+    def module(self, kind: QwenVision) -> Module:
+        """Called with `[N, hidden]`; has a `norm`."""
+        ...
+
+
+@dataclass(frozen=True)
+class PlainMerging:
+    """By a norm and two layers."""
+
+    def module(self, kind: QwenVision) -> Module:
+        return Merger(kind)
+
+
+@dataclass(frozen=True)
 class QwenVision:
     """The encoder, described.
 
@@ -42,8 +99,12 @@ class QwenVision:
         frames: of a video in a patch; a picture is taken for as many.
         merge: patches along each side of a square that becomes one row.
         colours: what it takes for a colour.
+        merging: how a square becomes a row.
         patch_bias: the first projection has one.
-        table_side: places along each side of the table; 0 is no table.
+        patch_norm: its output is normalised.
+        attention_bias: attention's projections have one.
+        qk_norm: queries and keys are normalised by head.
+        table: of places; None is none.
         window: squares along each side of a window; 0 is no windows.
         whole: layers that see all of a picture where there are windows.
         levels: layers whose outputs are given to the decoder, too.
@@ -60,8 +121,12 @@ class QwenVision:
     frames: int
     merge: int
     colours: Colours
+    merging: Merging = PlainMerging()
     patch_bias: bool = False
-    table_side: int = 0
+    patch_norm: bool = False
+    attention_bias: bool = True
+    qk_norm: bool = False
+    table: Table | None = None
     window: int = 0
     whole: tuple[int, ...] = ()
     levels: tuple[int, ...] = ()
@@ -98,13 +163,15 @@ class PatchEmbed(Module):
         self._kind = kind
         values = kind.frames * kind.patch_values
         self.proj = nn.Linear(values, kind.hidden_size, bias=kind.patch_bias)
+        if kind.patch_norm:
+            self.norm = kind.norm.module(kind.hidden_size)
 
     def __call__(self, patches: mx.array, dtype: mx.Dtype) -> mx.array:
         """uint8 `[N, frames * patch_values]`, frame after frame -> `[N, hidden]` of `dtype`."""
         mean, std = (mx.array(each) for each in (self._kind.colours.mean, self._kind.colours.std))
         colours = patches.reshape(-1, 3).astype(mx.float32) * (1 / (255 * std)) - mean / std
         y: mx.array = self.proj(colours.astype(dtype).reshape(patches.shape))
-        return y
+        return self.norm(y) if self._kind.patch_norm else y
 
 
 class SelfAttention(Module):
@@ -113,13 +180,19 @@ class SelfAttention(Module):
     def __init__(self, kind: QwenVision) -> None:
         super().__init__()
         self._kind = kind
-        self.qkv = nn.Linear(kind.hidden_size, 3 * kind.hidden_size)
-        self.proj = nn.Linear(kind.hidden_size, kind.hidden_size)
+        bias = kind.attention_bias
+        self.qkv = nn.Linear(kind.hidden_size, 3 * kind.hidden_size, bias=bias)
+        self.proj = nn.Linear(kind.hidden_size, kind.hidden_size, bias=bias)
+        if kind.qk_norm:
+            self.q_norm = kind.norm.module(kind.head_dim)
+            self.k_norm = kind.norm.module(kind.head_dim)
 
     def __call__(self, x: mx.array, rotate: Rotate, seen: Neighbours) -> mx.array:
         """`[N, hidden]` -> `[N, hidden]`."""
         n, dim = x.shape[0], self._kind.head_dim
         q, k, v = mx.split(self.qkv(x).reshape(n, 3 * self._kind.heads, dim), 3, axis=1)
+        if self._kind.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
         out = seen.attend(rotate(q), rotate(k), v, dim**-0.5)
         y: mx.array = self.proj(out.reshape(n, -1))
         return y
@@ -174,10 +247,10 @@ class VisionTower(Module):
         super().__init__()
         self.kind = kind
         self.patch_embed = PatchEmbed(kind)
-        if kind.table_side:
-            self.pos_embed = nn.Embedding(kind.table_side**2, kind.hidden_size)
+        if kind.table is not None:
+            self.pos_embed = nn.Embedding(kind.table.side**2, kind.hidden_size)
         self.blocks = [Block(kind) for _ in range(kind.depth)]
-        self.merger = Merger(kind)
+        self.merger = kind.merging.module(kind)
         if kind.levels:
             self.deepstack_merger_list = [Merger(kind, together=True) for _ in kind.levels]
         self._rope = Rope(kind.head_dim, RopeParameters(rope_type="axial"))
@@ -188,8 +261,9 @@ class VisionTower(Module):
         dtype = self.merger.norm.weight.dtype  # never packed
         x = self.patch_embed(patches, dtype)
         places = kind.places(rows, columns)
-        if kind.table_side:
-            x = x + mx.tile(self._looked_up(places, rows, columns, dtype), (moments, 1))
+        if kind.table is not None:
+            looked_up = self._looked_up(kind.table, places, rows, columns)
+            x = x + mx.tile(looked_up.astype(dtype), (moments, 1))
         rotate = self._rope(mx.array(np.tile(places, moments)))
         everywhere, nearby = self._neighbours(places, grid)
         deeper = []
@@ -214,23 +288,15 @@ class VisionTower(Module):
         return frame, Windows.of((apart + window).ravel())
 
     def _looked_up(
-        self, places: npt.NDArray[np.int64], rows: int, columns: int, dtype: mx.Dtype
+        self, table: Table, places: npt.NDArray[np.int64], rows: int, columns: int
     ) -> mx.array:
-        """The table, stretched to the corners of the picture, at each patch: `[N, hidden]`."""
-        side = self.kind.table_side
-        y, x = (
-            place * ((side - 1) / max(count - 1, 1))
-            for place, count in zip(places, (rows, columns), strict=True)
-        )
-        top, left = np.floor(y).astype(np.int32), np.floor(x).astype(np.int32)
-        below, right = np.minimum(top + 1, side - 1), np.minimum(left + 1, side - 1)
-        down, along = (y - top).astype(np.float32), (x - left).astype(np.float32)
+        """The table, stretched to the picture, at each patch: float32 `[N, hidden]`."""
         total = mx.zeros(())
-        for row, share in ((top, 1 - down), (below, down)):
-            for column, part in ((left, 1 - along), (right, along)):
-                found = embed(self.pos_embed, mx.array(row * side + column), mx.float32)
-                total = total + found * mx.array(share * part)[:, None]
-        return total.astype(dtype)
+        for row, down in table.taps(places[0], rows):
+            for column, along in table.taps(places[1], columns):
+                found = embed(self.pos_embed, mx.array(row * table.side + column), mx.float32)
+                total = total + found * mx.array((down * along).astype(np.float32))[:, None]
+        return total
 
 
 class QwenPictureEncoder(MediaEncoder):

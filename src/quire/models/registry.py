@@ -19,6 +19,7 @@ _MODULES = (
     "bytedance",
     "cohere",
     "deepseek",
+    "glm_vl",
     "google",
     "huggingface",
     "ibm",

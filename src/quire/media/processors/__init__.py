@@ -11,7 +11,7 @@ from quire.core.folder import read_object
 from quire.media.processors.base import MediaProcessor, Settings
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
-from quire.media.processors.qwen import QwenImageProcessor
+from quire.media.processors.qwen import GlmImageProcessor, QwenImageProcessor
 from quire.media.processors.qwen_video import Qwen3VideoProcessor, QwenVideoProcessor
 
 __all__ = ["KINDS", "Kind", "MediaProcessor", "open_processors"]
@@ -100,6 +100,10 @@ KINDS: dict[str, Kind] = {
             "Qwen2VLImageProcessorFast": QwenImageProcessor.open,
             "Qwen2VLImageProcessorPil": QwenImageProcessor.open,
             "Qwen2_5_VLImageProcessor": QwenImageProcessor.open,
+            "Glm4vImageProcessor": GlmImageProcessor.open,
+            "Glm4vImageProcessorFast": GlmImageProcessor.open,
+            "Glm46VImageProcessor": GlmImageProcessor.open,
+            "Glm46VImageProcessorFast": GlmImageProcessor.open,
         },
     ),
     "audio": Kind(

@@ -55,6 +55,12 @@ def fitted(
     return rows * cell, columns * cell
 
 
+def enlarged(height: int, width: int, cell: int) -> tuple[int, int]:
+    """The sides of a picture that is enlarged, if need be, until none is shorter than `cell`."""
+    scale = max(cell / height, cell / width, 1.0)
+    return int(height * scale), int(width * scale)
+
+
 def patches(frames: npt.NDArray[np.uint8], patch: int, merge: int) -> npt.NDArray[np.uint8]:
     """Frames `[frames, height, width, 3]` cut up: `[rows, columns, frames, patch, patch, 3]`.
 
@@ -88,13 +94,17 @@ def resized(picture: PIL.Image.Image, height: int, width: int) -> npt.NDArray[np
 
 
 class QwenImageProcessor(ImageProcessor):
-    """The image processor of Qwen2-VL and its heirs.
+    """The image processor of Qwen2-VL to Qwen3.5.
 
     Args:
         patch: pixels on a patch's side.
         merge: patches on the side of a square.
         pixels: the least and the most that a picture is brought to.
     """
+
+    _usual_pixels = 56 * 56, 28 * 28 * 1280
+    _frames = 1
+    """How many times the bounds count a picture."""
 
     def __init__(
         self,
@@ -110,6 +120,9 @@ class QwenImageProcessor(ImageProcessor):
         self._merge = merge
         self._pixels = pixels
 
+    def _fitted(self, height: int, width: int, least: int, most: float) -> tuple[int, int]:
+        return fitted(height, width, self._patch * self._merge, least, most)
+
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Self:
         """As `preprocessor_config.json` and `config.json` say.
@@ -123,19 +136,31 @@ class QwenImageProcessor(ImageProcessor):
             Placeholders(token=config.integer("image_token_id", least=0)),
             patch=settings.integer("patch_size", 14),
             merge=settings.integer("merge_size", 2),
-            pixels=pixel_bounds(settings, 56 * 56, 28 * 28 * 1280),
+            pixels=pixel_bounds(settings, *cls._usual_pixels),
         )
 
     def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         cell = self._patch * self._merge
         check_stretch(picture, param)
         least, usual = self._pixels
-        most = max(least, min(usual, most_pixels(detail, cell)))
-        height, width = fitted(picture.height, picture.width, cell, least, most)
+        most = max(least, min(usual, self._frames * most_pixels(detail, cell)))
+        height, width = self._fitted(picture.height, picture.width, least, most)
         rows, columns = height // self._patch, width // self._patch
         cut = patches(resized(picture, height, width)[None], self._patch, self._merge)
         tokens = rows * columns // self._merge**2
         return MediaItem.of("image", cut.tobytes(), (rows, columns), tokens, bidirectional=False)
+
+
+class GlmImageProcessor(QwenImageProcessor):
+    """GLM-4V's and GLM-OCR's: a picture counts as the two frames of a video that it stands for."""
+
+    _usual_pixels = 112 * 112, 28 * 28 * 15_000
+    _frames = 2
+
+    def _fitted(self, height: int, width: int, least: int, most: float) -> tuple[int, int]:
+        cell = self._patch * self._merge
+        height, width = enlarged(height, width, cell)
+        return fitted(height, width, cell, least, most, self._frames)
 
 
 def colours(config: Settings) -> Colours:

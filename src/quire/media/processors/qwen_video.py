@@ -22,6 +22,7 @@ from quire.media.processors.base import (
 from quire.media.processors.qwen import (
     check_stretch,
     colours,
+    enlarged,
     fitted,
     most_pixels,
     patches,
@@ -220,6 +221,5 @@ class Qwen3VideoProcessor(VideoProcessor):
         each = min(_FRAME_ROWS * own.cell**2, most // frames)
         each = max(each, int(least * _OVER_LEAST))
         most = int(max(least, min(each, most_pixels(detail, own.cell)) * frames))
-        enlarged = max(own.cell / height, own.cell / width, 1.0)
-        height, width = int(height * enlarged), int(width * enlarged)
+        height, width = enlarged(height, width, own.cell)
         return fitted(height, width, own.cell, least, most, frames)

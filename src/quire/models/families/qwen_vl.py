@@ -23,7 +23,7 @@ from quire.models.families.qwen import (
 )
 from quire.models.feed_forward import MLP
 from quire.models.names import Names, Weights, renamed
-from quire.models.qwen_vision import QwenVision, VisionTower
+from quire.models.qwen_vision import QwenVision, Table, VisionTower
 from quire.models.seeing import VISUAL, SeeingModel
 from quire.models.settings import Settings
 
@@ -55,7 +55,7 @@ def qwen3_vl_moe(s: Settings) -> LanguageModel:
 
 
 def qwen3_5(s: Settings) -> LanguageModel:
-    text = _text(s)
+    text = text_of(s)
     return seeing(s, described(text, qwen3_5_layers(text)), _vision_3, QWEN3_5_NAMES)
 
 
@@ -67,10 +67,10 @@ def seeing(
     if not s.has("vision_config"):
         return DecoderModel(description, replace(names, unused=(*names.unused, *VISUAL)))
     kind = vision(s.within("vision_config"), description.hidden_size)
-    return SeeingModel(description, names, VisionTower(kind), _visual_names)
+    return SeeingModel(description, names, VisionTower(kind), partial(_visual_names, kind))
 
 
-def _text(s: Settings) -> Settings:
+def text_of(s: Settings) -> Settings:
     """The decoder's keys. A file with parts says at its top whether the head is tied."""
     text = s.within("text_config")
     if not text.has("tie_word_embeddings"):
@@ -81,7 +81,7 @@ def _text(s: Settings) -> Settings:
 def _three_axes(
     s: Settings, section: tuple[int, int, int], *, interleaved: bool, theta: float
 ) -> Settings:
-    text = _text(s).filled(rope_theta=theta)
+    text = text_of(s).filled(rope_theta=theta)
     return with_axes(text, section, interleaved=interleaved)
 
 
@@ -128,7 +128,7 @@ def _vision_3(v: Settings, width: int) -> QwenVision:
         _usual(v.filled(hidden_act="gelu_pytorch_tanh"), width),
         colours=EVEN_COLOURS,
         patch_bias=True,
-        table_side=int(v.integer("num_position_embeddings", default=2304) ** 0.5),
+        table=Table(int(v.integer("num_position_embeddings", default=2304) ** 0.5)),
         levels=v.integers("deepstack_visual_indexes"),
     )
 
@@ -139,19 +139,28 @@ _PARTS = {
     "merger.mlp.2": "merger.linear_fc2",
     **{f"mlp.{prefix}fc1": "mlp.up_proj" for prefix in ("", "linear_")},
     **{f"mlp.{prefix}fc2": "mlp.down_proj" for prefix in ("", "linear_")},
+    # GLM's
+    "embeddings.position_embedding": "pos_embed",
+    "post_conv_layernorm": "patch_embed.norm",
+    "post_layernorm": "merger.norm",
+    "downsample": "merger.downsample",
+    "merger.downsample": "merger.downsample",
 }
+_KERNELS = ("patch_embed.proj.weight", "merger.downsample.weight")
 
 
-def _visual_names(weights: Weights) -> Weights:
-    """The encoder's tensors. Its first projection is published as a convolution.
+def _visual_names(kind: QwenVision, weights: Weights) -> Weights:
+    """The encoder's tensors. Some matrices are published as convolutions.
 
-    Its axes are colours, frames, rows and columns; colours are the last of them in conversions.
+    Their second axis is what they read, colours or channels; in conversions it is the last one.
     """
+    channels = {3, kind.hidden_size}
     ready = {renamed(name, _PARTS): array for name, array in weights.items()}
-    name = "patch_embed.proj.weight"
-    kernel = ready.get(name)
-    if kernel is not None and kernel.ndim == 5:
-        ready[name] = (kernel if kernel.shape[-1] == 3 else kernel.moveaxis(1, -1)).flatten(1)
+    for name in _KERNELS:
+        kernel = ready.get(name)
+        if kernel is not None and kernel.ndim > 2:
+            last = kernel.shape[-1] in channels
+            ready[name] = (kernel if last else kernel.moveaxis(1, -1)).flatten(1)
     return ready
 
 

@@ -6,13 +6,15 @@ from dataclasses import replace
 
 from quire.models.attention import Attention, QKNorm
 from quire.models.base import LanguageModel
-from quire.models.description import Placement
+from quire.models.decoder import DecoderModel
+from quire.models.description import Description, Placement
 from quire.models.families.common import (
     CORRECTION,
     Family,
     alike,
     attention,
     decoder,
+    described,
     gate_up,
     mlp,
     rms,
@@ -25,33 +27,45 @@ from quire.models.settings import Settings
 
 def glm(s: Settings) -> LanguageModel:
     names = Names(fused={"gate_up_proj": gate_up(s)})
-    layers = alike(s, _attention(s), mlp(s, bias=False))
+    layers = alike(s, _attention(s.filled(head_dim=128), 0.5), mlp(s, bias=False))
     return decoder(s, layers, names, norm=rms(s, 1.5625e-07))
 
 
 def glm4(s: Settings) -> LanguageModel:
+    description = glm4_described(s.filled(head_dim=128))
+    return DecoderModel(description, glm4_names(s))
+
+
+def glm4_described(s: Settings, partial: float = 0.5) -> Description:
+    """Norms around both blocks. `partial` is the share of a head that is usually rotated."""
+    layers = alike(s, _attention(s, partial), mlp(s, bias=False))
+    return described(s, layers, norm=rms(s, 1.5625e-07), placement=Placement.SANDWICH)
+
+
+def glm4_names(s: Settings) -> Names:
     parts = {
         "post_self_attn_layernorm": "post_attention_layernorm",
         "post_attention_layernorm": "pre_feedforward_layernorm",
         "post_mlp_layernorm": "post_feedforward_layernorm",
     }
-    return decoder(
-        s,
-        alike(s, _attention(s), mlp(s, bias=False)),
-        Names(renamed=parts, fused={"gate_up_proj": gate_up(s)}),
-        norm=rms(s, 1.5625e-07),
-        placement=Placement.SANDWICH,
+    return Names(
+        renamed=parts, fused={"gate_up_proj": gate_up(s)}, unused=_unused_layers(s, usual=0)
     )
 
 
-def _attention(s: Settings) -> Attention:
-    rope = replace(s.rope(partial=0.5), interleaved=True)
+def _attention(s: Settings, partial: float) -> Attention:
+    rope = replace(s.rope(partial=partial), interleaved=True)
     bias = s.flag("attention_bias", default=True)
-    return attention(s.filled(head_dim=128), rope=rope, qkv_bias=bias, out_bias=False)
+    return attention(s, rope=rope, qkv_bias=bias, out_bias=False)
 
 
 def glm4_moe(s: Settings) -> LanguageModel:
-    norm, count = rms(s, 1e-5), s.integer("num_hidden_layers")
+    return DecoderModel(glm4_moe_described(s), glm4_moe_names(s))
+
+
+def glm4_moe_described(s: Settings) -> Description:
+    """Experts behind dense layers."""
+    norm = rms(s, 1e-5)
     usual = attention(
         s,
         rope=s.rope(partial=0.5),
@@ -60,18 +74,21 @@ def glm4_moe(s: Settings) -> LanguageModel:
     )
     first = s.integer("first_k_dense_replace", default=1)
     experts = alike(s, usual, sigmoid_mixture(s))
-    names = Names(
+    return described(s, with_dense(experts, mlp(s, bias=False), lambda i: i < first), norm=norm)
+
+
+def glm4_moe_names(s: Settings) -> Names:
+    return Names(
         renamed=CORRECTION | {"shared_experts": "shared_expert"},
-        # The layers that guess several tokens ahead.
-        unused=tuple(f"layers.{count + i}." for i in range(_guessing(s))),
-    )
-    return decoder(
-        s, with_dense(experts, mlp(s, bias=False), lambda i: i < first), names, norm=norm
+        unused=_unused_layers(s, usual=1),
     )
 
 
-def _guessing(s: Settings) -> int:
-    return s.integer("num_nextn_predict_layers", "num_mtp_layers", default=1)
+def _unused_layers(s: Settings, *, usual: int) -> tuple[str, ...]:
+    """The layers that guess several tokens ahead."""
+    count = s.integer("num_hidden_layers")
+    guessing = s.integer("num_nextn_predict_layers", "num_mtp_layers", default=usual)
+    return tuple(f"layers.{count + i}." for i in range(guessing))
 
 
 FAMILIES = (
