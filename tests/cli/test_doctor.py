@@ -58,6 +58,8 @@ def test_attention_kernels_that_give_way(
 def test_why_there_are_no_kernels(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # As in a process that has not loaded them.
+    monkeypatch.setattr(kernels, "_extension", kernels._extension.__wrapped__)
     monkeypatch.setattr(kernels, "version", lambda name: "0.0.0")
     if not kernels.TARGET.exists():
         assert "were not built" in doctor(capsys)[1]["kernels"]
