@@ -148,7 +148,7 @@ def plot(scores: Sequence[Score]) -> str:
         parts.append(f'<text x="{x}" y="{high - _MARGIN + 18}" text-anchor="middle">{bits}</text>')
     for score in scores:
         x, y = place(score.bits, score.kl_mean)
-        colour = _COLOURS[score.format.split("-")[0]]
+        colour = _COLOURS.get(score.format.split("-")[0], "#333333")
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
         parts.append(f'<text x="{x + 7:.1f}" y="{y + 4:.1f}">{score.format}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
