@@ -1,4 +1,4 @@
-"""The schemes by name. A new one: a module with a `LayerStore`, a line here and one in `core.kv_choice`."""
+"""The schemes by name. A new one: a `LayerStore`, a line here and its bits in `core.kv_choice`."""
 
 from __future__ import annotations
 
