@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+from rich.console import Console
 
 from quire.cli import main
 from quire.cli.chat import ChatError, own_server
+from quire.cli.chat_terminal import history_file, typed_lines
+from quire.cli.conversation import Chat
 from quire.core.request import Failure, Request
 from tests.api.conftest import Serve, Served
 from tests.support.scripted_engine import Script
@@ -186,3 +194,71 @@ def test_an_adapter_belongs_to_a_server_of_its_own(capsys: pytest.CaptureFixture
 def test_its_server_takes_the_adapter(tmp_path: Path) -> None:
     with pytest.raises(ChatError, match=r"no adapter_config\.json"), own_server("", str(tmp_path)):
         pass
+
+
+def test_pictures_models_figures_and_saving(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    served = serve("Hello there.")
+    saved = tmp_path / "said.json"
+    lines = ["/stats", "/model", "/model quire-demo", "/model other", "first", "/stats"]
+    lines += [f"/save {saved}", f"/image {tmp_path / 'none.png'}", "/?"]
+    assert chat(monkeypatch, served, lines, "--system", "Be brief.") == 0
+    notes = capsys.readouterr().err
+    assert "there is no answer yet" in notes
+    assert "* quire-demo" in notes
+    assert "no model is called 'other'; there are quire-demo" in notes
+    assert re.search(r"prompt \d+ tokens, 0 of them cached; .* answer \d+ tokens", notes)
+    assert "none.png" in notes
+    assert "/image FILE" in notes
+    messages = json.loads(saved.read_text())["messages"]
+    assert [each["role"] for each in messages] == ["system", "user", "assistant"]
+    assert messages[2]["content"] == "Hello there."
+
+
+def test_a_paste_is_one_message_and_history_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    up = "\x1b[A"
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        keys.send_text("\x1b[200~one\ntwo\nthree\x1b[201~\r")
+        assert typed_lines()("> ") == "one\ntwo\nthree"
+        keys.send_text("next\r")
+        assert typed_lines()("> ") == "next"
+        keys.send_text(f"{up}\r")
+        assert typed_lines()("> ") == "next"  # another session, as after a restart
+        keys.send_text("\x03")
+        with pytest.raises(KeyboardInterrupt):
+            typed_lines()("> ")
+    assert history_file().stat().st_mode & 0o077 == 0
+
+
+def test_ctrl_c_at_the_prompt_leaves(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve("Hello there.")
+
+    def interrupted(prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    assert chat(monkeypatch, served, []) == 0
+    assert not served.engine.requests
+
+
+def test_a_terminal_shows_markdown(serve: Serve) -> None:
+    served = serve("Some **bold** words.")
+    out = io.StringIO()
+    with httpx.Client() as client:
+        console = Console(file=out, force_terminal=True, width=80)
+        talk = Chat(client, f"{served.url}/v1", {"model": "quire-demo"}, console)
+        talk.messages.append({"role": "user", "content": "Hi"})
+        assert talk.answer().text == "Some **bold** words."
+    assert "**" not in out.getvalue()
+    assert "\x1b[1mbold" in out.getvalue()
+    assert talk.usage is not None
+    assert talk.usage.generated > 1

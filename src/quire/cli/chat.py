@@ -12,222 +12,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 from rich.console import Console
 
+from quire.cli.chat_terminal import HELP, Terminal
+from quire.cli.conversation import Chat, ChatError, Message
 from quire.cli.keys import add_client_key_arguments, client_key
 from quire.cli.load import Target, served_model
 from quire.cli.settings import PREFIX
-from quire.cli.sse_counter import error_message
 from quire.cli.values import positive
 from quire.core.errors import QuireError
-
-HELP = """/reset           forget the conversation
-/system [TEXT]   set the system message, or remove it; begins anew
-/exit            leave (Ctrl-D too)
-Ctrl-C stops an answer. Begin a message with a space to send one that starts with a slash."""
-
-Message = dict[str, Any]
-
-
-class ChatError(QuireError):
-    """An answer that failed, or a server that did not start."""
-
-
-@dataclass(slots=True)
-class Reply:
-    """An answer as its deltas add up. `calls` are OpenAI tool calls, by their index."""
-
-    text: str = ""
-    calls: dict[int, Message] = field(default_factory=dict)
-
-    def message(self) -> Message:
-        """The assistant's turn for the next request."""
-        message: Message = {"role": "assistant", "content": self.text}
-        if self.calls:
-            message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
-        return message
-
-    def add_call(self, delta: Message) -> None:
-        """Merges one streamed piece of a tool call."""
-        empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-        call = self.calls.setdefault(delta.get("index", len(self.calls)), empty)
-        call["id"] = delta.get("id") or call["id"]
-        for key in ("name", "arguments"):
-            call["function"][key] += (delta.get("function") or {}).get(key) or ""
-
-
-class Chat:
-    """One conversation: what was said, and how answers are asked for and shown.
-
-    Args:
-        url: of the server, with `/v1`.
-        settings: fields that every request carries (model, temperature, tools, ...).
-        console: where answers go.
-    """
-
-    def __init__(
-        self, client: httpx.Client, url: str, settings: Message, console: Console, system: str = ""
-    ) -> None:
-        self._client = client
-        self._url = url
-        self._settings = settings
-        self._console = console
-        self.system = system
-        self.messages: list[Message] = []
-        self._thinking = False  # whether the last piece shown was part of reasoning
-
-    def answer(self) -> Reply:
-        """Asks for the next turn, shows it while it streams, and remembers it.
-
-        Ctrl-C ends the answer; what came until then is remembered.
-
-        Raises:
-            ChatError: the server refused or failed. Nothing is remembered.
-        """
-        answer = Reply()
-        self._thinking = False
-        try:
-            for delta in self._deltas():
-                self._show(delta, answer)
-        except KeyboardInterrupt:
-            answer.calls.clear()  # a call that was cut off can't be sent back
-            self._console.print("\n(stopped)", style="dim", highlight=False, end="")
-        self._console.print()
-        for call in answer.calls.values():
-            function = call["function"]
-            self._write(f"{function['name']}({function['arguments']})\n", "cyan")
-        if answer.text or answer.calls:
-            self.messages.append(answer.message())
-        return answer
-
-    def _deltas(self) -> Iterator[Message]:
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        body = {**self._settings, "messages": system + self.messages, "stream": True}
-        try:
-            with self._client.stream("POST", f"{self._url}/chat/completions", json=body) as got:
-                if got.status_code != 200:
-                    raise ChatError(f"HTTP {got.status_code}: {error_message(got.read())}")
-                yield from _read_events(got.iter_lines())
-        except httpx.HTTPError as error:
-            raise ChatError(f"the connection failed: {error}") from error
-
-    def _show(self, delta: Message, answer: Reply) -> None:
-        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-        text = delta.get("content")
-        if reasoning:
-            self._write(reasoning, "dim")
-            self._thinking = True
-        if text:
-            if self._thinking:
-                self._write("\n\n", "")
-                self._thinking = False
-            answer.text += text
-            self._write(text, "")
-        for call in delta.get("tool_calls") or ():
-            answer.add_call(call)
-
-    def _write(self, text: str, style: str) -> None:
-        self._console.print(
-            text, style=style, end="", markup=False, highlight=False, soft_wrap=True
-        )
-
-
-def _read_events(lines: Iterator[str]) -> Iterator[Message]:
-    """The deltas of a stream of chat completion chunks.
-
-    Raises:
-        ChatError: the stream carries an error, or ends early.
-    """
-    for line in lines:
-        if not line.startswith("data:"):
-            continue
-        payload = line[5:].strip()
-        if payload == "[DONE]":
-            return
-        chunk = json.loads(payload)
-        if "error" in chunk:
-            raise ChatError(error_message(payload.encode()))
-        for choice in chunk.get("choices", ()):
-            yield choice.get("delta") or {}
-    raise ChatError("the stream ended early")
-
-
-class Terminal:
-    """Reads lines from a terminal or a pipe and acts on them."""
-
-    def __init__(self, chat: Chat, console: Console) -> None:
-        self._chat = chat
-        self._console = console
-        self._interactive = sys.stdin.isatty()
-        self._failed = False
-
-    def talk(self) -> int:
-        """Until /exit or the end of input. 1 if an answer failed."""
-        if self._interactive:
-            # Importing it gives `input` line editing and history, where the platform has it.
-            with contextlib.suppress(ImportError):
-                import readline  # noqa: F401
-        while (line := self._read("> ")) is not None:
-            if line.startswith("/"):
-                if not self._command(line):
-                    break
-            elif line.strip():
-                self._turn(line.strip())
-        return 1 if self._failed else 0
-
-    def _read(self, prompt: str) -> str | None:
-        while True:
-            try:
-                return input(prompt if self._interactive else "")
-            except EOFError:
-                if self._interactive:
-                    print()
-                return None
-            except KeyboardInterrupt:
-                self._note("\n/exit or Ctrl-D leaves")
-
-    def _turn(self, text: str) -> None:
-        known = len(self._chat.messages)
-        self._chat.messages.append({"role": "user", "content": text})
-        try:
-            answer = self._chat.answer()
-            while answer.calls:
-                for call in answer.calls.values():
-                    result = self._read(f"result of {call['function']['name']}> ")
-                    self._chat.messages.append(
-                        {"role": "tool", "tool_call_id": call["id"], "content": result or ""}
-                    )
-                answer = self._chat.answer()
-        except ChatError as error:
-            # The turn is forgotten whole: half of it would not be a valid conversation.
-            del self._chat.messages[known:]
-            self._failed = True
-            self._note(f"quire chat: {error}", "red")
-
-    def _command(self, line: str) -> bool:
-        """Acts on a command; False to leave."""
-        name, _, rest = line.partition(" ")
-        if name == "/exit":
-            return False
-        if name == "/reset":
-            self._chat.messages.clear()
-        elif name == "/system":
-            self._chat.system = rest.strip()
-            self._chat.messages.clear()
-        elif name == "/help":
-            self._note(HELP)
-        else:
-            self._note(f"unknown command {name}; these are known:\n{HELP}", "red")
-        return True
-
-    def _note(self, text: str, style: str = "dim") -> None:
-        print_to = Console(stderr=True)
-        print_to.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
@@ -346,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
             base = f"{scheme}://{target.host}:{target.port}{target.path}"
             chat = Chat(client, base, _settings(args, model), console, args.system)
             if sys.stdin.isatty():
-                console.print(f"{model} at {url}; /help for commands", style="dim")
+                console.print(f"{model} at {url}; /? for commands", style="dim")
             return Terminal(chat, console).talk()
     except (QuireError, ValueError, OSError) as error:
         print(f"quire chat: {error}", file=sys.stderr)

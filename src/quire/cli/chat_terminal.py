@@ -1,0 +1,154 @@
+"""What a person types into `quire chat`: messages, and commands that begin with a slash."""
+
+from __future__ import annotations
+
+import base64
+import json
+import mimetypes
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.history import FileHistory
+from rich.console import Console
+
+from quire.cli.conversation import Chat, ChatError, Message
+
+HELP = """/image FILE      send a picture along with the next message; may be given again
+/model [NAME]    go on with another model of the server, or list them
+/system [TEXT]   set the system message, or remove it; begins anew
+/reset           forget the conversation
+/stats           what the last answer took
+/save FILE       write the conversation as JSON
+/exit            leave (Ctrl-D and Ctrl-C too)
+/? or /help      this
+Ctrl-C stops an answer; one more leaves. What is pasted is one message, however many lines it has.
+Begin a message with a space to send one that starts with a slash."""
+
+_COMMANDS = ("/image", "/model", "/system", "/reset", "/stats", "/save", "/exit", "/?", "/help")
+
+
+def history_file() -> Path:
+    """Where what was typed is kept from one chat to the next."""
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(state).expanduser() / "quire" / "chat_history"
+
+
+def typed_lines() -> Callable[[str], str]:
+    """Reads a terminal's messages, with editing, history and completion of commands."""
+    place = history_file()
+    place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    place.touch(mode=0o600)
+    session: PromptSession[str] = PromptSession(
+        history=FileHistory(str(place)),
+        completer=WordCompleter(list(_COMMANDS), sentence=True),
+        complete_while_typing=False,
+    )
+    return session.prompt
+
+
+class Terminal:
+    """Reads lines from a terminal or a pipe and acts on them."""
+
+    def __init__(self, chat: Chat, console: Console) -> None:
+        self._chat = chat
+        self._console = console
+        self._interactive = sys.stdin.isatty()
+        self._input = typed_lines() if self._interactive else input
+        self._failed = False
+        self._images: list[Message] = []
+        """Parts that go along with the next message."""
+
+    def talk(self) -> int:
+        """Until /exit, Ctrl-C or the end of input. 1 if an answer failed."""
+        while (line := self._read("> ")) is not None:
+            if line.startswith("/"):
+                if not self._command(line):
+                    break
+            elif line.strip():
+                self._turn(line.strip())
+        return 1 if self._failed else 0
+
+    def _read(self, prompt: str) -> str | None:
+        try:
+            return self._input(prompt if self._interactive else "")
+        except (EOFError, KeyboardInterrupt):
+            return None
+
+    def _turn(self, text: str) -> None:
+        known = len(self._chat.messages)
+        images, self._images = self._images, []
+        content = [*images, {"type": "text", "text": text}] if images else text
+        self._chat.messages.append({"role": "user", "content": content})
+        try:
+            answer = self._chat.answer()
+            while answer.calls:
+                for call in answer.calls.values():
+                    result = self._read(f"result of {call['function']['name']}> ")
+                    self._chat.messages.append(
+                        {"role": "tool", "tool_call_id": call["id"], "content": result or ""}
+                    )
+                answer = self._chat.answer()
+        except ChatError as error:
+            # The turn is forgotten whole: half of it would not be a valid conversation.
+            del self._chat.messages[known:]
+            self._failed = True
+            self._note(f"quire chat: {error}", "red")
+
+    def _command(self, line: str) -> bool:
+        """Acts on a command; False to leave."""
+        name, _, rest = line.partition(" ")
+        if name == "/exit":
+            return False
+        if name == "/reset":
+            self._chat.messages.clear()
+        elif name == "/system":
+            self._chat.system = rest.strip()
+            self._chat.messages.clear()
+        elif name in ("/help", "/?"):
+            self._note(HELP)
+        elif name == "/stats":
+            self._note(str(self._chat.usage or "there is no answer yet"))
+        elif name in ("/image", "/save", "/model"):
+            acts = {"/image": self._add_image, "/save": self._save, "/model": self._choose}
+            try:
+                acts[name](rest.strip())
+            except (OSError, ChatError) as error:
+                self._note(f"{name}: {error}", "red")
+        else:
+            self._note(f"unknown command {name}; these are known:\n{HELP}", "red")
+        return True
+
+    def _add_image(self, path: str) -> None:
+        """Reads a picture for the next message."""
+        file = Path(path).expanduser()
+        kind = mimetypes.guess_type(file.name)[0] or "image/png"
+        data = base64.b64encode(file.read_bytes()).decode()
+        url = f"data:{kind};base64,{data}"
+        self._images.append({"type": "image_url", "image_url": {"url": url}})
+        self._note(f"{file.name} goes along with the next message")
+
+    def _save(self, path: str) -> None:
+        """Writes what was said."""
+        system = [{"role": "system", "content": self._chat.system}] if self._chat.system else []
+        said = {"model": self._chat.settings["model"], "messages": system + self._chat.messages}
+        Path(path).expanduser().write_text(json.dumps(said, indent=2, ensure_ascii=False) + "\n")
+        self._note(f"saved to {path}")
+
+    def _choose(self, name: str) -> None:
+        """Goes on with another model, or lists them."""
+        names = self._chat.models()
+        if name in names:
+            self._chat.settings["model"] = name
+            return
+        if name:
+            raise ChatError(f"no model is called {name!r}; there are {', '.join(names)}")
+        now = self._chat.settings["model"]
+        self._note("\n".join(f"{'*' if each == now else ' '} {each}" for each in names))
+
+    def _note(self, text: str, style: str = "dim") -> None:
+        print_to = Console(stderr=True)
+        print_to.print(text, style=style, markup=False, highlight=False, soft_wrap=True)

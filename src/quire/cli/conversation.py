@@ -1,0 +1,201 @@
+"""A conversation with a server: what was said, and how answers are asked for and shown."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
+
+from quire.cli.sse_counter import error_message
+from quire.core.errors import QuireError
+
+Message = dict[str, Any]
+
+
+class ChatError(QuireError):
+    """An answer that failed, or a server that did not start."""
+
+
+@dataclass(slots=True)
+class Reply:
+    """An answer as its deltas add up. `calls` are OpenAI tool calls, by their index."""
+
+    text: str = ""
+    calls: dict[int, Message] = field(default_factory=dict)
+
+    def message(self) -> Message:
+        """The assistant's turn for the next request."""
+        message: Message = {"role": "assistant", "content": self.text}
+        if self.calls:
+            message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
+        return message
+
+    def add_call(self, delta: Message) -> None:
+        """Merges one streamed piece of a tool call."""
+        empty = {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
+        call = self.calls.setdefault(delta.get("index", len(self.calls)), empty)
+        call["id"] = delta.get("id") or call["id"]
+        for key in ("name", "arguments"):
+            call["function"][key] += (delta.get("function") or {}).get(key) or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one answer took. Times are seconds from the request.
+
+    Attributes:
+        cached: tokens of the prompt that the server had already read.
+    """
+
+    prompt: int
+    cached: int
+    generated: int
+    first_s: float
+    whole_s: float
+
+    def __str__(self) -> str:
+        writing = self.whole_s - self.first_s
+        speed = f", {(self.generated - 1) / writing:.1f} tokens/s" if writing > 0 else ""
+        return (
+            f"prompt {self.prompt} tokens, {self.cached} of them cached; first token after "
+            f"{self.first_s:.2f} s; answer {self.generated} tokens in {self.whole_s:.2f} s{speed}"
+        )
+
+
+class Chat:
+    """One conversation: what was said, and how answers are asked for and shown.
+
+    Args:
+        url: of the server, with `/v1`.
+        settings: fields that every request carries (model, temperature, tools, ...).
+        console: where answers go; in a terminal they are shown as the Markdown that they are.
+
+    Attributes:
+        usage: of the last answer; None before the first, and where the server does not say.
+    """
+
+    def __init__(
+        self, client: httpx.Client, url: str, settings: Message, console: Console, system: str = ""
+    ) -> None:
+        self._client = client
+        self._url = url
+        self.settings = settings
+        self._console = console
+        self.system = system
+        self.messages: list[Message] = []
+        self.usage: Usage | None = None
+        self._live: Live | None = None
+        self._thinking = False  # whether the last piece shown was part of reasoning
+
+    def answer(self) -> Reply:
+        """Asks for the next turn, shows it while it streams, and remembers it.
+
+        Ctrl-C ends the answer; what came until then is remembered.
+
+        Raises:
+            ChatError: the server refused or failed. Nothing is remembered.
+        """
+        answer = Reply()
+        self._thinking = False
+        try:
+            with self._markdown() or nullcontext():
+                for delta in self._deltas():
+                    self._show(delta, answer)
+        except KeyboardInterrupt:
+            answer.calls.clear()  # a call that was cut off can't be sent back
+            self._console.print("\n(stopped)", style="dim", highlight=False, end="")
+        self._console.print()
+        for call in answer.calls.values():
+            function = call["function"]
+            self._write(f"{function['name']}({function['arguments']})\n", "cyan")
+        if answer.text or answer.calls:
+            self.messages.append(answer.message())
+        return answer
+
+    def _markdown(self) -> Live | None:
+        """What redraws the answer as it grows; None where nothing can be drawn again."""
+        self._live = None
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, vertical_overflow="visible")
+        return self._live
+
+    def models(self) -> list[str]:
+        """The names that the server lists.
+
+        Raises:
+            ChatError: it does not.
+        """
+        try:
+            listed = self._client.get(f"{self._url}/models").json()["data"]
+            return [str(each["id"]) for each in listed]
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            raise ChatError(f"the server lists no models: {error}") from error
+
+    def _deltas(self) -> Iterator[Message]:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        body = {**self.settings, "messages": system + self.messages, "stream": True}
+        body["stream_options"] = {"include_usage": True}
+        try:
+            with self._client.stream("POST", f"{self._url}/chat/completions", json=body) as got:
+                if got.status_code != 200:
+                    raise ChatError(f"HTTP {got.status_code}: {error_message(got.read())}")
+                yield from self._read_events(got.iter_lines())
+        except httpx.HTTPError as error:
+            raise ChatError(f"the connection failed: {error}") from error
+
+    def _show(self, delta: Message, answer: Reply) -> None:
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
+        text = delta.get("content")
+        if reasoning:
+            self._write(reasoning, "dim")
+            self._thinking = True
+        if text:
+            if self._thinking:
+                self._write("\n\n", "")
+                self._thinking = False
+            answer.text += text
+            if self._live is None:
+                self._write(text, "")
+            else:
+                self._live.update(Markdown(answer.text))
+        for call in delta.get("tool_calls") or ():
+            answer.add_call(call)
+
+    def _write(self, text: str, style: str) -> None:
+        self._console.print(
+            text, style=style, end="", markup=False, highlight=False, soft_wrap=True
+        )
+
+    def _read_events(self, lines: Iterator[str]) -> Iterator[Message]:
+        """The deltas of a stream of chat completion chunks; takes down the usage.
+
+        Raises:
+            ChatError: the stream carries an error, or ends early.
+        """
+        started, first_s = time.perf_counter(), 0.0
+        for line in lines:
+            if not line.startswith("data:"):
+                continue
+            payload = line[5:].strip()
+            if payload == "[DONE]":
+                return
+            chunk = json.loads(payload)
+            if "error" in chunk:
+                raise ChatError(error_message(payload.encode()))
+            elapsed = time.perf_counter() - started
+            for choice in chunk.get("choices", ()):
+                first_s = first_s or elapsed
+                yield choice.get("delta") or {}
+            if usage := chunk.get("usage"):
+                cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+                counts = usage["prompt_tokens"], cached, usage["completion_tokens"]
+                self.usage = Usage(*counts, first_s, elapsed)
+        raise ChatError("the stream ended early")
