@@ -101,7 +101,7 @@ def test_prompts_that_part_within_a_page(partial: bool, length: int) -> None:
     assert bool(match.partial) == partial
 
 
-def test_whole_pages_of_the_same_prompt_are_all_there_is_to_find_in_sealed_formats() -> None:
+def test_whole_blocks_of_the_same_prompt_are_all_there_is_to_find_in_formats_with_a_tail() -> None:
     world = World("full")
     world.serve(range(10))
     match = world.match(range(10), partial=False)

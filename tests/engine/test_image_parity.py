@@ -267,7 +267,7 @@ def test_warm_equals_cold(
 def test_a_hit_may_end_within_an_image(opened: Callable[[str], Opened]) -> None:
     """A page of the image is gone: the rest of it is read again, and sees what stayed."""
     loaded, config = opened("images seen whole")
-    # Sealed pages are shared whole, so that the hit ends at 64, within the first image.
+    # Coded blocks are shared whole, so that the hit ends at 64, within the first image.
     config = replace(config, kv_format=FORMATS[0])
     short = replace(LONG, prompt=LONG.prompt[:70], media=LONG.media[:1])
     cold = alone(loaded, config, [short])

@@ -44,17 +44,17 @@ def test_bars_hold_and_figures_are_written(tmp_path: Path) -> None:
 
 
 class KeysOffByOne(PageStore):
-    """Keys sealed one position too late."""
+    """Keys coded one position too late."""
 
-    def _seal(self, keys: mx.array, values: mx.array, rows: mx.array) -> None:
-        super()._seal(mx.roll(keys, 1, 1), values, rows)
+    def _code(self, keys: mx.array, values: mx.array, rows: mx.array) -> None:
+        super()._code(mx.roll(keys, 1, 1), values, rows)
 
 
 class ScalesSwapped(PageStore):
     """The scales of neighbouring channels change places."""
 
-    def _seal(self, keys: mx.array, values: mx.array, rows: mx.array) -> None:
-        super()._seal(keys, values, rows)
+    def _code(self, keys: mx.array, values: mx.array, rows: mx.array) -> None:
+        super()._code(keys, values, rows)
         scales = self._keys[1]
         self._keys[1] = scales.reshape(scales.shape[0], -1, 2)[..., ::-1].reshape(scales.shape)
 
