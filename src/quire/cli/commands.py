@@ -115,6 +115,8 @@ def run(argv: Sequence[str] | None = None) -> int:
         cast("Parser", parsers[args.command]).refuse(unknown)
     if args.command == "serve":
         args.tables, args.options = model_tables(document), options_of(parsers["serve"])
+    if args.command == "completion":
+        args.parser = parser
     if args.command == "launch":
         args.arguments = others
     elif others:

@@ -22,10 +22,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the script."""
-    # Here, because `commands` imports this module.
-    from quire.cli.commands import build_parser
-
-    parser, _ = build_parser()
-    print(shtab.complete(parser, shell=args.shell))
+    """Prints the script of `args.parser`, the whole command line."""
+    print(shtab.complete(args.parser, shell=args.shell))
     return 0
