@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gc
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from quire.media.processors.base import MediaPart, Parts
 from quire.media.source import FileLimits, MediaSource
 from quire.serving import media
 from quire.serving.media import MediaLimits, MediaLoader, Prompt, as_template_reads, files_of
+from tests.media.files import greys, video
 
 
 def url(colour: str) -> str:
@@ -132,3 +134,40 @@ def test_texts_are_joined_up_to_an_image() -> None:
 def test_a_prompt_without_images_holds_nothing(reader: MediaLoader) -> None:
     reader.hold(Run(), [Prompt((1, 2))])
     assert reader._held == 0
+
+
+async def test_moments_of_a_video_stand_behind_their_times_beside_a_picture(
+    tmp_path: Path,
+) -> None:
+    halves = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": 16}
+    pictures = halves | {"image_processor_type": "Qwen2VLImageProcessor"}
+    videos = halves | {"video_processor_type": "Qwen3VLVideoProcessor", "fps": 1}
+    videos["size"] = {"shortest_edge": 4096, "longest_edge": 1 << 20}
+    config = {"vision_config": {}, "image_token_id": 7, "video_token_id": 8}
+    config["model_type"] = "qwen3_vl"
+    for name, values in (("config", config), ("preprocessor_config", pictures)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(values))
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(videos))
+    limits = MediaLimits(3, FileLimits())
+    loader = MediaLoader(
+        open_processors(tmp_path, ("image", "video")),
+        {"image": "<|image_pad|>", "video": "<|video_pad|>"},
+        FetchPolicy(),
+        {"image": limits, "video": limits},
+    )
+    film = base64.b64encode(video(greys(40))).decode()  # four seconds
+    source = MediaSource(f"data:video/mp4;base64,{film}", "p", "x", kind="video")
+    (message,) = asking("red")
+    message["content"].insert(0, {"type": "video", "source": source})
+
+    files = files_of(await loader.load((message,)))
+    written = "A<|vision_start|><|{}_pad|><|vision_end|>"
+    spelled = loader.spell(written.format("video") + written.format("image"), files)
+
+    moment = "<|vision_start|><|video_pad|><|vision_end|>"
+    times = f"<0.7 seconds>{moment}<3.2 seconds>{moment}"
+    assert spelled == f"A{times}{written.format('image')}"
+    items = [part.item for parts in files for part in parts]
+    prompt = loader.place([1, 8, 2, 8, 3, 7, 4], items)
+    assert [each.item.kind for each in prompt.media] == ["video", "video", "image"]
+    assert len(prompt.tokens) == 4 + sum(item.tokens for item in items)
