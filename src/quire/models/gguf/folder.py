@@ -43,9 +43,9 @@ def find_gguf(path: Path) -> Path | None:
 def is_model(file: Path) -> bool:
     """Whether a GGUF file is a model of text, or the first part of one.
 
-    Encoders of images and sound lie beside their models, as `mmproj` files.
+    Encoders of images and sound lie beside their models, as files with `mmproj` in their names.
     """
-    return is_first(file) and not file.name.startswith("mmproj")
+    return is_first(file) and "mmproj" not in file.name
 
 
 def as_folder(path: Path) -> Path:
