@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from quire.serving.models import Loaded, Models
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import Served, start
 from tests.support.scripted_engine import Script, ScriptedEngine
-from tests.support.server import serving
+from tests.support.server import one_model, serving
 
 sync_api = pytest.importorskip("playwright.sync_api")
 BROWSER = next(
@@ -252,3 +253,42 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
         page.wait_for_selector(".model:has-text('b'):has-text('gemma4')")
         listed = page.request.get(url + "/v1/models").json()["data"]
         assert [each["state"] for each in listed] == ["unloaded", "loaded"]
+
+
+GIVE = """async ([kind, selector]) => {
+  const canvas = Object.assign(document.createElement("canvas"), { width: 32, height: 32 });
+  canvas.getContext("2d").fillRect(4, 4, 20, 20);
+  const blob = await new Promise((resolve) => canvas.toBlob(resolve));
+  const data = new DataTransfer();
+  data.items.add(new File([blob], "square.png", { type: "image/png" }));
+  const more = { bubbles: true, cancelable: true };
+  const event = kind === "paste"
+    ? new ClipboardEvent("paste", { clipboardData: data, ...more })
+    : new DragEvent("drop", { dataTransfer: data, ...more });
+  document.querySelector(selector).dispatchEvent(event);
+}"""
+
+
+def test_pictures_are_pasted_dropped_and_sent_and_the_talk_is_exported(
+    page: Any, served: Served
+) -> None:
+    info = replace(served.engine.info, modalities=("text", "image"))
+    engine = ScriptedEngine(info, lambda _: Script(served.ids("Two squares")))
+    config = ServerConfig()
+    with serving(build_app(one_model(engine, "quire-demo", config), config)) as url:
+        opened(page, url)
+        page.evaluate(GIVE, ["paste", ".write textarea"])
+        page.wait_for_selector(".thumb >> nth=0")
+        page.evaluate(GIVE, ["drop", "body"])
+        page.wait_for_selector(".thumb >> nth=1")
+        ask(page, "What are they?")
+        page.wait_for_selector(".assistant .text:has-text('Two squares')")
+        page.wait_for_selector(DONE)
+        assert len(engine.requests[-1].media) == 2
+        for kind, expected in (("Markdown", "(picture 2)"), ("JSON", "data:image/png;base64,")):
+            page.click("[aria-label='Export conversation']")
+            with page.expect_download() as download:
+                page.get_by_role("button", name=kind, exact=True).click()
+            text = Path(download.value.path()).read_text()
+            assert expected in text
+            assert "Two squares" in text
