@@ -63,6 +63,7 @@ def test_the_engine_learns_of_an_adapter() -> None:
         (("--max-images", "-1"), "whole number from 1"),
         (("--max-image-pixels", "1e6"), "whole number from 1"),
         (("--max-image-bytes", "many"), "number of bytes"),
+        (("--otlp-endpoint", "localhost:4318"), "no URL"),
     ],
 )
 def test_values_that_cannot_be_are_refused(
@@ -79,6 +80,16 @@ def test_values_that_cannot_be_are_refused(
 )
 def test_numbers_of_bytes(text: str, count: int) -> None:
     assert config("--max-body", text).max_body_bytes == count
+
+
+def test_who_gets_traces_is_said_by_an_option_or_else_by_the_usual_variable(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert config().otlp_endpoint is None
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    assert config().otlp_endpoint == "http://collector:4318"
+    assert config("--otlp-endpoint", "https://other").otlp_endpoint == "https://other"
 
 
 def test_a_folder_is_served_by_its_own_name(

@@ -309,6 +309,17 @@ def test_an_answer_ends_where_its_own_format_fills_the_budget() -> None:
     assert len(simulation.answers["plain"]) == CONTEXT - 3
 
 
+def test_outputs_say_how_long_the_request_waited() -> None:
+    simulation = Simulation(GROUPS["full"], 1 << 20, max_sequences=1)
+    for name in ("first", "second"):
+        simulation.add(Request(name, (1, 2, 3), max_tokens=8))
+    simulation.run()
+    first, second = (simulation.ended[name].queued_s for name in ("first", "second"))
+    assert first == pytest.approx(0.01)  # a step of the simulation
+    assert second is not None
+    assert second >= 8 * 0.01
+
+
 def test_a_prompt_that_could_never_fit_is_refused_with_both_numbers() -> None:
     simulation = Simulation(GROUPS["full"], 30, max_context=CONTEXT)
     with pytest.raises(RequestError, match=r"length is 24 tokens.* 38 tokens.* 30 bytes"):

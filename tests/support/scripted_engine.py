@@ -30,6 +30,7 @@ class Script:
     silent: bool = False
     cached_tokens: int = 0
     reuse: str = "new"
+    queued_s: float = 0.0
 
 
 class ScriptedTicket(Ticket):
@@ -80,6 +81,7 @@ class ScriptedEngine:
                 prompt_tokens=len(request.prompt),
                 cached_tokens=script.cached_tokens,
                 reuse=script.reuse,
+                queued_s=script.queued_s,
                 **more,  # type: ignore[arg-type]
             )
 

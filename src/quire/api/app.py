@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,7 +21,7 @@ from quire.api.page import PageFiles
 from quire.api.pages import PageGuard, host_names
 from quire.api.responses.endpoint import Responses
 from quire.api.responses.store import CallerStores
-from quire.api.shared.access import IGNORED_HEADER, AccessLog
+from quire.api.shared.access import IGNORED_HEADER, Access, AccessLog
 from quire.api.shared.auth import ApiKeys, callers
 from quire.api.shared.context import ServerContext
 from quire.api.shared.errors import ErrorMiddleware, RunFailed, handle
@@ -29,13 +29,19 @@ from quire.api.shared.limits import Slots, Slotted
 from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.model_use import HoldsModel
 from quire.api.shared.seal import Seal
+from quire.api.shared.tracing import Tracer, open_tracer
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 from quire.serving.models import Models
 
 
 def build_app(models: Models, config: ServerConfig) -> Starlette:
-    """The application that serves models; it owns them from now on, and closes them."""
+    """The application that serves models; it owns them from now on, and closes them.
+
+    Raises:
+        QuireError: requests are to be traced, and what does that is not installed.
+    """
+    tracer = open_tracer(config.otlp_endpoint)
     known = callers(config.api_keys)
     slots = Slots(config.max_concurrent, config.max_body_bytes)
     stores = CallerStores(known, config.stored_responses, config.stored_response_bytes)
@@ -72,30 +78,42 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         Route("/openapi.json", OpenApi(names).get),
     ]
 
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        await models.close()
-
     return Starlette(
         routes=routes,
-        middleware=_middleware(server, routes),
+        middleware=_middleware(server, routes, None if tracer is None else tracer.trace),
         exception_handlers={
             QuireError: handle,
             RunFailed: handle,
             HTTPException: handle,
             ClientDisconnect: handle,
         },
-        lifespan=lifespan,
+        lifespan=_closing(models, tracer),
     )
 
 
-def _middleware(server: ServerContext, routes: list[Route]) -> list[Middleware]:
+def _closing(
+    models: Models, tracer: Tracer | None
+) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    """The lifespan, at whose end there are no processes and no untold traces."""
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await models.close()
+        if tracer is not None:
+            await tracer.close()
+
+    return lifespan
+
+
+def _middleware(
+    server: ServerContext, routes: list[Route], trace: Callable[[Access], None] | None
+) -> list[Middleware]:
     """From the outside in: the log sees all, CORS answers preflights that carry no key."""
     config = server.config
     named = [*routes, *PageFiles.ROUTES] if config.page else routes
     stack = [
-        Middleware(AccessLog, observe=server.metrics.response, routes=named),
+        Middleware(AccessLog, observe=server.metrics.response, routes=named, trace=trace),
         Middleware(ErrorMiddleware),
         Middleware(PageGuard, hosts=host_names(config), origins=config.cors_origins),
     ]

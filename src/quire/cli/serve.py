@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 
 from quire.cli.keys import add_server_key_arguments, key_in, server_keys
 from quire.cli.kv_flags import add_kv_arguments
 from quire.cli.media_flags import add_media_arguments, media_settings
 from quire.cli.offers import offers
-from quire.cli.values import at_least, byte_count, duration, number, port, positive
+from quire.cli.values import at_least, byte_count, duration, http_url, number, port, positive
 from quire.core.config import EngineConfig, ServerConfig
 from quire.core.logs import FORMATS, write_logs
 from quire.sampling.loops import MIN_REPEATS
@@ -49,6 +50,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     levels = ("debug", "info", "warning", "error")
     add("--log-level", default=defaults.log_level, choices=levels, help="what is logged at least")
     add("--log-format", default=defaults.log_format, choices=FORMATS, help="json: an object a line")
+    add(
+        "--otlp-endpoint",
+        type=http_url,
+        default=os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
+        metavar="URL",
+        help="an OpenTelemetry collector that gets a trace of each request by OTLP/HTTP, such as "
+        "http://localhost:4318; default: $OTEL_EXPORTER_OTLP_ENDPOINT, else none",
+    )
     add(
         "--keep-volatile",
         action="store_true",
@@ -308,6 +317,7 @@ def server_config(args: argparse.Namespace) -> ServerConfig:
         signing_key=key_in(args.signing_key_file, "--signing-key-file"),
         stored_responses=args.stored_responses,
         page=not args.no_page,
+        otlp_endpoint=args.otlp_endpoint,
         log_level=args.log_level,
         log_format=args.log_format,
     )

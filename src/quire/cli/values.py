@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from urllib.parse import urlsplit
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -42,6 +43,14 @@ def port(text: str) -> int:
     if number > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port, 0 to 65535")
     return number
+
+
+def http_url(text: str) -> str:
+    """Takes `http://host:port` or `https://...`."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is no URL, e.g. http://localhost:4318")
+    return text
 
 
 def duration(text: str) -> float:

@@ -111,6 +111,8 @@ class ServerConfig:
             `generation_config.json` recommends, or OpenAI's.
         sampling_overrides: the operator's, by the name of the parameter.
         page: whether browsers get a page to chat with the model and to watch the server.
+        otlp_endpoint: URL of an OpenTelemetry collector that gets a trace of each request by
+            OTLP/HTTP; None is nobody.
     """
 
     host: str = "127.0.0.1"
@@ -156,6 +158,7 @@ class ServerConfig:
     sampling_defaults: Literal["model", "openai"] = "model"
     sampling_overrides: Mapping[str, float] = field(default_factory=dict)
     page: bool = True
+    otlp_endpoint: str | None = None
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
 

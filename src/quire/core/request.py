@@ -225,6 +225,7 @@ class Output:
         prompt_tokens, cached_tokens: set on every output; how many prompt tokens there were and how
             many of them were read from the prefix cache.
         reuse: why no more was reused, e.g. "new", "first difference at token 812", "evicted".
+        queued_s: seconds that the request waited until it was first scheduled; None before that.
         vector: the result of a task that is not to generate; the output has `finish` then.
     """
 
@@ -236,6 +237,7 @@ class Output:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     reuse: str = ""
+    queued_s: float | None = None
     vector: tuple[float, ...] | None = None
 
     @property

@@ -60,6 +60,7 @@ class Planner:
 
     Args:
         fail: ends a request for which there is no room, however long it waits.
+        clock: seconds; by which sequences arrived.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Planner:
         manager: BlockManager,
         prefill_budget: PrefillBudget,
         fail: Callable[[Sequence, Failure], None],
+        clock: Callable[[], float],
     ) -> None:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
@@ -82,6 +84,7 @@ class Planner:
         self._prefill_budget = prefill_budget
         self._prefill_split = PrefillSplit()
         self._fail = fail
+        self._clock = clock
         self._bidirectional = any(group.spec.bidirectional_media for group in groups)
         self._admitted: list[Sequence] = []
         """Those that began to run in the plan that is being made."""
@@ -250,6 +253,7 @@ class Planner:
         prompts.sort(key=lambda s: s.number)
 
     def _count_start(self, sequence: Sequence) -> None:
+        sequence.queued_s = self._clock() - sequence.arrived
         self.counters.prompt_tokens += sequence.progress.prompt_length
         self.counters.cached_tokens += sequence.prefix.cached
         if sequence.prefix.reason:

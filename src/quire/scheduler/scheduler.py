@@ -31,7 +31,7 @@ class Scheduler:
 
     Args:
         identity: root of the block identities for (format, salt).
-        clock: seconds; for deadlines.
+        clock: seconds; for deadlines and times of waiting.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Scheduler:
         self.manager = manager
         self.limits = Limits(groups, manager, config.page_tokens, config.max_context)
         self.prefill_budget = prefill_budget
-        self._planner = Planner(config, groups, manager, prefill_budget, self._fail)
+        self._planner = Planner(config, groups, manager, prefill_budget, self._fail, clock)
         self.sharing = self._planner.sharing
         self.counters = self._planner.counters
         self._formats: dict[KVFormat, KVFormat] = {}
@@ -103,8 +103,9 @@ class Scheduler:
         sequence = Sequence(request, format, identity, self._arrived, positions)
         self._arrived += 1
         sequence.max_context = self.limits.context(format, largest_item(request))
+        sequence.arrived = self._clock()
         if request.deadline_s is not None:
-            sequence.deadline = self._clock() + request.deadline_s
+            sequence.deadline = sequence.arrived + request.deadline_s
         if request.task.needs_every_row:
             self.sharing.ignore(sequence, "every token is computed")
         self._by_id[request.id] = self._by_number[sequence.number] = sequence
@@ -297,5 +298,6 @@ def _output(
         prompt_tokens=sequence.progress.prompt_length,
         cached_tokens=sequence.prefix.cached,
         reuse=sequence.prefix.reason or "",
+        queued_s=sequence.queued_s,
         vector=vector,
     )

@@ -201,7 +201,9 @@ class Sequence:
         number: in the order of arrival; no other sequence of the engine ever has it.
         max_context: tokens that it may have, by the model and by what the budget holds in its
             format.
-        deadline: when the request ends with an error, by the scheduler's clock.
+        arrived: by the scheduler's clock.
+        deadline: when the request ends with an error, by the same clock.
+        queued_s: seconds from its arrival until it first ran; None before that.
         status: written by the scheduler.
         blocks: written by `BlockTables`.
         prefix: written by `PrefixSharing`.
@@ -222,7 +224,9 @@ class Sequence:
         self.number = number
         self.positions = positions or TokenPositions()
         self.max_context = 0
+        self.arrived = 0.0
         self.deadline: float | None = None
+        self.queued_s: float | None = None
         self.status = Status.WAITING
         self.progress = Progress(request)
         self.blocks = SequenceBlocks()

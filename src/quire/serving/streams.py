@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from quire.core.request import Failure, FinishReason, Output
@@ -63,6 +63,23 @@ class Unobserved:
     def gone(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When a run came how far, by `time.perf_counter`; None is not yet, or never.
+
+    Attributes:
+        submitted: to the engine.
+        scheduled: the engine began to read the prompt.
+        first_token: of the first choice.
+        ended: every choice.
+    """
+
+    submitted: float
+    scheduled: float | None
+    first_token: float | None
+    ended: float | None
+
+
 class ChoiceStream:
     """One answer in the making: a ticket, and what turns its outputs into events.
 
@@ -86,8 +103,10 @@ class ChoiceStream:
         self._one_call = one_call
         self._show_reasoning = show_reasoning
         self._called = False
-        self._started = self._last = time.perf_counter()
+        self.started = self._last = time.perf_counter()
+        self.queued_s: float | None = None
         self.first_token_s: float | None = None
+        self.ended: float | None = None
         self.cached_tokens = 0
         self.reuse = ""
         self.end: Finished | Failed | None = None
@@ -160,13 +179,14 @@ class ChoiceStream:
 
     def _observe(self, output: Output) -> None:
         self.cached_tokens, self.reuse = output.cached_tokens, output.reuse
+        self.queued_s = output.queued_s
         if not output.token_ids:
             return
         now = time.perf_counter()
         if self.first_token_s is not None:
             self._observer.tokens(now - self._last, len(output.token_ids))
         else:
-            self.first_token_s = now - self._started
+            self.first_token_s = now - self.started
             self._observer.first_token(self.first_token_s, output.cached_tokens, output.reuse)
         self._last = now
 
@@ -176,7 +196,7 @@ class ChoiceStream:
         return event
 
     def _finish(self, event: Finished | Failed) -> None:
-        self.end = event
+        self.end, self.ended = event, time.perf_counter()
         self._observer.ended(event)
 
 
@@ -227,16 +247,29 @@ class GenerationStream:
             reuse=self.reuse,
         )
 
+    @property
+    def times(self) -> Times:
+        """As far as it has come."""
+        first, ended = self.choices[0], [choice.ended for choice in self.choices]
+        known = [each for each in ended if each is not None]
+        return Times(
+            first.started,
+            None if first.queued_s is None else first.started + first.queued_s,
+            None if first.first_token_s is None else first.started + first.first_token_s,
+            max(known) if len(known) == len(ended) else None,
+        )
+
     def summary(self) -> dict[str, Any]:
         """What a log line says of a run that is over."""
-        usage, first = self.usage, self.choices[0].first_token_s
+        usage, first = self.usage, self.choices[0]
         return {
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "reuse": usage.reuse,
             "completion_tokens": usage.completion_tokens,
             "finish": ",".join(_outcome(choice.end) for choice in self.choices),
-            "ttft_ms": None if first is None else round(first * 1000, 1),
+            "queue_ms": _milliseconds(first.queued_s),
+            "ttft_ms": _milliseconds(first.first_token_s),
         }
 
     async def batches(self) -> AsyncGenerator[list[ChoiceEvent], None]:
@@ -273,6 +306,10 @@ class GenerationStream:
             self.abort()
             for pump in pumps:
                 pump.cancel()
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
 
 
 def _outcome(end: Finished | Failed | None) -> str:

@@ -50,6 +50,7 @@ class Ticket:
                     prompt_tokens=last.prompt_tokens,
                     cached_tokens=last.cached_tokens,
                     reuse=last.reuse,
+                    queued_s=last.queued_s,
                 )
             )
         self._notify()

@@ -6,7 +6,8 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.routing import Route
@@ -14,10 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.shared.auth import caller_of
 from quire.api.shared.foreign import shown
+from quire.serving.streams import GenerationStream, Times
 
 log = logging.getLogger("quire.access")
 
 _KEY = "quire.note"
+_TIMES = "quire.times"
 _IGNORED = "ignored_fields"
 _CLIENT_LEFT = 499
 _MOST_IGNORED = 64
@@ -50,6 +53,32 @@ def note_ignored(scope: Scope, fields: Iterable[str]) -> None:
             named.append(name)
 
 
+def note_run(scope: Scope, run: GenerationStream) -> None:
+    """Adds what the log says of a run that is over, and keeps its times for who traces."""
+    note(scope, run.summary())
+    scope[_TIMES] = run.times
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A request that is over.
+
+    Attributes:
+        route: the template of its path.
+        started, ended: by `time.perf_counter`.
+        headers: as the client sent them.
+        line: what the log says.
+        times: of its run; None if it came to none.
+    """
+
+    route: str
+    started: float
+    ended: float
+    headers: Sequence[tuple[bytes, bytes]]
+    line: Mapping[str, Any]
+    times: Times | None
+
+
 class AccessLog:
     """Outermost middleware: names each request, times it, logs it as one line of JSON.
 
@@ -58,6 +87,7 @@ class AccessLog:
             status.
         routes: a path is observed as its route's template, and as `other` where there is none, so
             that nobody can make up labels.
+        trace: told each request that is over; it must not block.
     """
 
     def __init__(
@@ -65,9 +95,11 @@ class AccessLog:
         app: ASGIApp,
         observe: Callable[[str, int, float, str], None],
         routes: Sequence[Route],
+        trace: Callable[[Access], None] | None = None,
     ) -> None:
         self._app = app
         self._observe = observe
+        self._trace = trace
         self._routes = [(route.path_regex, route.path_format) for route in routes]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,8 +128,9 @@ class AccessLog:
             status = 500
             raise
         finally:
-            seconds = time.perf_counter() - started
-            self._observe(self._label(scope["path"]), status, seconds, caller_of(scope))
+            ended, route = time.perf_counter(), self._label(scope["path"])
+            seconds = ended - started
+            self._observe(route, status, seconds, caller_of(scope))
             line = {
                 "id": request_id,
                 "method": scope["method"],
@@ -107,6 +140,9 @@ class AccessLog:
                 **details,
             }
             log.info("%s", json.dumps(line), extra={"fields": line})
+            if self._trace is not None:
+                times = scope.get(_TIMES)
+                self._trace(Access(route, started, ended, scope["headers"], line, times))
 
     def _label(self, path: str) -> str:
         return next((name for pattern, name in self._routes if pattern.match(path)), "other")

@@ -147,6 +147,7 @@ class Context:
             EngineFailure: the engine cannot go on.
         """
         caller, spec = caller_of(request.scope), prepared.spec
+        note(request.scope, {"model": self.service.name})
         salt = spec.cache_salt if self.config.share_prefixes else caller + spec.cache_salt
         lease, keep_s = self.lease, spec.keep_alive_s
         if lease is not None and keep_s is not None and not lease.keep(keep_s):

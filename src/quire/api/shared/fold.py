@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 from starlette.requests import Request
 
-from quire.api.shared.access import note
+from quire.api.shared.access import note_run
 from quire.api.shared.errors import RunFailed
 from quire.api.shared.limits import Slots
 from quire.api.shared.render import Logprobs
@@ -62,4 +62,4 @@ async def consume(
                     take(index, event)
     finally:
         watcher.cancel()
-        note(request.scope, run.summary())
+        note_run(request.scope, run)

@@ -11,7 +11,7 @@ from typing import Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.api.shared.access import note
+from quire.api.shared.access import note_run
 from quire.api.shared.errors import error_response
 from quire.api.shared.pieces import WRITE, writes
 from quire.serving.streams import ChoiceEvent, GenerationStream
@@ -112,7 +112,7 @@ class EventStream(Response):
         finally:
             watcher.cancel()
             keeper.cancel()
-            note(scope, self._run.summary())
+            note_run(scope, self._run)
 
     def _end(self, closing: Iterable[bytes]) -> Iterator[bytes]:
         yield from closing
