@@ -63,7 +63,7 @@ PLAIN: tuple[Published, ...] = (
         {"<|endoftext|>": 50279},
     ),
     Published(
-        ("glm", "glm4"),
+        ("glm", "glm4", "glm4v"),
         "zai-org/GLM-4-9B-0414",
         "none",
         "<|user|>\n{}",
@@ -72,6 +72,7 @@ PLAIN: tuple[Published, ...] = (
         GLM4_ENDS,
         {"<|assistant|>": 151337},
     ),
+    Published(("glm_ocr",), "zai-org/GLM-OCR", "none", "<|user|>\n{}", "<|assistant|>\n"),
     Published(
         ("cohere", "cohere2"),
         "CohereForAI/c4ai-command-r-v01",

@@ -1,4 +1,4 @@
-"""The backend of the portable kernels: rows that generate, on Metal, and float32 on CUDA."""
+"""The backend of the portable kernels: rows that generate, on Metal."""
 
 from __future__ import annotations
 
