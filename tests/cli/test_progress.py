@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable
 from io import StringIO
@@ -9,6 +11,7 @@ from io import StringIO
 from rich.console import Console
 
 from quire.cli.kv_quality import Plan, evaluate
+from quire.cli.load import Target, closed_loop
 from quire.cli.progress import shown
 from quire.core.kv_choice import parse_format
 from quire.demo import MODEL_DIR
@@ -41,3 +44,27 @@ def test_bars_in_a_terminal() -> None:
         done()
         done()
     assert "2/2" in out.getvalue()
+
+
+def test_a_terminal_sees_speed_and_time_left() -> None:
+    out = StringIO()
+    with shown(Console(file=out, force_terminal=True, width=100)) as begin:
+        done = begin("reading texts", 100)
+        for _ in range(10):
+            done()
+    last = out.getvalue()[out.getvalue().rindex("reading texts") :]
+    assert "10/100" in last
+    assert re.search(r"\d/(s|min)", last)
+    assert re.search(r"\d:\d\d:\d\d", last)
+
+
+def test_the_bench_reports_every_answer() -> None:
+    done = Counter[str]()
+    bodies = [b"{}"] * 3
+
+    async def run() -> None:
+        target = Target.parse("http://127.0.0.1:9")
+        await closed_loop(target, "/x", bodies, 2, 5.0, lambda: done.update(["answer"]))
+
+    asyncio.run(run())
+    assert done["answer"] == 3

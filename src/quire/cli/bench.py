@@ -9,7 +9,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from rich.table import Table
 
 from quire.cli.keys import add_client_key_arguments, client_key
 from quire.cli.load import LoadError, Target, Timings, closed_loop, send, served_model
+from quire.cli.progress import Begin, shown
 from quire.cli.values import at_least, duration, positive
 
 T = TypeVar("T")
@@ -161,12 +162,23 @@ def summarise(answers: Sequence[Timings], concurrency: int, cpu_s: float) -> Lev
 
 
 async def run_level(
-    target: Target, load: Load, concurrency: int, requests: int, *, first: int, timeout_s: float
+    target: Target,
+    load: Load,
+    concurrency: int,
+    requests: int,
+    *,
+    first: int,
+    timeout_s: float,
+    done: Callable[[], None] = lambda: None,
 ) -> Level:
-    """Sends `requests` requests, numbered from `first`, with `concurrency` in flight."""
+    """Sends `requests` requests, numbered from `first`, with `concurrency` in flight.
+
+    Args:
+        done: called after each answer.
+    """
     bodies = [load.body(first + number) for number in range(requests)]
     cpu = time.process_time()
-    answers = await closed_loop(target, load.route, bodies, concurrency, timeout_s)
+    answers = await closed_loop(target, load.route, bodies, concurrency, timeout_s, done)
     return summarise(answers, concurrency, time.process_time() - cpu)
 
 
@@ -224,7 +236,9 @@ def table(levels: Sequence[Level], title: str) -> Table:
     return out
 
 
-async def _measure(args: argparse.Namespace, target: Target, console: Console) -> list[Level]:
+async def _measure(
+    args: argparse.Namespace, target: Target, console: Console, begin: Begin
+) -> list[Level]:
     prompt = Path(args.prompt_file).read_text() if args.prompt_file else None
     load = Load(
         model=args.model,
@@ -241,7 +255,13 @@ async def _measure(args: argparse.Namespace, target: Target, console: Console) -
     first = 0
     if args.warmup:
         warm = await run_level(
-            target, load, args.warmup, args.warmup, first=first, timeout_s=args.timeout
+            target,
+            load,
+            args.warmup,
+            args.warmup,
+            first=first,
+            timeout_s=args.timeout,
+            done=begin("warming up", args.warmup),
         )
         if warm.failed:
             raise LoadError(warm.errors[0][0])
@@ -250,7 +270,13 @@ async def _measure(args: argparse.Namespace, target: Target, console: Console) -
     for concurrency in args.concurrency:
         requests = args.requests or 4 * concurrency
         level = await run_level(
-            target, load, concurrency, requests, first=first, timeout_s=args.timeout
+            target,
+            load,
+            concurrency,
+            requests,
+            first=first,
+            timeout_s=args.timeout,
+            done=begin(f"requests in {concurrency} streams", requests),
         )
         first += requests
         levels.append(level)
@@ -333,7 +359,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         target = Target.parse(args.url, client_key(args))
         args.model = args.model or served_model(target, args.timeout)
-        levels = run_async(_measure(args, target, console))
+        with shown(console) as begin:
+            levels = run_async(_measure(args, target, console, begin))
     except (LoadError, ValueError, OSError) as error:
         console.print(f"quire bench: {error}", style="red", markup=False)
         return 2

@@ -128,7 +128,13 @@ def run(args: argparse.Namespace) -> int:
     try:
         with contextlib.ExitStack() as stack:
             if args.model is not None:
-                url = stack.enter_context(own_server(args.model, args.adapter))
+                loading = (
+                    console.status("loading the model")
+                    if console.is_terminal
+                    else contextlib.nullcontext()
+                )
+                with loading:
+                    url = stack.enter_context(own_server(args.model, args.adapter))
             elif args.adapter is not None:
                 raise ChatError("--adapter goes with --model: the server at --url has its own")
             else:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import ssl
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import cast
@@ -336,9 +336,18 @@ async def send(target: Target, route: str, body: bytes, timeout_s: float) -> Tim
 
 
 async def closed_loop(
-    target: Target, route: str, bodies: Sequence[bytes], concurrency: int, timeout_s: float
+    target: Target,
+    route: str,
+    bodies: Sequence[bytes],
+    concurrency: int,
+    timeout_s: float,
+    done: Callable[[], None] = lambda: None,
 ) -> list[Timings]:
-    """Sends all bodies with `concurrency` in flight, each worker the next as soon as it is free."""
+    """Sends all bodies with `concurrency` in flight, each worker the next as soon as it is free.
+
+    Args:
+        done: called after each answer.
+    """
     waiting = iter(bodies)
     answers: list[Timings] = []
 
@@ -346,6 +355,7 @@ async def closed_loop(
         client = Client(target)
         for body in waiting:
             answers.append(await client.send(route, body, timeout_s))
+            done()
         client.close()
 
     await asyncio.gather(*(worker() for _ in range(min(concurrency, len(bodies)))))

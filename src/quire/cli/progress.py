@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 Begin = Callable[[str, int], Callable[[], None]]
 """Begins a stage of so many parts; what it gives is called after each part."""
@@ -17,9 +26,19 @@ def silent(what: str, parts: int) -> Callable[[], None]:
     return lambda: None
 
 
+class _Speed(ProgressColumn):
+    """Parts a second, or a minute where that is less than one."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed
+        if not speed:
+            return Text("")
+        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{speed * 60:.1f}/min")
+
+
 @contextmanager
 def shown(console: Console) -> Iterator[Begin]:
-    """Bars in a terminal; elsewhere a line for each stage that begins."""
+    """Bars with speed and time left in a terminal; elsewhere a line for each stage that begins."""
     if not console.is_terminal:
 
         def say(what: str, parts: int) -> Callable[[], None]:
@@ -28,8 +47,10 @@ def shown(console: Console) -> Iterator[Begin]:
 
         yield say
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console) as bars:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed())
+    left = TimeRemainingColumn(elapsed_when_finished=True)
+    # Seldom, since the bench shares its processor with what it measures.
+    with Progress(*columns, left, console=console, refresh_per_second=2) as bars:
 
         def begin(what: str, parts: int) -> Callable[[], None]:
             task = bars.add_task(what, total=parts)
