@@ -186,6 +186,25 @@ def test_interrupting_stops_the_answer_and_keeps_the_chat(serve: Serve) -> None:
     assert "turn 1" in prompts(served)[1]
 
 
+def test_a_stopped_answer_does_not_show_the_figures_of_the_one_before(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = serve("Hello there.")
+    console = Console(file=io.StringIO())
+    with httpx.Client() as client:
+        talk = Chat(client, f"{served.url}/v1", {"model": "quire-demo"}, console)
+        talk.messages.append({"role": "user", "content": "Hi."})
+        talk.answer()
+        assert talk.usage is not None
+
+        def interrupted(delta: object, answer: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(talk, "_show", interrupted)
+        talk.answer()
+        assert talk.usage is None
+
+
 def test_an_adapter_belongs_to_a_server_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", "http://127.0.0.1:1", "--adapter", "lora"]) == 2
     assert "--adapter goes with --model" in capsys.readouterr().err
@@ -208,7 +227,7 @@ def test_pictures_models_figures_and_saving(
     lines += [f"/save {saved}", f"/image {tmp_path / 'none.png'}", "/?"]
     assert chat(monkeypatch, served, lines, "--system", "Be brief.") == 0
     notes = capsys.readouterr().err
-    assert "there is no answer yet" in notes
+    assert "there is no whole answer yet" in notes
     assert "* quire-demo" in notes
     assert "no model is called 'other'; there are quire-demo" in notes
     assert re.search(r"prompt \d+ tokens, 0 of them cached; .* answer \d+ tokens", notes)

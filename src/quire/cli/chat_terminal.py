@@ -111,7 +111,7 @@ class Terminal:
         elif name in ("/help", "/?"):
             self._note(HELP)
         elif name == "/stats":
-            self._note(str(self._chat.usage or "there is no answer yet"))
+            self._note(str(self._chat.usage or "no figures: there is no whole answer yet"))
         elif name in ("/image", "/save", "/model"):
             acts = {"/image": self._add_image, "/save": self._save, "/model": self._choose}
             try:

@@ -79,7 +79,8 @@ class Chat:
         console: where answers go; in a terminal they are shown as the Markdown that they are.
 
     Attributes:
-        usage: of the last answer; None before the first, and where the server does not say.
+        usage: of the last answer; None before the first, where it was stopped, and where the server
+            does not say.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Chat:
             ChatError: the server refused or failed. Nothing is remembered.
         """
         answer = Reply()
-        self._thinking = False
+        self._thinking, self.usage = False, None
         try:
             with self._markdown() or nullcontext():
                 for delta in self._deltas():
