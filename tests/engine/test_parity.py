@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,12 +22,18 @@ from tests.support.tiny_models import CONFIGS, tiny_model
 Opened = tuple[LoadedModel, EngineConfig, dict[str, Generated]]
 
 
-@pytest.fixture(
-    scope="module",
-    params=["auto", "openblas", pytest.param("mlx", marks=pytest.mark.slow)]
-    if sys.platform == "linux" and mx.default_device() == mx.cpu
-    else ["mlx"],
-)
+DAILY = {"auto": tuple(CONFIGS), "openblas": ("llama", "gemma4_ple", "qwen3_5"), "mlx": ()}
+"""The families of every day by what multiplies; the others are slow."""
+if sys.platform != "linux" or mx.default_device() != mx.cpu:
+    DAILY = {"mlx": tuple(CONFIGS)}
+
+CASES = [
+    pytest.param(*case, marks=() if case[1] in DAILY[case[0]] else pytest.mark.slow)
+    for case in product(DAILY, CONFIGS, SCENARIOS)
+]
+
+
+@pytest.fixture(scope="module")
 def products(request: pytest.FixtureRequest) -> Iterator[None]:
     """What multiplies matrices."""
     current_device().choose_products(request.param)
@@ -50,8 +57,7 @@ def opened(products: None, tmp_path_factory: pytest.TempPathFactory) -> Callable
     return find
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(("products", "family", "scenario"), CASES, indirect=["products"])
 def test_as_if_alone(opened: Callable[[str], Opened], family: str, scenario: str) -> None:
     loaded, config, expected = opened(family)
     wanted = prompts()

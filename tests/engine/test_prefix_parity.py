@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -51,12 +52,19 @@ FOLLOWERS: dict[str, tuple[tuple[int, ...], int]] = {
 }
 
 
+DAILY = ("llama", "gemma4_ple", "qwen3_5")
+"""The families of every day; the others have one follower, and the rest are slow."""
+CASES = [
+    pytest.param(*case, marks=() if case[0] in DAILY or "middle" in case[1] else pytest.mark.slow)
+    for case in product(CONFIGS, FOLLOWERS)
+]
+
+
 def follower(name: str) -> Request:
     return replace(LONG, id="second", prompt=FOLLOWERS[name][0])
 
 
-@pytest.mark.parametrize("name", FOLLOWERS)
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(("family", "name"), CASES)
 def test_warm_equals_cold(opened: Callable[[str], Opened], family: str, name: str) -> None:
     loaded, config = opened(family)
     wanted = follower(name)
