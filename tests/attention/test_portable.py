@@ -14,12 +14,13 @@ from quire.attention.backend import AttentionCase, Backends
 from quire.attention.paged import PortableBackend
 from quire.attention.paged.check import Spans, differs
 from quire.attention.paged.portable_kernels import Codes, Shape
-from quire.attention.paged.target import CUDA, METAL, Kernel, Target
+from quire.attention.paged.target import CUDA, METAL, Target
 from quire.attention.reference import ReferenceBackend
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
+from quire.device.gpu_kernels import Kernel
 from tests.support.emulated_metal import Emulated, emulate, why_not
 from tests.support.nvcc import assert_compiles
 

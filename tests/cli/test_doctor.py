@@ -13,12 +13,13 @@ import pytest
 from quire.attention import registry
 from quire.attention.backend import Backends
 from quire.attention.paged import PortableBackend
-from quire.attention.paged.target import METAL, Kernel
+from quire.attention.paged.target import METAL
 from quire.attention.reference import ReferenceBackend
 from quire.cli import main
 from quire.demo import MODEL_DIR
 from quire.device.cpu import kernels
 from quire.device.device import CPU, current_device
+from quire.device.gpu_kernels import Kernel
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, str]]:

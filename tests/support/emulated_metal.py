@@ -22,7 +22,7 @@ from tempfile import TemporaryDirectory
 import mlx.core as mx
 import numpy as np
 
-from quire.attention.paged.target import Kernel
+from quire.device.gpu_kernels import Kernel
 
 _TYPES = {
     mx.float32: "float",

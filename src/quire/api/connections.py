@@ -57,6 +57,7 @@ class LimitedProtocol(HttpToolsProtocol):
         answered: bool = self.cycle is None or self.cycle.response_complete
         return answered or self.cycle.more_body
 
+    # uvicorn narrows the type of asyncio's own method.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._since = self._unread_since = self.loop.time()

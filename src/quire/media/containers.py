@@ -69,7 +69,7 @@ def opened(data: bytes, param: str) -> Iterator[InputContainer]:
             yield found
     except RequestError:
         raise
-    except Exception as error:
+    except Exception as error:  # damaged data makes PyAV raise nearly every kind there is
         # FFmpeg lacks memory for the sizes that damaged files name; Python's own lack is no fault.
         if isinstance(error, MemoryError) and not isinstance(error, av.FFmpegError):
             raise

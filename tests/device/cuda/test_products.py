@@ -9,7 +9,7 @@ import pytest
 
 from quire.device.cuda import products
 from quire.device.cuda.products import Packed, Products, few_defines, header
-from quire.device.kernel_text import kernel_text
+from quire.device.gpu_kernels import kernel_text
 from tests.support.nvcc import assert_compiles
 
 GATED, DOWN = {"GATED": 1, "TOP": 8, "GELU": 1}, {"GATED": 0, "TOP": 1, "GELU": 0}

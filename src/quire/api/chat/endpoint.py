@@ -30,6 +30,7 @@ from quire.api.shared.render import (
     chat_logprobs,
     finish_reason,
     stop_reason,
+    stream_end,
     usage_body,
 )
 from quire.api.shared.schema import (
@@ -252,10 +253,7 @@ class ChatChunks:
 
     def end(self) -> bytes:
         """The usage, if it was asked for, and the mark that ends OpenAI's streams."""
-        if not self._usage:
-            return b"data: [DONE]\n\n"
-        usage = compact(usage_body(self._run.usage))
-        return self._constant + b'],"usage":' + usage + b"}\n\ndata: [DONE]\n\n"
+        return stream_end(self._constant, self._run.usage if self._usage else None)
 
 
 def _choice(index: int, answer: Answer, tools: Toolbox, logprobs: Logprobs) -> dict[str, Any]:

@@ -24,6 +24,18 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
+def stream_end(constant: bytes, usage: Usage | None) -> bytes:
+    """The usage, if it was asked for, and the mark that ends OpenAI's streams.
+
+    Args:
+        constant: a chunk's JSON up to and with the bracket that opens its choices.
+    """
+    last = b"data: [DONE]\n\n"
+    if usage is None:
+        return last
+    return constant + b'],"usage":' + compact(usage_body(usage)) + b"}\n\n" + last
+
+
 def finish_reason(end: Finished) -> str:
     """OpenAI's word for why a choice ended. A loop that was cut short was not the model's end."""
     if end.reason in (FinishReason.LENGTH, FinishReason.LOOP):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import mlx.core as mx
 
 from quire.attention.backend import Scoring
-from quire.device.kernel_text import kernel_text
+from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
 
 LANES = 128  # threads of a thread block
 _QUERIES = 16  # query vectors of a product on tensor cores
@@ -21,8 +20,6 @@ _BLOCKS = 1056
 
 VALUE_DIMS = (64, 128, 256, 512)
 TYPES = {mx.bfloat16: "__nv_bfloat16", mx.float16: "__half"}
-
-Kernel = Callable[..., list[mx.array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,15 +232,14 @@ def compiled(
 ) -> Kernel:
     """A kernel that MLX compiles at its first call."""
     own = "_".join(str(n) for n in defines.values())
-    kernel: Kernel = mx.fast.cuda_kernel(  # type: ignore[assignment]  # its stub says object
-        name=f"quire_{name}_{own}_{'bf16' if shape.dtype == mx.bfloat16 else 'f16'}",
-        input_names=inputs,
-        output_names=outputs,
-        source=body,
-        header=header(shape.dtype, defines) + head,
-        shared_memory=shared,
+    return cuda_kernel(
+        f"quire_{name}_{own}_{'bf16' if shape.dtype == mx.bfloat16 else 'f16'}",
+        inputs,
+        outputs,
+        body,
+        header(shape.dtype, defines) + head,
+        shared,
     )
-    return kernel
 
 
 def source(name: str) -> str:

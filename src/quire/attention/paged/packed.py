@@ -11,9 +11,10 @@ import numpy as np
 from quire.attention.backend import Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged import cuda
-from quire.attention.paged.cuda import Kernel, Launch, Shape
+from quire.attention.paged.cuda import Launch, Shape
 from quire.attention.paged.tiles import TILE_FIELDS
 from quire.cache.formats.rotation import rotation
+from quire.device.gpu_kernels import Kernel
 
 BLOCK_TOKENS = 64
 BITS = (4, 8)

@@ -11,8 +11,9 @@ import mlx.core as mx
 import numpy as np
 
 from quire.attention.backend import Scoring
-from quire.attention.paged.target import Kernel, Target
+from quire.attention.paged.target import Target
 from quire.cache.specs import Ints
+from quire.device.gpu_kernels import Kernel
 
 LONGEST = 576
 """Elements of a vector, at most: what fits into registers and 32 KiB of threadgroup memory."""

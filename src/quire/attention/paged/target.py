@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from quire.device.kernel_text import kernel_text
+from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, metal_kernel
 
-Kernel = Callable[..., list[mx.array]]
 Compile = Callable[[str, Sequence[str], Sequence[str], str, str], Kernel]
 """From a name, names of inputs and of outputs, body and header to a kernel of `mx.fast`."""
 
@@ -61,24 +60,6 @@ class Target:
         )
 
 
-def _metal(
-    name: str, inputs: Sequence[str], outputs: Sequence[str], body: str, header: str
-) -> Kernel:
-    kernel: Kernel = mx.fast.metal_kernel(  # type: ignore[assignment]  # its stub says object
-        name=name, input_names=inputs, output_names=outputs, source=body, header=header
-    )
-    return kernel
-
-
-def _cuda(
-    name: str, inputs: Sequence[str], outputs: Sequence[str], body: str, header: str
-) -> Kernel:
-    kernel: Kernel = mx.fast.cuda_kernel(  # type: ignore[assignment]  # its stub says object
-        name=name, input_names=inputs, output_names=outputs, source=body, header=header
-    )
-    return kernel
-
-
 METAL = Target(
     "metal",
     """\
@@ -91,7 +72,7 @@ const int group_z = threadgroup_position_in_grid.z;
 const int splits = threadgroups_per_grid.z;
 """,
     {mx.float32: "float", mx.float16: "float16_t", mx.bfloat16: "bfloat16_t"},
-    _metal,
+    metal_kernel,
 )
 
 CUDA = Target(
@@ -102,5 +83,5 @@ const int group_x = blockIdx.x, group_y = blockIdx.y, group_z = blockIdx.z;
 const int splits = gridDim.z;
 """,
     {mx.float32: "float", mx.float16: "__half", mx.bfloat16: "__nv_bfloat16"},
-    _cuda,
+    cuda_kernel,
 )

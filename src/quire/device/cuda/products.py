@@ -7,13 +7,12 @@ rows on its own product of a matrix is as fast or faster (H200: benchmarks/gpu/r
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 import mlx.core as mx
 
-from quire.device.kernel_text import kernel_text
+from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
 
 log = logging.getLogger("quire.device")
 
@@ -29,8 +28,6 @@ _TOLERANCE = 1e-2
 
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 """What `experts` can apply, and what the kernels' `GELU` is for each."""
-
-Kernel = Callable[..., list[mx.array]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,14 +201,8 @@ def _group_kernel(experts: int, tile: int) -> Kernel:
 
 def _compiled(name: str, inputs: list[str], outputs: list[str], defines: dict[str, int]) -> Kernel:
     own = "_".join(str(n) for n in defines.values())
-    kernel: Kernel = mx.fast.cuda_kernel(  # type: ignore[assignment]  # its stub says object
-        name=f"quire_{name}_{own}",
-        input_names=inputs,
-        output_names=outputs,
-        source=kernel_text(_PACKAGE, f"{name}.cuh"),
-        header=header(defines),
-    )
-    return kernel
+    body = kernel_text(_PACKAGE, f"{name}.cuh")
+    return cuda_kernel(f"quire_{name}_{own}", inputs, outputs, body, header(defines))
 
 
 # -- held against MLX's ----------------------------------------------------------------------------

@@ -1,0 +1,55 @@
+"""Kernels of a GPU: their sources, and what MLX compiles from them at first use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
+
+import mlx.core as mx
+
+Kernel = Callable[..., list[mx.array]]
+"""What `mx.fast` makes; called with `inputs`, `grid`, `threadgroup` and the outputs' shapes."""
+
+
+@cache
+def kernel_text(package: str, name: str) -> str:
+    """A file of `sources/` beside a package, without comments: MLX hashes the text at each call."""
+    text = files(package).joinpath("sources", name).read_text()
+    text = re.sub(r"\s*//.*", "", text)
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip()) + "\n"
+
+
+def metal_kernel(
+    name: str, inputs: Sequence[str], outputs: Sequence[str], body: str, header: str
+) -> Kernel:
+    """A kernel of Metal's language."""
+    kernel: Kernel = mx.fast.metal_kernel(  # type: ignore[assignment]  # its stub says object
+        name=name, input_names=inputs, output_names=outputs, source=body, header=header
+    )
+    return kernel
+
+
+def cuda_kernel(
+    name: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    body: str,
+    header: str,
+    shared_memory: int = 0,
+) -> Kernel:
+    """A kernel of CUDA.
+
+    Args:
+        shared_memory: bytes that are asked for at launch.
+    """
+    kernel: Kernel = mx.fast.cuda_kernel(  # type: ignore[assignment]  # its stub says object
+        name=name,
+        input_names=inputs,
+        output_names=outputs,
+        source=body,
+        header=header,
+        shared_memory=shared_memory,
+    )
+    return kernel
