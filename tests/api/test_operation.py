@@ -7,7 +7,6 @@ import json
 import logging
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,6 +22,7 @@ from quire.core.request import Failure
 from tests.api.conftest import HTTP, NAME, Serve
 from tests.support.scripted_engine import Script
 from tests.support.server import JSON_TYPE, RAW_HEAD
+from tests.support.waiting import wait_until
 
 ASK = {"messages": [{"role": "user", "content": "Hi."}]}
 CHAT = "/v1/chat/completions"
@@ -93,9 +93,7 @@ def test_requests_beyond_the_limit_are_told_to_come_back(serve: Serve) -> None:
             pool.submit(httpx.post, served.url + CHAT, json={**ASK, "stream": stream}, timeout=20)
             for stream in (True, False)
         ]
-        deadline = time.monotonic() + 5
-        while len(served.engine.requests) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: len(served.engine.requests) >= 2, 5)
         refused = HTTP.post(served.url + CHAT, json=ASK)
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
@@ -190,9 +188,7 @@ def test_one_line_a_request_says_how_it_went(
     with caplog.at_level(logging.INFO, logger="quire.access"):
         answer = HTTP.post(served.url + CHAT, json={**ASK, "stream": True})
         HTTP.post(served.url + CHAT, json={"model": "x", **ASK})
-        deadline = time.monotonic() + 5
-        while len(caplog.records) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: len(caplog.records) >= 2, 5)
     good, bad = (json.loads(record.message) for record in caplog.records)
     assert good["id"] == answer.headers["x-request-id"]
     assert (good["path"], good["status"], good["finish"]) == (CHAT, 200, "stop")

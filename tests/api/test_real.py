@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from quire.demo.skills import SkillAnswer, SkillItem, judge, load
 from tests.api.conftest import openai_client
 from tests.support.child import quire_serve
 from tests.support.server import RAW_HEAD
+from tests.support.waiting import wait_until
 
 SKILLS = Path(__file__).parents[1] / "data" / "skills"
 WEATHER: Any = {
@@ -236,14 +236,8 @@ def test_a_client_that_leaves_frees_its_row(url: str, stream: bool) -> None:
         line = "POST /v1/chat/completions HTTP/1.1"
         head = f"{line}\r\n{RAW_HEAD}\r\ncontent-length: {len(content)}"
         raw.sendall(f"{head}\r\n\r\n{content}".encode())
-        deadline = time.monotonic() + 10
-        while not gauge(url, "quire_running_sequences"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    deadline = time.monotonic() + 5
-    while gauge(url, "quire_running_sequences"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        wait_until(lambda: gauge(url, "quire_running_sequences"), 10)
+    wait_until(lambda: not gauge(url, "quire_running_sequences"), 5)
 
 
 ENDLESS = {

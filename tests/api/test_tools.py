@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from quire.constraints.grammar import GrammarCompiler
 from quire.core.request import GrammarSpec
 from tests.api.conftest import HTTP, Serve, Served, openai_client
 from tests.support.scripted_engine import Script
+from tests.support.waiting import wait_until
 
 ASK: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
 
@@ -90,10 +90,7 @@ def test_one_call_at_a_time(serve: Serve, stream: bool) -> None:
         names = [call.function.name for call in answer.choices[0].message.tool_calls]
         reason = answer.choices[0].finish_reason
     assert (names, reason) == (["get_weather"], "tool_calls")
-    deadline = time.monotonic() + 5
-    while not served.engine.tickets[0].aborted:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_until(lambda: served.engine.tickets[0].aborted, 5)
 
 
 def test_a_call_that_is_cut_off_is_no_call(serve: Serve) -> None:

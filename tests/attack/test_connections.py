@@ -14,6 +14,7 @@ from quire.api.connections import ConnectionLimits, LimitedProtocol
 from quire.core.config import ServerConfig
 from tests.api.conftest import Serve, Served
 from tests.support.scripted_engine import Script
+from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
@@ -101,10 +102,12 @@ def test_a_stream_that_nobody_reads_ends(serve: Serve) -> None:
     body = BODY[:-1] + b', "logprobs": true, "top_logprobs": 20}'  # fills any buffer
     head = HEAD.replace(str(len(BODY)).encode(), str(len(body)).encode())
     client = connect(served, head + body)
-    deadline = time.monotonic() + HANG_S
-    while "quire_http_in_flight 0" not in httpx.get(f"{served.url}/metrics", timeout=30).text:
-        assert time.monotonic() < deadline, "the stream holds its slot"
-        time.sleep(0.05)
+    metrics = f"{served.url}/metrics"
+    wait_until(
+        lambda: "quire_http_in_flight 0" in httpx.get(metrics, timeout=30).text,
+        HANG_S,
+        lambda: "the stream holds its slot",
+    )
     client.settimeout(HANG_S)
     received = b""
     with contextlib.suppress(ConnectionError):

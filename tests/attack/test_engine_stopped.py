@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from pathlib import Path
 
 import httpx
 
 from tests.attack.harness import attacked
 from tests.e2e.client import Client, Streamed
+from tests.support.waiting import wait_until
 
 
 def test_a_stopped_engine_is_told_of(tmp_path: Path) -> None:
@@ -39,9 +39,7 @@ def test_a_stopped_engine_is_told_of(tmp_path: Path) -> None:
             assert client.http.get("/metrics").status_code == 503
         finally:
             engine.send_signal(signal.SIGCONT)
-        deadline = time.monotonic() + 60
-        while httpx.get(f"{victim.url}/health", timeout=30).status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        health = f"{victim.url}/health"
+        wait_until(lambda: httpx.get(health, timeout=30).status_code == 200, 60)
         assert client.text("Once upon a time") == expected
         victim.child.wait_idle()

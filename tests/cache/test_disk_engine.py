@@ -22,6 +22,7 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.models.loader import LoadedModel, open_model
 from quire.serving.engine_client import ProcessEngine
+from tests.support.opened import Open, opener
 from tests.support.parity import Company, Generated, alone, assert_same, prompts
 from tests.support.tiny_models import tiny_model
 
@@ -49,16 +50,8 @@ Opened = tuple[LoadedModel, EngineConfig]
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], LoadedModel]:
-    known: dict[str, LoadedModel] = {}
-
-    def find(name: str) -> LoadedModel:
-        if name not in known:
-            folder = tiny_model(Path(tmp_path_factory.mktemp(name)), name)
-            known[name] = open_model(str(folder), dtype="float32")
-        return known[name]
-
-    return find
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
+    return opener(tmp_path_factory)
 
 
 def config(folder: Path, format: KVFormat = PLAIN, memory: int = 64 << 20) -> EngineConfig:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,6 +13,7 @@ import pytest
 
 from quire.demo import MODEL_DIR
 from tests.support.child import Child, quire_serve
+from tests.support.waiting import wait_until
 
 CHAT = "/v1/chat/completions"
 SUM = [{"role": "user", "content": "What is 27 plus 45?"}]
@@ -55,13 +55,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     models = (f"left={MODEL_DIR}", f"right={MODEL_DIR}")
     with quire_serve(tmp_path_factory.mktemp("models"), *models) as child:
         yield House(child)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.timeout(180)
@@ -108,7 +101,7 @@ def test_a_fault_leaves_the_other_alone(house: House) -> None:
     for name in ("left", "right"):
         house.ask(name, max_tokens=1)
     house.engines()[0].kill()
-    until(lambda: "failed" in house.states().values())
+    wait_until(lambda: "failed" in house.states().values(), 30)
     (failed,) = [name for name, state in house.states().items() if state == "failed"]
     other = "right" if failed == "left" else "left"
     listed = {each["id"]: each for each in house.http.get("/v1/models").json()["data"]}
@@ -135,4 +128,4 @@ def test_figures_are_told_apart_by_model(house: House) -> None:
 def test_a_model_goes_by_itself(house: House) -> None:
     answer = house.ask("left", max_tokens=1, keep_alive=0)
     assert "x-quire-ignored-fields" not in answer.headers
-    until(lambda: house.states()["left"] == "unloaded")
+    wait_until(lambda: house.states()["left"] == "unloaded", 30)

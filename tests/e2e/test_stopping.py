@@ -17,6 +17,7 @@ import pytest
 
 from tests.e2e.client import Client, Streamed
 from tests.support.child import Child, quire_serve
+from tests.support.waiting import wait_until
 
 _PROMPT = "Once upon a time there was a"
 _TOKENS = 300
@@ -129,7 +130,4 @@ def test_a_bad_model_is_one_line(tmp_path: Path) -> None:
 
 
 def _wait_for(log: Path, text: str) -> None:
-    deadline = time.monotonic() + 60
-    while text not in log.read_text():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.01)
+    wait_until(lambda: text in log.read_text(), 60, log.read_text)

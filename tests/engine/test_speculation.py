@@ -12,7 +12,7 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request, SamplingParams
 from quire.models.loader import LoadedModel
-from tests.engine.conftest import Open
+from tests.support.opened import Open
 from tests.support.parity import Company, Generated, assert_same, prompts
 
 FORMATS = (KVFormat(), KVFormat("page", 4, 4), KVFormat("uniform", 8, 8))

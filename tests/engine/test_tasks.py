@@ -12,8 +12,8 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.request import Embed, FinishReason, Output, Request, Score, Task
 from quire.models.loader import LoadedModel
-from tests.engine.conftest import Open
 from tests.models.solo import SoloStep, solo_logits
+from tests.support.opened import Open
 from tests.support.parity import Company, prompts
 
 # Full attention; a recurrent state; layers that only wanted rows pass.

@@ -15,6 +15,7 @@ from quire.core.request import Failure, Request
 from tests.api.conftest import HTTP, Serve, Served, openai_client
 from tests.support.scripted_engine import Script
 from tests.support.server import RAW_HEAD
+from tests.support.waiting import wait_until
 
 TEXT = "The quick brown fox — naïve, 日本語."
 ASK: Any = [{"role": "user", "content": "Say something."}]
@@ -22,13 +23,6 @@ ASK: Any = [{"role": "user", "content": "Say something."}]
 
 def client(served: Served) -> OpenAI:
     return openai_client(served.url)
-
-
-def wait_for(what: Any, seconds: float = 5.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def test_whole_and_streamed_answers_agree(serve: Serve) -> None:
@@ -127,7 +121,7 @@ def test_a_stop_string_ends_the_answer_and_the_engines_work(serve: Serve, stream
         text, end = answer.choices[0].message.content, answer.choices[0]
     assert text == "one two "
     assert (end.finish_reason, end.stop_reason) == ("stop", "STOP")
-    wait_for(lambda: served.engine.tickets[0].aborted)
+    wait_until(lambda: served.engine.tickets[0].aborted, 5)
 
 
 def test_sampling_reaches_the_engine(serve: Serve) -> None:
@@ -249,9 +243,9 @@ def test_a_client_that_goes_away_frees_the_engine(serve: Serve, stream: bool, n:
         if stream:
             assert raw.recv(100).startswith(b"HTTP/1.1 200")
         else:
-            wait_for(lambda: len(served.engine.tickets) == n)
-    wait_for(lambda: len(served.engine.tickets) == n)
-    wait_for(lambda: all(ticket.aborted for ticket in served.engine.tickets))
+            wait_until(lambda: len(served.engine.tickets) == n, 5)
+    wait_until(lambda: len(served.engine.tickets) == n, 5)
+    wait_until(lambda: all(ticket.aborted for ticket in served.engine.tickets), 5)
 
 
 def test_a_slow_reader_loses_nothing(serve: Serve) -> None:
