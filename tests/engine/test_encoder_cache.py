@@ -47,8 +47,28 @@ def rows_of(encoders: EncoderCache, start: int, count: int) -> tuple[list[int], 
     found = encoders.rows([scheduled("b", 5, 1, [[4, 5]], KVFormat()), row])
     assert found is not None
     (deeper,) = found.deeper
+    assert deeper.rows.tolist() == found.rows.tolist()
     rows: Any = found.rows.tolist()
-    return rows, found.values.tolist(), deeper.tolist()
+    return rows, found.values.tolist(), deeper.values.tolist()
+
+
+class Plain(Waves):
+    """One level."""
+
+    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+        return super().__call__(features, shape)[:1]
+
+
+def test_items_of_different_levels_share_a_step() -> None:
+    encoders = EncoderCache({"audio": Plain(), "waves": Waves()})
+    media = PlacedMedia(1, sound(2)), PlacedMedia(4, sound(2, "waves"))
+    found = encoders.rows([scheduled("a", 0, 8, [[1, 2]], KVFormat(), images=media)])
+    assert found is not None
+    (deeper,) = found.deeper
+    assert found.rows.tolist() == [1, 2, 4, 5]
+    assert deeper.rows.tolist() == [4, 5]
+    assert found.deepened(mx.zeros((8, 2)), 0)[4:6].tolist() == deeper.values.tolist()
+    assert found.deepened(mx.zeros((8, 2)), 1).sum().item() == 0
 
 
 def test_each_level_is_cut_to_the_rows_of_the_step() -> None:

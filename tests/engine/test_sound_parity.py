@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import Request
 from quire.models.loader import LoadedModel, open_model
 from tests.support.parity import SCENARIOS, Company, Generated, alone, assert_same, prompts
+from tests.support.seeing import CONFIGS as SEEING
+from tests.support.seeing import film, picture, speech
 from tests.support.tiny_models import (
     AUDIO,
     IMAGE,
@@ -28,6 +31,7 @@ from tests.support.tiny_models import (
 )
 
 PACKED = KVFormat("page", 4, 4)
+BATCH = "batch of unequal lengths"
 MARKS = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
 
 Placing = Sequence[tuple[int, MediaItem]]
@@ -53,70 +57,120 @@ def holding(request: Request, items: Placing) -> Request:
     return replace(request, prompt=(*tokens, *text), media=tuple(placed))
 
 
-# Rows of sound: 50, past the window of 32 and cut by chunks; 3; 75 behind 10 of a picture.
-ITEMS: tuple[Placing, ...] = (
-    ((3, sound(200)),),
-    ((0, sound(12, 1)), (30, sound(200, 2))),
-    (),
-    ((10, pixels(1, 4, 10)), (0, sound(300, 3))),
-    ((5, pixels(2, 4, 4, "video")), (3, pixels(3, 4, 4, "video")), (60, sound(90, 4))),
-)
+@dataclass(frozen=True)
+class Family:
+    """A configuration, and items for it: of a seed and a size."""
+
+    config: dict[str, Any]
+    hear: Callable[[int, int], MediaItem]
+    see: Callable[[int, int, int], MediaItem]
+    watch: Callable[[int, int, int], MediaItem]
 
 
-def requests(tokens: int = 24) -> list[Request]:
+FAMILIES = {
+    "Gemma 4": Family(
+        gemma4_audio_config(gemma4_ple_config()),
+        lambda seed, frames: sound(frames, seed),
+        pixels,
+        lambda seed, rows, columns: pixels(seed, rows, columns, "video"),
+    ),
+    # Pictures have further levels, sounds have none.
+    "Qwen3-Omni": Family(
+        SEEING["qwen3_omni_moe_thinker"],
+        speech,
+        picture,
+        lambda seed, rows, columns: film(seed, 2, rows, columns, 1_000_000),
+    ),
+}
+GEMMA = "Gemma 4"
+
+
+def items(family: str) -> tuple[Placing, ...]:
+    """Of Gemma 4's rows of sound 50 go past the window of 32 and are cut by chunks."""
+    own = FAMILIES[family]
+    return (
+        ((3, own.hear(0, 200)),),
+        ((0, own.hear(1, 12)), (30, own.hear(2, 200))),
+        (),
+        ((10, own.see(1, 4, 10)), (0, own.hear(3, 300))),
+        ((5, own.watch(2, 4, 4)), (3, own.watch(3, 4, 4)), (60, own.hear(4, 90))),
+    )
+
+
+def requests(family: str, tokens: int = 24) -> list[Request]:
     plain = prompts((20, 45, 50, 40, 80), tokens)
-    return [holding(request, items) for request, items in zip(plain, ITEMS, strict=True)]
+    return [holding(request, held) for request, held in zip(plain, items(family), strict=True)]
+
+
+Opened = Callable[[str], tuple[LoadedModel, EngineConfig]]
+Expected = Callable[[str, KVFormat], dict[str, Generated]]
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, EngineConfig]:
-    config = gemma4_audio_config(gemma4_ple_config())
-    folder = write_model(Path(tmp_path_factory.mktemp("ears")), config)
-    loaded = open_model(str(folder), dtype="float32")
-    return loaded, EngineConfig(str(folder), kv_memory=64 << 20, kv_skip_layers=())
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    @cache
+    def find(family: str) -> tuple[LoadedModel, EngineConfig]:
+        folder = write_model(Path(tmp_path_factory.mktemp("ears")), FAMILIES[family].config)
+        loaded = open_model(str(folder), dtype="float32")
+        return loaded, EngineConfig(str(folder), kv_memory=64 << 20, kv_skip_layers=())
+
+    return find
 
 
 @pytest.fixture(scope="module")
-def expected(opened: tuple[LoadedModel, EngineConfig]) -> dict[KVFormat, dict[str, Generated]]:
+def expected(opened: Opened) -> Expected:
     """What each request gets alone."""
-    loaded, config = opened
-    return {
-        format: alone(loaded, replace(config, kv_format=format), requests())
-        for format in (KVFormat(), PACKED)
-    }
+
+    @cache
+    def find(family: str, format: KVFormat) -> dict[str, Generated]:
+        loaded, config = opened(family)
+        return alone(loaded, replace(config, kv_format=format), requests(family))
+
+    return find
 
 
-Opened = tuple[LoadedModel, EngineConfig]
-Expected = dict[KVFormat, dict[str, Generated]]
-
-
-def test_sounds_change_the_answer(opened: Opened) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sounds_change_the_answer(opened: Opened, family: str) -> None:
     """Else nothing here proves anything. All are of one length: none is taken for another."""
     (one,) = prompts((30,), 20)
-    heard = [replace(holding(one, ((5, sound(60, n)),)), id=f"r{n}") for n in range(3)]
-    loaded, config = opened
+    heard = [
+        replace(holding(one, ((5, FAMILIES[family].hear(n, 60)),)), id=f"r{n}") for n in range(3)
+    ]
+    loaded, config = opened(family)
     together = Company(loaded, config).run(heard)
     assert_same(together, alone(loaded, config, heard), [request.id for request in heard])
     assert len({tuple(answer.tokens) for answer in together.values()}) == 3
 
 
-@pytest.mark.parametrize("format", [KVFormat(), PACKED], ids=lambda format: format.name)
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_as_if_alone(opened: Opened, expected: Expected, scenario: str, format: KVFormat) -> None:
+@pytest.mark.parametrize(
+    ("family", "scenario", "format"),
+    [
+        pytest.param(
+            *case,
+            marks=() if case[0] == GEMMA or case[1:] == (BATCH, KVFormat()) else pytest.mark.slow,
+            id="-".join((*case[:2], case[2].name)),
+        )
+        for case in product(FAMILIES, SCENARIOS, (KVFormat(), PACKED))
+    ],
+)
+def test_as_if_alone(
+    opened: Opened, expected: Expected, family: str, scenario: str, format: KVFormat
+) -> None:
     if format == PACKED and scenario.startswith("pre-empted"):
         pytest.skip("codes leave its memory without pressure; see below")
-    loaded, config = opened
-    wanted = requests()
+    loaded, config = opened(family)
+    wanted = requests(family)
     config = replace(config, kv_format=format, prefix_cache=False)
     got = SCENARIOS[scenario](loaded, config, wanted)
-    assert_same(got, expected[format], [request.id for request in wanted])
+    assert_same(got, expected(family, format), [request.id for request in wanted])
 
 
 @pytest.mark.slow
-def test_packed_pre_empted_and_resumed(opened: Opened) -> None:
-    loaded, config = opened
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_pre_empted_and_resumed(opened: Opened, family: str) -> None:
+    loaded, config = opened(family)
     config = replace(config, kv_format=PACKED)
-    wanted = [request for request in requests(90) if request.media]
+    wanted = [request for request in requests(family, 90) if request.media]
     probe = Company(loaded, config)
     budget = probe.engine._scheduler.limits.worst_case_bytes(PACKED, 256, 10) * 7 // 4
     company = Company(loaded, replace(config, kv_memory=budget))
@@ -144,7 +198,7 @@ def followers() -> dict[str, tuple[Request, range]]:
 
 @pytest.mark.parametrize("name", followers())
 def test_warm_equals_cold(opened: Opened, name: str) -> None:
-    loaded, config = opened
+    loaded, config = opened(GEMMA)
     config = replace(config, max_step_tokens=33)
     request, reusable = followers()[name]
     wanted = replace(request, id="second")
@@ -159,7 +213,7 @@ def test_warm_equals_cold(opened: Opened, name: str) -> None:
 def test_a_sound_is_encoded_once_for_two_questions(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded, config = opened
+    loaded, config = opened(GEMMA)
     asked: list[tuple[int, ...]] = []
     encoder = type(loaded.model.encoders["audio"])
     encode = encoder.__call__
@@ -175,7 +229,7 @@ def test_a_sound_is_encoded_once_for_two_questions(
 
 
 def test_while_others_generate_a_step_reads_one_item(opened: Opened) -> None:
-    loaded, config = opened
+    loaded, config = opened(GEMMA)
     company = Company(loaded, config)
     company.add(replace(prompts((5,), 40)[0], id="runs"))
     for _ in range(3):
@@ -194,8 +248,8 @@ def test_while_others_generate_a_step_reads_one_item(opened: Opened) -> None:
 
 
 def test_a_bad_sound_ends_its_request_alone(opened: Opened, expected: Expected) -> None:
-    loaded, config = opened
-    wanted = requests()
+    loaded, config = opened(GEMMA)
+    wanted = requests(GEMMA)
     (placed,) = wanted[0].media
     cut = replace(placed.item, features=placed.item.features[:-4])
     bad = replace(wanted[0], id="bad", media=(PlacedMedia(placed.start, cut),))
@@ -204,4 +258,4 @@ def test_a_bad_sound_ends_its_request_alone(opened: Opened, expected: Expected) 
     (end,) = company.answers["bad"].ends
     assert end.error is not None
     assert end.error.status == 400
-    assert_same(company.answers, expected[KVFormat()], ["r0", "r1"])
+    assert_same(company.answers, expected(GEMMA, KVFormat()), ["r0", "r1"])

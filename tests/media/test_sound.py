@@ -17,6 +17,7 @@ from quire.core.errors import ModelError, RequestError
 from quire.media.processors import KINDS
 from quire.media.processors.base import Placeholders
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
+from quire.media.processors.qwen_audio import QwenAudioProcessor
 from quire.media.sound import Samples, decode, resampled
 from quire.media.source import FileLimits
 from tests.media.files import encoded_sound, tone, wav
@@ -201,3 +202,58 @@ class TestGemma4:
             assert np.abs(found - expected).max() < 1e-3
             mask = out["input_features_mask"][0]
             assert ours.listen(samples, "p").tokens == int(mask[::2][::2].sum())
+
+
+class TestQwen:
+    def open(self, folder: Path, **changes: Any) -> QwenAudioProcessor:
+        thinker = {"audio_config": {"n_window": 50}, "audio_token_id": 9}
+        config = {"model_type": "qwen3_omni_moe", "thinker_config": thinker}
+        (folder / "config.json").write_text(json.dumps(config))
+        values = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128}
+        (folder / "preprocessor_config.json").write_text(json.dumps(values | changes))
+        found = KINDS["audio"].open(folder)
+        assert isinstance(found, QwenAudioProcessor)
+        return found
+
+    def test_opening(self, tmp_path: Path) -> None:
+        ours = self.open(tmp_path)
+        assert ours.placeholders == Placeholders(9)
+        (part,) = ours.read(wav(tone(2.5)), param="p")
+        item = part.item
+        assert (item.kind, item.shape, item.tokens) == ("audio", (250, 128), 33)
+        assert not item.bidirectional
+        with pytest.raises(ModelError, match="dither"):
+            self.open(tmp_path, dither=0.1)
+
+    def test_a_sound_may_be_long_but_not_of_a_moment(self, tmp_path: Path) -> None:
+        ours = self.open(tmp_path)
+        (part,) = ours.read(wav(tone(45)), param="p")
+        assert part.item.tokens == 45 * 13
+        with pytest.raises(RequestError, match="less than"):
+            ours.read(wav(tone(0.01)), param="p")
+
+    def test_features_are_those_of_transformers(self, tmp_path: Path) -> None:
+        pytest.importorskip("torch")
+        oracle = pytest.importorskip("transformers.models.whisper.feature_extraction_whisper")
+        lengths = pytest.importorskip(
+            "transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe"
+        )._get_feat_extract_output_lengths
+        theirs = oracle.WhisperFeatureExtractor(feature_size=128, return_attention_mask=True)
+        ours = self.open(tmp_path)
+        rng = np.random.default_rng(3)
+        for length in (201, 319, 320, 1000, 15_999, 16_000, 16_001, 40_000):
+            samples = (0.1 * rng.standard_normal(length)).astype(np.float32)
+            out = theirs(
+                [samples],
+                sampling_rate=16_000,
+                padding=True,
+                truncation=False,
+                return_attention_mask=True,
+                return_tensors="np",
+            )
+            expected = out["input_features"][0].T
+            found = ours.features(samples)
+            assert found.shape == expected.shape
+            assert np.abs(found - expected).max() < 1e-3
+            frames = int(out["attention_mask"][0].sum())
+            assert ours.listen(samples, "p").tokens == lengths(frames)

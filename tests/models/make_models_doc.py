@@ -74,6 +74,7 @@ _SAME_AS = {
     "kimi_k2": "deepseek_v3",
     "llama4": "llama4_text",
     "mistral3": "mistral` and `ministral3",
+    "qwen3_omni_moe": "qwen3_omni_moe_thinker",
 }
 
 

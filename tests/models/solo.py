@@ -156,11 +156,12 @@ def marked_rows(images: Sequence[PlacedMedia]) -> mx.array:
 
 def media_rows(model: LanguageModel, images: Sequence[PlacedMedia]) -> MediaRows:
     """The rows of a whole sequence that stand for images."""
-    levels = zip(
-        *(encoded(model.encoders[each.item.kind], each.item) for each in images), strict=True
+    return MediaRows.of(
+        [
+            (np.arange(each.start, each.end), encoded(model.encoders[each.item.kind], each.item))
+            for each in images
+        ]
     )
-    values, *deeper = (mx.concatenate(list(level)) for level in levels)
-    return MediaRows(marked_rows(images), values, tuple(deeper))
 
 
 def greedy_choices(model: LanguageModel, prompt: list[int], answer: list[int]) -> list[int]:

@@ -13,14 +13,16 @@ import pytest
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import PlacedMedia
 from quire.models.base import LanguageModel
-from quire.models.loader import open_model
+from quire.models.loader import context_length, open_model
 from tests.models.solo import encoded, solo_logits
-from tests.support.seeing import CONFIGS, PATCH, PROMPTS, film, picture
+from tests.support.seeing import CONFIGS, PATCH, PROMPTS, film, picture, prompt, speech
 from tests.support.tiny_models import random_weights
 
 Weights = dict[str, mx.array]
 TOKENS, MEDIA = PROMPTS["in a second turn"]
 OLD = ("qwen2_vl", "qwen2_5_vl")
+OTHERS = ("glm4v", "glm_ocr", "qwen3_omni_moe_thinker")
+"""Text of them alone is served under another name, or not at all."""
 
 
 def opened(folder: Path, config: dict[str, Any], weights: Weights) -> LanguageModel:
@@ -95,25 +97,83 @@ def test_names_of_all_kinds_of_checkpoint_are_read(name: str, tmp_path: Path) ->
     assert mx.array_equal(logits[0], logits[2])
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
-def test_packed_decoders_beside_plain_encoders(name: str, tmp_path: Path) -> None:
-    packed, plain = {}, {}
-    for key, array in random_weights(CONFIGS[name]).items():
+def omni(weights: Weights, *, conversion: bool) -> Weights:
+    """Qwen3-Omni's tensors, beside parts that speak."""
+    parts = {".mlp.up_proj.": ".mlp.linear_fc1.", ".mlp.down_proj.": ".mlp.linear_fc2."}
+    if not conversion:
+        parts |= {"deepstack_merger_list": "merger_list", ".norm.": ".ln_q."}
+        parts |= {".linear_fc1.": ".mlp.0.", ".linear_fc2.": ".mlp.2."}
+    ready: Weights = {"talker.model.norm.weight": mx.ones(4), "code2wav.upsample.bias": mx.ones(4)}
+    for key, array in weights.items():
+        front, _, rest = key.partition(".")
+        if front == "visual":
+            within = "merger" in rest
+            for ours, other in parts.items():
+                if within == (ours.startswith(".mlp")) or (conversion and within):
+                    continue
+                rest = rest.replace(ours, other)
+            if rest == "patch_embed.proj.weight":
+                array = array.reshape(-1, 2, PATCH, PATCH, 3)
+                array = array if conversion else array.moveaxis(-1, 1)
+            front = "vision_tower" if conversion else front
+        elif front == "audio_tower":
+            array = array.moveaxis(-1, 1) if array.ndim == 4 and not conversion else array
+        elif conversion:
+            front = f"language_model.{front}"
+            rest = rest.replace(".experts.", ".switch_mlp.")
+        ready[f"thinker.{front}.{rest}"] = array
+    return ready
+
+
+def test_a_thinker_is_read_from_a_model_that_speaks(tmp_path: Path) -> None:
+    config = CONFIGS["qwen3_omni_moe_thinker"]
+    whole = {"model_type": "qwen3_omni_moe", "thinker_config": config, "talker_config": {}}
+    weights = random_weights(config)
+    tokens, media = prompt(4, speech(1, 130), 3, picture(8, 4, 6), 9)
+    published, converted = (omni(weights, conversion=each) for each in (False, True))
+    kinds = [published, converted, *packed(converted, "thinker.language_model.")]
+    models = [opened(tmp_path / str(number), whole, kind) for number, kind in enumerate(kinds)]
+    logits = [solo_logits(model, tokens, media) for model in models]
+    wanted = solo_logits(opened(tmp_path / "thinker", config, weights), tokens, media)
+    assert mx.array_equal(logits[0], wanted)
+    assert mx.array_equal(logits[1], wanted)
+    assert_near(logits[2], logits[3])
+    deaf = {key: array for key, array in weights.items() if not key.startswith("audio_tower.")}
+    assert {*opened(tmp_path / "deaf", config, deaf).encoders} == {"image", "video"}
+    assert context_length(whole) == 1024
+
+
+def packed(weights: Weights, prefix: str) -> tuple[Weights, Weights]:
+    """The tensors with the decoder's matrices in 4 bits, and with what those stand for.
+
+    Converters leave encoders alone.
+    """
+    codes: Weights = {}
+    plain: Weights = {}
+    for key, array in weights.items():
         base = key.removesuffix(".weight")
-        if key.startswith("model.") and array.ndim == 2 and "embed" not in key:
+        if key.startswith(prefix) and array.ndim > 1 and base != key and "conv1d" not in key:
             parts = mx.quantize(array, group_size=32, bits=4)
-            packed |= dict(zip((key, f"{base}.scales", f"{base}.biases"), parts, strict=True))
+            codes |= dict(zip((key, f"{base}.scales", f"{base}.biases"), parts, strict=True))
             plain[key] = mx.dequantize(*parts, group_size=32, bits=4)
         else:
-            packed[key] = plain[key] = array
+            codes[key] = plain[key] = array
+    return codes, plain
 
-    ours = solo_logits(opened(tmp_path / "packed", CONFIGS[name], packed), TOKENS, MEDIA)
-    wanted = solo_logits(opened(tmp_path / "plain", CONFIGS[name], plain), TOKENS, MEDIA)
 
+def assert_near(ours: mx.array, wanted: mx.array) -> None:
     assert mx.max(mx.abs(ours - wanted)).item() < 1e-3 * mx.max(mx.abs(wanted)).item()
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in ("glm4v", "glm_ocr")])
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+def test_packed_decoders_beside_plain_encoders(name: str, tmp_path: Path) -> None:
+    codes, plain = packed(random_weights(CONFIGS[name]), "model.")
+    ours = solo_logits(opened(tmp_path / "packed", CONFIGS[name], codes), TOKENS, MEDIA)
+    wanted = solo_logits(opened(tmp_path / "plain", CONFIGS[name], plain), TOKENS, MEDIA)
+    assert_near(ours, wanted)
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if name not in OTHERS])
 def test_without_its_tensors_a_model_takes_text_only(name: str, tmp_path: Path) -> None:
     weights = random_weights(CONFIGS[name])
     text = {key: array for key, array in weights.items() if not key.startswith("visual.")}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from quire.core.config import EngineConfig
 from quire.core.media import MediaItem, PlacedMedia
 from quire.models.base import MediaRows
 from quire.models.loader import LoadedModel, open_model
-from tests.models.solo import SoloStep, encoded, marked_rows, solo_logits
+from tests.models.solo import SoloStep, encoded, solo_logits
 from tests.support.parity import TOLERANCE, Company, prompts
-from tests.support.seeing import CONFIGS, PATCH, PROMPTS, Prompt, film, picture, prompt
+from tests.support.seeing import CONFIGS, PATCH, PROMPTS, Prompt, film, picture, prompt, speech
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
@@ -30,8 +31,19 @@ from tests.models import oracle  # noqa: E402
 
 ANSWER = 12
 WATCHING = [name for name in CONFIGS if not name.startswith("glm")]
+EVERY_CASE = ("qwen2_5_vl", "qwen3_vl")
 GRIDS = ((2, 2), (6, 10), (4, 14), (8, 8), (2, 18))
 Both = tuple[Any, LoadedModel]
+
+
+def cases(names: Iterable[str], of: Iterable[str], daily: str) -> list[Any]:
+    """All names with all cases; every day one, but for two families that stand for the others."""
+    return [
+        pytest.param(
+            name, case, marks=() if case == daily or name in EVERY_CASE else pytest.mark.slow
+        )
+        for name, case in product(names, of)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -49,16 +61,31 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
 
 
 def inputs(loaded: LoadedModel, media: list[PlacedMedia], tokens: list[int]) -> dict[str, Any]:
-    """Pictures as image processors give them, and which tokens stand for them."""
+    """Media as processors give it, and which tokens stand for it."""
     kinds = torch.zeros(1, len(tokens), dtype=torch.long)
-    given: dict[str, Any] = {"mm_token_type_ids": kinds}
-    for number, kind in enumerate(("image", "video"), start=1):
+    given: dict[str, Any] = {"attention_mask": torch.ones_like(kinds)}
+    for number, kind in enumerate(("image", "video", "audio"), start=1):
         found = [each for each in media if each.item.kind == kind]
         for each in found:
             kinds[0, each.start : each.end] = number
         if found:
-            given |= pixels(loaded, [each.item for each in found])
+            make = spectrograms if kind == "audio" else pixels
+            given |= make(loaded, [each.item for each in found])
+    if "audio" not in loaded.model.encoders:  # what hears finds its media by their tokens
+        given["mm_token_type_ids"] = kinds
     return given
+
+
+def spectrograms(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
+    """Padded to the longest, and where they are not padding."""
+    longest, bins = max(item.shape[0] for item in items), items[0].shape[1]
+    features = torch.zeros(len(items), bins, longest)
+    mask = torch.zeros(len(items), longest, dtype=torch.long)
+    for row, item in enumerate(items):
+        values = np.frombuffer(item.features, np.float32).reshape(item.shape).T.copy()
+        features[row, :, : item.shape[0]] = torch.from_numpy(values)
+        mask[row, : item.shape[0]] = 1
+    return {"input_features": features, "feature_attention_mask": mask}
 
 
 def pixels(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
@@ -77,7 +104,13 @@ def pixels(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
         return {"pixel_values": values, "image_grid_thw": grids}
     videos = {"pixel_values_videos": values, "video_grid_thw": grids}
     if kind.times:
-        videos["second_per_grid_ts"] = [item.shape[3] / 1e6 for item in items]
+        seconds = [item.shape[3] / 1e6 for item in items]
+        hears = "audio" in loaded.model.encoders
+        videos |= (
+            {"video_second_per_grid": torch.tensor(seconds)}
+            if hears
+            else {"second_per_grid_ts": seconds}
+        )
     return videos
 
 
@@ -88,13 +121,15 @@ def differ(ours: mx.array, theirs: Any) -> float:
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
-def levels(reference: Any, loaded: LoadedModel, items: list[MediaItem]) -> list[Any]:
-    """What their encoder makes of pictures, `[rows, hidden]` a level."""
-    given = pixels(loaded, items)
-    given.pop("second_per_grid_ts", None)
-    see = getattr(reference.model, f"get_{items[0].kind}_features")
+def levels(reference: Any, loaded: LoadedModel, item: MediaItem) -> list[Any]:
+    """What their encoder makes of an item, `[rows, hidden]` a level."""
+    given = (spectrograms if item.kind == "audio" else pixels)(loaded, [item])
+    for key in ("second_per_grid_ts", "video_second_per_grid"):
+        given.pop(key, None)
     with torch.no_grad():
-        found = see(**given)
+        found = getattr(reference.model, f"get_{item.kind}_features")(**given)
+    if item.kind == "audio":
+        return [found.pooler_output]
     parts = [found.pooler_output, *(getattr(found, "deepstack_features", None) or ())]
     return [torch.cat(list(part)) for part in parts]
 
@@ -102,13 +137,15 @@ def levels(reference: Any, loaded: LoadedModel, items: list[MediaItem]) -> list[
 def logits_of_their_rows(
     reference: Any, loaded: LoadedModel, tokens: list[int], media: list[PlacedMedia]
 ) -> mx.array:
-    first, *deeper = (
-        mx.array(level.numpy())
-        for level in levels(reference, loaded, [each.item for each in media])
-    )
-    rows = MediaRows(marked_rows(media), first, tuple(deeper))
+    made = [
+        (
+            np.arange(each.start, each.end),
+            tuple(mx.array(level.numpy()) for level in levels(reference, loaded, each.item)),
+        )
+        for each in media
+    ]
     model = loaded.model
-    step = SoloStep(model.layout, tokens, rows, media, model.positions(tokens, media))
+    step = SoloStep(model.layout, tokens, MediaRows.of(made), media, model.positions(tokens, media))
     return model.logits(model(step))
 
 
@@ -118,7 +155,7 @@ def test_rows_of_pictures_match(opened: Callable[[str], Both], name: str) -> Non
     for number, grid in enumerate(GRIDS):
         item = picture(number, *grid)
         ours = encoded(loaded.model.encoders["image"], item)
-        for mine, other in zip(ours, levels(reference, loaded, [item]), strict=True):
+        for mine, other in zip(ours, levels(reference, loaded, item), strict=True):
             assert differ(mine, other) < 2e-4
 
 
@@ -128,13 +165,52 @@ def test_rows_of_videos_match(opened: Callable[[str], Both], name: str) -> None:
     for number, grid in enumerate(((1, 2, 2), (3, 6, 10))):
         item = film(number, *grid)
         ours = encoded(loaded.model.encoders["video"], item)
-        for mine, other in zip(ours, levels(reference, loaded, [item]), strict=True):
+        for mine, other in zip(ours, levels(reference, loaded, item), strict=True):
             assert differ(mine, other) < 2e-4
+
+
+HEARING = ("qwen3_omni_moe_thinker",)
+SOUNDS: dict[str, Prompt] = {
+    "a sound": prompt(30, speech(3, 120), 11),
+    "two of different lengths": prompt(5, speech(1, 230), 7, speech(2, 100), 29),
+    "beside a picture and a video": prompt(
+        4,
+        speech(3, 120),
+        3,
+        picture(8, 4, 6),
+        5,
+        film(4, 2, 4, 4, 1_000_000),
+        2,
+        speech(4, 310),
+        23,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEARING)
+def test_rows_of_sounds_match(opened: Callable[[str], Both], name: str) -> None:
+    reference, loaded = opened(name)
+    encoder = loaded.model.encoders["audio"]
+    for frames in (1, 8, 99, 100, 101, 200, 260, 500):
+        item = speech(frames, frames)
+        assert encoder.rows(item.shape) == item.tokens
+        (ours,) = encoded(encoder, item)
+        (theirs,) = levels(reference, loaded, item)
+        assert differ(ours, theirs) < 2e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "case"), cases(HEARING, SOUNDS, daily="beside a picture and a video")
+)
+def test_sounds_match(opened: Callable[[str], Both], name: str, case: str) -> None:
+    check(opened, name, *SOUNDS[case])
 
 
 def videos(name: str) -> dict[str, Prompt]:
     """As the family has them: one item, or one for each moment, with text between."""
-    if CONFIGS[name]["model_type"] in ("qwen2_vl", "qwen2_5_vl"):
+    if name in HEARING:  # whole positions, as theirs are fractions where seconds are
+        return {"a video": prompt(4, film(1, 3, 6, 12, 1_000_000), 9)}
+    if name in ("qwen2_vl", "qwen2_5_vl"):
         return {
             "a video": prompt(4, film(1, 3, 6, 12), 9),
             "seconds apart": prompt(film(2, 2, 8, 4, 1_000_000), 20, film(3, 1, 2, 4), 5),
@@ -149,12 +225,23 @@ def test_videos_match(opened: Callable[[str], Both], name: str) -> None:
         check(opened, name, tokens, media)
 
 
-@pytest.mark.parametrize("case", PROMPTS)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(("name", "case"), cases(CONFIGS, PROMPTS, daily="in a second turn"))
 def test_positions_logits_and_tokens_match(
     opened: Callable[[str], Both], name: str, case: str
 ) -> None:
     check(opened, name, *PROMPTS[case])
+
+
+def their_positions(reference: Any, ids: Any, given: dict[str, Any]) -> np.ndarray:
+    """`[3, tokens]`."""
+    known = {key: value for key, value in given.items() if "pixel" not in key}
+    if (mask := known.pop("feature_attention_mask", None)) is not None:
+        known["audio_seqlens"] = mask.sum(-1)
+        del known["input_features"]
+    if (seconds := known.pop("video_second_per_grid", None)) is not None:
+        known["second_per_grids"] = seconds
+    theirs, _ = reference.model.get_rope_index(ids, **known)
+    return theirs[:, 0].numpy()
 
 
 def check(
@@ -165,18 +252,15 @@ def check(
     given = inputs(loaded, media, tokens)
     ids = torch.tensor([tokens])
     positions = loaded.model.positions(tokens, media)
-    if media:
-        known = {key: value for key, value in given.items() if "pixel" not in key}
-        theirs, _ = reference.model.get_rope_index(ids, **known)
-        assert np.array_equal(positions, theirs[:, 0].numpy())
+    if positions is None:
+        assert {each.item.kind for each in media} <= {"audio"}
     else:
-        assert positions is None
+        assert np.array_equal(positions, their_positions(reference, ids, given))
 
     with torch.no_grad():
         logits = reference(ids, **given).logits[0]
         greedy = reference.generate(
             ids,
-            attention_mask=torch.ones_like(ids),
             do_sample=False,
             max_new_tokens=ANSWER,
             min_new_tokens=ANSWER,

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from quire.core.media import MediaItem, PlacedMedia
-from tests.support.tiny_models import IMAGE, qwen3_5_config, qwen3_5_moe_config
+from tests.support.tiny_models import AUDIO, IMAGE, VIDEO, qwen3_5_config, qwen3_5_moe_config
 
-VIDEO, BEGIN, END = 252, 254, 253
+BEGIN, END, BEGIN_AUDIO = 254, 253, 250
+BINS = 16
 PATCH, MERGE = 4, 2
 
 _TEXT: dict[str, Any] = {
@@ -27,7 +28,7 @@ _TEXT: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 0,
 }
-_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _TOWER = {
     "depth": 3,
     "num_heads": 4,
@@ -122,6 +123,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+_AUDIO = {
+    "num_mel_bins": BINS,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 48,
+    "d_model": 32,
+    "output_dim": 64,
+    "downsample_hidden_size": 8,
+    "n_window_infer": 200,  # two chunks of 100 frames
+}
+CONFIGS["qwen3_omni_moe_thinker"] = _config(
+    "qwen3_omni_moe_thinker",
+    _TEXT
+    | _EXPERTS
+    | _rope([3, 3, 2], mrope_interleaved=True)
+    | {"model_type": "qwen3_omni_moe_text", "head_dim": 16, "mlp_only_layers": [1]},
+    _WIDE | _TABLE | {"deepstack_visual_indexes": [0, 2]},
+) | {
+    "audio_config": _AUDIO,
+    "audio_token_id": AUDIO,
+    "audio_start_token_id": BEGIN_AUDIO,
+    "position_id_per_seconds": 13,
+}
+
+
 def picture(seed: int, rows: int, columns: int) -> MediaItem:
     """A picture of so many patches: random colours, in squares that differ from each other."""
     rng = np.random.default_rng(seed)
@@ -141,11 +167,24 @@ def film(seed: int, moments: int, rows: int, columns: int, step: int = 500_000) 
     return MediaItem.of("video", pixels.tobytes(), shape, tokens, bidirectional=False)
 
 
+def speech(seed: int, frames: int) -> MediaItem:
+    """A random spectrogram: 13 rows for each whole 100 frames."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(0.0, 0.6, (frames, BINS)).astype(np.float32)
+    tokens = frames // 100 * 13 + -(-(frames % 100) // 8)
+    return MediaItem.of("audio", features.tobytes(), features.shape, tokens, bidirectional=False)
+
+
+_MARKS = {
+    "image": (BEGIN, IMAGE, END),
+    "video": (BEGIN, VIDEO, END),
+    "audio": (BEGIN_AUDIO, AUDIO, END),
+}
 Prompt = tuple[list[int], list[PlacedMedia]]
 
 
 def prompt(*parts: int | MediaItem) -> Prompt:
-    """Tokens and media of so many tokens of text, a picture, and so on."""
+    """Tokens and media of so many tokens of text, an item, and so on."""
     tokens: list[int] = []
     media: list[PlacedMedia] = []
     for part in parts:
@@ -154,8 +193,8 @@ def prompt(*parts: int | MediaItem) -> Prompt:
             tokens += [(7 * i * i + 3 * i) % 250 for i in range(at, at + part)]
         else:
             media.append(PlacedMedia(at + 1, part))
-            token = IMAGE if part.kind == "image" else VIDEO
-            tokens += [BEGIN, *[token] * part.tokens, END]
+            begin, token, end = _MARKS[part.kind]
+            tokens += [begin, *[token] * part.tokens, end]
     return tokens, media
 
 

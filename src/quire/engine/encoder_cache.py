@@ -78,20 +78,16 @@ class EncoderCache:
         Args:
             sequences: of the whole step, in the order of its rows.
         """
-        rows: list[np.ndarray] = []
-        levels: list[Encoded] = []
+        found: list[tuple[np.ndarray, Encoded]] = []
         first = 0
         for item in sequences:
             for placed in item.media:
                 begin, end = max(placed.start, item.start), min(placed.end, item.end)
-                rows.append(np.arange(begin, end, dtype=np.int32) + (first - item.start))
+                rows = np.arange(begin, end, dtype=np.int32) + (first - item.start)
                 part = slice(begin - placed.start, end - placed.start)
-                levels.append(tuple(array[part] for array in self._encoded(placed.item)))
+                found.append((rows, tuple(array[part] for array in self._encoded(placed.item))))
             first += item.count
-        if not rows:
-            return None
-        values, *deeper = (mx.concatenate(list(level)) for level in zip(*levels, strict=True))
-        return MediaRows(mx.array(np.concatenate(rows)), values, tuple(deeper))
+        return MediaRows.of(found) if found else None
 
     def _encoded(self, item: MediaItem) -> Encoded:
         """Computed with the step that asks first."""

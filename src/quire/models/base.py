@@ -48,13 +48,25 @@ class MediaRows:
     Attributes:
         rows: `[M]` int32, among the step's T.
         values: `[M, hidden]`.
-        deeper: further arrays `[M, hidden]` of an encoder of several levels: the first is added
+        deeper: further values, of those rows whose encoder has several levels: the first are added
             behind the decoder's first layer, and so on.
     """
 
     rows: mx.array
     values: mx.array
-    deeper: tuple[mx.array, ...] = ()
+    deeper: tuple[MediaRows, ...] = ()
+
+    @classmethod
+    def of(cls, items: Sequence[tuple[npt.NDArray[np.int32], tuple[mx.array, ...]]]) -> MediaRows:
+        """Of the rows of each item, and what its encoder made of them, level by level."""
+        first, *deeper = (
+            cls(
+                mx.array(np.concatenate([rows for rows, made in items if level < len(made)])),
+                mx.concatenate([made[level] for _, made in items if level < len(made)]),
+            )
+            for level in range(max(len(made) for _, made in items))
+        )
+        return cls(first.rows, first.values, tuple(deeper))
 
     def placed(self, embeddings: mx.array) -> mx.array:
         """The embeddings of all rows `[T, hidden]`, with the encoder's in their places."""
@@ -62,10 +74,11 @@ class MediaRows:
         return embeddings
 
     def deepened(self, hidden: mx.array, layer: int) -> mx.array:
-        """What a layer gives, `[T, hidden]`, with the array that is added behind it."""
+        """What a layer gives, `[T, hidden]`, with the values that are added behind it."""
         if layer >= len(self.deeper):
             return hidden
-        return hidden.at[self.rows].add(self.deeper[layer].astype(hidden.dtype))
+        added = self.deeper[layer]
+        return hidden.at[added.rows].add(added.values.astype(hidden.dtype))
 
 
 class Step(Protocol):

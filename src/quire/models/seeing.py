@@ -1,7 +1,8 @@
-"""Described decoders with a vision encoder, and positions of three axes (multimodal RoPE)."""
+"""Described decoders that see, and hear, and positions of three axes (multimodal RoPE)."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
@@ -13,6 +14,7 @@ from quire.models.base import MediaEncoder
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description
 from quire.models.names import Names, Weights
+from quire.models.qwen_audio import AudioTower, QwenSoundEncoder, channels_last
 from quire.models.qwen_vision import (
     QwenPictureEncoder,
     QwenVideoEncoder,
@@ -20,8 +22,15 @@ from quire.models.qwen_vision import (
     VisionTower,
 )
 
+log = logging.getLogger("quire.models")
+
 VISUAL = ("visual.", "vision_tower.")
 """What checkpoints call the encoder: Hugging Face's, and mlx-vlm's."""
+SEEN = ("image", "video")
+"""Kinds of media whose rows have places in a picture."""
+_HEARD = ("audio_tower.",)
+_SPOKEN = ("talker.", "code2wav.")
+"""Parts of a model that also speaks."""
 
 
 def three_axes(
@@ -30,11 +39,12 @@ def three_axes(
     """Positions of a prompt's tokens, `[3, length]` (Qwen2-VL, arXiv:2409.12191, section 2.1).
 
     A text's are the same on all axes. Those of an item go on from the text before it: time, row and
-    column of each of its squares. What follows goes on from the largest of them.
+    column of each of its squares. What follows goes on from the largest of them. Sound counts as
+    text does.
     """
     parts = []
     done = position = 0
-    for placed in media:
+    for placed in (each for each in media if each.item.kind in SEEN):
         text = np.arange(position, position + placed.start - done)
         parts.append(np.broadcast_to(text, (3, len(text))))
         position += len(text)
@@ -84,12 +94,12 @@ class SeeingModel(DecoderModel):
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
     ) -> npt.NDArray[np.int32] | None:
-        if self.visual is None or not media:
+        if self.visual is None or not any(each.item.kind in SEEN for each in media):
             return None
         return three_axes(len(tokens), media, self.visual.kind)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        text, visual = _apart(weights)
+        text, visual = _apart(weights, VISUAL)
         if not visual:
             # Text-only conversions keep the configuration of the encoder that they left out.
             self.visual = None
@@ -97,14 +107,54 @@ class SeeingModel(DecoderModel):
         return super().sanitize(text) | {f"visual.{n}": array for n, array in translated.items()}
 
 
-def _apart(weights: Weights) -> tuple[Weights, Weights]:
-    """The decoder's tensors, and the encoder's without their prefix."""
-    text, visual = {}, {}
+class HearingModel(SeeingModel):
+    """A decoder that sees and hears: the thinker of a model that also speaks, or the model.
+
+    Args:
+        audio_tower: the encoder of sound; a checkpoint without its tensors is served without.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        names: Names,
+        visual: VisionTower,
+        visual_names: Callable[[Weights], Weights],
+        audio_tower: AudioTower,
+    ) -> None:
+        super().__init__(description, names, visual, visual_names)
+        self.audio_tower: AudioTower | None = audio_tower
+
+    @property
+    def encoders(self) -> Mapping[str, MediaEncoder]:
+        if self.audio_tower is None:
+            return super().encoders
+        return {**super().encoders, "audio": QwenSoundEncoder(self.audio_tower)}
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        others, heard = _apart(_thinking(weights), _HEARD)
+        if not heard:
+            self.audio_tower = None
+        translated = channels_last(heard)
+        return super().sanitize(others) | {f"audio_tower.{n}": a for n, a in translated.items()}
+
+
+def _thinking(weights: Weights) -> Weights:
+    """The tensors that make text, without the prefix that they have beside those that speak."""
+    kept = {name: array for name, array in weights.items() if not name.startswith(_SPOKEN)}
+    if len(kept) < len(weights):
+        log.info("The checkpoint's parts that speak are left out: the model answers in text")
+    return {name.removeprefix("thinker."): array for name, array in kept.items()}
+
+
+def _apart(weights: Weights, prefixes: tuple[str, ...]) -> tuple[Weights, Weights]:
+    """The decoder's tensors, and an encoder's without their prefix."""
+    text, encoder = {}, {}
     for name, array in weights.items():
         plain = name.removeprefix("model.").removeprefix("language_model.")
-        prefix = next((each for each in VISUAL if plain.startswith(each)), None)
+        prefix = next((each for each in prefixes if plain.startswith(each)), None)
         if prefix is None:
             text[name] = array
         else:
-            visual[plain.removeprefix(prefix)] = array
-    return text, visual
+            encoder[plain.removeprefix(prefix)] = array
+    return text, encoder

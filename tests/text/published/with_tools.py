@@ -98,7 +98,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         {"<|im_start|>": 151644},
     ),
     Published(
-        ("qwen3", "qwen3_vl", "qwen3_vl_moe"),
+        ("qwen3", "qwen3_vl", "qwen3_vl_moe", "qwen3_omni_moe", "qwen3_omni_moe_thinker"),
         "Qwen/Qwen3-8B",
         "qwen3",
         CHATML,

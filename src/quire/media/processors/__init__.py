@@ -12,6 +12,7 @@ from quire.media.processors.base import MediaProcessor, Settings
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
 from quire.media.processors.qwen import GlmImageProcessor, QwenImageProcessor
+from quire.media.processors.qwen_audio import QwenAudioProcessor
 from quire.media.processors.qwen_video import Qwen3VideoProcessor, QwenVideoProcessor
 
 __all__ = ["KINDS", "Kind", "MediaProcessor", "open_processors"]
@@ -52,7 +53,7 @@ class Kind:
         Raises:
             ModelError: a file cannot be understood, or holds a value that is not supported.
         """
-        config = Settings(folder / "config.json", "", read_object(folder / "config.json"))
+        config = _config(folder)
         settings = self._find_settings(folder)
         if config.values.get(self.part) is None:
             return None
@@ -111,7 +112,10 @@ KINDS: dict[str, Kind] = {
         "feature_extractor",
         "preprocessor_config.json",
         "feature_extractor_type",
-        {"Gemma4AudioFeatureExtractor": Gemma4AudioProcessor.open},
+        {
+            "Gemma4AudioFeatureExtractor": Gemma4AudioProcessor.open,
+            "WhisperFeatureExtractor": QwenAudioProcessor.open,
+        },
     ),
     "video": Kind(
         "vision_config",
@@ -131,6 +135,16 @@ KINDS: dict[str, Kind] = {
     ),
 }
 """The kinds of media that are known."""
+
+
+def _config(folder: Path) -> Settings:
+    """The model's keys; those of the part that reads, in one that also speaks (Qwen3-Omni)."""
+    path = folder / "config.json"
+    values = read_object(path)
+    thinker = values.get("thinker_config")
+    if isinstance(thinker, dict):
+        return Settings(path, "thinker_config.", thinker)
+    return Settings(path, "", values)
 
 
 def open_processors(folder: Path, kinds: Iterable[str]) -> dict[str, MediaProcessor]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from quire.core.media import MediaItem
 from quire.media.processors.base import AudioProcessor, Placeholders, Settings
+from quire.media.processors.mel import htk_filters
 from quire.media.sound import Samples
 from quire.media.source import refusal
 
@@ -63,7 +64,7 @@ class Gemma4AudioProcessor(AudioProcessor):
         frame = round(rate * settings.number("frame_length_ms", 20.0) / 1000)
         hop = round(rate * settings.number("hop_length_ms", 10.0) / 1000)
         fft = 2 ** math.ceil(math.log2(frame)) * (2 if settings.values.get("fft_overdrive") else 1)
-        filters = mel_filters(
+        filters = htk_filters(
             fft // 2 + 1,
             settings.integer("feature_size", 128),
             settings.number("min_frequency", 0.0),
@@ -107,28 +108,6 @@ _NEUTRAL: dict[str, object] = {
     "per_bin_stddev": None,
 }
 """Settings of the extractor that Gemma 4 does not use, and the values that turn them off."""
-
-
-def mel_filters(
-    frequencies: int, bins: int, lowest: float, highest: float, rate: int
-) -> npt.NDArray[np.float64]:
-    """Triangles that overlap by half, evenly spaced in mels (HTK's), `[frequencies, bins]`.
-
-    Args:
-        frequencies: of the spectrum, from 0 to half the rate.
-        lowest, highest: where the first triangle begins and the last ends, in Hz.
-        rate: samples a second.
-    """
-
-    def mels(hertz: float) -> float:
-        return 2595.0 * math.log10(1.0 + hertz / 700.0)
-
-    corners = 700.0 * (10.0 ** (np.linspace(mels(lowest), mels(highest), bins + 2) / 2595.0) - 1.0)
-    hertz = np.linspace(0, rate // 2, frequencies)[:, None]
-    rising = (hertz - corners[:-2]) / np.diff(corners)[:-1]
-    falling = (corners[2:] - hertz) / np.diff(corners)[1:]
-    triangles: npt.NDArray[np.float64] = np.maximum(0, np.minimum(rising, falling))
-    return triangles
 
 
 def _end_token(config: Settings) -> int:

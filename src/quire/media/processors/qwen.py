@@ -30,7 +30,7 @@ LOW_DETAIL = 256
 _MOST_STRETCHED = 200
 """The longer side over the shorter one."""
 
-_EVEN = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe")
+_EVEN = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker")
 
 
 def fitted(

@@ -1,4 +1,7 @@
-"""Qwen2-VL (arXiv:2409.12191), 2.5-VL (arXiv:2502.13923), 3-VL and 3.5, which see."""
+"""Qwen2-VL (arXiv:2409.12191), 2.5-VL (arXiv:2502.13923), 3-VL and 3.5, which see.
+
+Qwen3-Omni (arXiv:2509.17765) hears, too; of its parts the thinker is served, which answers in text.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,9 @@ from quire.models.families.qwen import (
 )
 from quire.models.feed_forward import MLP
 from quire.models.names import Names, Weights, renamed
+from quire.models.qwen_audio import AudioTower, QwenAudio
 from quire.models.qwen_vision import QwenVision, Table, VisionTower
-from quire.models.seeing import VISUAL, SeeingModel
+from quire.models.seeing import VISUAL, HearingModel, SeeingModel
 from quire.models.settings import Settings
 
 Vision = Callable[[Settings, int], QwenVision]
@@ -57,6 +61,38 @@ def qwen3_vl_moe(s: Settings) -> LanguageModel:
 def qwen3_5(s: Settings) -> LanguageModel:
     text = text_of(s)
     return seeing(s, described(text, qwen3_5_layers(text)), _vision_3, QWEN3_5_NAMES)
+
+
+def qwen3_omni_moe(s: Settings) -> LanguageModel:
+    thinker = s.within("thinker_config")
+    text = _three_axes(thinker, (24, 20, 20), interleaved=True, theta=1e6)
+    text = text.filled(norm_topk_prob=True)
+    description = described(text, qwen3_moe_layers(text))
+    width, times = description.hidden_size, thinker.integer("position_id_per_seconds", default=25)
+    kind = replace(_vision_3(thinker.within("vision_config"), width), times=times)
+    audio = _audio(thinker.within("audio_config"), width)
+    names = partial(_visual_names, kind)
+    return HearingModel(description, Names(), VisionTower(kind), names, AudioTower(audio))
+
+
+def _omni_context(s: Settings) -> int:
+    return text_of(s.within("thinker_config")).integer("max_position_embeddings")
+
+
+def _audio(a: Settings, width: int) -> QwenAudio:
+    chunk = 2 * a.integer("n_window", default=50)
+    return QwenAudio(
+        bins=a.integer("num_mel_bins", default=128),
+        depth=a.integer("encoder_layers", "num_hidden_layers"),
+        hidden_size=a.integer("d_model"),
+        heads=a.integer("encoder_attention_heads"),
+        width=a.integer("encoder_ffn_dim"),
+        channels=a.integer("downsample_hidden_size", default=480),
+        chunk=chunk,
+        window=a.integer("n_window_infer", default=800) // chunk,
+        activation=activation(a.filled(hidden_act=a.word("activation_function", default="gelu"))),
+        output_size=width,
+    )
 
 
 def seeing(
@@ -134,9 +170,10 @@ def _vision_3(v: Settings, width: int) -> QwenVision:
 
 
 _PARTS = {
-    "merger.ln_q": "merger.norm",
-    "merger.mlp.0": "merger.linear_fc1",
-    "merger.mlp.2": "merger.linear_fc2",
+    "ln_q": "norm",
+    "mlp.0": "linear_fc1",
+    "mlp.2": "linear_fc2",
+    "merger_list": "deepstack_merger_list",
     **{f"mlp.{prefix}fc1": "mlp.up_proj" for prefix in ("", "linear_")},
     **{f"mlp.{prefix}fc2": "mlp.down_proj" for prefix in ("", "linear_")},
     # GLM's
@@ -177,6 +214,8 @@ def _experts_by_rows(hidden: int, weights: Weights) -> Weights:
     }
 
 
+_OMNI = "Qwen3-Omni, thinker: text, images, video and sound"
+
 FAMILIES = (
     Family("qwen2_vl", "Qwen2-VL, text, images and video", qwen2_vl),
     Family("qwen2_5_vl", "Qwen2.5-VL, text, images and video", qwen2_5_vl),
@@ -184,4 +223,6 @@ FAMILIES = (
     Family("qwen3_vl_moe", "Qwen3-VL-MoE, text, images and video", qwen3_vl_moe),
     Family("qwen3_5", "Qwen3.5, text, images and video", qwen3_5),
     Family("qwen3_5_moe", "Qwen3.5-MoE, text, images and video", qwen3_5),
+    Family("qwen3_omni_moe", _OMNI, qwen3_omni_moe, _omni_context),
+    Family("qwen3_omni_moe_thinker", _OMNI, qwen3_omni_moe),
 )

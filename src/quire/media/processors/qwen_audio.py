@@ -1,0 +1,101 @@
+"""Qwen3-Omni: sound as Whisper's logarithmic mel spectrogram (arXiv:2212.04356).
+
+The features equal those of transformers' `WhisperFeatureExtractor` for one file that is neither
+padded nor cut.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.core.media import MediaItem
+from quire.media.processors.base import AudioProcessor, Placeholders, Settings
+from quire.media.processors.mel import Filters, slaney_filters
+from quire.media.sound import Samples
+from quire.media.source import refusal
+
+_FLOOR = 1e-10
+"""The least that a bin is taken for, before its logarithm."""
+_RANGE = 8.0
+"""Bins are taken for no less than this below the largest, in powers of ten."""
+
+
+class QwenAudioProcessor(AudioProcessor):
+    """Qwen3-Omni's audio feature extractor. A sound may have any length.
+
+    Args:
+        frame: samples a frame.
+        hop: samples from one frame's beginning to the next.
+        filters: `[frequencies, bins]`.
+        chunk: frames that the encoder's convolutions see together.
+    """
+
+    def __init__(
+        self,
+        placeholders: Placeholders,
+        *,
+        rate: int,
+        frame: int,
+        hop: int,
+        filters: Filters,
+        chunk: int,
+    ) -> None:
+        super().__init__(placeholders, rate=rate, seconds=math.inf)
+        self._frame, self._hop, self._filters, self._chunk = frame, hop, filters, chunk
+        # Periodic, as for a spectrogram.
+        self._window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(frame) / frame)).astype(np.float32)
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> QwenAudioProcessor:
+        """As `preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value is missing, or asks for features other than this computes.
+        """
+        for key, neutral in _NEUTRAL.items():
+            if settings.values.get(key, neutral) != neutral:
+                raise settings.error(key, f"and only {neutral} is supported")
+        rate = settings.integer("sampling_rate", 16_000)
+        frame, bins = settings.integer("n_fft", 400), settings.integer("feature_size", 128)
+        encoder = Settings(config.path, "audio_config.", config.values["audio_config"])
+        return cls(
+            # Chat templates write what goes around a sound.
+            Placeholders(token=config.integer("audio_token_id", least=0)),
+            rate=rate,
+            frame=frame,
+            hop=settings.integer("hop_length", 160),
+            filters=slaney_filters(frame // 2 + 1, bins, 8000.0, rate),
+            chunk=2 * encoder.integer("n_window", 50),
+        )
+
+    def listen(self, samples: Samples, param: str) -> MediaItem:
+        # The first and the last frame reach over the ends, where the sound is mirrored.
+        least = max(self._hop, self._frame // 2 + 1)
+        if len(samples) < least:
+            raise refusal(param, f"it lasts less than {least / self.rate:g} s")
+        features = self.features(samples)
+        whole, rest = divmod(len(features), self._chunk)
+        # Three convolutions halve a chunk's frames, each rounding up.
+        tokens = whole * -(-self._chunk // 8) + -(-rest // 8)
+        return MediaItem.of(
+            "audio", features.tobytes(), features.shape, tokens, bidirectional=False
+        )
+
+    def features(self, samples: Samples) -> npt.NDArray[np.float32]:
+        """`[samples]` -> `[frames, bins]`."""
+        padded = np.pad(samples, self._frame // 2, mode="reflect")
+        windows = np.lib.stride_tricks.sliding_window_view(padded, self._frame)[:: self._hop]
+        spectrum = np.abs(np.fft.rfft(windows[: len(samples) // self._hop] * self._window)) ** 2
+        bins = np.log10(np.maximum(spectrum @ self._filters, _FLOOR))
+        found: npt.NDArray[np.float32] = (np.maximum(bins, bins.max() - _RANGE) / 4 + 1).astype(
+            np.float32
+        )
+        return found
+
+
+_NEUTRAL: dict[str, Any] = {"dither": 0.0, "do_normalize": False}
+"""Settings of the extractor that Qwen3-Omni does not use, and the values that turn them off."""
