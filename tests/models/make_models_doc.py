@@ -63,9 +63,9 @@ of training: so a token's key does not depend on what follows, where the publish
 from one set to the other within a sequence. "Dynamic" is served up to `max_position_embeddings`,
 within which it changes nothing.
 
-DeepSeek V3.2 and GLM-5 choose `index_topk` keys for each query. They are served up to so many
-tokens, within which all are chosen. Mamba 2 without attention has no limit of its own: a million
-tokens are offered.
+In DeepSeek V3.2 and GLM-5 an indexer chooses `index_topk` keys for each query, of keys with equal
+scores the first. Its own keys are kept beside the latents, unpacked in every KV format. Mamba 2
+without attention has no limit of its own: a million tokens are offered.
 """
 
 _SAME_AS = {

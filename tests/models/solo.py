@@ -60,6 +60,7 @@ class SoloStep:
         self._ends = mx.array(ends)  # of what a row sees where images are seen whole
         self._layout = layout
         self._stored: dict[int, tuple[mx.array, mx.array]] = {}
+        self._chosen: dict[int, mx.array] = {}
 
     def attend(
         self,
@@ -71,6 +72,7 @@ class SoloStep:
         scale: float,
         softcap: float | None = None,
         sinks: mx.array | None = None,
+        chosen_by: int | None = None,
     ) -> mx.array:
         spec = self._layout[layer]
         source = spec.layer if isinstance(spec, SharedKV) else layer
@@ -88,6 +90,8 @@ class SoloStep:
             if spec.bidirectional_media:
                 visible = places[None, :] < self._ends[:, None]
             visible = visible & (distance < spec.window)
+        if chosen_by is not None:
+            visible = visible & self._chosen[chosen_by]
         if softcap is not None:
             assert sinks is None
             return _capped_attention(q * scale, k, v, visible, softcap)
@@ -100,6 +104,15 @@ class SoloStep:
             sinks=sinks,
         )
         return out[0].swapaxes(0, 1)
+
+    def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
+        """Sorts keys by score and then by place, row by row."""
+        scores = mx.einsum("th,ths->ts", weights, mx.maximum(mx.einsum("thd,sd->ths", q, k), 0))
+        chosen = np.zeros(scores.shape, bool)
+        for row, each in enumerate(np.array(scores)):
+            best = sorted(range(row + 1), key=lambda key: (-each[key], key))
+            chosen[row, best[:limit]] = True
+        self._chosen[layer] = mx.array(chosen)
 
     def only_wanted(self) -> None:
         """All rows are."""

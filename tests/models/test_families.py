@@ -29,7 +29,11 @@ from tests.models import oracle  # noqa: E402
 PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(45)]
 ANSWER = 20
 
-SEEDS = {"phi-qk-norm": 1, "starcoder2": 1}  # where the first one's continuation is of few tokens
+SEEDS = {
+    "phi-qk-norm": 1,  # the first one's continuation is of few tokens
+    "starcoder2": 1,  # likewise
+    "glm_moe_dsa-shared": 1,  # the first one has scores of keys that differ by rounding alone
+}
 
 
 def _config(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,10 @@ DAILY = {
     "cohere2",  # blocks in parallel, neighbouring pairs, layers without rotation
     "glm4_moe",  # experts after a dense layer, a shared one, part of a head rotated
 }
+IN_COMPANY = {
+    "glm_moe_dsa-shared",  # an indexer chooses keys, also for the layer behind it
+}
+"""Of these families one scenario runs every day."""
 LENGTHS, TOKENS = (1, 40, 65), 30
 
 
@@ -76,6 +81,15 @@ def _families() -> list[Any]:
     return [pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in CONFIGS]
 
 
+def _cases() -> list[Any]:
+    daily = {(name, scenario) for name in DAILY for scenario in FAMILY_SCENARIOS}
+    daily |= {(name, "beside a cancelled neighbour") for name in IN_COMPANY}
+    return [
+        pytest.param(*case, marks=() if case in daily else pytest.mark.slow)
+        for case in product(CONFIGS, FAMILY_SCENARIOS)
+    ]
+
+
 def resumed_from_a_prefix(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
 ) -> dict[str, Generated]:
@@ -96,8 +110,7 @@ FAMILY_SCENARIOS = {name: each for name, each in SCENARIOS.items() if "pre-empte
 FAMILY_SCENARIOS["resumed from a prefix"] = resumed_from_a_prefix
 
 
-@pytest.mark.parametrize("scenario", FAMILY_SCENARIOS)
-@pytest.mark.parametrize("family", _families())
+@pytest.mark.parametrize(("family", "scenario"), _cases())
 def test_as_if_alone(opened: Callable[[str], Opened], family: str, scenario: str) -> None:
     loaded, config, expected = opened(family)
     wanted = prompts(LENGTHS, TOKENS)

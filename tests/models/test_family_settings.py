@@ -25,6 +25,8 @@ from tests.support.families import CONFIGS
         ("llama4_text", {"layer_types": ["sliding_attention"] * 4}, "sliding_attention"),
         ("llama4_text", {"no_rope_layers": [1]}, "1 no_rope_layers"),
         ("glm_moe_dsa", {"mlp_layer_types": ["sparse"] * 3}, "mlp_layer_types"),
+        ("glm_moe_dsa", {"indexer_types": ["shared"] * 3}, "indexer_types"),
+        ("glm_moe_dsa", {"index_topk_pattern": "FXF"}, "indexer_types = 'X'"),
         ("falcon_h1", {"projectors_bias": True}, "projectors_bias = True"),
         ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
     ],
@@ -37,8 +39,6 @@ def test_what_is_not_computed_is_refused(name: str, changes: dict[str, Any], wor
 @pytest.mark.parametrize(
     ("name", "changes", "tokens"),
     [
-        ("glm_moe_dsa", {"index_topk": 300}, 300),  # a query of a longer one would leave keys out
-        ("deepseek_v32", {"index_topk": 4096}, 512),
         ("mamba2", {"max_position_embeddings": None}, 1 << 20),
         ("mamba2", {"max_position_embeddings": 2048}, 2048),
         ("ministral3", {"max_position_embeddings": 64}, 256),

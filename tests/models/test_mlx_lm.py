@@ -43,6 +43,7 @@ NOT_THERE = {
     "phi-qk-norm": "mlx-lm has no such norm",
     "cohere-qk-norm": "mlx-lm has no such norm",
     "gemma3_text": "mlx-lm wants all six layers of a pattern",
+    "glm_moe_dsa-shared": "mlx-lm's layers all have indexers",
     "gpt_oss": "mlx-lm reads it packed only",
     "llama4_text": "mlx-lm's has no experts; its `llama4` is held below",
     "llama4_text-several": "mlx-lm's has no experts; its `llama4` is held below",

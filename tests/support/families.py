@@ -51,6 +51,10 @@ def _latent(**changes: Any) -> dict[str, Any]:
     )
 
 
+# Of many heads, since a key that all heads score 0 is no better than another such.
+_INDEXER = {"index_topk": 12, "index_n_heads": 8, "index_head_dim": 16}
+
+
 CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
     "llama": config("llama", **LLAMA3),
     "llama-dynamic": config(
@@ -214,17 +218,19 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
     "glm_moe_dsa": config(
         "glm_moe_dsa",
         **_latent(norm_topk_prob=True, q_lora_rank=24),
-        index_topk=512,
-        index_n_heads=2,
-        index_head_dim=16,
+        **_INDEXER,
+    ),
+    "glm_moe_dsa-shared": config(
+        "glm_moe_dsa",
+        **_latent(norm_topk_prob=True, q_lora_rank=24),
+        **_INDEXER,
+        indexer_types=["full", "shared", "full"],
     ),
     "deepseek_v32": config(
         "deepseek_v32",
         **_latent(n_routed_experts=16, n_group=4, topk_group=2, norm_topk_prob=True),
         q_lora_rank=24,
-        index_topk=512,
-        index_n_heads=2,
-        index_head_dim=16,
+        **_INDEXER,
         rope_parameters=YARN | {"mscale": 0.7, "mscale_all_dim": 1.2},
     ),
     "minimax_m2": config(

@@ -28,6 +28,7 @@ class AttentionCase:
         dtype: of queries, and of the result.
         softcap: whether logits are capped.
         sinks: whether extra logits take weight.
+        chosen: whether rows see only the keys that an indexer chose.
     """
 
     format: KVFormat
@@ -38,6 +39,7 @@ class AttentionCase:
     dtype: mx.Dtype
     softcap: bool
     sinks: bool
+    chosen: bool = False
 
 
 class Scoring(NamedTuple):
@@ -47,11 +49,18 @@ class Scoring(NamedTuple):
         scale: multiplies the logits.
         softcap: caps them then: `softcap * tanh(logits / softcap)` (Gemma 2).
         sinks: `[heads]`, extra logits that take weight and give nothing; they are not capped.
+        chosen: `[T, K]` int32, the keys that each row sees of those in its range: in ascending
+            order, and then -1 where there are fewer. None lets it see all.
     """
 
     scale: float
     softcap: float | None = None
     sinks: mx.array | None = None
+    chosen: mx.array | None = None
+
+    def part(self, rows: slice) -> Scoring:
+        """That of some rows."""
+        return self if self.chosen is None else self._replace(chosen=self.chosen[rows])
 
 
 class PreparedAttention(ABC):

@@ -25,7 +25,8 @@ class CPUBackend(AttentionBackend):
 
     def serves(self, case: AttentionCase) -> bool:
         sizes = case.spec.head_dim, case.spec.value_dim, case.block_tokens
-        return case.dtype == mx.float32 and all(size % _MULTIPLE == 0 for size in sizes)
+        known = case.dtype == mx.float32 and not case.chosen
+        return known and all(size % _MULTIPLE == 0 for size in sizes)
 
     def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
         return _Prepared(self._kernels, metadata)

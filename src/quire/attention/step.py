@@ -14,14 +14,16 @@ from quire.attention.backend import (
     PreparedAttention,
     Scoring,
 )
+from quire.attention.choice import KeyChooser, choice_needed
 from quire.attention.metadata import AttentionMetadata, AttentionRows, build_metadata
 from quire.attention.reference.cuts import length_class
 from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.pools import KVPool, Pools
 from quire.cache.specs import KVLayout
 
-_CaseKey = tuple[bool, int, mx.Dtype, bool, bool]
-"""What differs between layers of the same rows: packed or plain, heads, type, cap, sinks."""
+_CaseKey = tuple[bool, int, mx.Dtype, bool, bool, int]
+"""What differs between layers of the same rows: packed or plain, heads, type, cap, sinks, and how
+many keys an indexer chooses, if it does."""
 
 
 @dataclass(slots=True)
@@ -31,10 +33,12 @@ class _Run:
     Attributes:
         rows: among the rows of the format.
         chunks: among the format's sequences with several rows.
+        chosen: whether they see only the keys that an indexer chose.
     """
 
     rows: slice
     chunks: slice
+    chosen: bool
     prepared: PreparedAttention
 
 
@@ -47,6 +51,7 @@ class _FormatRows:
         written: by layer, what its sequences with several rows wrote, in formats with tails;
             layers that share another's keys read it later in the step.
         runs: by case, who serves which rows.
+        choosers: by number of keys, what chooses them.
     """
 
     rows: slice
@@ -58,6 +63,7 @@ class _FormatRows:
         default_factory=dict
     )
     """By backend and range of sequences; cases share them."""
+    choosers: dict[int, KeyChooser] = field(default_factory=dict)
 
     def prepare(self, backend: AttentionBackend, begin: int, end: int) -> PreparedAttention:
         """Mutates: the sequences `[begin, end)` prepared by a backend, once."""
@@ -66,6 +72,12 @@ class _FormatRows:
             prepared = backend.prepare(self.metadata.part(begin, end))
             self.prepared[backend, begin, end] = prepared
         return prepared
+
+    def chooser(self, limit: int) -> KeyChooser:
+        """Mutates: what chooses so many keys a row, made once."""
+        if limit not in self.choosers:
+            self.choosers[limit] = KeyChooser(self.metadata, limit)
+        return self.choosers[limit]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +112,47 @@ class StepAttention:
         self._pools = attention.pools
         self._backends = attention.backends
         self._groups: dict[int, list[_FormatRows]] = {}
+        self._chosen: dict[int, list[mx.array | None]] = {}
+
+    def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
+        """See `models.base.Step.choose`."""
+        chosen: list[mx.array | None] = []
+        for part in self._parts(self._layout.group[layer]):
+            store, rows = part.pool.indexes[layer], part.rows
+            store.write(k[rows, None], k[rows, None], part.metadata.slots)
+            keys = None
+            if choice_needed(part.metadata, limit):
+                keys = part.chooser(limit).choose(q[rows], weights[rows], store)
+            chosen.append(keys)
+        self._chosen[layer] = chosen
 
     def attend(
-        self, layer: int, q: mx.array, k: mx.array | None, v: mx.array | None, scoring: Scoring
+        self,
+        layer: int,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        scoring: Scoring,
+        chosen_by: int | None = None,
     ) -> mx.array:
         """See `models.base.Step.attend`."""
-        group, owner = self._layout.group[layer], self._layout.owner[layer]
-        parts = self._groups.get(group)
-        if parts is None:
-            parts = self._groups[group] = self._build(group)
+        owner, parts = self._layout.owner[layer], self._parts(self._layout.group[layer])
+        chosen = [None] * len(parts) if chosen_by is None else self._chosen[chosen_by]
         if len(parts) == 1:
-            return self._attend(parts[0], owner, q, k, v, scoring)
+            return self._attend(parts[0], owner, q, k, v, scoring._replace(chosen=chosen[0]))
         outs = []
-        for part in parts:
+        for part, keys in zip(parts, chosen, strict=True):
             own_k = None if k is None else k[part.rows]
             own_v = None if v is None else v[part.rows]
-            outs.append(self._attend(part, owner, q[part.rows], own_k, own_v, scoring))
+            own = scoring._replace(chosen=keys)
+            outs.append(self._attend(part, owner, q[part.rows], own_k, own_v, own))
         return mx.concatenate(outs)
+
+    def _parts(self, group: int) -> list[_FormatRows]:
+        """The step's rows in a group, by format."""
+        if group not in self._groups:
+            self._groups[group] = self._build(group)
+        return self._groups[group]
 
     def _attend(
         self,
@@ -136,7 +172,13 @@ class StepAttention:
         if len(runs) == 1:
             return runs[0].prepared.forward(q, store, written, scoring)
         outs = [
-            run.prepared.forward(q[run.rows], store, written[run.chunks], scoring) for run in runs
+            run.prepared.forward(
+                q[run.rows],
+                store,
+                written[run.chunks],
+                scoring.part(run.rows) if run.chosen else scoring._replace(chosen=None),
+            )
+            for run in runs
         ]
         return mx.concatenate(outs)
 
@@ -162,13 +204,14 @@ class StepAttention:
     ) -> list[_Run]:
         """Which backend serves which rows; the same for all layers alike."""
         softcap, sinks = scoring.softcap is not None, scoring.sinks is not None
-        key = store.packed is None, q.shape[1], q.dtype, softcap, sinks
+        limit = 0 if scoring.chosen is None else scoring.chosen.shape[-1]
+        key = store.packed is None, q.shape[1], q.dtype, softcap, sinks, limit
         runs = part.runs.get(key)
         if runs is None:
-            runs = part.runs[key] = self._choose(part, store, *key[1:])
+            runs = part.runs[key] = self._cut_runs(part, store, *key[1:])
         return runs
 
-    def _choose(
+    def _cut_runs(
         self,
         part: _FormatRows,
         store: LayerStore,
@@ -176,12 +219,15 @@ class StepAttention:
         dtype: mx.Dtype,
         softcap: bool,
         sinks: bool,
+        limit: int,
     ) -> list[_Run]:
         """Runs of neighbouring sequences that the same backend serves."""
         metadata = part.metadata
         counts = metadata.counts.tolist()
-        by_count = {
-            count: self._backends.backend_for(
+        longer = (metadata.lengths > limit).tolist() if limit else [False] * len(counts)
+        kinds = list(zip(counts, longer, strict=True))
+        served_by = {
+            (count, chosen): self._backends.backend_for(
                 AttentionCase(
                     store.format,
                     metadata.spec,
@@ -191,21 +237,23 @@ class StepAttention:
                     dtype,
                     softcap,
                     sinks,
+                    chosen,
                 )
             )
-            for count in set(counts)
+            for count, chosen in set(kinds)
         }
-        chosen = [by_count[count] for count in counts]
+        served = [(served_by[kind], kind[1]) for kind in kinds]
         runs = []
         begin = chunks = 0
-        while begin < len(chosen):
+        while begin < len(served):
             end = begin
-            while end < len(chosen) and chosen[end] is chosen[begin]:
+            while end < len(served) and served[end] == served[begin]:
                 end += 1
             rows = slice(int(metadata.query_starts[begin]), int(metadata.query_starts[end]))
             several = sum(1 for count in counts[begin:end] if count > 1)
-            prepared = part.prepare(chosen[begin], begin, end)
-            runs.append(_Run(rows, slice(chunks, chunks + several), prepared))
+            backend, chosen = served[begin]
+            prepared = part.prepare(backend, begin, end)
+            runs.append(_Run(rows, slice(chunks, chunks + several), chosen, prepared))
             begin, chunks = end, chunks + several
         return runs
 

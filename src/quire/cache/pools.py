@@ -9,21 +9,28 @@ import numpy as np
 
 from quire.cache.blocks import PoolKey, Resize
 from quire.cache.formats.base import LayerShape, LayerStore
-from quire.cache.formats.registry import make_store, store_type
+from quire.cache.formats.registry import block_bytes, make_index_store, make_store, store_type
 from quire.cache.specs import Ints, KVGroup, attention_groups, recurrent_groups
 from quire.cache.states import StatePool
 from quire.core.kv_format import KVFormat
 
 
 class KVPool:
-    """The layers of one group in one format."""
+    """The layers of one group in one format.
 
-    def __init__(self, layers: dict[int, LayerStore]) -> None:
-        self.layers = layers
+    Attributes:
+        layers: by layer, keys and values.
+        indexes: by layer, an indexer's keys, in blocks of the same ids; empty without indexers.
+    """
+
+    def __init__(self, layers: tuple[int, ...], shape: LayerShape, format: KVFormat) -> None:
+        self.layers = {layer: make_store(shape, format.of_layer(layer)) for layer in layers}
+        stores = {layer: make_index_store(shape) for layer in layers}
+        self.indexes = {layer: store for layer, store in stores.items() if store is not None}
 
     def resize(self, capacity: int, moves: tuple[tuple[int, int], ...], *, tails: bool) -> None:
         """Mutates: follows the block manager."""
-        for store in self.layers.values():
+        for store in self._stores():
             if not tails:
                 store.resize(capacity, moves)
             elif store.has_tail:
@@ -31,20 +38,23 @@ class KVPool:
 
     def arrays(self, layers: Container[int]) -> list[mx.array]:
         """Every array of these layers."""
-        stores = [store for layer, store in self.layers.items() if layer in layers]
-        return [array for store in stores for array in store.arrays()]
+        both = (*self.layers.items(), *self.indexes.items())
+        return [array for layer, store in both if layer in layers for array in store.arrays()]
 
     def export(self, blocks: Ints) -> list[mx.array]:
         """The contents of blocks in all layers (lazy)."""
-        return [array for store in self.layers.values() for array in store.export(blocks)]
+        return [array for store in self._stores() for array in store.export(blocks)]
 
     def restore(self, blocks: Ints, contents: list[mx.array]) -> None:
         """Mutates: blocks get contents that `export` gave."""
         at = 0
-        for store in self.layers.values():
+        for store in self._stores():
             parts = len(store.export(blocks[:0]))
             store.restore(blocks, contents[at : at + parts])
             at += parts
+
+    def _stores(self) -> list[LayerStore]:
+        return [*self.layers.values(), *self.indexes.values()]
 
 
 class Pools:
@@ -73,8 +83,7 @@ class Pools:
         total = 0
         for layer in group.layers:
             format = key.format.of_layer(layer)
-            store = store_type(format)
-            size = store.tail_bytes if key.tail else store.block_bytes
+            size = store_type(format).tail_bytes if key.tail else block_bytes
             total += size(shape, format)
         return total
 
@@ -82,13 +91,8 @@ class Pools:
         """The pool of an attention group."""
         pool = self._kv.get((group, format))
         if pool is None:
-            shape = self.shape(group)
-            pool = self._kv[group, format] = KVPool(
-                {
-                    layer: make_store(shape, format.of_layer(layer))
-                    for layer in self.groups[group].layers
-                }
-            )
+            pool = KVPool(self.groups[group].layers, self.shape(group), format)
+            self._kv[group, format] = pool
         return pool
 
     def states(self, group: int, format: KVFormat) -> StatePool:

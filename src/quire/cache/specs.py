@@ -89,14 +89,19 @@ class AttentionSpec(GroupSpec):
         value_dim: given as 0 it is `head_dim`.
         value_in_key: a value is the beginning of its key. Plain blocks hold it once; packed ones
             twice, since keys are coded by channel and values by token.
+        index_dim: size of one more key that a token has, by which an indexer chooses the keys that
+            a query attends to; 0 without. Stored as computed, in any format. Only where keys have
+            one head.
     """
 
     kv_heads: int
     head_dim: int
     value_dim: int = field(default=0, kw_only=True)
     value_in_key: bool = field(default=False, kw_only=True)
+    index_dim: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
+        assert not self.index_dim or self.kv_heads == 1, "an indexer chooses for one head of keys"
         if not self.value_dim:
             object.__setattr__(self, "value_dim", self.head_dim)
 

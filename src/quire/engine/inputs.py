@@ -50,9 +50,14 @@ class _Rows:
         scale: float,
         softcap: float | None = None,
         sinks: mx.array | None = None,
+        chosen_by: int | None = None,
     ) -> mx.array:
         """See `models.base.Step.attend`."""
-        return self._step.attend(layer, q, k, v, Scoring(scale, softcap, sinks))
+        return self._step.attend(layer, q, k, v, Scoring(scale, softcap, sinks), chosen_by)
+
+    def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
+        """See `models.base.Step.choose`."""
+        self._step.choose(layer, q, k, weights, limit)
 
     def recurrent(self, layer: int) -> list[RecurrentSegment]:
         """See `models.base.Step.recurrent`."""

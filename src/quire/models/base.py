@@ -104,6 +104,7 @@ class Step(Protocol):
         scale: float,
         softcap: float | None = None,
         sinks: mx.array | None = None,
+        chosen_by: int | None = None,
     ) -> mx.array:
         """Writes k and v, then lets each row of q see the keys in its range.
 
@@ -115,9 +116,26 @@ class Step(Protocol):
             scale: multiplies the logits.
             softcap: caps them then: `softcap * tanh(logits / softcap)`.
             sinks: `[heads]`, extra logits that take weight and give nothing.
+            chosen_by: a layer whose `choose` said which of the keys in its range each row sees;
+                None lets it see all.
 
         Returns:
             `[T, heads, value_dim]`.
+        """
+        ...
+
+    def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
+        """Writes an indexer's keys, then has it choose keys for each row, see `attend`.
+
+        A key's score is the sum over heads of `weights * max(q . k, 0)`, in float32. The keys of
+        highest score among those that are visible are chosen, of equal ones the first.
+
+        Args:
+            layer: index into the model's `layout`; its spec has an `index_dim`.
+            q: `[T, heads, index_dim]`, rotated.
+            k: `[T, index_dim]`, rotated.
+            weights: `[T, heads]`.
+            limit: the most keys that a row sees.
         """
         ...
 

@@ -16,6 +16,7 @@ import mlx.nn as nn
 from quire.cache.specs import AttentionSpec, FullKV
 from quire.models.base import Module, Step
 from quire.models.description import Rotation
+from quire.models.indexer import Indexer, KeyIndexer
 from quire.models.moe import ExpertLinear, PackedExpertLinear
 from quire.models.names import Weights
 from quire.models.norm import RMSNorm
@@ -37,6 +38,8 @@ class LatentAttention:
         query_latent_dim: size of the queries' latent; None projects them directly.
         scale: multiplies the logits.
         bias: projections from the hidden size, and to it, have biases.
+        indexer: chooses the keys that each query attends to; None lets it attend to all, or to
+            those that the layer `chosen_by` chose. Needs a latent of the queries.
     """
 
     heads: int
@@ -48,6 +51,8 @@ class LatentAttention:
     scale: float
     rope: RopeParameters
     bias: bool = False
+    indexer: Indexer | None = None
+    chosen_by: int | None = None
 
     @property
     def attribute(self) -> str:
@@ -60,7 +65,8 @@ class LatentAttention:
     @property
     def spec(self) -> AttentionSpec:
         size = self.latent_dim + self.rotated_dim
-        return FullKV(1, size, value_dim=self.latent_dim, value_in_key=True)
+        index_dim = 0 if self.indexer is None else self.indexer.dim
+        return FullKV(1, size, value_dim=self.latent_dim, value_in_key=True, index_dim=index_dim)
 
     def module(self, hidden_size: int, layer: int) -> Module:
         return LatentSelfAttention(self, hidden_size, layer)
@@ -117,6 +123,7 @@ class LatentSelfAttention(Module):
     def __init__(self, kind: LatentAttention, hidden_size: int, layer: int) -> None:
         super().__init__()
         self._kind, self._layer = kind, layer
+        self._chosen_by = kind.chosen_by if kind.indexer is None else layer
         width = kind.heads * (kind.plain_dim + kind.rotated_dim)
         rank, latent = kind.query_latent_dim, kind.latent_dim
         if rank is None:
@@ -125,6 +132,8 @@ class LatentSelfAttention(Module):
             self.q_a_proj = nn.Linear(hidden_size, rank, bias=kind.bias)
             self.q_a_layernorm = RMSNorm(rank, eps=_NORM_EPS)
             self.q_b_proj = nn.Linear(rank, width, bias=False)
+            if kind.indexer is not None:
+                self.indexer = KeyIndexer(kind.indexer, hidden_size, rank, layer)
         self.kv_a_proj_with_mqa = nn.Linear(hidden_size, latent + kind.rotated_dim, bias=kind.bias)
         self.kv_a_layernorm = RMSNorm(latent, eps=_NORM_EPS)
         self.embed_q = HeadLinear(kind.heads, kind.plain_dim, latent)
@@ -134,18 +143,23 @@ class LatentSelfAttention(Module):
     def __call__(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         kind, rows = self._kind, x.shape[0]
-        q = self._queries(x).reshape(rows, kind.heads, -1)
+        q = self._queries(x, step, rotate).reshape(rows, kind.heads, -1)
         plain, rotated = mx.split(q, [kind.plain_dim], axis=-1)
         q = mx.concatenate([self.embed_q(plain), rotate(rotated)], axis=-1)
         latent, key = mx.split(self.kv_a_proj_with_mqa(x), [kind.latent_dim], axis=-1)
         latent = self.kv_a_layernorm(latent)[:, None]  # [T, 1, latent_dim]
         k = mx.concatenate([latent, rotate(key[:, None])], axis=-1)
-        out = step.attend(self._layer, q, k, latent, scale=kind.scale)  # [T, heads, latent_dim]
+        out = step.attend(  # [T, heads, latent_dim]
+            self._layer, q, k, latent, scale=kind.scale, chosen_by=self._chosen_by
+        )
         y: mx.array = self.o_proj(self.unembed_out(out).reshape(rows, -1))
         return y
 
-    def _queries(self, x: mx.array) -> mx.array:
-        """`[T, heads * (plain_dim + rotated_dim)]`."""
+    def _queries(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
+        """`[T, heads * (plain_dim + rotated_dim)]`. An indexer chooses their keys on the way."""
         if self._kind.query_latent_dim is None:
             return self.q_proj(x)
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
+        latent = self.q_a_layernorm(self.q_a_proj(x))
+        if "indexer" in self:
+            self.indexer(x, latent, step, rotate)
+        return self.q_b_proj(latent)

@@ -66,6 +66,10 @@ class Settings:
         """A list of numbers; empty if absent."""
         return tuple(self._typed((name,), [], list))
 
+    def names(self, name: str) -> tuple[str, ...]:
+        """A list of words; empty if absent."""
+        return tuple(str(each) for each in self._typed((name,), [], list))
+
     def has(self, name: str) -> bool:
         """Whether the key is there and not null."""
         self._asked.add(name)

@@ -31,7 +31,7 @@ class CheckedBackend(AttentionBackend):
         """Whether the kernels compute such a case, if they are right."""
 
     def serves(self, case: AttentionCase) -> bool:
-        return self.made_for(case) and self._difference(case) is None
+        return not case.chosen and self.made_for(case) and self._difference(case) is None
 
     @property
     def problem(self) -> str | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import mlx.core as mx
 
 from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.reference import packed, plain
-from quire.attention.reference.cuts import cut
+from quire.attention.reference.cuts import KeyPlaces, cut
 from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
 
 
@@ -25,11 +26,18 @@ class ReferenceBackend(AttentionBackend):
 
 class _Prepared(PreparedAttention):
     def __init__(self, metadata: AttentionMetadata) -> None:
+        self._metadata = metadata
         self._batches, self._chunks = cut(metadata)
+
+    @cached_property
+    def _places(self) -> KeyPlaces:
+        return KeyPlaces.of(self._metadata)
 
     def forward(
         self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
     ) -> mx.array:
+        if store.packed is None and scoring.chosen is not None:
+            return plain.chosen(q, store, self._places, scoring, scoring.chosen)
         if store.packed is not None:
             outs = self._packed(q, store.packed, written, scoring)
         else:
@@ -59,11 +67,13 @@ class _Prepared(PreparedAttention):
         scaled = q if scoring.scale == 1.0 else q * scoring.scale
         outs = []
         for batch in self._batches:
-            out = packed.decode(_rows(scaled, batch.rows), store, batch, scoring)
+            own = scoring.part(batch.rows)
+            out = packed.decode(_rows(scaled, batch.rows), store, batch, own)
             outs.append((batch.rows, out.astype(q.dtype)))
         for number, chunk in enumerate(self._chunks):
-            own = written[number] if store.has_tail else None
-            out = packed.prefill(_rows(scaled, chunk.rows), store, chunk, own, scoring)
+            blocks = written[number] if store.has_tail else None
+            own = scoring.part(chunk.rows)
+            out = packed.prefill(_rows(scaled, chunk.rows), store, chunk, blocks, own)
             outs.append((chunk.rows, out.astype(q.dtype)))
         return outs
 

@@ -40,6 +40,60 @@ def _bias(first: Ints, last: Ints, begin: int, end: int) -> mx.array:
     return mx.where(visible, 0.0, -mx.inf)
 
 
+def chosen_bias(chosen: mx.array, keys: int) -> mx.array:
+    """`[t, keys]`: 0 where rows chose a key, see `Scoring.chosen`, else minus infinity; float32."""
+    hidden = mx.full((chosen.shape[0], keys + 1), -mx.inf)
+    places = mx.where(chosen < 0, keys, chosen)
+    return mx.put_along_axis(hidden, places, mx.zeros(places.shape), axis=-1)[:, :keys]
+
+
+@dataclass(frozen=True)
+class KeyPlaces:
+    """Where the keys of each row lie, one by one, in layers that see all keys, of one head.
+
+    Attributes:
+        table: block ids of all sequences.
+        starts: `[T]` where the table of each row's sequence begins.
+    """
+
+    table: mx.array
+    starts: mx.array
+    block_tokens: int
+
+    @staticmethod
+    def of(metadata: AttentionMetadata) -> KeyPlaces:
+        assert metadata.spec.sees_all, "an indexer chooses among all keys"
+        starts = np.repeat(metadata.table_starts[:-1], metadata.counts)
+        return KeyPlaces(mx.array(metadata.block_table), mx.array(starts), metadata.block_tokens)
+
+    def find(self, rows: slice, keys: mx.array) -> tuple[mx.array, mx.array]:
+        """The blocks of keys `[t, K]` of some rows, and the places within."""
+        blocks = self.table[self.starts[rows, None] + keys // self.block_tokens]
+        return blocks, keys % self.block_tokens
+
+
+@dataclass
+class RowKeys:
+    """Which of the keys that were gathered for rows are there.
+
+    Attributes:
+        there: `[t, K]`.
+    """
+
+    there: mx.array
+    kv_heads: int = 1
+
+    @property
+    def mask(self) -> mx.array:
+        """`[t, 1, 1, K]`, true where there is a key."""
+        return self.there[:, None, None]
+
+    @property
+    def bias(self) -> mx.array:
+        """`mask` as what is added to scores: 0 where there is a key, else minus infinity."""
+        return mx.where(self.mask, 0.0, -mx.inf)
+
+
 @dataclass
 class DecodeBatch:
     """Sequences with one row each, whose block tables have similar lengths.
@@ -94,13 +148,32 @@ class DecodeBatch:
 
         own block; else minus infinity. float32.
         """
-        start = self.last // self.block_tokens * self.block_tokens
+        start = self._own_starts
         full = np.arange(int(start.max()), dtype=np.int32)
         before = (full >= self.first[:, None]) & (full < start[:, None])
-        own = start[:, None] + np.arange(self.block_tokens, dtype=np.int32)
+        own = self._own_keys
         here = (own >= self.first[:, None]) & (own <= self.last[:, None])
         visible = np.concatenate([before, here], axis=1)[:, None, None, :]
         return mx.where(mx.array(visible), 0.0, -mx.inf)
+
+    @property
+    def _own_starts(self) -> Ints:
+        """`[B]` the first key of each row's own block."""
+        return self.last // self.block_tokens * self.block_tokens
+
+    @property
+    def _own_keys(self) -> Ints:
+        """`[B, block_tokens]` the keys of each row's own block."""
+        return self._own_starts[:, None] + np.arange(self.block_tokens, dtype=np.int32)
+
+    def chosen_bias(self, chosen: mx.array, *, tails: bool) -> mx.array:
+        """What is added to `bias`, or to `tail_bias`, where rows see only what they chose."""
+        seen = self.blocks.shape[1] * self.block_tokens
+        bias = chosen_bias(chosen, seen)
+        if tails:
+            own = mx.take_along_axis(bias, mx.array(self._own_keys), axis=-1)
+            bias = mx.concatenate([bias[:, : int(self._own_starts.max())], own], axis=-1)
+        return bias[:, None, None]
 
 
 @dataclass
@@ -185,8 +258,17 @@ class Tile:
     @property
     def bias(self) -> mx.array:
         """`[t, P * block_tokens]`: 0 where visible, else minus infinity; float32."""
-        begin, end = self.blocks.start * self.block_tokens, self.blocks.stop * self.block_tokens
-        return _bias(self.first, self.last, begin, end)
+        return _bias(self.first, self.last, *self._keys)
+
+    def chosen_bias(self, chosen: mx.array) -> mx.array:
+        """What is added to it where rows see only what they chose, of all rows of the chunk."""
+        begin, end = self._keys
+        return chosen_bias(chosen[self.rows], end)[:, begin:]
+
+    @property
+    def _keys(self) -> tuple[int, int]:
+        """The keys of its blocks."""
+        return self.blocks.start * self.block_tokens, self.blocks.stop * self.block_tokens
 
 
 def cut(metadata: AttentionMetadata) -> tuple[list[DecodeBatch], list[Chunk]]:

@@ -28,6 +28,8 @@ def decode(q: mx.array, store: PackedStore, batch: DecodeBatch, scoring: Scoring
     else:
         reader = store.read(batch.heads)
         scores, weighted_sum, bias = reader.scores(q), reader.weighted_sum, batch.bias
+    if scoring.chosen is not None:
+        bias = bias + batch.chosen_bias(scoring.chosen, tails=store.has_tail)
     sinks = None if scoring.sinks is None else scoring.sinks.reshape(kv_heads, -1, 1)
     weights = attention_weights(capped(scores, scoring.softcap), bias, sinks)
     return weighted_sum(weights).reshape(count, heads, -1)
@@ -55,7 +57,10 @@ def prefill(
         rows = mx.depends([chunk.heads[0, :, tile.blocks]], outs[-1:])[0]
         scores, weighted_sum = _read_tile(some, store, rows, chunk, tile, written)
         scores = capped(scores.astype(mx.float32), scoring.softcap)
-        weights = attention_weights(scores.reshape(*by_head, scores.shape[-1]), tile.bias, sinks)
+        bias = tile.bias
+        if scoring.chosen is not None:
+            bias = bias + tile.chosen_bias(scoring.chosen)
+        weights = attention_weights(scores.reshape(*by_head, scores.shape[-1]), bias, sinks)
         out = weighted_sum(weights.reshape(kv_heads, -1, weights.shape[-1]))
         outs.append(out.reshape(*by_head, out.shape[-1]))
     # [kv_heads, G, t, value_dim] each

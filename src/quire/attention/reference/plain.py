@@ -7,7 +7,7 @@ import math
 import mlx.core as mx
 
 from quire.attention.backend import Scoring
-from quire.attention.reference.cuts import Chunk, DecodeBatch
+from quire.attention.reference.cuts import Chunk, DecodeBatch, KeyPlaces, RowKeys
 from quire.attention.reference.softmax import attention_weights, capped
 from quire.cache.formats.base import LayerStore
 from quire.device.device import current_device
@@ -20,9 +20,31 @@ def decode(q: mx.array, store: LayerStore, batch: DecodeBatch, scoring: Scoring)
     """Rows of sequences with one row each, `[B, heads, head_dim]`."""
     count, kv_heads, blocks = batch.heads.shape
     shape = (count, kv_heads, blocks * batch.block_tokens, -1)
-    k, v = _keys_and_values(
-        store, [each[batch.heads].reshape(shape).astype(q.dtype) for each in store.arrays()]
-    )
+    read = [each[batch.heads].reshape(shape).astype(q.dtype) for each in store.arrays()]
+    return _single_rows(q, *_keys_and_values(store, read), batch, scoring)
+
+
+def chosen(
+    q: mx.array, store: LayerStore, places: KeyPlaces, scoring: Scoring, keys: mx.array
+) -> mx.array:
+    """Rows `[T, heads, head_dim]` that each see keys `[T, K]`, gathered for a tile at a time."""
+    count, size = keys.shape
+    tile = max(1, SCORES // (size * store.shape.head_dim))
+    outs: list[mx.array] = []
+    for start in range(0, count, tile):
+        rows = slice(start, min(start + tile, count))
+        some = mx.depends([keys[rows]], outs[-1:])[0]
+        at = places.find(rows, mx.maximum(some, 0))
+        read = [each[at][:, None].astype(q.dtype) for each in store.arrays()]  # [t, 1, K, dim]
+        k, v = _keys_and_values(store, read)
+        outs.append(_single_rows(q[rows], k, v, RowKeys(some >= 0), scoring))
+    return outs[0] if len(outs) == 1 else mx.concatenate(outs)
+
+
+def _single_rows(
+    q: mx.array, k: mx.array, v: mx.array, batch: DecodeBatch | RowKeys, scoring: Scoring
+) -> mx.array:
+    """q `[B, heads, head_dim]`; k and v `[B, kv_heads, S, dim]`."""
     if _spells_out(scoring):
         return _decode_spelled_out(_scaled(q, scoring.scale), k, v, batch, scoring)
     out = mx.fast.scaled_dot_product_attention(
@@ -88,7 +110,7 @@ def _scaled(q: mx.array, scale: float) -> mx.array:
 
 
 def _decode_spelled_out(
-    q: mx.array, k: mx.array, v: mx.array, batch: DecodeBatch, scoring: Scoring
+    q: mx.array, k: mx.array, v: mx.array, batch: DecodeBatch | RowKeys, scoring: Scoring
 ) -> mx.array:
     """q `[B, heads, head_dim]`, scaled; k and v `[B, kv_heads, S, dim]`."""
     count, heads, dim = q.shape

@@ -21,7 +21,7 @@ class LayerShape:
     Attributes:
         block_tokens: tokens a block.
         dtype: the model's, of keys and values as they are computed.
-        value_in_key: see `AttentionSpec`.
+        value_in_key, index_dim: see `AttentionSpec`.
     """
 
     kv_heads: int
@@ -30,12 +30,19 @@ class LayerShape:
     block_tokens: int
     dtype: mx.Dtype
     value_in_key: bool = False
+    index_dim: int = 0
 
     @staticmethod
     def of(spec: AttentionSpec, block_tokens: int, dtype: mx.Dtype) -> LayerShape:
         """What layers of a spec store."""
         sizes = spec.kv_heads, spec.head_dim, spec.value_dim
-        return LayerShape(*sizes, block_tokens, dtype, spec.value_in_key)
+        return LayerShape(*sizes, block_tokens, dtype, spec.value_in_key, spec.index_dim)
+
+    @property
+    def index(self) -> LayerShape | None:
+        """What an indexer stores a token, plain: a key of one head, and no value."""
+        dim = self.index_dim
+        return LayerShape(1, dim, dim, self.block_tokens, self.dtype, True) if dim else None
 
 
 @dataclass(frozen=True, slots=True)

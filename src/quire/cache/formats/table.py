@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from quire.cache.formats.base import LayerShape
-from quire.cache.formats.registry import store_type
+from quire.cache.formats.registry import block_bytes, store_type
 from quire.cache.specs import AttentionSpec, KVGroup
 from quire.core.kv_format import KVFormat
 
@@ -59,8 +59,8 @@ def layer_costs(
                     spec,
                     stored.name,
                     block_tokens,
-                    store.block_bytes(shape, stored) / block_tokens,
-                    store_type(plain).block_bytes(shape, plain) / block_tokens,
+                    block_bytes(shape, stored) / block_tokens,
+                    block_bytes(shape, plain) / block_tokens,
                     store.tail_bytes(shape, stored),
                 )
             )

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from quire.core.errors import ModelError
+from quire.models.arguments import require
 from quire.models.base import LanguageModel
-from quire.models.description import FeedForward, Layer
+from quire.models.description import Layer
 from quire.models.families.common import (
     CORRECTION,
     Family,
@@ -20,6 +22,7 @@ from quire.models.families.common import (
     softmax_mixture,
     with_dense,
 )
+from quire.models.indexer import Indexer
 from quire.models.latent_attention import LatentAttention
 from quire.models.names import Names
 from quire.models.rope import RopeParameters
@@ -44,47 +47,86 @@ def deepseek_v2(s: Settings) -> LanguageModel:
         s.changed(num_experts=s.integer("n_routed_experts")), router=router, shared_width=shared
     )
     first = s.integer("first_k_dense_replace", default=0)
-    return _decoder(s, latent_attention(s), experts, first)
+    kind = latent_attention(s)
+    return _decoder(s, kind, alike(s, kind, experts), first)
 
 
 def deepseek_v3(s: Settings) -> LanguageModel:
     s.only("moe_layer_freq", 1)
     s = s.filled(n_group=8, topk_group=4, routed_scaling_factor=2.5, n_shared_experts=1)
-    first = s.integer("first_k_dense_replace", default=3)
-    return _decoder(s, latent_attention(s), sigmoid_mixture(s), first)
+    kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=3)
+    return _decoder(s, kind, alike(s, kind, sigmoid_mixture(s)), first)
 
 
 def glm_moe_dsa(s: Settings) -> LanguageModel:
     s = s.filled(routed_scaling_factor=2.5, n_shared_experts=1, rms_norm_eps=1e-5)
-    first, count = s.integer("first_k_dense_replace", default=3), s.integer("num_hidden_layers")
-    first = min(first, count)
-    s.only("mlp_layer_types", ["dense"] * first + ["sparse"] * (count - first))
-    return _decoder(s, latent_attention(s), sigmoid_mixture(s), first, _indexers(s))
+    s = s.filled(index_n_heads=32, indexer_rope_interleave=True)
+    return _sparse(s, _choosing_layers(s))
 
 
 def deepseek_v32(s: Settings) -> LanguageModel:
-    return glm_moe_dsa(s.filled(n_group=8, topk_group=4, rms_norm_eps=1e-6))
+    s = s.filled(n_group=8, topk_group=4, routed_scaling_factor=2.5, n_shared_experts=1)
+    s = s.filled(index_n_heads=64, indexer_rope_interleave=False)
+    return _sparse(s, (True,) * s.integer("num_hidden_layers"))
 
 
-def _indexers(s: Settings) -> tuple[str, ...]:
-    """What chooses keys where there are more than it chooses; see `sparse_context`."""
-    return tuple(f"layers.{i}.self_attn.indexer." for i in range(s.integer("num_hidden_layers")))
+def _sparse(s: Settings, choosing: tuple[bool, ...]) -> LanguageModel:
+    """A decoder whose queries attend to the keys that an indexer chooses.
 
-
-def sparse_context(s: Settings) -> int:
-    """Tokens of which no query leaves one out.
-
-    An indexer chooses `index_topk` keys for each query (DeepSeek V3.2, arXiv:2512.02556). Up to so
-    many tokens it chooses all. What lies beyond is not served.
+    Args:
+        choosing: by layer, whether it has an indexer; the others take the keys of the last layer
+            before them that has one (arXiv:2603.12201).
     """
-    return min(s.integer("index_topk", default=2048), s.integer("max_position_embeddings"))
+    first, count = s.integer("first_k_dense_replace", default=3), s.integer("num_hidden_layers")
+    first = min(first, count)
+    s.only("mlp_layer_types", ["dense"] * first + ["sparse"] * (count - first))
+    usual, experts = latent_attention(s), sigmoid_mixture(s)
+    indexer = Indexer(
+        heads=s.integer("index_n_heads"),
+        dim=s.integer("index_head_dim", default=128),
+        rotated_dim=usual.rotated_dim,
+        halves=usual.rope.interleaved and not s.flag("indexer_rope_interleave"),
+        limit=s.integer("index_topk", default=2048),
+    )
+    layers = []
+    last = 0
+    for index, chooses in enumerate(choosing):
+        last = index if chooses else last
+        kind = replace(usual, indexer=indexer) if chooses else replace(usual, chosen_by=last)
+        layers.append(Layer((kind,), experts))
+    return _decoder(s, usual, tuple(layers), first)
+
+
+def _choosing_layers(s: Settings) -> tuple[bool, ...]:
+    """By layer, whether it has an indexer.
+
+    Raises:
+        ModelError: an unknown type, not one a layer, or a first layer without indexer.
+    """
+    count = s.integer("num_hidden_layers")
+    if s.has("indexer_types"):
+        types = s.names("indexer_types")
+    elif s.has("index_topk_pattern"):
+        short = {"F": "full", "S": "shared"}
+        pattern = s.values["index_topk_pattern"]
+        types = tuple(short.get(each, str(each)) for each in pattern)
+    else:
+        every = max(s.integer("index_topk_freq", default=1), 1)
+        offset = s.integer("index_skip_topk_offset", default=2)
+        full = [max(index - offset + 1, 0) % every == 0 for index in range(count)]
+        types = tuple("full" if each else "shared" for each in full)
+    for each in types:
+        require("indexer_types", each, ("full", "shared"))
+    if len(types) != count or types[0] != "full":
+        raise ModelError(f"config.json: indexer_types for {count} layers, the first of them full")
+    return tuple(each == "full" for each in types)
 
 
 def glm4_moe_lite(s: Settings) -> LanguageModel:
     s = s.filled(routed_scaling_factor=1.8, n_shared_experts=1)
     s.only("mlp_layer_types", ["dense"] + ["sparse"] * (s.integer("num_hidden_layers") - 1))
-    first = s.integer("first_k_dense_replace", default=1)
-    return _decoder(s, latent_attention(s), sigmoid_mixture(s), first)
+    kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=1)
+    return _decoder(s, kind, alike(s, kind, sigmoid_mixture(s)), first)
 
 
 def latent_attention(s: Settings) -> LatentAttention:
@@ -113,18 +155,14 @@ def _stretched(rope: RopeParameters) -> float:
 
 
 def _decoder(
-    s: Settings,
-    kind: LatentAttention,
-    experts: FeedForward,
-    first: int,
-    unused: tuple[str, ...] = (),
+    s: Settings, kind: LatentAttention, layers: tuple[Layer, ...], first: int
 ) -> LanguageModel:
-    layers: tuple[Layer, ...] = alike(s, kind, experts)
+    """Layers with experts, of which the first have a plain block instead."""
     count, ahead = len(layers), s.integer("num_nextn_predict_layers", "num_mtp_layers", default=1)
     names = Names(
         renamed=CORRECTION | {"shared_experts": "shared_expert"},
         # The layers that guess several tokens ahead.
-        unused=tuple(f"layers.{count + index}." for index in range(ahead)) + unused,
+        unused=tuple(f"layers.{count + index}." for index in range(ahead)),
         prepare=kind.absorbed,
     )
     dense = mlp(s, bias=False)
@@ -134,10 +172,8 @@ def _decoder(
 FAMILIES = (
     Family("deepseek_v2", "DeepSeek V2, V2.5, Coder V2", deepseek_v2),
     Family("deepseek_v3", "DeepSeek V3, R1, V3.1", deepseek_v3),
-    Family(
-        "deepseek_v32", "DeepSeek V3.2, up to `index_topk` tokens", deepseek_v32, sparse_context
-    ),
-    Family("glm_moe_dsa", "GLM-5, up to `index_topk` tokens", glm_moe_dsa, sparse_context),
+    Family("deepseek_v32", "DeepSeek V3.2", deepseek_v32),
+    Family("glm_moe_dsa", "GLM-5", glm_moe_dsa),
     Family("kimi_k2", "Kimi K2", deepseek_v3),
     Family("glm4_moe_lite", "GLM-4.7 Flash", glm4_moe_lite),
 )
