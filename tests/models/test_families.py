@@ -32,7 +32,7 @@ ANSWER = 20
 SEEDS = {
     "phi-qk-norm": 1,  # the first one's continuation is of few tokens
     "starcoder2": 1,  # likewise
-    "glm_moe_dsa-shared": 1,  # the first one has scores of keys that differ by rounding alone
+    "glm_moe_dsa-shared": 3,  # the first one has scores of keys that differ by rounding alone
 }
 
 

@@ -68,7 +68,8 @@ class KeyChooser:
         own = keys[chunk.heads[0, 0]].reshape(1, -1, keys.shape[-1]).astype(mx.float32)
 
         def gathered(rows: slice, before: list[mx.array]) -> mx.array:
-            return mx.depends([own], before)[0]
+            keys: mx.array = mx.depends([own], before)[0]
+            return keys
 
         return self._in_tiles(
             q, weights, gathered, own.shape[1], chunk.rows.start, chunk.first, chunk.last

@@ -159,12 +159,13 @@ class DecodeBatch:
     @property
     def _own_starts(self) -> Ints:
         """`[B]` the first key of each row's own block."""
-        return self.last // self.block_tokens * self.block_tokens
+        return (self.last // self.block_tokens * self.block_tokens).astype(np.int32)
 
     @property
     def _own_keys(self) -> Ints:
         """`[B, block_tokens]` the keys of each row's own block."""
-        return self._own_starts[:, None] + np.arange(self.block_tokens, dtype=np.int32)
+        places = np.arange(self.block_tokens, dtype=np.int32)
+        return np.add(self._own_starts[:, None], places, dtype=np.int32)
 
     def chosen_bias(self, chosen: mx.array, *, tails: bool) -> mx.array:
         """What is added to `bias`, or to `tail_bias`, where rows see only what they chose."""
