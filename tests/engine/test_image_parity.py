@@ -27,6 +27,8 @@ from tests.support.parity import (
     prompts,
 )
 from tests.support.seeing import CONFIGS as SEEING
+from tests.support.tiled import CONFIGS as TILED
+from tests.support.tiled import WHOLE as TILED_WHOLE
 from tests.support.tiny_models import (
     IMAGE,
     gemma4_config,
@@ -45,6 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "experts, levels": SEEING["qwen3_vl_moe"],
     "experts over recurrent layers": SEEING["qwen3_5_moe"],
     "experts, a cubic table": SEEING["glm4v_moe"],
+    "tiles seen whole by full layers": TILED["gemma3"],
 }
 WHOLE = "images seen whole"
 RECURRENT = ("over recurrent layers", "experts over recurrent layers")
@@ -53,6 +56,7 @@ DAILY = {
     "images read like text": tuple(SCENARIOS),
     "three axes in turns, levels": ("in chunks of 33",),
     "over recurrent layers": ("pre-empted and resumed",),
+    "tiles seen whole by full layers": ("in chunks of 33",),
 }
 """The scenarios of every day; the others are slow."""
 FORMATS = (KVFormat("page", 4, 4), KVFormat("uniform", 8, 8, 32), KVFormat("turbo", 3.5, 3.5))
@@ -114,8 +118,14 @@ def requests(family: str) -> list[Request]:
 
 def as_read(family: str, request: Request) -> Request:
     """The request with its images as the family's processor makes them: to be cut, or not."""
-    whole = FAMILIES[family]["model_type"] == "gemma4"
-    media = (replace(each, item=replace(each.item, bidirectional=whole)) for each in request.media)
+    model_type = FAMILIES[family]["model_type"]
+    whole = model_type in ("gemma4", *TILED_WHOLE)
+
+    def item(placed: PlacedMedia) -> MediaItem:
+        shape = (placed.item.tokens,) if model_type in TILED else placed.item.shape
+        return replace(placed.item, bidirectional=whole, shape=shape)
+
+    media = (replace(each, item=item(each)) for each in request.media)
     return replace(request, media=tuple(media))
 
 

@@ -13,6 +13,7 @@ from quire.models.gguf.architectures import ARCHITECTURES
 from quire.models.registry import FAMILIES
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 from tests.support.seeing import CONFIGS as SEEING
+from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiny_models import CONFIGS as TINY
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
@@ -69,7 +70,6 @@ without attention has no limit of its own: a million tokens are offered.
 """
 
 _SAME_AS = {
-    "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "kimi_k2": "deepseek_v3",
     "llama4": "llama4_text",
@@ -82,13 +82,15 @@ def rows() -> Iterator[str]:
     """One line a `model_type`."""
     tested = dict.fromkeys(TINY.values())
     own = {config()["model_type"] for config in tested}
+    seen = {config["model_type"] for config in (*SEEING.values(), *TILED.values())}
+    held = own | HELD_AGAINST_MLX_LM.keys() | seen
     for model_type, family in sorted(FAMILIES.items()):
         variants = [n for n, config in CONFIGS.items() if config["model_type"] == model_type]
         names = ", ".join(name.removeprefix(model_type).strip("-") or "usual" for name in variants)
         library = "mlx-lm" if model_type in HELD_AGAINST_MLX_LM else "transformers"
         if same := _SAME_AS.get(model_type):
             names = f"as `{same}`"
-        elif not variants and model_type not in own | HELD_AGAINST_MLX_LM.keys() | SEEING.keys():
+        elif not variants and model_type not in held:
             raise AssertionError(f"no test holds {model_type!r} against anything")
         yield f"| `{model_type}` | {family.title} | {library} | {names or 'usual'} |"
 

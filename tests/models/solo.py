@@ -86,9 +86,10 @@ class SoloStep:
         spec = self._layout[source]
         if isinstance(spec, ChunkedKV):
             visible = visible & (places[:, None] // spec.chunk == places[None, :] // spec.chunk)
+        kept = spec.kept
+        if kept is not None and kept.bidirectional_media:
+            visible = places[None, :] < self._ends[:, None]
         if isinstance(spec, WindowKV):
-            if spec.bidirectional_media:
-                visible = places[None, :] < self._ends[:, None]
             visible = visible & (distance < spec.window)
         if chosen_by is not None:
             visible = visible & self._chosen[chosen_by]

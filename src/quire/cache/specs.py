@@ -136,7 +136,13 @@ class AttentionSpec(GroupSpec):
 
 @dataclass(frozen=True, slots=True)
 class FullKV(AttentionSpec):
-    """Keys and values of every token."""
+    """Keys and values of every token.
+
+    Attributes:
+        bidirectional_media: a query within an image also sees the rest of it, up to its last token.
+    """
+
+    bidirectional_media: bool = False
 
     @property
     def sees_all(self) -> bool:

@@ -74,6 +74,7 @@ class Attention:
         sinks: a logit for each head that takes weight and gives nothing (arXiv:2309.17453).
         clip: bounds queries, keys and values to plus and minus this, after norms over all heads.
         temperature: multiplies queries by their position; None leaves them.
+        bidirectional_media: rows of one image see each other.
     """
 
     heads: int
@@ -91,6 +92,7 @@ class Attention:
     sinks: bool = False
     clip: float | None = None
     temperature: Temperature | None = None
+    bidirectional_media: bool = False
 
     @property
     def attribute(self) -> str:
@@ -105,8 +107,8 @@ class Attention:
         if self.chunk is not None:
             return ChunkedKV(self.kv_heads, self.head_dim, self.chunk)
         if self.window is None:
-            return FullKV(self.kv_heads, self.head_dim)
-        return WindowKV(self.kv_heads, self.head_dim, self.window)
+            return FullKV(self.kv_heads, self.head_dim, self.bidirectional_media)
+        return WindowKV(self.kv_heads, self.head_dim, self.window, self.bidirectional_media)
 
     def module(self, hidden_size: int, layer: int) -> Module:
         return SelfAttention(self, hidden_size, layer)

@@ -157,7 +157,7 @@ class DecoderModel(LanguageModel):
     def __init__(self, description: Description, names: Names) -> None:
         super().__init__()
         self.description = description
-        self._names = names
+        self.names = names
         hidden, vocab = description.hidden_size, description.vocab_size
         self.model = Decoder(description)
         self.lm_head = (
@@ -183,9 +183,9 @@ class DecoderModel(LanguageModel):
         return project_logits(hidden, self.model.embed_tokens, self.lm_head, whole.logit_softcap)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        ready = translate(weights, self.description, self._names)
+        ready = translate(weights, self.description, self.names)
         for name, place in named_parameters(self).items():
-            if name not in ready and name.endswith(self._names.zero_if_absent):
+            if name not in ready and name.endswith(self.names.zero_if_absent):
                 log.warning("The checkpoint has no %s: taken as zero, as its converter did", name)
                 ready[name] = mx.zeros_like(place)
         return ready

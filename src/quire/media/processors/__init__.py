@@ -14,6 +14,7 @@ from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
 from quire.media.processors.qwen import GlmImageProcessor, QwenImageProcessor
 from quire.media.processors.qwen_audio import QwenAudioProcessor
 from quire.media.processors.qwen_video import Qwen3VideoProcessor, QwenVideoProcessor
+from quire.media.processors.tiles import Gemma3ImageProcessor
 
 __all__ = ["KINDS", "Kind", "MediaProcessor", "open_processors"]
 
@@ -94,6 +95,8 @@ KINDS: dict[str, Kind] = {
         "preprocessor_config.json",
         "image_processor_type",
         {
+            "Gemma3ImageProcessor": Gemma3ImageProcessor.open,
+            "Gemma3ImageProcessorFast": Gemma3ImageProcessor.open,
             "Gemma4ImageProcessor": Gemma4ImageProcessor.open,
             "Gemma4ImageProcessorFast": Gemma4ImageProcessor.open,
             "Gemma4ImageProcessorPil": Gemma4ImageProcessor.open,

@@ -163,20 +163,25 @@ class MediaProcessor(ABC):
         """
 
 
-def check_pixels(settings: Settings, colours: Colours) -> None:
+def check_pixels(settings: Settings, colours: Colours, resample: int = _BICUBIC) -> None:
     """Refuses settings under which a pixel would be something other than the model computes of it.
 
     The model takes bytes, and scales them to `colours`.
+
+    Args:
+        resample: the number of the filter that pictures are resized by.
 
     Raises:
         ModelError: naming the setting.
     """
     values = settings.values
     for key in ("do_resize", "do_rescale", "do_convert_rgb"):
-        if values.get(key, True) is not True:
+        # Gemma 3's say null of the last: pictures are in RGB already.
+        unsaid = None if key == "do_convert_rgb" else True
+        if values.get(key, True) not in (True, unsaid):
             raise settings.error(key, "and only true is supported")
-    if values.get("resample", _BICUBIC) != _BICUBIC:
-        raise settings.error("resample", f"and only {_BICUBIC} (bicubic) is supported")
+    if values.get("resample", resample) != resample:
+        raise settings.error("resample", f"and only {resample} is supported")
     factor = values.get("rescale_factor", 1 / 255)
     if not isinstance(factor, float) or not math.isclose(factor, 1 / 255):
         raise settings.error("rescale_factor", "and only 1/255 is supported")
@@ -204,17 +209,26 @@ class ImageProcessor(MediaProcessor):
     kind = "image"
 
     def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
-        return (
-            MediaPart(self.cut(images.decode(data, param=param, limits=limits), param, detail)),
-        )
+        return self.show(images.decode(data, param=param, limits=limits), param, detail)
 
     @abstractmethod
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         """Resizes a picture in RGB and cuts it into patches.
 
         Raises:
             RequestError: it cannot be brought to a size that the model takes.
         """
+
+
+class WholeImageProcessor(ImageProcessor):
+    """A picture is one item, without words of its own."""
+
+    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+        return (MediaPart(self.cut(picture, param, detail)),)
+
+    @abstractmethod
+    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+        """See `show`."""
 
 
 class AudioProcessor(MediaProcessor):

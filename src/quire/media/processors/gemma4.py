@@ -17,12 +17,12 @@ import PIL.Image
 from quire.core.media import RAW_COLOURS, MediaItem
 from quire.media.processors.base import (
     CACHE_BYTES,
-    ImageProcessor,
     MediaPart,
     Parts,
     Placeholders,
     Settings,
     VideoProcessor,
+    WholeImageProcessor,
     check_pixels,
 )
 from quire.media.source import Detail, refusal
@@ -114,7 +114,7 @@ class Cutter:
         return detail
 
 
-class Gemma4ImageProcessor(ImageProcessor):
+class Gemma4ImageProcessor(WholeImageProcessor):
     """Gemma 4's image processor."""
 
     def __init__(

@@ -17,9 +17,9 @@ import PIL.Image
 from quire.core.media import CLIP_COLOURS, EVEN_COLOURS, Colours, MediaItem
 from quire.media.processors.base import (
     CACHE_BYTES,
-    ImageProcessor,
     Placeholders,
     Settings,
+    WholeImageProcessor,
     check_pixels,
 )
 from quire.media.source import Detail, refusal
@@ -93,7 +93,7 @@ def resized(picture: PIL.Image.Image, height: int, width: int) -> npt.NDArray[np
     return np.asarray(picture)
 
 
-class QwenImageProcessor(ImageProcessor):
+class QwenImageProcessor(WholeImageProcessor):
     """The image processor of Qwen2-VL to Qwen3.5.
 
     Args:

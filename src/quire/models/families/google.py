@@ -1,16 +1,17 @@
-"""Gemma (arXiv:2403.08295), Gemma 2 (arXiv:2408.00118) and Gemma 3 text (arXiv:2503.19786).
+"""Gemma (arXiv:2403.08295), Gemma 2 (arXiv:2408.00118) and Gemma 3 (arXiv:2503.19786).
 
 Gemma 4 is in `gemma4`.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 from quire.models.attention import Attention, QKNorm
 from quire.models.base import LanguageModel
-from quire.models.description import Layer, Mixer, Placement
+from quire.models.description import Layer, Mixer, Norm, Placement
 from quire.models.families.common import (
     Family,
     activation,
@@ -22,12 +23,14 @@ from quire.models.families.common import (
     rms,
     windows,
 )
+from quire.models.families.vision import seeing_tiles, transformer, without_vision
 from quire.models.feed_forward import MLP
 from quire.models.gemma4 import Gemma4
 from quire.models.names import Names
+from quire.models.projectors import PoolingProjector
 from quire.models.settings import FULL, SLIDING, Settings
 
-_NAMES = Names(less_one=("norm.weight",), unused=("vision_tower.", "multi_modal_projector."))
+_NAMES = Names(less_one=("norm.weight",))
 
 
 def gemma(s: Settings) -> LanguageModel:
@@ -48,9 +51,20 @@ def gemma2(s: Settings) -> LanguageModel:
 
 
 def gemma3(s: Settings) -> LanguageModel:
-    """Also the text of the multimodal models, whose encoder is left out."""
-    # Their configurations leave out what the library has as defaults.
-    s = s.within("text_config").filled(
+    """Rows of a picture see each other, in full layers too."""
+    # Text-only conversions have a part for the encoder with hardly a key.
+    sees = s.has("vision_config") and s.within("vision_config").has("hidden_size")
+    text = gemma3_text(s.within("text_config"), bidirectional_media=sees)
+    if not sees:
+        return without_vision(text)
+    kind = transformer(s.within("vision_config"), (-1,), last_norm=True)
+    side = max(1, math.isqrt(s.integer("mm_tokens_per_image", default=256)))
+    return seeing_tiles(text, kind, PoolingProjector(kind.side // side, Norm(kind.norm.eps)))
+
+
+def gemma3_text(s: Settings, *, bidirectional_media: bool = False) -> LanguageModel:
+    # The multimodal models' configurations leave out what the library has as defaults.
+    s = s.filled(
         vocab_size=262_208,
         num_attention_heads=8,
         num_key_value_heads=4,
@@ -59,7 +73,14 @@ def gemma3(s: Settings) -> LanguageModel:
     )
     s.only("use_bidirectional_attention", False)
     caps = [_softcap(s, f"{which}_logit_softcapping", None) for which in ("attn", "final")]
-    usual = attention(s, scale=_scale(s), qk_norm=QKNorm(rms(s)), rope=None, softcap=caps[0])
+    usual = attention(
+        s,
+        scale=_scale(s),
+        qk_norm=QKNorm(rms(s)),
+        rope=None,
+        softcap=caps[0],
+        bidirectional_media=bidirectional_media,
+    )
     types = s.layer_types(_sliding_but_every(s, s.integer("sliding_window_pattern", default=6)))
     layers = by_type(types, _mixers(s, usual), _block(s))
     return _decoder(s, layers, placement=Placement.SANDWICH, logit_softcap=caps[1])
@@ -101,8 +122,8 @@ def _mixers(s: Settings, usual: Attention) -> dict[str, Mixer]:
 FAMILIES = (
     Family("gemma", "Gemma", gemma),
     Family("gemma2", "Gemma 2", gemma2),
-    Family("gemma3", "Gemma 3, text", gemma3),
-    Family("gemma3_text", "Gemma 3, text", gemma3),
+    Family("gemma3", "Gemma 3, text and images", gemma3),
+    Family("gemma3_text", "Gemma 3, text", gemma3_text),
     Family("gemma4", "Gemma 4, text, images, video, sound", lambda s: Gemma4.from_config(s.values)),
     Family("gemma4_text", "Gemma 4, text", lambda s: Gemma4.from_config(s.values)),
 )

@@ -1,0 +1,179 @@
+"""Pictures as tiles: squares of the one size that CLIP, SigLIP and their like take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import PIL.Image
+
+from quire.core.media import TOWER_COLOURS, MediaItem
+from quire.media.processors.base import (
+    ImageProcessor,
+    MediaPart,
+    Parts,
+    Placeholders,
+    Settings,
+    check_pixels,
+)
+from quire.media.source import Detail, refusal
+
+_FILTERS = (
+    PIL.Image.Resampling.LANCZOS,
+    PIL.Image.Resampling.BILINEAR,
+    PIL.Image.Resampling.BICUBIC,
+)
+_DEFAULT_TOWER = "siglip_vision_model"
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """What a model's tiles are like.
+
+    Attributes:
+        size: pixels on a side.
+        patch: pixels on a patch's side; what is left beside whole patches is not seen.
+        filter: how pictures are resized.
+    """
+
+    size: int
+    patch: int
+    filter: PIL.Image.Resampling
+
+    @classmethod
+    def open(
+        cls, settings: Settings, config: Settings, size: int, patch: int, filter: int = 3
+    ) -> Self:
+        """As a processor's settings and `config.json` say, or else as the numbers given.
+
+        Raises:
+            ModelError: a value asks for pixels other than the model is shown.
+        """
+        vision = part(config, "vision_config")
+        tower = vision.values.get("model_type", _DEFAULT_TOWER)
+        if tower not in TOWER_COLOURS:
+            raise vision.error("model_type", f"not one of {', '.join(TOWER_COLOURS)}")
+        number = settings.values.get("resample", filter)
+        if number not in _FILTERS:
+            raise settings.error("resample", "not one of 1, 2 and 3")
+        check_pixels(settings, TOWER_COLOURS[tower], resample=number)
+        found = cls(
+            side_of(vision, "image_size", size),
+            side_of(vision, "patch_size", patch),
+            PIL.Image.Resampling(number),
+        )
+        found.check(settings, "size")
+        return found
+
+    def check(self, settings: Settings, key: str) -> None:
+        """Refuses settings whose sides under `key` are not a tile's.
+
+        Raises:
+            ModelError: naming the key.
+        """
+        sides = settings.values.get(key)
+        if sides is None:
+            return
+        given = set(sides.values()) if isinstance(sides, dict) else {sides}
+        if given != {self.size}:
+            raise settings.error(key, f"and the encoder takes {self.size} by {self.size} pixels")
+
+    @property
+    def patches(self) -> int:
+        """On a tile's side."""
+        return self.size // self.patch
+
+    def squeezed(self, picture: PIL.Image.Image) -> PIL.Image.Image:
+        """All of a picture as one tile."""
+        return self.resized(picture, self.size, self.size)
+
+    def resized(self, picture: PIL.Image.Image, width: int, height: int) -> PIL.Image.Image:
+        same = picture.size == (width, height)
+        return picture if same else picture.resize((width, height), self.filter)
+
+    def grid(self, picture: PIL.Image.Image) -> list[PIL.Image.Image]:
+        """The tiles of a picture whose sides are multiples of a tile's, row by row."""
+        size = self.size
+        return [
+            picture.crop((left, top, left + size, top + size))
+            for top in range(0, picture.height, size)
+            for left in range(0, picture.width, size)
+        ]
+
+    def features(self, tiles: Sequence[PIL.Image.Image]) -> bytes:
+        """`[tiles, rows, columns, patch, patch, 3]`: row by row, and so within a patch."""
+        count, patch = self.patches, self.patch
+        seen = count * patch
+        pixels = np.stack([np.asarray(tile)[:seen, :seen] for tile in tiles])
+        grid = pixels.reshape(len(tiles), count, patch, count, patch, 3)
+        return grid.swapaxes(2, 3).tobytes()
+
+    def item(self, kind: str, tiles: Sequence[PIL.Image.Image], rows: int) -> MediaItem:
+        """Tiles as an item whose rows follow each other, so many a tile."""
+        shape = (len(tiles),)
+        features = self.features(tiles)
+        return MediaItem.of(kind, features, shape, len(tiles) * rows, bidirectional=False)
+
+
+def part(config: Settings, key: str) -> Settings:
+    """An object within `config.json`; empty where there is none."""
+    values: Any = config.values.get(key)
+    if values is not None and not isinstance(values, dict):
+        raise config.error(key, "not an object")
+    return Settings(config.path, f"{config.prefix}{key}.", values or {})
+
+
+def side_of(settings: Settings, key: str, default: int) -> int:
+    """A number of pixels, given once or for both sides.
+
+    Raises:
+        ModelError: the sides differ, or it is something else.
+    """
+    value = settings.values.get(key)
+    if isinstance(value, list | tuple) and len(value) == 2 and value[0] == value[1]:
+        settings = Settings(settings.path, settings.prefix, {key: value[0]})
+    return settings.integer(key, default)
+
+
+def check_room(param: str, detail: Detail, rows: int) -> None:
+    """Refuses a picture that may take fewer tokens than it takes at least.
+
+    Raises:
+        RequestError: naming both numbers.
+    """
+    if isinstance(detail, int) and detail < rows:
+        raise refusal(param, f"max_soft_tokens is {detail}, and it takes at least {rows}")
+
+
+class Gemma3ImageProcessor(ImageProcessor):
+    """Gemma 3's: a picture is one tile, whatever its shape. Pan and scan is off, as published."""
+
+    def __init__(self, placeholders: Placeholders, tiles: Tiles, rows: int) -> None:
+        super().__init__(placeholders)
+        self._tiles = tiles
+        self._rows = rows
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value asks for pixels other than this computes.
+        """
+        if settings.values.get("do_pan_and_scan"):
+            raise settings.error("do_pan_and_scan", "and only false is supported")
+        token = config.integer("image_token_index", 262_144, least=0)
+        rows = config.integer("mm_tokens_per_image", 256)
+        tiles = Tiles.open(settings, config, 224, 16, filter=2)
+        return cls(Placeholders(token, mark=_BEGIN), tiles, rows)
+
+    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+        check_room(param, detail, self._rows)
+        features = self._tiles.features([self._tiles.squeezed(picture)])
+        item = MediaItem.of("image", features, (1,), self._rows)
+        return (MediaPart(item, f"\n\n{_BEGIN}", f"{_END}\n\n"),)
+
+
+_BEGIN, _END = "<start_of_image>", "<end_of_image>"

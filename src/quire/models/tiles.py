@@ -1,0 +1,164 @@
+"""Described decoders that see pictures as tiles: squares of one size, by a vision transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import mlx.core as mx
+
+from quire.core.errors import RequestError
+from quire.models.base import MediaEncoder, Module
+from quire.models.decoder import DecoderModel
+from quire.models.names import Weights
+from quire.models.projectors import Projector, check_squares
+from quire.models.vit import VisionTower, VisionTransformer
+
+TILES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
+"""What checkpoints call the encoder's parts, and the first, this package all of them."""
+
+
+class Packing(Protocol):
+    """How the rows of an item's tiles become the item's rows: a frozen dataclass."""
+
+    @property
+    def newline(self) -> bool:
+        """Whether there is a learned row that ends lines."""
+        ...
+
+    def tiles(self, shape: tuple[int, ...]) -> int:
+        """Tiles of an item of this shape; 0 if no item has such a shape."""
+        ...
+
+    def rows(self, shape: tuple[int, ...], side: int) -> int:
+        """Rows of an item of this shape, whose tiles have `side * side` each."""
+        ...
+
+    def __call__(
+        self, tiles: mx.array, shape: tuple[int, ...], newline: mx.array | None
+    ) -> mx.array:
+        """`[tiles, side * side, hidden]` -> `[rows, hidden]`. `newline` is `[hidden]`."""
+        ...
+
+
+class InOrder:
+    """All rows of a tile after those of the one before. An item's shape is its number of tiles."""
+
+    newline = False
+
+    def tiles(self, shape: tuple[int, ...]) -> int:
+        (tiles,) = shape
+        return tiles
+
+    def rows(self, shape: tuple[int, ...], side: int) -> int:
+        return self.tiles(shape) * side**2
+
+    def __call__(
+        self, tiles: mx.array, shape: tuple[int, ...], newline: mx.array | None
+    ) -> mx.array:
+        return tiles.flatten(0, 1)
+
+
+class TiledVision(Module):
+    """A vision transformer and its projector."""
+
+    def __init__(
+        self, kind: VisionTransformer, projector: Projector, width: int, newline: bool
+    ) -> None:
+        super().__init__()
+        check_squares(kind.side, projector.square)
+        self.kind = kind
+        self.side = kind.side // projector.square
+        self.vision_tower = VisionTower(kind)
+        self.multi_modal_projector = projector.module(kind.output_size, width)
+        self._newline = newline
+        if newline:
+            self.image_newline = mx.zeros((width,))
+
+    @property
+    def line_end(self) -> mx.array | None:
+        """The row that ends a line of patches, `[width]`, where there is one."""
+        found: mx.array | None = self.image_newline if self._newline else None
+        return found
+
+    def __call__(self, pixels: mx.array) -> mx.array:
+        """uint8 `[tiles, patches, patch * patch * 3]` -> `[tiles, side * side, width]`."""
+        x = self.vision_tower(pixels)
+        side = self.kind.side
+        y: mx.array = self.multi_modal_projector(x.reshape(len(x), side, side, -1))
+        return y
+
+
+class TileEncoder(MediaEncoder):
+    """Tiles of a picture or video as rows."""
+
+    def __init__(self, visual: TiledVision, packing: Packing, noun: str) -> None:
+        super().__init__()
+        self.visual = visual
+        self._packing = packing
+        self._noun = noun
+
+    def feature_bytes(self, shape: tuple[int, ...]) -> int:
+        return self._packing.tiles(shape) * self.visual.kind.tile_bytes
+
+    def rows(self, shape: tuple[int, ...]) -> int:
+        if self._packing.tiles(shape) < 1:
+            raise RequestError(f"{self._noun} of shape {shape} has no tiles.")
+        return self._packing.rows(shape, self.visual.side)
+
+    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+        kind = self.visual.kind
+        pixels = features.reshape(self._packing.tiles(shape), kind.patches, -1)
+        return (self._packing(self.visual(pixels), shape, self.visual.line_end),)
+
+
+class TiledModel(DecoderModel):
+    """A decoder with a vision transformer; without its tensors, a model of text.
+
+    Args:
+        text: the decoder, whose description and names this takes over.
+        packings: of each kind of media that it takes.
+        visual_names: brings the encoder's tensors to its names and layouts.
+    """
+
+    def __init__(
+        self,
+        text: DecoderModel,
+        kind: VisionTransformer,
+        projector: Projector,
+        packings: Mapping[str, Packing],
+        visual_names: Callable[[Weights], Weights],
+    ) -> None:
+        super().__init__(text.description, text.names)
+        newline = any(packing.newline for packing in packings.values())
+        width = text.description.hidden_size
+        self.visual: TiledVision | None = TiledVision(kind, projector, width, newline)
+        self._packings = packings
+        self._visual_names = visual_names
+
+    @property
+    def encoders(self) -> Mapping[str, MediaEncoder]:
+        if self.visual is None:
+            return {}
+        return {
+            kind: TileEncoder(self.visual, packing, _NOUNS[kind])
+            for kind, packing in self._packings.items()
+        }
+
+    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        text: Weights = {}
+        visual: Weights = {}
+        for name, array in weights.items():
+            plain = name.removeprefix("model.").removeprefix("language_model.")
+            if plain.startswith(TILES):
+                visual[plain] = array
+            else:
+                text[name] = array
+        if not visual:
+            # Text-only conversions keep the configuration of the encoder that they left out.
+            self.visual = None
+        translated = self._visual_names(visual)
+        return super().sanitize(text) | {f"visual.{n}": array for n, array in translated.items()}
+
+
+_NOUNS = {"image": "An image", "video": "A video"}

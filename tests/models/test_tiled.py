@@ -1,0 +1,141 @@
+"""Opening families that see tiles: names of all kinds of checkpoint, parts, shapes, settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from quire.core.errors import ModelError, RequestError
+from quire.models.base import LanguageModel
+from quire.models.loader import open_model
+from quire.models.registry import build
+from tests.models.solo import solo_logits
+from tests.support.tiled import CONFIGS, PATCH, TILE_BYTES, cases
+from tests.support.tiny_models import random_weights
+
+Weights = dict[str, mx.array]
+
+
+def opened(folder: Path, config: dict[str, Any], weights: Weights) -> LanguageModel:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return open_model(str(folder)).model
+
+
+_TOWER = (
+    ("layers.", "encoder.layers."),
+    ("first_norm.", "pre_layrnorm."),
+    ("last_norm.", "post_layernorm."),
+    ("mlp.up_proj", "mlp.fc1"),
+    ("mlp.down_proj", "mlp.fc2"),
+)
+
+
+def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
+    """The same tensors as they are published, or as mlx-vlm converts them."""
+    ready: Weights = {}
+    for key, array in weights.items():
+        if not key.startswith("visual."):
+            ready |= _text(name, key, array)
+            continue
+        key = key.removeprefix("visual.")
+        if key.startswith("vision_tower."):
+            for ours, other in _TOWER:
+                key = key.replace(ours, other)
+            if key.endswith("patch_embedding.weight"):
+                kernel = array.reshape(-1, PATCH, PATCH, 3)
+                array = kernel if conversion else kernel.moveaxis(-1, 1)
+            key = key.replace("vision_tower.", "vision_tower.vision_model.")
+        elif name == "gemma3":
+            key = key.replace("linear.weight", "mm_input_projection_weight")
+            key = key.replace("projector.norm", "projector.mm_soft_emb_norm")
+            array = array.T if array.ndim == 2 else array - 1.0
+        ready[key] = array
+    # Nothing reads these.
+    ready["vision_tower.vision_model.embeddings.position_ids"] = mx.arange(4)
+    ready["vision_tower.vision_model.head.probe"] = mx.zeros((1, 1, 48))
+    return ready
+
+
+def _text(name: str, key: str, array: mx.array) -> Weights:
+    less_one = name == "gemma3" and key.endswith("norm.weight")
+    return {f"language_model.{key}": array - 1.0 if less_one else array}
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_names_of_all_kinds_of_checkpoint_are_read(name: str, tmp_path: Path) -> None:
+    weights = random_weights(CONFIGS[name])
+    tokens, media = cases(name)["two of different sizes"]
+    found = []
+    for conversion in (False, True):
+        published = theirs(name, weights, conversion=conversion)
+        model = opened(tmp_path / str(conversion), CONFIGS[name], published)
+        found.append(solo_logits(model, tokens, media))
+    assert mx.array_equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_packed_decoders_beside_plain_encoders(name: str, tmp_path: Path) -> None:
+    tokens, media = cases(name)["two of different sizes"]
+    packed, plain = {}, {}
+    for key, array in theirs(name, random_weights(CONFIGS[name]), conversion=True).items():
+        base = key.removesuffix(".weight")
+        if key.startswith("language_model.") and array.ndim == 2:
+            parts = mx.quantize(array, group_size=32, bits=4)
+            packed |= dict(zip((key, f"{base}.scales", f"{base}.biases"), parts, strict=True))
+            plain[key] = mx.dequantize(*parts, group_size=32, bits=4)
+        else:
+            packed[key] = plain[key] = array
+
+    ours = solo_logits(opened(tmp_path / "packed", CONFIGS[name], packed), tokens, media)
+    wanted = solo_logits(opened(tmp_path / "plain", CONFIGS[name], plain), tokens, media)
+
+    assert mx.max(mx.abs(ours - wanted)).item() < 1e-3 * mx.max(mx.abs(wanted)).item()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_without_its_tensors_a_model_takes_text_only(name: str, tmp_path: Path) -> None:
+    weights = theirs(name, random_weights(CONFIGS[name]), conversion=True)
+    text = {key: array for key, array in weights.items() if key.startswith("language_model.")}
+    model = opened(tmp_path / "part", CONFIGS[name], text)
+    whole = opened(tmp_path / "whole", CONFIGS[name], weights)
+    assert not model.encoders
+    assert "image" in whole.encoders
+    assert mx.array_equal(solo_logits(model, [3, 1, 4]), solo_logits(whole, [3, 1, 4]))
+
+
+def test_a_tower_that_lacks_a_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
+    weights = theirs("gemma3", random_weights(CONFIGS["gemma3"]), conversion=False)
+    del weights["vision_tower.vision_model.encoder.layers.1.mlp.fc2.bias"]
+    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.down_proj\.bias"):
+        opened(tmp_path / "model", CONFIGS["gemma3"], weights)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"hidden_act": "relu6"}, "relu6"),
+        ({"num_attention_heads": 5}, "5 heads"),
+        ({"patch_size": 9}, "patch of 9"),
+        ({"patch_size": 3, "image_size": 15, "mm_tokens_per_image": 4}, "squares of 2"),
+        ({"model_type": "pixtral"}, "pixtral"),
+    ],
+)
+def test_settings_that_are_not_known_are_named(changes: dict[str, Any], word: str) -> None:
+    config = CONFIGS["gemma3"]
+    vision = config["vision_config"] | changes
+    rows = changes.get("mm_tokens_per_image", 1)
+    with pytest.raises(ModelError, match=word):
+        build(config | {"vision_config": vision, "mm_tokens_per_image": rows})
+
+
+def test_shapes_that_the_encoders_do_not_take_are_named() -> None:
+    encoder = build(CONFIGS["gemma3"]).encoders["image"]
+    assert (encoder.rows((3,)), encoder.feature_bytes((3,))) == (3, 3 * TILE_BYTES)
+    with pytest.raises(RequestError, match="no tiles"):
+        encoder.rows((0,))

@@ -1,0 +1,133 @@
+"""Families that see tiles, against transformers: rows, logits and greedy tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.media import MediaItem, PlacedMedia
+from quire.models.base import MediaRows
+from quire.models.loader import LoadedModel, open_model
+from tests.models.solo import SoloStep, encoded, marked_rows, solo_logits
+from tests.support.parity import TOLERANCE, Company, prompts
+from tests.support.tiled import CONFIGS, PATCH, TILE, cases
+
+pytestmark = pytest.mark.oracle
+torch = pytest.importorskip("torch", reason="the oracle needs torch")
+pytest.importorskip("transformers", reason="the oracle is transformers")
+
+from transformers import AutoConfig  # noqa: E402
+
+from tests.models import oracle  # noqa: E402
+
+ANSWER = 8
+DAILY = "two of different sizes"
+Both = tuple[Any, LoadedModel]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
+    known: dict[str, Both] = {}
+
+    def find(name: str) -> Both:
+        if name not in known:
+            folder = Path(tmp_path_factory.mktemp(name))
+            config = AutoConfig.for_model(**deepcopy(CONFIGS[name]))
+            known[name] = oracle.save_random(config, folder), open_model(str(folder))
+        return known[name]
+
+    return find
+
+
+def pixels(loaded: LoadedModel, items: list[MediaItem]) -> Any:
+    """Tiles as image processors give them, `[tiles, 3, TILE, TILE]`."""
+    colours = loaded.model.encoders["image"].visual.kind.colours
+    side = TILE // PATCH
+    raw = np.frombuffer(b"".join(item.features for item in items), np.uint8)
+    grid = raw.reshape(-1, side, side, PATCH, PATCH, 3).swapaxes(2, 3)
+    scaled = (grid.reshape(-1, TILE, TILE, 3) / 255 - np.array(colours.mean)) / colours.std
+    return torch.from_numpy(scaled.transpose(0, 3, 1, 2).astype(np.float32))
+
+
+def inputs(loaded: LoadedModel, tokens: list[int], media: list[PlacedMedia]) -> dict[str, Any]:
+    """As their processor gives them."""
+    if not media:
+        return {}
+    given = {"pixel_values": pixels(loaded, [each.item for each in media])}
+    if loaded.config["model_type"] == "gemma3":
+        kinds = torch.zeros(1, len(tokens), dtype=torch.long)
+        for each in media:
+            kinds[0, each.start : each.end] = 1
+        given["token_type_ids"] = kinds
+    return given
+
+
+def rows_of(reference: Any, loaded: LoadedModel, items: list[MediaItem]) -> Any:
+    """What their encoder makes of pictures, `[rows, hidden]`."""
+    with torch.no_grad():
+        found = reference.model.get_image_features(pixels(loaded, items)).pooler_output
+    parts = found if isinstance(found, list | tuple) else [found]
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
+
+
+def differ(ours: mx.array, theirs: Any) -> float:
+    found, wanted = np.array(ours), theirs.float().numpy()
+    assert found.shape == wanted.shape
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_match(opened: Callable[[str], Both], name: str) -> None:
+    reference, loaded = opened(name)
+    items = [placed.item for _, media in cases(name).values() for placed in media]
+    for item in items:
+        (ours,) = encoded(loaded.model.encoders["image"], item)
+        assert differ(ours, rows_of(reference, loaded, [item])) < 2e-4
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case == DAILY else pytest.mark.slow)
+        for case in cases("gemma3")
+    ],
+)
+def test_logits_and_tokens_match(opened: Callable[[str], Both], name: str, case: str) -> None:
+    reference, loaded = opened(name)
+    tokens, media = cases(name)[case]
+    given, ids = inputs(loaded, tokens, media), torch.tensor([tokens])
+    with torch.no_grad():
+        logits = reference(ids, **given).logits[0]
+        greedy = reference.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=ANSWER,
+            min_new_tokens=ANSWER,
+            eos_token_id=None,
+            pad_token_id=0,
+            **given,
+        )[0, len(tokens) :].tolist()
+
+    model = loaded.model
+    if media:  # random layers make much of the encoder's rounding, so theirs are placed, too
+        theirs = rows_of(reference, loaded, [each.item for each in media])
+        rows = MediaRows(marked_rows(media), mx.array(theirs.numpy()))
+        placed = model.logits(model(SoloStep(model.layout, tokens, rows, media)))
+        assert differ(placed, logits) < TOLERANCE
+    assert differ(solo_logits(model, tokens, media), logits) < (5 if media else 1) * TOLERANCE
+    (request,) = prompts([1], tokens=ANSWER)
+    asked = replace(request, prompt=tuple(tokens), media=tuple(media))
+    # Seven tokens a step: pictures are cut, where their rows do not see each other.
+    config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=7)
+    assert Company(loaded, config).run([asked])[request.id].tokens == greedy
+    assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"

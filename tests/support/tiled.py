@@ -1,0 +1,90 @@
+"""A small configuration or more of each family that sees tiles, and pictures for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from quire.core.media import MediaItem
+from tests.support.seeing import Prompt, prompt
+from tests.support.tiny_models import FULL, IMAGE, SLIDING, VOCABULARY
+
+TILE, PATCH = 8, 4
+"""Pixels on the side of a tile and of a patch; four patches become a row."""
+TILE_BYTES = 3 * TILE**2
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+_TOWER: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "image_size": TILE,
+    "patch_size": PATCH,
+}
+_SIGLIP = _TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "model_type": "gemma3",
+        "text_config": _TEXT
+        | {
+            "model_type": "gemma3_text",
+            "layer_types": [SLIDING, FULL],
+            "sliding_window": 32,
+            "query_pre_attn_scalar": 16,
+            "hidden_activation": "gelu_pytorch_tanh",
+        },
+        "vision_config": _SIGLIP,
+        "mm_tokens_per_image": 1,
+        "image_token_index": IMAGE,
+        "boi_token_index": 254,
+        "eoi_token_index": 253,
+        "eos_token_id": 1,
+    },
+}
+
+WHOLE = ("gemma3",)
+"""Families in which rows of a picture see each other."""
+
+
+def tiles(seed: int, count: int, *, whole: bool) -> MediaItem:
+    """A picture of so many tiles, each of random colours around one of its own."""
+    rng = np.random.default_rng(seed)
+    tone = rng.integers(0, 200, (count, 1, 3))
+    pixels = tone + rng.integers(0, 56, (count, TILE**2, 3))
+    features = pixels.astype(np.uint8).tobytes()
+    return MediaItem.of("image", features, (count,), count, bidirectional=whole)
+
+
+def cases(name: str) -> dict[str, Prompt]:
+    """Prompts for a family, each with pictures of several tiles."""
+    whole = name in WHOLE
+
+    def shown(seed: int, count: int) -> MediaItem:
+        return tiles(seed, count, whole=whole)
+
+    return {
+        "text alone": prompt(40),
+        "a picture": prompt(shown(1, 9), 5),
+        "two of different sizes": prompt(3, shown(2, 4), shown(3, 15), 8),
+        "between texts": prompt(20, shown(4, 6), 20),
+        "after long text": prompt(150, shown(5, 16), 4),
+        "in a second turn": prompt(9, shown(6, 9), 30, shown(7, 12), 7),
+    }
