@@ -21,6 +21,8 @@ from tests.support.serve_scripted import NAME
 from tests.text.dialects.scripts import TOOLS
 
 AT_ONCE = 16
+SLOW = {"cohere", "ernie", "hunyuan", "jamba", "nemotron", "nemotron_mini", "olmo3", "phi4"}
+"""Dialects made of parts that others try every day."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,15 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Played]:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, id=f"{case.dialect}-{n}") for n, case in enumerate(CASES)]
+    "case",
+    [
+        pytest.param(
+            case,
+            id=f"{case.dialect}-{n}",
+            marks=[pytest.mark.slow] if case.dialect in SLOW else [],
+        )
+        for n, case in enumerate(CASES)
+    ],
 )
 def test_case(play: Callable[[str], Played], case: Case) -> None:
     played = play(case.dialect)

@@ -11,10 +11,12 @@ from pathlib import Path
 
 from quire.models.gguf.architectures import ARCHITECTURES
 from quire.models.registry import FAMILIES
+from quire.text.dialects import DIALECTS
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiny_models import CONFIGS as TINY
+from tests.text.published import PUBLISHED
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -69,6 +71,14 @@ scores the first. Its own keys are kept beside the latents, unpacked in every KV
 without attention has no limit of its own: a million tokens are offered.
 """
 
+DIALECTS_TABLE = """\
+Tool calls and reasoning are read by the dialect that the chat template means; `--dialect` takes
+another. What published checkpoints of each family mean:
+
+| Dialect | `model_type` |
+| --- | --- |
+"""
+
 _SAME_AS = {
     "gemma4": "gemma4_text",
     "kimi_k2": "deepseek_v3",
@@ -95,10 +105,18 @@ def rows() -> Iterator[str]:
         yield f"| `{model_type}` | {family.title} | {library} | {names or 'usual'} |"
 
 
+def dialects() -> Iterator[str]:
+    """One line a dialect."""
+    for name in DIALECTS:
+        spoken = sorted({m for e in PUBLISHED if e.dialect == name for m in e.model_types})
+        yield f"| `{name}` | " + ", ".join(f"`{model_type}`" for model_type in spoken) + " |"
+
+
 def document() -> str:
     """The whole page."""
     known = textwrap.fill(", ".join(f"`{name}`" for name in sorted(ARCHITECTURES)), 100)
-    return INTRODUCTION.replace("ARCHITECTURES", known) + "\n".join(rows()) + "\n" + NOTES
+    parts = [INTRODUCTION.replace("ARCHITECTURES", known) + "\n".join(rows()), NOTES]
+    return "\n".join([*parts, DIALECTS_TABLE + "\n".join(dialects())]) + "\n"
 
 
 if __name__ == "__main__":

@@ -37,6 +37,18 @@ MINIMAX = (
     '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Tokyo</parameter>\n'
     "</invoke>\n</minimax:tool_call>"
 )
+PYTHON = 'get_weather(city="Tokyo")'
+LFM2 = f"<|tool_call_start|>[{PYTHON}]<|tool_call_end|>"
+OLMO3 = f"<function_calls>\n{PYTHON}\n</function_calls>"
+ARRAY = '[{"name": "get_weather", "arguments": {"city": "Tokyo"}}]'
+COHERE = (
+    '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", '
+    '"parameters": {"city": "Tokyo"}}\n]<|END_ACTION|>'
+)
+COMMAND_R = (
+    'Action: ```json\n[\n    {\n        "tool_name": "get_weather",\n        "parameters": {\n'
+    '            "city": "Tokyo"\n        }\n    }\n]\n```'
+)
 HARMONY = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
 HARMONY_CALL = (
     "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
@@ -173,6 +185,58 @@ CASES: list[tuple[str, str, str, str, Calls]] = [
     # MiniMax
     ("minimax", "<think>\nHm.\n</think>\n\n" + MINIMAX, "Hm.", "", WEATHER),
     ("minimax", MINIMAX.replace("</minimax", MINIMAX[20:-20] + "</minimax"), "", "", WEATHER * 2),
+    # LFM2
+    ("lfm2", "<think>Hm.</think>Ok.\n" + LFM2, "Hm.", "Ok.", WEATHER),
+    ("lfm2", LFM2 + "Looking.", "", "Looking.", WEATHER),
+    ("lfm2", "<|tool_call_start|>[get_weather(city='it's \"nice\"\n', days=-1.5e1, exact=True, "
+     "tags=['a', \"b\"], where={'zip': '\\u00e9\\'\\d'}, limit=None), db.find-all()]"
+     "<|tool_call_end|>", "", "", [
+        ("get_weather", {
+            "city": "it's \"nice\"\n", "days": -15.0, "exact": True, "tags": ["a", "b"],
+            "where": {"zip": "é'\\d"}, "limit": None,
+        }),
+        ("db.find-all", {}),
+    ]),
+    ("lfm2", f"<|tool_call_start|>{ARRAY}<|tool_call_end|>", "", "", WEATHER),
+    ("lfm2", '<|tool_call_start|>[now(a="<|tool_call_end|>")]<|tool_call_end|>', "", "",
+     [("now", {"a": "<|tool_call_end|>"})]),
+    # OLMo 3
+    ("olmo3", "<think>Hm.</think>" + OLMO3, "Hm.", "", WEATHER),
+    ("olmo3", OLMO3.replace("\n</", "\nnow()\n</") + "ok", "", "ok", [*WEATHER, ("now", {})]),
+    ("olmo3", "<function_calls>now(a=null, **{'b c': [(1,), {}]})</function_calls>", "", "",
+     [("now", {"a": None, "b c": [[1], {}]})]),
+    # Command R, R7B and A
+    ("cohere", "<|START_THINKING|>Hm.<|END_THINKING|>" + COHERE, "Hm.", "", WEATHER),
+    ("cohere", COHERE.replace("\n]", ',\n    {"tool_name": "now"}\n]'), "", "",
+     [*WEATHER, ("now", {})]),
+    ("cohere", "<|START_RESPONSE|>Four.<|END_RESPONSE|>", "", "Four.", []),
+    ("cohere", COMMAND_R, "", "", WEATHER),
+    ("cohere", "Ok. " + COMMAND_R.replace("Action: ", "Action:"), "", "Ok.", WEATHER),
+    ("cohere", COMMAND_R.replace("get_weather", "directly_answer"), "",
+     COMMAND_R.replace("get_weather", "directly_answer"), []),
+    ("cohere", "Action: none", "", "Action: none", []),
+    # Jamba, Hunyuan, Nemotron, Phi-4-mini, ERNIE
+    ("jamba", f" Ok.<tool_calls>{ARRAY}</tool_calls>", "", " Ok.", WEATHER),
+    ("hunyuan", "<think>\nHm.\n</think>\n<answer>\nFour.\n</answer>", "Hm.", "Four.", []),
+    ("hunyuan", f"<think>Hm.</think>\n<answer><tool_calls>{ARRAY}</tool_calls></answer>", "Hm.", "",
+     WEATHER),
+    ("hunyuan", "助手：Four, 助手：", "", "Four, 助手：", []),
+    ("nemotron", f"<think>Hm.</think>\n<TOOLCALL>{ARRAY}</TOOLCALL>", "Hm.", "", WEATHER),
+    ("nemotron_mini", f"<toolcall> {ARRAY[1:-1]} </toolcall> <toolcall> {ARRAY[1:-1]} </toolcall>",
+     "", "", WEATHER * 2),
+    ("phi4", f"<|tool_call|>{ARRAY}<|/tool_call|>", "", "", WEATHER),
+    ("phi4", f"functools{ARRAY}", "", "", WEATHER),
+    ("phi4", "import functools", "", "import functools", []),
+    ("ernie", "<think>Hm.</think>\n<response>\nFour.\n</response>", "Hm.", "Four.", []),
+    ("ernie", "<think>Hm.</think>\n" + HERMES, "Hm.", "", WEATHER),
+    # GLM-4 9B
+    ("glm4_9b", '\nget_weather\n{"city": "Tokyo"}', "", "", WEATHER),
+    ("glm4_9b", 'I look.\n<|assistant|>get_weather\n{"city": "Tokyo"}\n<|assistant|>now\n{}', "",
+     "I look.", [*WEATHER, ("now", {})]),
+    ("glm4_9b", 'get_weather\n{"city": "Tokyo"}\nnow\n{}', "", "", [*WEATHER, ("now", {})]),
+    ("glm4_9b", "<think>Hm.</think>\n<answer>Four.</answer>", "Hm.", "Four.", []),
+    ("glm4_9b", 'get_rain\n{"city": "Tokyo"}', "", 'get_rain\n{"city": "Tokyo"}', []),
+    ("glm4_9b", "now\nis the time", "", "now\nis the time", []),
     # gpt-oss
     ("harmony", HARMONY + "<|channel|>final<|message|>Four.<|return|>", "Hm.", "Four.", []),
     ("harmony", HARMONY + HARMONY_CALL, "Hm.", "", WEATHER),
@@ -217,6 +281,21 @@ MALFORMED = [
     ("granite", "<|tool_call|>prose"),
     ("kimi_k2", "<|tool_call_begin|>f:0<|tool_call_argument_begin|>x<|tool_call_end|>"),
     ("minimax", '<minimax:tool_call><invoke name="f">x</invoke></minimax:tool_call>'),
+    ("lfm2", "<|tool_call_start|>[f(1)]<|tool_call_end|>"),
+    ("lfm2", "<|tool_call_start|>[f(a=b)]<|tool_call_end|>"),
+    ("lfm2", "<|tool_call_start|>prose<|tool_call_end|>"),
+    ("lfm2", "<|tool_call_start|>[f(a=" + "[" * 3000 + "<|tool_call_end|>"),
+    ("olmo3", "<function_calls>f(a=1 b=2)</function_calls>"),
+    ("olmo3", "<function_calls>f(a='x</function_calls>"),
+    ("cohere", '<|START_ACTION|>[{"parameters": {}}]<|END_ACTION|>'),
+    ("cohere", "Action: ```json\n[]\n```"),
+    ("jamba", '<tool_calls>[{"name": 1}]</tool_calls>'),
+    ("hunyuan", "<tool_calls>prose</tool_calls>"),
+    ("nemotron", "<TOOLCALL>[]</TOOLCALL>"),
+    ("nemotron_mini", "<toolcall>now</toolcall>"),
+    ("phi4", "<|tool_call|>prose<|/tool_call|>"),
+    ("ernie", "<tool_call>prose</tool_call>"),
+    ("glm4_9b", "get_weather\n{city}"),
     ("harmony", "<|channel|>commentary to=functions.f<|message|>{prose<|call|>"),
     ("harmony", "plain words"),
 ]
@@ -238,6 +317,16 @@ ONE_CALL: list[tuple[str, str]] = [
     ("granite", '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "Tokyo"}}]'),
     ("kimi_k2", KIMI),
     ("minimax", MINIMAX),
+    ("lfm2", LFM2),
+    ("olmo3", OLMO3),
+    ("cohere", COHERE),
+    ("cohere", COMMAND_R),
+    ("jamba", f"<tool_calls>{ARRAY}</tool_calls>"),
+    ("hunyuan", f"<tool_calls>{ARRAY}</tool_calls>"),
+    ("nemotron", f"<TOOLCALL>{ARRAY}</TOOLCALL>"),
+    ("nemotron_mini", f"<toolcall>{ARRAY[1:-1]}</toolcall>"),
+    ("phi4", f"<|tool_call|>{ARRAY}<|/tool_call|>"),
+    ("glm4_9b", 'get_weather\n{"city": "Tokyo"}'),
     ("harmony", HARMONY_CALL),
 ]
 
@@ -259,6 +348,9 @@ PROMPTS: list[tuple[str, str, bool]] = [
     ("qwen3", "<|im_start|>user\n<think>\n<|im_end|>\n<|im_start|>assistant\n", False),
     ("deepseek", "hi<｜Assistant｜><think>\n", True),
     ("deepseek", "<think><｜Assistant｜></think>", False),
+    ("cohere", "<|CHATBOT_TOKEN|><|START_THINKING|>", True),
+    ("cohere", "<|CHATBOT_TOKEN|><|START_THINKING|><|END_THINKING|>", False),
+    ("nemotron", "<think>\n\n", True),
     ("mistral", "[INST][THINK]hi[/INST]", False),
     ("harmony", "<|start|>assistant<|channel|>analysis<|message|>", True),
     ("harmony", "<|start|>assistant<|channel|>final<|message|>", False),

@@ -23,7 +23,20 @@ def in_tags(opening: str) -> str:
     return "".join(f"{opening.format(k)}{v}\n</parameter>\n" for k, v in values.items())
 
 
+def in_python(quote: str) -> str:
+    """ARGUMENTS as keywords, strings in one kind of quotes."""
+    city = LONG.replace("\\", "\\\\").replace("\n", "\\n").replace(quote, f"\\{quote}")
+    city = f"{quote}{city}{quote}"
+    return f"get_weather(city={city}, days=3, tags=['a', ''], where={{'zip': '1'}}, limit=-1.5)"
+
+
 CALLS = {
+    "lfm2": f"<|tool_call_start|>[{in_python(chr(34))}]<|tool_call_end|>",
+    "olmo3": f"<function_calls>{in_python(chr(39))}</function_calls>",
+    "cohere": '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+    f"{JSON}}}]<|END_ACTION|>",
+    "nemotron": f'<TOOLCALL>[{{"name": "get_weather", "arguments": {JSON}}}]</TOOLCALL>',
+    "glm4_9b": f"get_weather\n{JSON}",
     "gemma4": f"<|tool_call>call:get_weather{{city:{Q}{LONG}{Q},days:3,tags:[{Q}a{Q},{Q}{Q}],"
     f"where:{{zip:{Q}1{Q}}},limit:-1.5}}<tool_call|>",
     "qwen3": f'<tool_call>\n{{"name": "get_weather", "arguments": {JSON}}}\n</tool_call>',

@@ -17,6 +17,7 @@ from tests.text.dialects.scripts import STOP_TOKEN, TOOLS, encode, events, token
 
 FORCING = [name for name, dialect in DIALECTS.items() if dialect.forced is not None]
 Q = '<|"|>'
+OBJECT = '{"name": "get_weather", "arguments": {"city": "x"}}'
 GOOD = {
     "gemma4": f'<|tool_call>call:get_weather{{city:{Q}a "b" {{c}}{Q},days:3,tags:[{Q}x{Q}]}}'
     "<tool_call|>",
@@ -29,6 +30,17 @@ GOOD = {
     '{"city": "x"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
     "glm4": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>x</arg_value>\n"
     "</tool_call>",
+    "lfm2": '<|tool_call_start|>[get_weather(city="x", days=3)]<|tool_call_end|>',
+    "olmo3": '<function_calls>get_weather(city="x", tags=["y"])</function_calls>',
+    "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", '
+    '"parameters": {"city": "x"}}\n]<|END_ACTION|>',
+    "jamba": f"<tool_calls>[{OBJECT}]</tool_calls>",
+    "hunyuan": f"<tool_calls>[{OBJECT}]</tool_calls>",
+    "nemotron": f"<TOOLCALL>[{OBJECT}]</TOOLCALL>",
+    "nemotron_mini": f"<toolcall> {OBJECT} </toolcall>",
+    "phi4": f"<|tool_call|>[{OBJECT}]<|/tool_call|>",
+    "ernie": f"<tool_call>\n{OBJECT}\n</tool_call>",
+    "glm4_9b": 'get_weather\n{"city": "x"}',
     "granite": '<|tool_call|>[{"name": "get_weather", "arguments": {"city": "x"}}]',
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0"
     '<|tool_call_argument_begin|>{"city": "x"}<|tool_call_end|><|tool_calls_section_end|>',
@@ -83,6 +95,11 @@ def test_lets_a_good_call_through_and_no_other(dialect: str, with_ids: bool) -> 
         good = GOOD["qwen3"]
     if not with_ids and dialect == "mistral":
         good = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "x"}}]'
+    if not with_ids and dialect == "cohere":
+        good = (
+            'Action: ```json\n[\n    {\n        "tool_name": "get_weather",\n        "parameters": '
+            '{"city": "x"}\n    }\n]\n```'
+        )
     source = source_of(dialect, TOOLS, with_ids=with_ids)
     assert accepted(matcher(dialect, source, with_ids=with_ids), encode(dialect, [good], with_ids))
     bad = encode(dialect, [good.replace("get_weather", "get_rain")], with_ids)
@@ -169,7 +186,8 @@ def check(arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "dialect", ["gemma4", "qwen3", "qwen3_coder", "llama3", "mistral", "glm4", "harmony"]
+    "dialect",
+    ["gemma4", "qwen3", "qwen3_coder", "llama3", "mistral", "glm4", "harmony", "lfm2", "cohere"],
 )
 def test_what_the_grammar_lets_through_is_read_as_a_call_of_that_schema(dialect: str) -> None:
     source, ended = source_of(dialect, [CHECKED]), 0

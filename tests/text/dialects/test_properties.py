@@ -43,7 +43,16 @@ CLOSERS = {
     "minimax": "</minimax:tool_call>",
     "harmony": "<|call|>",
     "seed": "</seed:tool_call>",
-    **dict.fromkeys(("qwen3", "qwen3_coder", "glm4", "granite", "llama3"), "</tool_call>"),
+    "lfm2": "<|tool_call_end|>",
+    "olmo3": "</function_calls>",
+    "cohere": "<|END_ACTION|>",
+    "jamba": "</tool_calls>",
+    "hunyuan": "</tool_calls>",
+    "nemotron": "</TOOLCALL>",
+    "nemotron_mini": "</toolcall>",
+    "phi4": "<|/tool_call|>",
+    "glm4_9b": "<|assistant|>",
+    **dict.fromkeys(("qwen3", "qwen3_coder", "glm4", "granite", "llama3", "ernie"), "</tool_call>"),
 }
 
 
@@ -82,6 +91,14 @@ def tags(opening: str, closing: str) -> Callable[[dict[str, Any]], str]:
     )
 
 
+def in_python(arguments: dict[str, Any]) -> str:
+    return f"make({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
+
+
+def in_object(arguments: dict[str, Any]) -> str:
+    return f'{{"name": "make", "arguments": {json.dumps(arguments)}}}'
+
+
 IN_QWEN = tags("<parameter={}>\n", "\n</parameter>\n")
 IN_MINIMAX = tags('<parameter name="{}">\n', "\n</parameter>\n")
 IN_GLM = tags("<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n")
@@ -107,6 +124,19 @@ WRITERS: dict[str, Callable[[dict[str, Any]], str]] = {
     "minimax": lambda a: (
         f'<minimax:tool_call>\n<invoke name="make">\n{IN_MINIMAX(a)}</invoke>\n</minimax:tool_call>'
     ),
+    "lfm2": lambda a: f"<|tool_call_start|>[{in_python(a)}]<|tool_call_end|>",
+    "olmo3": lambda a: f"<function_calls>\n{in_python(a)}\n</function_calls>",
+    "cohere": lambda a: (
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "make", '
+        f'"parameters": {json.dumps(a)}}}\n]<|END_ACTION|>'
+    ),
+    "jamba": lambda a: f"<tool_calls>[{in_object(a)}]</tool_calls>",
+    "hunyuan": lambda a: f"<tool_calls>[{in_object(a)}]</tool_calls>",
+    "nemotron": lambda a: f"<TOOLCALL>[{in_object(a)}]</TOOLCALL>",
+    "nemotron_mini": lambda a: f"<toolcall> {in_object(a)} </toolcall>",
+    "phi4": lambda a: f"<|tool_call|>[{in_object(a)}]<|/tool_call|>",
+    "ernie": lambda a: f"<tool_call>\n{in_object(a)}\n</tool_call>",
+    "glm4_9b": lambda a: f"<|assistant|>make\n{json.dumps(a)}",
     "granite": lambda a: f'<tool_call>{{"name": "make", "arguments": {json.dumps(a)}}}</tool_call>',
     "harmony": lambda a: (
         "<|end|><|start|>assistant<|channel|>commentary to=functions.make <|constrain|>json"
@@ -119,10 +149,15 @@ THOUGHTS = {
     "mistral": "[THINK]{}[/THINK]",
     "harmony": "<|channel|>analysis<|message|>{}<|end|><|start|>assistant"
     "<|channel|>final<|message|>",
-    "llama3": "",
+    **dict.fromkeys(("llama3", "jamba", "nemotron_mini"), ""),
+    "cohere": "<|START_THINKING|>{}<|END_THINKING|>",
     "seed": "<seed:think>{}</seed:think>",
     **dict.fromkeys(
-        ("qwen3", "qwen3_coder", "deepseek", "glm4", "kimi_k2", "minimax", "granite"),
+        ("qwen3", "qwen3_coder", "deepseek", "glm4", "glm4_9b", "kimi_k2", "minimax", "granite"),
+        "<think>\n{}\n</think>\n\n",
+    ),
+    **dict.fromkeys(
+        ("lfm2", "hunyuan", "nemotron", "olmo3", "phi4", "ernie"),
         "<think>\n{}\n</think>\n\n",
     ),
 }
@@ -257,6 +292,6 @@ def bare_of(dialect: str, text: str) -> str:
     assert isinstance(parser, Machine)
     layout = parser.layout
     turns = set(MARKERS[dialect]) - layout.markers()  # special tokens are not shown
-    structure = layout.reasoning[0] | layout.reasoning[1] | layout.quiet | turns
+    structure = frozenset(turns).union(*layout.reasoning, *layout.answer, layout.quiet)
     pattern = "|".join(map(re.escape, structure)) or r"(?!)"
     return squeezed(re.sub(pattern, "", text))

@@ -15,6 +15,8 @@ GLM_ARGUMENTS = "<tool_call>a\n<arg_key>b</arg_key>\n<arg_value>1</arg_value>\n<
 GRANITE = "<|start_of_role|>user<|end_of_role|>{}<|end_of_text|>\n"
 GRANITE_ANSWER = "<|start_of_role|>assistant<|end_of_role|>"
 DEEPSEEK_MARKS = {"<｜User｜>": 128803, "<｜Assistant｜>": 128804, "<think>": 128798}
+COHERE = "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>{}<|END_OF_TURN_TOKEN|>"
+COHERE_ANSWER = "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>"
 MISTRAL_MARKS = {"[INST]": 3, "[/INST]": 4}
 
 WITH_TOOLS: tuple[Published, ...] = (
@@ -151,10 +153,10 @@ WITH_TOOLS: tuple[Published, ...] = (
     Published(
         ("olmo3",),
         "allenai/Olmo-3-7B-Think",
-        "qwen3",
+        "olmo3",
         CHATML,
         CHATML_ANSWER + "<think>",
-        "",
+        "<functions></functions><function_calls></function_calls>",
         {"<|im_end|>": 100265, "<|endoftext|>": 100257},
         {"<|im_start|>": 100264},
         thinks=True,
@@ -231,7 +233,7 @@ WITH_TOOLS: tuple[Published, ...] = (
     Published(
         ("hunyuan_v1_dense",),
         "tencent/Hunyuan-7B-Instruct",
-        "qwen3",
+        "hunyuan",
         "<｜hy_User｜>{}",
         "<｜hy_Assistant｜>",
         "<think>",
@@ -240,10 +242,10 @@ WITH_TOOLS: tuple[Published, ...] = (
     Published(
         ("hunyuan_v1_moe",),
         "tencent/Hunyuan-A13B-Instruct",
-        "qwen3",
+        "hunyuan",
         "<|startoftext|>{}<|extra_0|>",
         "",
-        "<think>",
+        "<tool_calls></tool_calls>",
         {"<|eos|>": 127960},
     ),
     Published(
@@ -326,5 +328,88 @@ WITH_TOOLS: tuple[Published, ...] = (
         "<|channel|>",
         {"<|return|>": 200002, "<|endoftext|>": 199999, "<|call|>": 200012},
         {"<|start|>": 200006, "<|end|>": 200007, "<|message|>": 200008, "<|channel|>": 200005},
+    ),
+    Published(
+        ("glm", "glm4", "glm4v"),
+        "zai-org/GLM-4-9B-0414",
+        "glm4_9b",
+        "<|user|>\n{}",
+        "<|assistant|>\n",
+        "<|observation|>",
+        GLM4_ENDS,
+        {"<|assistant|>": 151337},
+    ),
+    Published(
+        ("lfm2", "lfm2_moe"),
+        "LiquidAI/LFM2-1.2B",
+        "lfm2",
+        CHATML,
+        CHATML_ANSWER,
+        "<|tool_list_start|><|tool_list_end|>",
+        {"<|im_end|>": 7},
+        {"<|im_start|>": 6},
+    ),
+    Published(
+        ("nemotron",),
+        "nvidia/Nemotron-Mini-4B-Instruct",
+        "nemotron_mini",
+        "<extra_id_1>User\n{}\n",
+        "<extra_id_1>Assistant\n",
+        "<toolcall> </toolcall>",
+        {"</s>": 3},
+    ),
+    Published(
+        ("ernie4_5", "ernie4_5_moe"),
+        "baidu/ERNIE-4.5-21B-A3B-PT",
+        "ernie",
+        "User: {}\n",
+        "Assistant: ",
+        "",
+        {"</s>": 2},
+    ),
+    Published(
+        ("cohere",),
+        "CohereForAI/c4ai-command-r-v01",
+        "cohere",
+        COHERE,
+        COHERE_ANSWER,
+        "Action: ```json",
+        {"<|END_OF_TURN_TOKEN|>": 255001},
+        {"<|START_OF_TURN_TOKEN|>": 255000},
+    ),
+    Published(
+        ("cohere2",),
+        "CohereForAI/c4ai-command-r7b-12-2024",
+        "cohere",
+        COHERE,
+        COHERE_ANSWER,
+        "<|START_ACTION|><|END_ACTION|>",
+        {"<|END_OF_TURN_TOKEN|>": 255001},
+        {"<|START_OF_TURN_TOKEN|>": 255000},
+    ),
+    Published(
+        ("jamba",),
+        "ai21labs/AI21-Jamba-1.5-Mini",
+        "jamba",
+        "<|bom|><|user|> {}<|eom|>",
+        "<|bom|><|assistant|>",
+        "<tool_calls></tool_calls>",
+    ),
+    Published(
+        ("nemotron_h",),
+        "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
+        "nemotron",
+        "<SPECIAL_11>User\n{}\n",
+        "<SPECIAL_11>Assistant\n<think>\n\n",
+        "<TOOLCALL>[]</TOOLCALL>",
+        thinks=True,
+    ),
+    Published(
+        ("phi3",),
+        "microsoft/Phi-4-mini-instruct",
+        "phi4",
+        "<|user|>{}<|end|>",
+        "<|assistant|>",
+        "<|tool|><|/tool|>",
     ),
 )

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from quire.core.errors import ModelError
 from quire.text.dialects.base import Call, Dialect, Parser, Tool, Vocabulary
+from quire.text.dialects.cohere import COHERE
 from quire.text.dialects.deepseek import DEEPSEEK
+from quire.text.dialects.ernie import ERNIE
 from quire.text.dialects.gemma4 import GEMMA4
 from quire.text.dialects.glm4 import GLM4
+from quire.text.dialects.glm4_9b import GLM4_9B
 from quire.text.dialects.granite import GRANITE
 from quire.text.dialects.harmony import HARMONY
+from quire.text.dialects.hunyuan import HUNYUAN
+from quire.text.dialects.jamba import JAMBA
 from quire.text.dialects.kimi_k2 import KIMI_K2
+from quire.text.dialects.lfm2 import LFM2
 from quire.text.dialects.llama3 import LLAMA3
 from quire.text.dialects.minimax import MINIMAX
 from quire.text.dialects.mistral import MISTRAL
+from quire.text.dialects.nemotron import NEMOTRON, NEMOTRON_MINI
 from quire.text.dialects.none import NONE
+from quire.text.dialects.olmo3 import OLMO3
+from quire.text.dialects.phi4 import PHI4
 from quire.text.dialects.qwen import QWEN3, QWEN3_CODER
 from quire.text.dialects.seed import SEED
 
@@ -42,6 +51,16 @@ DIALECTS: dict[str, Dialect] = {
         MISTRAL,
         GRANITE,
         SEED,
+        LFM2,
+        COHERE,
+        JAMBA,
+        HUNYUAN,
+        NEMOTRON,
+        NEMOTRON_MINI,
+        OLMO3,
+        PHI4,
+        ERNIE,
+        GLM4_9B,
         QWEN3_CODER,
         QWEN3,
         LLAMA3,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from quire.text.dialects.base import Forced, Schema, Tool, Vocabulary
-from quire.text.dialects.grammar import alternatives, json_term, literal, marker
+from quire.text.dialects.grammar import alternatives, json_term, literal, marker, separated
 from quire.text.dialects.strings import ANY, text_of
 from quire.text.dialects.values import kinds, merged, resolve
 
@@ -117,15 +117,8 @@ class _Rules:
             (f'{self._key(key)} ":" {self.of(value)}', key in required)
             for key, value in sorted(properties.items(), key=lambda pair: pair[0].lower())
         ]
-        # `first_i` has seen no pair yet and `more_i` has; each knows the pairs from i on.
         self.lines.append(f'{name}: "{{" {name}_first_0 "}}"')
-        for index, (pair, needed) in enumerate(pairs):
-            first, more = f"{name}_first_{index}", f"{name}_more_{index}"
-            skip = "" if needed else f" | {name}_first_{index + 1}"
-            optional = "" if needed else "?"
-            self.lines.append(f"{first}: {pair} {name}_more_{index + 1}{skip}")
-            self.lines.append(f'{more}: ("," {pair}){optional} {name}_more_{index + 1}')
-        self.lines += [f'{name}_first_{len(pairs)}: ""', f'{name}_more_{len(pairs)}: ""']
+        self.lines += separated(name, pairs, ",")
         return name
 
     def _map(self, schema: Schema, found: Schema) -> str:

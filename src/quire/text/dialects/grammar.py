@@ -35,6 +35,10 @@ def json_term(schema: Schema) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": _OPTIONS}, ensure_ascii=False)
 
 
+ANY_JSON = json_term({})
+"""A lark term for any JSON."""
+
+
 def json_rules(tools: Sequence[Tool], key: str = "arguments") -> list[str]:
     """Rules `call_0`, `call_1`... for `{"name": ..., key: ...}`, one a tool, and `call` for any."""
     rules = [alternatives("call", len(tools))]
@@ -127,11 +131,39 @@ def alternatives(name: str, count: int) -> str:
     return f"{name}: " + " | ".join(f"{name}_{index}" for index in range(count))
 
 
-def wrapped(forced: Forced, before: str, after: str, between: str = '"\\n"') -> str:
+def separated(name: str, pairs: Sequence[tuple[str, bool]], comma: str) -> list[str]:
+    """Rules whose first is `name_first_0`: terms in their order with `comma` between them.
+
+    Args:
+        pairs: terms, and whether each is needed; others may be left out.
+    """
+    rules: list[str] = []
+    # `first_i` has seen no term yet and `more_i` has; each knows the terms from i on.
+    for index, (pair, needed) in enumerate(pairs):
+        first, more = f"{name}_first_{index}", f"{name}_more_{index}"
+        skip = "" if needed else f" | {name}_first_{index + 1}"
+        optional = "" if needed else "?"
+        rules.append(f"{first}: {pair} {name}_more_{index + 1}{skip}")
+        rules.append(f"{more}: ({literal(comma)} {pair}){optional} {name}_more_{index + 1}")
+    return [*rules, f'{name}_first_{len(pairs)}: ""', f'{name}_more_{len(pairs)}: ""']
+
+
+def array_of_calls(forced: Forced, before: str, after: str = "") -> str:
+    """A grammar of JSON calls in one array; of one, unless calls are parallel."""
+    opening = marker(before, forced.vocabulary)
+    closing = marker(after, forced.vocabulary) if after else ""
+    more = ' (", " call)*' if forced.parallel else ""
+    rules = [f'start: {opening} "[" call{more} "]" {closing}', *json_rules(forced.tools)]
+    return "\n".join(rules) + "\n"
+
+
+def wrapped(
+    forced: Forced, before: str, after: str, between: str = '"\\n"', within: str = '"\\n"'
+) -> str:
     """A grammar of JSON calls, each between two markers; more of them if calls are parallel."""
     opening, closing = marker(before, forced.vocabulary), marker(after, forced.vocabulary)
     more = f" ({between} item)*" if forced.parallel else ""
-    rules = [f"start: item{more}", f'item: {opening} "\\n" call "\\n" {closing}']
+    rules = [f"start: item{more}", f"item: {opening} {within} call {within} {closing}"]
     return "\n".join(rules + json_rules(forced.tools)) + "\n"
 
 

@@ -9,23 +9,20 @@ answer in `<response>`.
 from __future__ import annotations
 
 from quire.text.dialects.base import Dialect, Forced, Start
-from quire.text.dialects.flow import json_call
-from quire.text.dialects.grammar import json_rules, marker, wrapped
-from quire.text.dialects.machine import Layout, Machine, Mode, Section
-from quire.text.dialects.readers import array_head, read_json_calls
+from quire.text.dialects.grammar import array_of_calls, wrapped
+from quire.text.dialects.machine import Layout, Machine, Mode
+from quire.text.dialects.readers import json_section
 
 REASONING = ("<think>", "</think>")
 _PROSE_OPENS = frozenset({"Here is my thought process:", "Here's my thought process:"})
 _PROSE_CLOSES = frozenset({"Here is my response:", "Here's my response:"})
 _LAYOUT = Layout(
     reasoning=(_PROSE_OPENS | {REASONING[0]}, _PROSE_CLOSES | {REASONING[1]}),
+    answer=(frozenset({"<response>"}), frozenset({"</response>"})),
     sections={
-        "<|tool_call|>": Section(read_json_calls, array_head, begin=json_call()),
-        "<tool_call>": Section(
-            read_json_calls, array_head, ends=frozenset({"</tool_call>"}), begin=json_call()
-        ),
+        "<|tool_call|>": json_section(),
+        "<tool_call>": json_section("</tool_call>"),
     },
-    quiet=frozenset({"<response>", "</response>"}),
 )
 
 
@@ -49,10 +46,7 @@ class _GraniteParser(Machine):
 def _forced(forced: Forced) -> str:
     if "<|tool_call|>" not in forced.vocabulary.added:
         return wrapped(forced, "<tool_call>", "</tool_call>")
-    more = ' (", " call)*' if forced.parallel else ""
-    opening = marker("<|tool_call|>", forced.vocabulary)
-    rules = [f'start: {opening} "[" call{more} "]"', *json_rules(forced.tools)]
-    return "\n".join(rules) + "\n"
+    return array_of_calls(forced, "<|tool_call|>")
 
 
 GRANITE = Dialect(

@@ -8,27 +8,21 @@ answer or a line, and only the name of a tool that exists makes them calls: othe
 
 from __future__ import annotations
 
-import ast
 import re
-import warnings
 from dataclasses import replace
-from itertools import islice
-from typing import Any
 
-from quire.text.dialects.base import Call, Dialect, Forced, Start
-from quire.text.dialects.flow import json_call
+from quire.text.dialects.base import Dialect, Forced, Start
+from quire.text.dialects.flow import Begun, json_call
 from quire.text.dialects.grammar import json_rules
 from quire.text.dialects.machine import NO_SECTION, Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.pythonic import begin_python, read_python_calls
 from quire.text.dialects.readers import read_json_calls
-from quire.text.dialects.values import write_json
-
-_MAX_TRIES = 32
-"""Places tried for the end of a pythonic list, which only a parse can tell."""
 
 _KEYS = ("name", "type", "function", "parameters", "arguments", "id")
 _FIRST_KEY = re.compile(r'\{\s*"([^"]*)("?)')
 _CALLED = re.compile(r'"(?:name|function)"\s*:\s*"((?:[^"\\]|\\.)*)"')
 
+_IN_JSON = json_call()
 _PYTHONIC = re.compile(r"\s*\[(?!\s*\{)")
 
 
@@ -61,57 +55,15 @@ def _pythonic_head(text: str, tools: Tools) -> bool | None:
 
 def _read(body: Body, tools: Tools) -> Reading:
     if _PYTHONIC.match(body.text):
-        return _read_python(body.text, tools)
-    reading = read_json_calls(body, tools)
+        reading = read_python_calls(body.text, bracketed=True)
+    else:
+        reading = read_json_calls(body, tools)
     known = all(call.name in tools for call in reading.calls)
     return reading if known else Reading(until=reading.until)
 
 
-def _read_python(text: str, tools: Tools) -> Reading:
-    """The list that the text begins with, if it is one of calls with constant keyword arguments."""
-    closers = islice(re.finditer(r"\)\s*\]", text), _MAX_TRIES)
-    for end in (len(text), *(found.end() for found in closers)):
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of escapes in strings that Python doesn't know
-                tree = ast.parse(text[:end].strip(), mode="eval").body
-            if not isinstance(tree, ast.List) or not tree.elts:
-                continue
-            return Reading(tuple(_python_call(element, tools) for element in tree.elts), end)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            continue  # `ast` raises all four on text that is no Python
-    return Reading()
-
-
-def _python_call(node: ast.expr, tools: Tools) -> Call:
-    if not isinstance(node, ast.Call) or node.args:
-        raise ValueError("no call with keyword arguments")
-    name = ast.unparse(node.func)
-    if name not in tools:
-        raise ValueError("no such tool")
-    arguments = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise ValueError("** in a call")
-        arguments[keyword.arg] = _constant(keyword.value)
-    return Call(name, write_json(arguments))
-
-
-def _constant(node: ast.expr) -> Any:
-    names = {"true": True, "false": False, "null": None}
-    if isinstance(node, ast.Name) and node.id in names:
-        return names[node.id]
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_constant(element) for element in node.elts]
-    if isinstance(node, ast.Dict):
-        keys = [_constant(key) if key is not None else None for key in node.keys]
-        if not all(isinstance(key, str) for key in keys):
-            raise ValueError("a key that is no string")
-        return dict(zip(keys, map(_constant, node.values), strict=True))
-    value = ast.literal_eval(node)
-    if not isinstance(value, str | int | float | None):
-        raise ValueError("a value that JSON does not have")
-    return value
+def _begin(text: str, tools: Tools) -> Begun | None:
+    return begin_python(text, tools) if _PYTHONIC.match(text) else _IN_JSON(text, tools)
 
 
 def _forced(forced: Forced) -> str:
@@ -143,7 +95,7 @@ def _on_a_line(opener: str) -> Section:
     return Section(read, head, inner=frozenset(_LINES))
 
 
-_SECTION = Section(_read, _head, inner=frozenset(_LINES), begin=json_call())
+_SECTION = Section(_read, _head, inner=frozenset(_LINES), begin=_begin)
 _LAYOUT = Layout(
     sections={
         NO_SECTION: _SECTION,

@@ -102,12 +102,14 @@ class Layout:
     Attributes:
         reasoning: markers that open reasoning, and markers that close it.
         sections: what each opening marker opens. `NO_SECTION` opens at the start of the answer.
+        answer: markers that stand before and after an answer: a line end beside them is theirs.
         quiet: markers that stand around sections and mean nothing by themselves. So does one that
             closes a section and directly follows a call.
         new_id: makes the id of a call.
     """
 
     reasoning: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    answer: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
     sections: Mapping[str, Section] = field(default_factory=dict)
     quiet: frozenset[str] = frozenset()
     new_id: Callable[[], str] = new_call_id
@@ -118,7 +120,7 @@ class Layout:
 
     def markers(self) -> frozenset[str]:
         """Every marker of the dialect."""
-        found = set(self.reasoning[0] | self.reasoning[1] | self.quiet)
+        found = set[str]().union(*self.reasoning, *self.answer, self.quiet)
         for opener, section in self.sections.items():
             found.update({opener} - {NO_SECTION}, section.ends, section.inner)
         return frozenset(found)
@@ -244,6 +246,10 @@ class Machine:
         elif marker in closes:
             self.writer.border()
             self.mode = self.resting()
+        elif marker in self.layout.answer[0]:
+            self.writer.border()
+        elif marker in self.layout.answer[1]:
+            self.writer.drop_space()
         elif marker in self.layout.sections and self.tools:
             self.open(marker, self.layout.sections[marker])
         elif not (

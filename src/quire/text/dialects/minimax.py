@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from quire.text.dialects.base import Dialect, Forced
 from quire.text.dialects.grammar import Arguments, argument_rules, marker
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
-from quire.text.dialects.readers import XmlNotation, head_of
+from quire.text.dialects.machine import Layout, Machine
+from quire.text.dialects.readers import XmlNotation
 
 BEGIN, END = "<minimax:tool_call>", "</minimax:tool_call>"
 REASONING = ("<think>", "</think>")
 _XML = XmlNotation("invoke", " name=")
-
-
-def _read(body: Body, tools: Tools) -> Reading:
-    return _XML.read(body.text, tools, lenient=True)
 
 
 def _forced(forced: Forced) -> str:
@@ -30,9 +26,7 @@ def _forced(forced: Forced) -> str:
 
 _LAYOUT = Layout(
     reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
-    sections={
-        BEGIN: Section(_read, head_of("<invoke name="), ends=frozenset({END}), begin=_XML.begin)
-    },
+    sections={BEGIN: _XML.section(END)},
 )
 
 MINIMAX = Dialect(

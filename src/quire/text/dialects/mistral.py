@@ -13,7 +13,7 @@ import string
 
 from quire.text.dialects.base import Dialect, Forced
 from quire.text.dialects.flow import Begun, json_call, named_call
-from quire.text.dialects.grammar import json_rules, marker, named_rules
+from quire.text.dialects.grammar import array_of_calls, marker, named_rules
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
 from quire.text.dialects.readers import read_json_calls, read_named_json
 
@@ -63,14 +63,11 @@ def _read(body: Body, tools: Tools) -> Reading:
 
 
 def _forced(forced: Forced) -> str:
-    opening = marker(CALLS, forced.vocabulary)
-    if ARGS in forced.vocabulary.added:
-        between = marker(ARGS, forced.vocabulary)
-        rules = [f"start: call{'+' if forced.parallel else ''}"]
-        rules += named_rules(forced.tools, opening, between)
-    else:
-        more = ' (", " call)*' if forced.parallel else ""
-        rules = [f'start: {opening} "[" call{more} "]"', *json_rules(forced.tools)]
+    if ARGS not in forced.vocabulary.added:
+        return array_of_calls(forced, CALLS)
+    opening, between = marker(CALLS, forced.vocabulary), marker(ARGS, forced.vocabulary)
+    rules = [f"start: call{'+' if forced.parallel else ''}"]
+    rules += named_rules(forced.tools, opening, between)
     return "\n".join(rules) + "\n"
 
 

@@ -8,24 +8,21 @@ both. The coder models often leave out `<tool_call>`; `qwen3_coder` therefore al
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from quire.text.dialects.base import Dialect, Forced
-from quire.text.dialects.flow import Begun, json_call
+from quire.text.dialects.flow import Begun
 from quire.text.dialects.grammar import Arguments, argument_rules, marker, wrapped
 from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
-from quire.text.dialects.readers import XmlNotation, head_of, read_json_calls
+from quire.text.dialects.readers import XmlNotation, chosen, json_section
 
 REASONING = ("<think>", "</think>")
 _XML = XmlNotation("function", "=")
-_JSON = json_call()
+_IN_TAGS, _IN_JSON = _XML.section(), json_section()
 OPENER, CLOSER = "<function=", "</function>"
 
 
-def _read(body: Body, tools: Tools) -> Reading:
-    if body.text.lstrip().startswith("<"):
-        return _XML.read(body.text, tools, lenient=True)
-    return read_json_calls(body, tools)
+def _by_sign(text: str) -> Section | None:
+    bare = text.lstrip()
+    return (_IN_TAGS if bare.startswith("<") else _IN_JSON) if bare else None
 
 
 def _read_bare(body: Body, tools: Tools) -> Reading:
@@ -42,26 +39,16 @@ def _bare_head(text: str, tools: Tools) -> bool | None:
     return False if "\n" in name else None
 
 
-def _begin(text: str, tools: Tools) -> Begun | None:
-    return _XML.begin(text, tools) if text.lstrip().startswith("<") else _JSON(text, tools)
-
-
 def _begin_bare(text: str, tools: Tools) -> Begun | None:
     begun = _XML.begin(OPENER + text, tools)
     return None if begun is None else (*begun[:3], begun[3] - len(OPENER))
 
 
-_WRAPPED = Section(
-    _read,
-    head_of("{", OPENER),
-    ends=frozenset({"</tool_call>"}),
-    inner=frozenset({OPENER, CLOSER}),
-    begin=_begin,
-)
+_WRAPPED = chosen(_by_sign, "</tool_call>", inner=frozenset({OPENER, CLOSER}))
 _REASONING = (frozenset({REASONING[0]}), frozenset({REASONING[1]}))
 _HERMES = Layout(
     reasoning=_REASONING,
-    sections={"<tool_call>": replace(_WRAPPED, inner=frozenset())},
+    sections={"<tool_call>": chosen(_by_sign, "</tool_call>")},
 )
 _CODER = Layout(
     reasoning=_REASONING,

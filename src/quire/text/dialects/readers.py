@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.text.dialects.base import Call, Tool
-from quire.text.dialects.flow import Begun
-from quire.text.dialects.machine import Body, Reading, Tools
+from quire.text.dialects.flow import Begun, json_call
+from quire.text.dialects.machine import Body, Reading, Section, Tools
 from quire.text.dialects.tag_flow import TagFlow
 from quire.text.dialects.values import (
     Unterminated,
@@ -77,6 +77,31 @@ def read_json_calls(body: Body, tools: Tools) -> Reading:
     return Reading(tuple(calls), end)
 
 
+def json_section(*ends: str) -> Section:
+    """A section of `{"name": ..., "arguments": {...}}`, of one or of an array."""
+    return Section(read_json_calls, array_head, ends=frozenset(ends), begin=json_call())
+
+
+def chosen(
+    choose: Callable[[str], Section | None], *ends: str, inner: frozenset[str] = frozenset()
+) -> Section:
+    """A section that is one of several, by how its text begins; None while that cannot be told."""
+
+    def read(body: Body, tools: Tools) -> Reading:
+        section = choose(body.text)
+        return Reading() if section is None else section.read(body, tools)
+
+    def head(text: str, tools: Tools) -> bool | None:
+        section = choose(text)
+        return None if section is None else section.head(text, tools)
+
+    def begin(text: str, tools: Tools) -> Begun | None:
+        section = choose(text)
+        return None if section is None or section.begin is None else section.begin(text, tools)
+
+    return Section(read, head, ends=frozenset(ends), inner=inner, begin=begin)
+
+
 def read_named_json(name: str, text: str, at: int, call_id: str | None = None) -> Reading:
     """A call whose name is known, from the JSON object that stands at `at`."""
     try:
@@ -102,6 +127,7 @@ class XmlNotation:
     """
 
     def __init__(self, call: str, names: str) -> None:
+        self._opening = f"<{call}{names}"
         closing = self._closing = f"</{call}>"
         argument = f"<parameter{names}[^>\\n]+>"
         following = f"(?:{argument}|{closing})"
@@ -112,6 +138,14 @@ class XmlNotation:
         self._next = re.compile(rf"\n?(?={following})")
         self._certain_end = re.compile(rf"\n?</parameter>(?=\s*{following})")
         self._doubtful = rf"\n?<(?:/?parameter|{closing[1:-1]})|\n?<[/a-z]{{0,10}}$|\n$"
+
+    def section(self, *ends: str) -> Section:
+        """A section of such calls."""
+
+        def read(body: Body, tools: Tools) -> Reading:
+            return self.read(body.text, tools, lenient=True)
+
+        return Section(read, head_of(self._opening), ends=frozenset(ends), begin=self.begin)
 
     def begin(self, text: str, tools: Tools) -> Begun | None:
         """The flow of the call that `text` begins with, see `flow.Begin`."""

@@ -90,15 +90,16 @@ def arguments_json(value: Any) -> str:
 
 
 def call_from_object(value: Any) -> Call:
-    """A call from `{"name": ..., "arguments": ...}`; "parameters", "function" for the name and a
-    "function" around it pass.
+    """A call from `{"name": ..., "arguments": ...}`; "parameters", "function" or "tool_name" for
+    the name, and a "function" around it pass.
 
     Raises:
         ValueError: it is no such object.
     """
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
-    name = value.get("name", value.get("function")) if isinstance(value, dict) else None
+    names = ("name", "function", "tool_name")
+    name = next((value[k] for k in names if k in value), None) if isinstance(value, dict) else None
     if not isinstance(name, str) or not name:
         raise ValueError("no call")
     arguments = value["arguments"] if "arguments" in value else value.get("parameters")

@@ -109,6 +109,10 @@ class Writer:
         self._bordered = True
         self._reasoning_ended = self._wrote_reasoning
 
+    def drop_space(self) -> None:
+        """The answer is over: the white space that is held was not its own."""
+        self._space = ""
+
     def begin_call(self, name: str, call_id: str | None) -> int:
         """Begins a call, and gives its number."""
         self.border()

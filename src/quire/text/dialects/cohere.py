@@ -1,0 +1,85 @@
+"""Command R, R7B and A: JSON calls, announced in prose or between markers.
+
+Source: the chat templates of CohereForAI/c4ai-command-r-v01 ("tool_use"), -r7b-12-2024 and
+-a-03-2025. A call is `{"tool_name": ..., "parameters": {...}}`, in an array. Command R writes it
+after "Action:" in a ```json fence. R7B and A write it between `<|START_ACTION|>` and
+`<|END_ACTION|>`, with an index as `tool_call_id`; plans and reasoning stand between
+`<|START_THINKING|>` and `<|END_THINKING|>`, answers between `<|START_RESPONSE|>` and
+`<|END_RESPONSE|>`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from quire.text.dialects.base import Dialect, Forced
+from quire.text.dialects.flow import named_call
+from quire.text.dialects.grammar import alternatives, literal, marker, schema_of
+from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.readers import array_head, head_of, read_json_calls
+
+ACTION, BEGIN, END = "Action:", "<|START_ACTION|>", "<|END_ACTION|>"
+REASONING = ("<|START_THINKING|>", "<|END_THINKING|>")
+_FENCE = re.compile(r"\s*```(?:json)?")
+_FENCE_END = re.compile(r"\s*```")
+_BEGIN = named_call(
+    r'\s*(?:```(?:json)?)?\s*\[?\s*\{\s*(?:"tool_call_id"\s*:\s*"[^"]*"\s*,\s*)?'
+    r'"tool_name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"parameters"\s*:'
+)
+
+
+def _read_fenced(body: Body, tools: Tools) -> Reading:
+    """Known tools alone: the template has the model call `directly_answer` where it needs none."""
+    fence = _FENCE.match(body.text)
+    at = fence.end() if fence is not None else 0
+    reading = read_json_calls(Body(body.text[at:], closed=body.closed), tools)
+    if not all(call.name in tools for call in reading.calls):
+        return Reading(until=reading.until)
+    end = at + reading.end
+    closing = _FENCE_END.match(body.text, end)
+    return Reading(reading.calls, closing.end() if closing else end, reading.until)
+
+
+_LAYOUT = Layout(
+    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
+    answer=(frozenset({"<|START_RESPONSE|>"}), frozenset({"<|END_RESPONSE|>"})),
+    sections={
+        BEGIN: Section(read_json_calls, array_head, ends=frozenset({END}), begin=_BEGIN),
+        ACTION: Section(_read_fenced, head_of("```json", "```\n", "[", "{"), begin=_BEGIN),
+    },
+)
+
+
+def _forced(forced: Forced) -> str:
+    marked = BEGIN in forced.vocabulary.added
+    if marked:
+        begin, end = marker(BEGIN, forced.vocabulary), marker(END, forced.vocabulary)
+        index = literal('{"tool_call_id": "') + " /[0-9]+/ "
+        name, parameters, closing = '", "tool_name": ', ', "parameters": ', "}"
+    else:
+        begin, end = literal(f"{ACTION} ```json\n"), literal("\n```")
+        index = ""
+        name, parameters = '{\n        "tool_name": ', ',\n        "parameters": '
+        closing = "\n    }"
+    opening, comma = literal("[\n    "), literal(",\n    ")
+    more = f" ({comma} call)*" if forced.parallel else ""
+    rules = [f'start: {begin} {opening} call{more} "\\n]" {end}']
+    rules.append(alternatives("call", len(forced.tools)))
+    for number, tool in enumerate(forced.tools):
+        header = literal(f"{name}{json.dumps(tool.name)}{parameters}")
+        rules.append(f"call_{number}: {index}{header} args_{number} {literal(closing)}")
+        rules.append(f"args_{number}: {schema_of(tool)}")
+    return "\n".join(rules) + "\n"
+
+
+COHERE = Dialect(
+    name="cohere",
+    recognises=lambda template, model_type: (
+        BEGIN in template or "<|CHATBOT_TOKEN|>" in template or model_type.startswith("cohere")
+    ),
+    build=lambda start: Machine(_LAYOUT, start),
+    reasoning=REASONING,
+    forced=_forced,
+    openers=(BEGIN,),
+)

@@ -1,0 +1,29 @@
+"""Phi-4-mini: JSON calls between markers, or after "functools".
+
+Source: the chat template and model card of microsoft/Phi-4-mini-instruct, which offer tools between
+`<|tool|>` and `<|/tool|>`. Calls come as `<|tool_call|>[{"name": ..., "arguments": {...}}]` up to
+`<|/tool_call|>`, or as `functools[...]`.
+"""
+
+from __future__ import annotations
+
+from quire.text.dialects.base import Dialect
+from quire.text.dialects.grammar import array_of_calls
+from quire.text.dialects.machine import Layout, Machine
+from quire.text.dialects.readers import json_section
+
+BEGIN, END = "<|tool_call|>", "<|/tool_call|>"
+REASONING = ("<think>", "</think>")
+_LAYOUT = Layout(
+    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
+    sections={BEGIN: json_section(END), "functools": json_section()},
+)
+
+PHI4 = Dialect(
+    name="phi4",
+    recognises=lambda template, model_type: "<|tool|>" in template or END in template,
+    build=lambda start: Machine(_LAYOUT, start),
+    reasoning=REASONING,
+    forced=lambda forced: array_of_calls(forced, BEGIN, END),
+    openers=(BEGIN,),
+)
