@@ -55,7 +55,11 @@ def tokenizer() -> Tokenizer:
 
 
 def start(
-    stack: ExitStack, tokenizer: Tokenizer, config: ServerConfig, folder: Path = MODEL_DIR
+    stack: ExitStack,
+    tokenizer: Tokenizer,
+    config: ServerConfig,
+    folder: Path = MODEL_DIR,
+    modalities: tuple[str, ...] = ("text",),
 ) -> Served:
     """A server that runs until the stack is closed."""
     info = ModelInfo(
@@ -66,6 +70,7 @@ def start(
         dtype="float32",
         device="cpu",
         kv_memory=1 << 20,
+        modalities=modalities,
         kv_formats=FORMATS,
     )
     engine = ScriptedEngine(info, lambda _: Script())

@@ -15,7 +15,7 @@ from openai import BadRequestError as OpenAIBadRequestError
 
 from quire.api.responses.schema import MessageItem
 from quire.api.responses.store import ResponseStore, StoredItem
-from quire.api.shared.unsupported_media import LEFT_OUT
+from quire.media.kinds import inputs
 from quire.media.source import MediaSource, not_taken
 from quire.serving.generation import Generation
 from quire.serving.prompts import Prompts
@@ -423,7 +423,7 @@ def _goes_on(
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-quire-ignored-fields"] == told
     prompt = served.tokenizer.decode(served.engine.requests[-1].prompt)
-    assert prompt.count(LEFT_OUT[kind]) == times
+    assert prompt.count(inputs()[kind].left_out) == times
     whole: dict[str, Any] = answer.json()
     return whole
 

@@ -14,6 +14,7 @@ from quire.cli.offers import engine_config, offers
 from quire.cli.serve import add_parser, server_config
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
+from quire.media.kinds import limits_of
 
 
 def config(*options: str) -> ServerConfig:
@@ -114,14 +115,13 @@ def test_keys_come_from_options_file_and_environment(
 def test_by_default_no_image_is_fetched_and_their_limits_are_the_settings() -> None:
     given, default = config(), ServerConfig()
     assert (given.allow_media_hosts, given.media_folders) == (False, ())
-    assert given.max_images == default.max_images
-    assert given.max_image_bytes == default.max_image_bytes
-    assert given.max_image_pixels == default.max_image_pixels
+    assert limits_of(given.media_limits) == limits_of(default.media_limits)
 
 
 def test_limits_of_images() -> None:
     given = config("--max-images", "3", "--max-image-bytes", "1MiB", "--max-image-pixels", "999")
-    assert (given.max_images, given.max_image_bytes, given.max_image_pixels) == (3, 1 << 20, 999)
+    limits = limits_of(given.media_limits)["image"]
+    assert (limits.files, limits.each.bytes, limits.each.pixels) == (3, 1 << 20, 999)
 
 
 def test_where_images_may_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,9 @@ from quire.demo import MODEL_DIR
 from quire.media.fetch import FetchPolicy
 from quire.media.processors import open_processors
 from quire.media.processors.base import MediaPart, Parts
-from quire.media.source import FileLimits, MediaSource
+from quire.media.source import FileLimits, MediaLimits, MediaSource
 from quire.serving import media
-from quire.serving.media import MediaLimits, MediaLoader, Prompt, as_template_reads, files_of
+from quire.serving.media import MediaLoader, Prompt, as_template_reads, files_of
 from tests.media.files import greys, video
 
 

@@ -20,15 +20,13 @@ from quire.api.reading import ReadingContext
 from quire.api.stopping import StoppingServer, ToldToStop, unless_told_to_stop
 from quire.core.config import Offer, ServerConfig
 from quire.core.errors import QuireError
+from quire.media.kinds import inputs, limits_of
 from quire.serving.assembly import assemble
 from quire.serving.engine_client import WORKER, ProcessEngine
 from quire.serving.jobs import JobLimits, Jobs
 from quire.serving.models import Loaded, Models
 
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
-_BYTES_A_PIXEL = 20  # of an image in work: as stored, with its transparency, on white, turned
-_BYTES_A_SECOND = 192_000 * 4 * 4  # of sound at the highest rate: in pieces, joined, padded
-_BYTES_A_PIXEL_DECODED = 60  # of a video's frames: those that others refer to, and one in work
 
 
 def serve(
@@ -150,12 +148,9 @@ async def _open(worker: str, offer: Offer) -> Loaded:
 def _job_limits(config: ServerConfig) -> JobLimits:
     """The largest file has to fit, in all the forms that it goes through."""
     limits = JobLimits()
-    media = max(
-        _BYTES_A_PIXEL * config.max_image_pixels,
-        config.max_audio_bytes + round(_BYTES_A_SECOND * config.max_audio_seconds),
-        config.max_video_bytes + _BYTES_A_PIXEL_DECODED * config.max_video_pixels,
-    )
-    return replace(limits, memory=limits.memory + media)
+    media = limits_of(config.media_limits)
+    working = max(each.working_bytes(media[kind].each) for kind, each in inputs().items())
+    return replace(limits, memory=limits.memory + working)
 
 
 async def _stop_when_broken(models: Models, server: uvicorn.Server) -> None:

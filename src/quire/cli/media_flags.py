@@ -9,43 +9,35 @@ from typing import Any
 from quire.cli.values import byte_count, duration, positive
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
+from quire.media.kinds import inputs
 
-_BYTES = {
-    "max_image_bytes": "20MiB",
-    "max_audio_bytes": "20MiB",
-    "max_video_bytes": "100MiB",
-    "max_document_bytes": "32MiB",
-}
-_HELP = {
-    "max_images": "of one request, earlier messages included; default: %(default)s",
-    "max_image_bytes": "of one image's file; default: %(default)s",
-    "max_image_pixels": "width times height of one image; default: %(default)s",
-    "max_audios": "sounds of one request, earlier messages included; default: %(default)s",
-    "max_audio_bytes": "of one sound's file; default: %(default)s",
-    "max_audio_seconds": "of one sound; default: %(default)g, or less where the model hears less",
-    "max_videos": "of one request, earlier messages included; default: %(default)s",
-    "max_video_bytes": "of one video's file; default: %(default)s",
-    "max_video_pixels": "width times height of one video's frames; default: %(default)s",
-    "max_video_seconds": "of one video; default: %(default)g",
-    "max_video_frames": "of one video that are shown to the model; default: %(default)s",
-    "max_documents": "of one request, earlier messages included; default: %(default)s",
-    "max_document_bytes": "of one document's file; default: %(default)s",
-    "max_document_pages": "of one document; default: %(default)s",
-}
+
+def _flags() -> list[tuple[str, str, str, float, str]]:
+    """Kind, limit, name, default and help of each flag that bounds media."""
+    found: list[tuple[str, str, str, float, str]] = []
+    for kind, each in inputs().items():
+        files = f"{each.plural} of one request, earlier messages included"
+        found.append((kind, "files", f"max_{each.name}s", each.limits.files, files))
+        for limit, told in {"bytes": f"of one {each.noun}'s file", **each.bounds}.items():
+            default = getattr(each.limits.each, limit)
+            found.append((kind, limit, f"max_{each.name}_{limit}", default, told))
+    return found
 
 
 def add_media_arguments(group: argparse._ArgumentGroup) -> None:
     """Declares `--max-images` and its like, and `--media-folder` and its like."""
     add, defaults = group.add_argument, ServerConfig()
-    for name, told in _HELP.items():
-        option = f"--{name.replace('_', '-')}"
-        if name in _BYTES:
-            add(option, type=byte_count, default=_BYTES[name], metavar="BYTES", help=told)
-        elif name.endswith("seconds"):
-            default = getattr(defaults, name)
+    for _, limit, name, default, told in _flags():
+        option, told = f"--{name.replace('_', '-')}", f"{told}; default: %(default)s"
+        if limit == "bytes":
+            mebibytes, rest = divmod(int(default), 1 << 20)
+            size = str(int(default)) if rest else f"{mebibytes}MiB"
+            add(option, type=byte_count, default=size, metavar="BYTES", help=told)
+        elif limit == "seconds":
+            told = told.replace("%(default)s", "%(default)g")
             add(option, type=duration, default=default, metavar="SECONDS", help=told)
         else:
-            add(option, type=positive, default=getattr(defaults, name), metavar="N", help=told)
+            add(option, type=positive, default=default, metavar="N", help=told)
     add(
         "--allow-media-hosts",
         action="store_true",
@@ -73,7 +65,11 @@ def media_settings(args: argparse.Namespace) -> dict[str, Any]:
     Raises:
         QuireError: a folder is none.
     """
-    return {name: getattr(args, name) for name in _HELP} | {
+    limits: dict[str, dict[str, float]] = {}
+    for kind, limit, name, _, _ in _flags():
+        limits.setdefault(kind, {})[limit] = getattr(args, name)
+    return {
+        "media_limits": limits,
         "allow_media_hosts": args.allow_media_hosts,
         "media_folders": tuple(_folder(each, "--media-folder") for each in args.media_folder),
         "media_timeout_s": args.media_timeout,

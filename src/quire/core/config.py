@@ -82,17 +82,8 @@ class ServerConfig:
             see nothing of each other.
         strict_fields: refuse request fields that neither a schema nor another server knows.
         max_concurrent: requests in flight before 429.
-        max_images: of one request, earlier messages included.
-        max_image_bytes: of one image's file, sent along or fetched.
-        max_image_pixels: width times height of one image, before it is scaled; what is larger is
-            refused before it is decoded.
-        max_audios, max_audio_bytes: as of images.
-        max_audio_seconds: of one sound; where a model hears less, what it hears.
-        max_videos, max_video_bytes, max_video_pixels: as of images; pixels are a frame's.
-        max_video_seconds: of one video.
-        max_video_frames: of one video that are shown to the model.
-        max_documents, max_document_bytes: as of images.
-        max_document_pages: of one document.
+        media_limits: the operator's, by kind of media and name of the limit (`files`, or a field of
+            `FileLimits`); the others are the kind's own.
         allow_media_hosts: whether http(s) URLs are fetched, from public addresses.
         media_folders: where `file://` URLs may read; empty is nowhere.
         media_timeout_s: for fetching one item, redirects included.
@@ -124,20 +115,7 @@ class ServerConfig:
     max_concurrent: int = 1024
     max_body_bytes: int = 32 << 20
     max_messages: int = 4096
-    max_images: int = 64
-    max_image_bytes: int = 20 << 20
-    max_image_pixels: int = 50_000_000
-    max_audios: int = 16
-    max_audio_bytes: int = 20 << 20
-    max_audio_seconds: float = 600.0
-    max_videos: int = 4
-    max_video_bytes: int = 100 << 20
-    max_video_pixels: int = 10_000_000
-    max_video_seconds: float = 600.0
-    max_video_frames: int = 256
-    max_documents: int = 8
-    max_document_bytes: int = 32 << 20
-    max_document_pages: int = 100
+    media_limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     allow_media_hosts: bool = False
     media_folders: tuple[str, ...] = ()
     media_timeout_s: float = 20.0

@@ -34,6 +34,19 @@ class FileLimits:
     pages: int = 100
 
 
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """What one request may bring of one kind.
+
+    Attributes:
+        files: earlier messages' included.
+        each: of them.
+    """
+
+    files: int
+    each: FileLimits
+
+
 DOCUMENT = "file"
 """The kind of PDF files. No encoder takes them: they become texts and images."""
 

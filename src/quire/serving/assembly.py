@@ -9,11 +9,11 @@ from pathlib import Path
 from quire.core.config import ServerConfig
 from quire.core.request import SamplingParams
 from quire.media.fetch import FetchPolicy
+from quire.media.kinds import limits_of
 from quire.media.processors import MediaProcessor, open_processors
-from quire.media.source import DOCUMENT, FileLimits
 from quire.serving.constraints import Constraints
 from quire.serving.interface import EngineClient
-from quire.serving.media import MediaLimits, MediaLoader
+from quire.serving.media import MediaLoader
 from quire.serving.prompts import Prompts
 from quire.serving.sampling_defaults import overridden, recommended
 from quire.serving.sandbox import BuilderOpening, GrammarSandbox
@@ -65,25 +65,6 @@ def _media_tokens(
     return texts
 
 
-def _media_limits(config: ServerConfig) -> dict[str, MediaLimits]:
-    """By kind."""
-    image = FileLimits(config.max_image_bytes, config.max_image_pixels)
-    audio = FileLimits(config.max_audio_bytes, seconds=config.max_audio_seconds)
-    video = FileLimits(
-        config.max_video_bytes,
-        config.max_video_pixels,
-        config.max_video_seconds,
-        config.max_video_frames,
-    )
-    document = FileLimits(config.max_document_bytes, pages=config.max_document_pages)
-    return {
-        "image": MediaLimits(config.max_images, image),
-        "audio": MediaLimits(config.max_audios, audio),
-        "video": MediaLimits(config.max_videos, video),
-        DOCUMENT: MediaLimits(config.max_documents, document),
-    }
-
-
 def _loader(
     processors: Mapping[str, MediaProcessor], tokens: Mapping[str, str], config: ServerConfig
 ) -> MediaLoader:
@@ -92,7 +73,7 @@ def _loader(
         tuple(Path(each) for each in config.media_folders),
         timeout_s=config.media_timeout_s,
     )
-    return MediaLoader(processors, tokens, policy, _media_limits(config))
+    return MediaLoader(processors, tokens, policy, limits_of(config.media_limits))
 
 
 def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:

@@ -14,14 +14,14 @@ from quire.core.errors import Overloaded, RequestError
 from quire.core.media import MediaItem, PlacedMedia
 from quire.media.documents import pages
 from quire.media.fetch import FetchPolicy, fetch
+from quire.media.kinds import inputs
 from quire.media.processors import MediaProcessor
 from quire.media.processors.base import FileKey, MediaPart, Parts, PartStore
-from quire.media.source import DOCUMENT, FileLimits, MediaSource, not_taken
+from quire.media.source import DOCUMENT, FileLimits, MediaLimits, MediaSource, not_taken
 
 Message = Mapping[str, Any]
 
 _FETCHED_AT_ONCE = 4
-_PLURALS = {"image": "images", "audio": "sounds", "video": "videos", DOCUMENT: "documents"}
 _HELD_BYTES = 1 << 30
 """Features of all requests in flight, which the engine keeps until they end."""
 
@@ -32,19 +32,6 @@ class Prompt:
 
     tokens: tuple[int, ...]
     media: tuple[PlacedMedia, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class MediaLimits:
-    """What one request may bring of one kind.
-
-    Attributes:
-        files: earlier messages' included.
-        each: of them.
-    """
-
-    files: int
-    each: FileLimits
 
 
 class MediaLoader:
@@ -116,9 +103,9 @@ class MediaLoader:
             found = [source for source in sources if source.kind == kind]
             limit = self._limits[kind].files
             if len(found) > limit:
+                plural = inputs()[kind].plural
                 raise RequestError(
-                    f"The request holds {len(found)} {_PLURALS.get(kind, kind)}; at most {limit} "
-                    "are taken.",
+                    f"The request holds {len(found)} {plural}; at most {limit} are taken.",
                     param=found[limit].param,
                     code=f"too_many_{kind}s",
                 )

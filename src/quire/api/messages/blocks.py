@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, create_model
 
-from quire.api.shared.content import SoftTokens
+from quire.api.shared.media_parts import Registered, fields_of, fineness, literal, media_part
 from quire.api.shared.schema import History, TextOrList, tag_by_type
+from quire.media.kinds import Option
 
 
 class CacheControl(History):
@@ -45,24 +47,6 @@ class Base64Source(History):
         return f"data:{self.media_type};base64,{self.data}"
 
 
-class Base64Image(Base64Source):
-    """An image, in the request itself."""
-
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
-
-
-class Base64Audio(Base64Source):
-    """Sound, in the request itself."""
-
-    media_type: str = Field(pattern="^audio/")
-
-
-class Base64Video(Base64Source):
-    """A video, in the request itself."""
-
-    media_type: str = Field(pattern="^video/")
-
-
 class UrlSource(History):
     """Where a file is: http(s), `data:` or `file://`."""
 
@@ -75,42 +59,43 @@ class UrlSource(History):
         return self.url
 
 
-_Data = TypeVar("_Data", bound=Base64Source)
-Source = Annotated[
-    Annotated[_Data, Tag("@base64")] | Annotated[UrlSource, Tag("@url")],
-    Discriminator(tag_by_type),
-]
-"""Where a file is: `Source[Base64Image]` takes an image in the request, or a URL."""
-
-
 class ImageTransformations(History):
     """What happens to an image before it is seen: one that is too large is scaled down."""
 
     oversized_image: Literal["downsize"] | None = None
 
 
-class ImageBlock(ContentBlock):
-    """An image."""
+class MediaBlock(ContentBlock):
+    """A file of a kind of media. Anthropic has images; the other kinds' blocks are made alike."""
 
-    type: Literal["image"]
-    source: Source[Base64Image]
+    type: str
+    source: Base64Source | UrlSource
     transformations: ImageTransformations | None = None
-    max_soft_tokens: SoftTokens | None = None
+
+    def to_template(self, param: str) -> dict[str, Any]:
+        """The block as the service takes it; `param` is its path."""
+        kind, url = BLOCKS.kinds()[self.type], self.source.location
+        return media_part(kind, url, f"{param}.source", self.type, fineness(self))
 
 
-class AudioBlock(ContentBlock):
-    """Sound. Anthropic has no such block; it is made like that of an image."""
+@cache
+def _media_block(name: str, media_types: str, options: tuple[Option, ...]) -> type[MediaBlock]:
+    title = name.capitalize()
+    kind: dict[str, Any] = {"media_type": (Annotated[str, Field(pattern=media_types)], ...)}
+    data = create_model(
+        f"Base64{title}", __base__=Base64Source, __doc__=Base64Source.__doc__, **kind
+    )
+    source: Any = Annotated[
+        Annotated[data, Tag("@base64")] | Annotated[UrlSource, Tag("@url")],
+        Discriminator(tag_by_type),
+    ]
+    fields: dict[str, Any] = {"type": (literal(name), ...), "source": (source, ...)}
+    fields |= fields_of(tuple(each for each in options if each == "max_soft_tokens"))
+    return create_model(f"{title}Block", __base__=MediaBlock, __doc__=MediaBlock.__doc__, **fields)
 
-    type: Literal["audio"]
-    source: Source[Base64Audio]
 
-
-class VideoBlock(ContentBlock):
-    """A video. Anthropic has no such block; it is made like that of an image."""
-
-    type: Literal["video"]
-    source: Source[Base64Video]
-    max_soft_tokens: SoftTokens | None = None
+BLOCKS = Registered("block", lambda kind: _media_block(kind.block, kind.media_types, kind.options))
+"""The kinds' blocks."""
 
 
 class TextSource(History):
@@ -204,9 +189,7 @@ class ToolUseBlock(ContentBlock):
 
 _Given = (
     Annotated[TextBlock, Tag("@text")]
-    | Annotated[ImageBlock, Tag("@image")]
-    | Annotated[AudioBlock, Tag("@audio")]
-    | Annotated[VideoBlock, Tag("@video")]
+    | Annotated[MediaBlock, BLOCKS, Tag(BLOCKS.tag)]
     | Annotated[DocumentBlock, Tag("@document")]
     | Annotated[SearchResultBlock, Tag("@search_result")]
 )
@@ -214,7 +197,7 @@ _Given = (
 
 ResultPart = Annotated[
     _Given | Annotated[ToolReferenceBlock, Tag("@tool_reference")],
-    Discriminator(tag_by_type),
+    Discriminator(BLOCKS.tag_of),
 ]
 
 
@@ -230,7 +213,7 @@ class ToolResultBlock(ContentBlock):
 
 UserBlock = Annotated[
     _Given | Annotated[ToolResultBlock, Tag("@tool_result")],
-    Discriminator(tag_by_type),
+    Discriminator(BLOCKS.tag_of),
 ]
 AssistantBlock = Annotated[
     Annotated[TextBlock, Tag("@text")]

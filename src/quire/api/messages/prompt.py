@@ -12,9 +12,8 @@ from typing import Any
 
 from quire.api.messages.blocks import (
     AssistantBlock,
-    AudioBlock,
     DocumentBlock,
-    ImageBlock,
+    MediaBlock,
     RedactedThinkingBlock,
     ResultPart,
     SearchResultBlock,
@@ -26,7 +25,6 @@ from quire.api.messages.blocks import (
     ToolResultBlock,
     ToolUseBlock,
     UserBlock,
-    VideoBlock,
 )
 from quire.api.messages.schema import (
     AssistantMessage,
@@ -40,7 +38,7 @@ from quire.api.messages.schema import (
     Tool,
     UserMessage,
 )
-from quire.api.shared.content import document_parts, function_call, media_part
+from quire.api.shared.content import document_parts, function_call
 from quire.api.shared.seal import Seal
 from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
 from quire.core.errors import RequestError
@@ -264,22 +262,13 @@ def _parts_of(block: ResultPart, param: str) -> list[dict[str, Any]]:
 
 
 def _part(
-    block: TextBlock
-    | ImageBlock
-    | AudioBlock
-    | VideoBlock
-    | SearchResultBlock
-    | ToolReferenceBlock,
-    param: str,
+    block: TextBlock | MediaBlock | SearchResultBlock | ToolReferenceBlock, param: str
 ) -> dict[str, Any]:
     """A block as text, or as media."""
     lines: list[str | None]
     match block:
-        case ImageBlock() | VideoBlock():
-            kind, name = block.type, f"{param}.source"
-            return media_part(kind, block.source.location, name, kind, block.max_soft_tokens)
-        case AudioBlock(type=kind):
-            return media_part(kind, block.source.location, f"{param}.source", kind)
+        case MediaBlock():
+            return block.to_template(param)
         case TextBlock(text=text):
             lines = [text]
         case SearchResultBlock():

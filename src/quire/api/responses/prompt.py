@@ -30,11 +30,10 @@ from quire.api.shared.content import (
     INPUT,
     document_parts,
     function_call,
-    heard_or_watched,
-    media_part,
     pdf_url,
     read_arguments,
 )
+from quire.api.shared.media_parts import media_part
 from quire.api.shared.seal import Seal
 from quire.api.shared.template_messages import TemplateMessage, check_answered, merge
 from quire.api.shared.toolbox import SEARCH, model_name
@@ -170,5 +169,5 @@ def _parts(content: Content, param: str, *, media: bool = True) -> str | list[di
                 name = f"{param}[{index}].image_url"
                 parts.append(media_part("image", part.image_url, name, part.type, detail))
             case _:
-                parts.append(heard_or_watched(part, f"{param}[{index}]"))
+                parts.append(part.to_template(f"{param}[{index}]"))
     return parts

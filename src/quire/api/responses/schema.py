@@ -10,13 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from quire.api.shared.content import (
-    AudioPart,
-    AudioUrlPart,
-    FunctionName,
-    SoftTokens,
-    VideoPart,
-)
+from quire.api.shared.content import AudioPart, FunctionName
+from quire.api.shared.media_parts import URL_PARTS, SoftTokens, UrlPart
 from quire.api.shared.schema import (
     DecodingFields,
     History,
@@ -79,10 +74,9 @@ Part = Annotated[
     | Annotated[RefusalPart, Tag("@refusal")]
     | Annotated[ImagePart, Tag("@input_image")]
     | Annotated[AudioPart, Tag("@input_audio")]
-    | Annotated[AudioUrlPart, Tag("@audio_url")]
-    | Annotated[VideoPart, Tag("@video_url")]
+    | Annotated[UrlPart, URL_PARTS, Tag(URL_PARTS.tag)]
     | Annotated[FilePart, Tag("@input_file")],
-    Discriminator(tag_by_type),
+    Discriminator(URL_PARTS.tag_of),
 ]
 Content = TextOrList[Part]
 

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 from pydantic_core import from_json
 
+from quire.api.shared.media_parts import URL_PARTS, UrlPart, media_part
 from quire.api.shared.schema import History, TextOrList, tag_by_role, tag_by_type
-from quire.media.source import DOCUMENT, Detail, Fineness, MediaSource
+from quire.media.source import DOCUMENT
 
 INPUT = "input"
 """The one argument of the function that stands for a custom tool."""
@@ -37,26 +38,6 @@ class RefusalPart(History):
     refusal: str
 
 
-SoftTokens = Annotated[int, Field(ge=1)]
-"""The most tokens that an image, or a frame of a video, becomes: a number that the model offers."""
-
-
-class ImageUrl(History):
-    """Where an image is: http(s), `data:` or `file://`."""
-
-    url: str = Field(min_length=1)
-    detail: Fineness | None = None
-    max_soft_tokens: SoftTokens | None = None
-
-
-class ImagePart(History):
-    """An image."""
-
-    type: Literal["image_url"]
-    image_url: ImageUrl
-    prompt_cache_breakpoint: dict[str, Any] | None = None
-
-
 class InputAudio(History):
     """Sound as base64. What it is shows in its first bytes, whatever `format` says."""
 
@@ -70,36 +51,14 @@ class InputAudio(History):
 
 
 class AudioPart(History):
-    """A sound."""
+    """A sound, as OpenAI names it."""
 
     type: Literal["input_audio"]
     input_audio: InputAudio
 
-
-class Url(History):
-    """Where a file is: http(s), `data:` or `file://`."""
-
-    url: str = Field(min_length=1)
-
-
-class AudioUrlPart(History):
-    """A sound, as vLLM and others name it."""
-
-    type: Literal["audio_url"]
-    audio_url: Url
-
-
-class VideoUrl(Url):
-    """Where a video is."""
-
-    max_soft_tokens: SoftTokens | None = None
-
-
-class VideoPart(History):
-    """A video, as vLLM and others name it."""
-
-    type: Literal["video_url"]
-    video_url: VideoUrl
+    def to_template(self, param: str) -> dict[str, Any]:
+        """The part as the service takes it; `param` is its path."""
+        return media_part("audio", self.input_audio.url, f"{param}.input_audio.data", self.type)
 
 
 class File(History):
@@ -119,13 +78,11 @@ class FilePart(History):
 
 Part = Annotated[
     Annotated[TextPart, Tag("@text")]
-    | Annotated[ImagePart, Tag("@image_url")]
     | Annotated[AudioPart, Tag("@input_audio")]
-    | Annotated[AudioUrlPart, Tag("@audio_url")]
-    | Annotated[VideoPart, Tag("@video_url")]
+    | Annotated[UrlPart, URL_PARTS, Tag(URL_PARTS.tag)]
     | Annotated[FilePart, Tag("@file")]
     | Annotated[RefusalPart, Tag("@refusal")],
-    Discriminator(tag_by_type),
+    Discriminator(URL_PARTS.tag_of),
 ]
 Content = TextOrList[Part]
 WrittenPart = Annotated[
@@ -320,36 +277,13 @@ def _parts(content: Content | WrittenContent, param: str) -> str | list[dict[str
         match part:
             case TextPart(text=text) | RefusalPart(refusal=text):
                 parts.append({"type": "text", "text": text})
-            case ImagePart(image_url=image):
-                name = f"{param}[{index}].image_url.url"
-                detail = image.max_soft_tokens or image.detail
-                parts.append(media_part("image", image.url, name, part.type, detail))
             case FilePart(file=File(file_data=data, filename=title)):
                 name = f"{param}[{index}]"
                 name = f"{name}.file.file_data" if data else name
                 parts += document_parts(pdf_url(data), name, part.type, title)
             case _:
-                parts.append(heard_or_watched(part, f"{param}[{index}]"))
+                parts.append(part.to_template(f"{param}[{index}]"))
     return parts
-
-
-def heard_or_watched(part: AudioPart | AudioUrlPart | VideoPart, param: str) -> dict[str, Any]:
-    """Sound or a video as the service takes it."""
-    match part:
-        case AudioPart(input_audio=audio):
-            return media_part("audio", audio.url, f"{param}.input_audio.data", part.type)
-        case AudioUrlPart(audio_url=audio):
-            return media_part("audio", audio.url, f"{param}.audio_url.url", part.type)
-        case VideoPart(video_url=video):
-            name = f"{param}.video_url.url"
-            return media_part("video", video.url, name, part.type, video.max_soft_tokens)
-
-
-def media_part(
-    kind: str, url: str, param: str, named: str, detail: Detail | None = None
-) -> dict[str, Any]:
-    """A file as the service takes it, which fetches it and puts it in its place in the prompt."""
-    return {"type": kind, "source": MediaSource(url, param, named, detail or "auto", kind)}
 
 
 def pdf_url(data: str | None) -> str:

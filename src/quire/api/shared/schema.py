@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -28,11 +27,16 @@ from starlette.types import Scope
 
 from quire.api.shared import foreign
 from quire.api.shared.access import note_ignored
+from quire.api.shared.durations import KeepAlive
 from quire.core.errors import RequestError
+from quire.media.kinds import Protocols, kinds_by
 
 Parsed = TypeVar("Parsed", bound="Wire")
 
 _LONGEST_NAME = 256  # characters of an unknown field's name that its refusal repeats
+REGISTERED = "@registered."
+"""Begins the tag of members that the registry of media makes; a field of `MediaInput` follows."""
+
 _BRANCHES = frozenset({"str", "int", "float", "bool", "function-after", "none"})
 
 
@@ -242,6 +246,7 @@ _CODES = {
     "string_too_long": "string_above_max_length",
     "string_too_short": "string_below_min_length",
     "literal_error": "invalid_value",
+    "string_pattern_mismatch": "invalid_value",
     "union_tag_invalid": "invalid_value",
     "value_error": "invalid_value",
 }
@@ -265,7 +270,7 @@ def _explain(model: type[Wire], detail: ErrorDetails, names: Mapping[str, str]) 
         case "union_tag_invalid":
             context = detail["ctx"]
             param = f"{param}.{_tag_field(context)}"
-            known = ", ".join(re.findall(r"@([\w.-]+)", str(context["expected_tags"])))
+            known = ", ".join(_types(str(context["expected_tags"])))
             tag = str(context["tag"]).removeprefix("@")
             message = f"Invalid value for '{param}': '{tag}'. Known here: {known}."
         case "union_tag_not_found":
@@ -276,6 +281,13 @@ def _explain(model: type[Wire], detail: ErrorDetails, names: Mapping[str, str]) 
         case _:
             message = f"Invalid value for '{param}': {_lower(detail['msg'])}."
     return RequestError(message, param=param, code=code)
+
+
+def _types(tags: str) -> Iterator[str]:
+    """What the members of a union call themselves, the kinds of media included."""
+    for tag in re.findall(r"@[\w.-]+", tags):
+        registered = tag.removeprefix(REGISTERED)
+        yield from (tag[1:],) if registered == tag else kinds_by(cast(Protocols, registered))
 
 
 def _tag_field(context: dict[str, Any]) -> str:
@@ -363,33 +375,6 @@ def check_stream_options(options: StreamOptions | None, *, stream: bool | None) 
             param="stream_options",
             code="invalid_value",
         )
-
-
-_DURATION = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(ns|us|µs|ms|s|m|h)")
-_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-
-
-def _seconds(value: object) -> object:
-    """Seconds of Ollama's `keep_alive`: a number of them, or a duration as Go writes it.
-
-    Less than 0 is for ever.
-
-    Raises:
-        ValueError: it is a string, but no duration.
-    """
-    if isinstance(value, bool) or not isinstance(value, str):
-        seconds = value
-    else:
-        parts = _DURATION.findall(value)
-        whole = "".join(number + unit for number, unit in parts)
-        if value.lstrip("+-") not in (whole, "0") or not value.lstrip("+-"):
-            raise ValueError('a number of seconds or a duration such as "10m" is expected')
-        seconds = sum(float(number) * _SECONDS[unit] for number, unit in parts)
-        seconds = -seconds if value.startswith("-") else seconds
-    return math.inf if isinstance(seconds, int | float) and seconds < 0 else seconds
-
-
-KeepAlive = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_seconds)]
 
 
 class DecodingFields(Wire):

@@ -7,21 +7,15 @@ what is in the newest message of the user's is refused, since it is what the que
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
 
 from starlette.types import Scope
 
 from quire.api.shared.access import note_ignored
 from quire.api.shared.template_messages import TemplateMessage
+from quire.media.kinds import inputs
 from quire.media.source import DOCUMENT
 from quire.serving.service import Service
-
-LEFT_OUT = {
-    "image": "[An image stood here. The model that answers now sees none.]",
-    "audio": "[A sound stood here. The model that answers now hears none.]",
-    "video": "[A video stood here. The model that answers now watches none.]",
-    DOCUMENT: "[A file stood here. The model that answers now reads none.]",
-}
 
 
 def newest(name: str, said: Sequence[object], first: int = 0) -> str:
@@ -45,12 +39,13 @@ def without_unsupported_media(
     Args:
         newest: see the function of that name.
     """
-    unseen = LEFT_OUT.keys() - set(service.modalities)
+    known = inputs()
+    unseen = {kind: known[kind].left_out for kind in known.keys() - set(service.modalities)}
     return tuple(_readable(scope, message, newest, unseen) for message in messages)
 
 
 def _readable(
-    scope: Scope, message: TemplateMessage, newest: str, unseen: Set[str]
+    scope: Scope, message: TemplateMessage, newest: str, unseen: Mapping[str, str]
 ) -> TemplateMessage:
     if isinstance(message["content"], str):
         return message
@@ -60,6 +55,6 @@ def _readable(
         path = part["source"].param if lost else ""
         if path and not (message["role"] == "user" and path.startswith(f"{newest}.")):
             note_ignored(scope, [path])
-            part = {"type": "text", "text": LEFT_OUT[part["type"]]}
+            part = {"type": "text", "text": unseen[part["type"]]}
         parts.append(part)
     return {**message, "content": parts}

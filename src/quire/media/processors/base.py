@@ -10,15 +10,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import PIL.Image
 
-from quire.core.errors import ModelError
 from quire.core.lru import LruCache
 from quire.core.media import RAW_COLOURS, Colours, MediaItem
 from quire.media import images, sound, video
+from quire.media.settings import Settings
 from quire.media.source import DEFAULT_LIMITS, Detail, FileLimits
 
 CACHE_BYTES = 64 << 20
@@ -55,46 +54,6 @@ class PartStore(Protocol):
     def put(self, key: FileKey, value: Parts) -> Parts:
         """The parts to go on with: these, or equal ones."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """A JSON object of a model folder, read with errors that name file and key.
-
-    Attributes:
-        prefix: the way to the object within the file, e.g. "image_processor.".
-    """
-
-    path: Path
-    prefix: str
-    values: dict[str, Any]
-
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """An integer of at least `least`; without a default the key has to be there.
-
-        Raises:
-            ModelError: it is something else.
-        """
-        value = self.values.get(key, default)
-        if type(value) is not int or value < least:
-            raise self.error(key, f"not a whole number from {least} up")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        """A number from 0 up.
-
-        Raises:
-            ModelError: it is something else.
-        """
-        value = self.values.get(key, default)
-        if type(value) not in (int, float) or not value >= 0:
-            raise self.error(key, "not a number from 0 up")
-        return float(value)
-
-    def error(self, key: str, expected: str) -> ModelError:
-        """For a value that is not what was `expected`."""
-        value = repr(self.values[key]) if key in self.values else "missing"
-        return ModelError(f"{self.path}: '{self.prefix}{key}' is {value}, {expected}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from quire.media.processors.base import (
     MediaPart,
     Parts,
     Placeholders,
-    Settings,
     VideoProcessor,
     WholeImageProcessor,
     check_pixels,
 )
+from quire.media.settings import Settings
 from quire.media.source import Detail, refusal
 from quire.media.video import Frame, VideoInfo
 

@@ -18,10 +18,10 @@ from quire.core.media import CLIP_COLOURS, EVEN_COLOURS, Colours, MediaItem
 from quire.media.processors.base import (
     CACHE_BYTES,
     Placeholders,
-    Settings,
     WholeImageProcessor,
     check_pixels,
 )
+from quire.media.settings import Settings
 from quire.media.source import Detail, refusal
 
 LOW_DETAIL = 256

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.core.media import MediaItem
-from quire.media.processors.base import AudioProcessor, Placeholders, Settings
+from quire.media.processors.base import AudioProcessor, Placeholders
 from quire.media.processors.mel import Filters, slaney_filters
+from quire.media.settings import Settings
 from quire.media.sound import Samples
 from quire.media.source import refusal
 

@@ -15,7 +15,6 @@ from quire.media.processors.base import (
     MediaPart,
     Parts,
     Placeholders,
-    Settings,
     VideoProcessor,
     check_pixels,
 )
@@ -29,6 +28,7 @@ from quire.media.processors.qwen import (
     pixel_bounds,
     resized,
 )
+from quire.media.settings import Settings
 from quire.media.source import Detail
 from quire.media.video import Frame, VideoInfo
 

@@ -15,9 +15,9 @@ from quire.media.processors.base import (
     MediaPart,
     Parts,
     Placeholders,
-    Settings,
     check_pixels,
 )
+from quire.media.settings import Settings
 from quire.media.source import Detail, refusal
 
 _FILTERS = (

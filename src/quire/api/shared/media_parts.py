@@ -1,0 +1,122 @@
+"""Parts of messages that hold a file of a registered kind, whichever kinds `media.kinds` has.
+
+The kind names them: `{"type": "video_url", "video_url": {"url": URL}}` in OpenAI's protocols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
+from pydantic_core import CoreSchema, core_schema
+
+from quire.api.shared.schema import REGISTERED, History, tag_by_type
+from quire.media.kinds import MediaInput, Option, Protocols, inputs, kinds_by
+from quire.media.source import Detail, Fineness, MediaSource
+
+SoftTokens = Annotated[int, Field(ge=1)]
+"""The most tokens that an image, or a frame of a video, becomes: a number that the model offers."""
+
+_OPTIONS: Mapping[Option, Any] = {
+    "detail": (Fineness | None, None),
+    "max_soft_tokens": (SoftTokens | None, None),
+}
+
+
+class Registered:
+    """Those members of a union that stand for the kinds of media, as the registry has them when a
+    request is read.
+
+    Args:
+        protocols: those whose unions these are.
+        model: of a kind's part.
+    """
+
+    def __init__(
+        self,
+        protocols: Protocols,
+        model: Callable[[MediaInput], type[History]],
+    ) -> None:
+        self.tag = f"{REGISTERED}{protocols}"
+        self._protocols = protocols
+        self._model = model
+
+    def kinds(self) -> dict[str, str]:
+        """Kinds by the type of their part."""
+        return kinds_by(self._protocols)
+
+    def tag_of(self, value: object) -> str | None:
+        """The tag of a member of the union."""
+        tag = tag_by_type(value)
+        return self.tag if tag is not None and tag[1:] in self.kinds() else tag
+
+    def _read(self, value: Any) -> History:
+        name = value["type"] if isinstance(value, dict) else value.type
+        return self._model(inputs()[self.kinds()[name]]).model_validate(value)
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._read)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        models = [self._model(inputs()[kind]) for kind in self.kinds().values()]
+        return {"oneOf": [handler(model.__pydantic_core_schema__) for model in models]}
+
+
+class Url(History):
+    """Where a file is: http(s), `data:` or `file://`."""
+
+    url: str = Field(min_length=1)
+
+
+class UrlPart(History):
+    """A file; the field of its type's name holds the URL."""
+
+    type: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+    def to_template(self, param: str) -> dict[str, Any]:
+        """The part as the service takes it; `param` is its path."""
+        file, kind = getattr(self, self.type), URL_PARTS.kinds()[self.type]
+        return media_part(kind, file.url, f"{param}.{self.type}.url", self.type, fineness(file))
+
+
+@cache
+def _url_part(name: str, options: tuple[Option, ...]) -> type[UrlPart]:
+    title = "".join(word.capitalize() for word in name.split("_"))
+    url = create_model(title, __base__=Url, __doc__=Url.__doc__, **fields_of(options))
+    fields: dict[str, Any] = {"type": (literal(name), ...), name: (url, ...)}
+    return create_model(f"{title}Part", __base__=UrlPart, __doc__=UrlPart.__doc__, **fields)
+
+
+URL_PARTS = Registered("url_part", lambda kind: _url_part(kind.url_part, kind.options))
+"""The kinds' parts in OpenAI's protocols."""
+
+
+def fields_of(options: tuple[Option, ...]) -> dict[str, Any]:
+    """The fields of these options, for pydantic."""
+    return {each: _OPTIONS[each] for each in options}
+
+
+def literal(name: str) -> Any:
+    """`Literal[name]`, of a name that no type checker sees."""
+    return cast(Any, Literal)[name]
+
+
+def fineness(fields: History) -> Detail | None:
+    """How finely a file is to be read, as the options say that its kind has."""
+    soft_tokens: int | None = getattr(fields, "max_soft_tokens", None)
+    detail: Fineness | None = getattr(fields, "detail", None)
+    return soft_tokens or detail
+
+
+def media_part(
+    kind: str, url: str, param: str, named: str, detail: Detail | None = None
+) -> dict[str, Any]:
+    """A file as the service takes it, which fetches it and puts it in its place in the prompt."""
+    return {"type": kind, "source": MediaSource(url, param, named, detail or "auto", kind)}

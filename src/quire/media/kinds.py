@@ -1,0 +1,257 @@
+"""The registry of media kinds: how clients send one, what bounds it, and who reads it for a model.
+
+Protocols, flags, limits and error texts are made from it. It imports no decoder.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Literal
+
+from quire.core.folder import read_object
+from quire.media.settings import Settings
+from quire.media.source import DOCUMENT, FileLimits, MediaLimits
+
+if TYPE_CHECKING:
+    from quire.media.processors.base import MediaProcessor
+
+Open = Callable[[Settings, Settings], "MediaProcessor"]
+"""Takes a processor's settings and the model's."""
+
+Protocols = Literal["url_part", "block"]
+"""The field of `MediaInput` that names a kind's part: in OpenAI's protocols, or in Anthropic's."""
+
+Option = Literal["detail", "max_soft_tokens"]
+"""A field that says how finely a file is read."""
+
+log = logging.getLogger("quire.media")
+
+_BYTES_A_PIXEL = 20  # of an image in work: as stored, with its transparency, on white, turned
+_BYTES_A_SECOND = 192_000 * 4 * 4  # of sound at the highest rate: in pieces, joined, padded
+_BYTES_A_PIXEL_DECODED = 60  # of a video's frames: those that others refer to, and one in work
+
+
+@dataclass(frozen=True, slots=True)
+class MediaInput:
+    """How clients send one kind of media, and what they are told of it.
+
+    Attributes:
+        name: in flags, such as `--max-images`.
+        noun, plural: in texts: "sound", "sounds".
+        left_out: stands in a conversation's history for an item that the model does not take.
+        limits: unless the operator sets others.
+        bounds: what the flags say of the limits that this kind has beside `files` and `bytes`, by
+            the name of the limit.
+        working_bytes: what reading one file takes at most.
+        url_part: OpenAI's part, `{"type": url_part, url_part: {"url": URL}}`; "" is none.
+        block: Anthropic's block, `{"type": block, "source": SOURCE}`; "" is none.
+        media_types: pattern of those that a base64 source may say.
+        options: beside the URL of OpenAI's part. Anthropic's block has `max_soft_tokens` alone.
+    """
+
+    name: str
+    noun: str
+    plural: str
+    left_out: str
+    limits: MediaLimits
+    bounds: Mapping[str, str]
+    working_bytes: Callable[[FileLimits], int] = lambda limits: limits.bytes
+    url_part: str = ""
+    block: str = ""
+    media_types: str = ""
+    options: tuple[Option, ...] = ()
+
+    def limits_with(self, given: Mapping[str, float]) -> MediaLimits:
+        """The limits, with those that the operator has set by name."""
+        each: dict[str, Any] = {name: value for name, value in given.items() if name != "files"}
+        files = int(given.get("files", self.limits.files))
+        return MediaLimits(files, replace(self.limits.each, **each))
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of media that encoders take: how it comes in, and where a folder describes it.
+
+    Attributes:
+        input: how clients send it.
+        part: of `config.json`, the encoder's; a model without it does not take the kind.
+        section: of `processor_config.json`.
+        old_file: holds the section's values where that file has none.
+        type_key: of the section; names the processor.
+        table: `module:name` of what opens a processor, by the processor's name.
+        table_beside_pictures: the like by the name of the processor of pictures, for folders that
+            say nothing of this kind; what it opens takes that one's settings.
+    """
+
+    input: MediaInput
+    part: str
+    section: str
+    old_file: str
+    type_key: str
+    table: str
+    table_beside_pictures: str = ""
+
+    @property
+    def processors(self) -> Mapping[str, Open]:
+        """What opens a processor, by the processor's name."""
+        return _table(self.table)
+
+    def open(self, folder: Path) -> MediaProcessor | None:
+        """The processor of a model folder; None if the model is served without this kind.
+
+        That is a model without the encoder, without a processor's settings, or with a processor
+        that is not known here, which is logged.
+
+        Raises:
+            ModelError: a file cannot be understood, or holds a value that is not supported.
+        """
+        config = _config(folder)
+        settings = self._find_settings(folder)
+        if config.values.get(self.part) is None:
+            return None
+        if settings is None:
+            return self._open_beside_pictures(folder, config)
+        name = settings.values.get(self.type_key)
+        build = self.processors.get(name) if isinstance(name, str) else None
+        if build is None:
+            log.warning("%s: no support for %r; serving without it", settings.path, name)
+            return None
+        return build(settings, config)
+
+    def _open_beside_pictures(self, folder: Path, config: Settings) -> MediaProcessor | None:
+        pictures = KINDS["image"]
+        settings = pictures._find_settings(folder)
+        if settings is None or not self.table_beside_pictures:
+            return None
+        name = settings.values.get(pictures.type_key)
+        known = _table(self.table_beside_pictures)
+        build = known.get(name) if isinstance(name, str) else None
+        return None if build is None else build(settings, config)
+
+    def _find_settings(self, folder: Path) -> Settings | None:
+        """The new file's object, else the whole of the old file; None where there is neither."""
+        path = folder / "processor_config.json"
+        whole = Settings(path, "", read_object(path))
+        values = whole.values.get(self.section)
+        if isinstance(values, dict):
+            return Settings(path, f"{self.section}.", values)
+        if values is not None:
+            raise whole.error(self.section, "not an object")
+        path = folder / self.old_file
+        values = read_object(path)
+        return Settings(path, "", values) if values else None
+
+
+def _config(folder: Path) -> Settings:
+    """The model's keys; those of the part that reads, in one that also speaks (Qwen3-Omni)."""
+    path = folder / "config.json"
+    values = read_object(path)
+    thinker = values.get("thinker_config")
+    if isinstance(thinker, dict):
+        return Settings(path, "thinker_config.", thinker)
+    return Settings(path, "", values)
+
+
+def _table(where: str) -> Mapping[str, Open]:
+    found: Mapping[str, Open] = resolve_name(where)
+    return found
+
+
+_TABLES = "quire.media.processors"
+
+KINDS: dict[str, Kind] = {
+    "image": Kind(
+        MediaInput(
+            name="image",
+            noun="image",
+            plural="images",
+            left_out="[An image stood here. The model that answers now sees none.]",
+            limits=MediaLimits(64, FileLimits(20 << 20, pixels=50_000_000)),
+            bounds={"pixels": "width times height of one image"},
+            working_bytes=lambda limits: _BYTES_A_PIXEL * limits.pixels,
+            url_part="image_url",
+            block="image",
+            media_types=r"^image/(jpeg|png|gif|webp)$",
+            options=("detail", "max_soft_tokens"),
+        ),
+        part="vision_config",
+        section="image_processor",
+        old_file="preprocessor_config.json",
+        type_key="image_processor_type",
+        table=f"{_TABLES}:IMAGES",
+    ),
+    "audio": Kind(
+        MediaInput(
+            name="audio",
+            noun="sound",
+            plural="sounds",
+            left_out="[A sound stood here. The model that answers now hears none.]",
+            limits=MediaLimits(16, FileLimits(20 << 20, seconds=600.0)),
+            bounds={"seconds": "of one sound, or less where the model hears less"},
+            working_bytes=lambda limits: limits.bytes + round(_BYTES_A_SECOND * limits.seconds),
+            url_part="audio_url",
+            block="audio",
+            media_types=r"^audio/",
+        ),
+        part="audio_config",
+        section="feature_extractor",
+        old_file="preprocessor_config.json",
+        type_key="feature_extractor_type",
+        table=f"{_TABLES}:SOUNDS",
+    ),
+    "video": Kind(
+        MediaInput(
+            name="video",
+            noun="video",
+            plural="videos",
+            left_out="[A video stood here. The model that answers now watches none.]",
+            limits=MediaLimits(4, FileLimits(100 << 20, 10_000_000, 600.0, 256)),
+            bounds={
+                "pixels": "width times height of one video's frames",
+                "seconds": "of one video",
+                "frames": "of one video that are shown to the model",
+            },
+            working_bytes=lambda limits: limits.bytes + _BYTES_A_PIXEL_DECODED * limits.pixels,
+            url_part="video_url",
+            block="video",
+            media_types=r"^video/",
+            options=("max_soft_tokens",),
+        ),
+        part="vision_config",
+        section="video_processor",
+        old_file="video_preprocessor_config.json",
+        type_key="video_processor_type",
+        table=f"{_TABLES}:VIDEOS",
+        table_beside_pictures=f"{_TABLES}:VIDEOS_BESIDE_PICTURES",
+    ),
+}
+"""The kinds of media that encoders take."""
+
+_DOCUMENT = MediaInput(
+    name="document",
+    noun="document",
+    plural="documents",
+    left_out="[A file stood here. The model that answers now reads none.]",
+    limits=MediaLimits(8, FileLimits(32 << 20, pages=100)),
+    bounds={"pages": "of one document"},
+)
+
+
+def inputs() -> dict[str, MediaInput]:
+    """How clients send media, by kind; documents are among them, which no encoder takes."""
+    return {kind: each.input for kind, each in KINDS.items()} | {DOCUMENT: _DOCUMENT}
+
+
+def kinds_by(protocols: Protocols) -> dict[str, str]:
+    """Kinds by the type of their part in these protocols."""
+    named = {getattr(each, protocols): kind for kind, each in inputs().items()}
+    return {name: kind for name, kind in named.items() if name}
+
+
+def limits_of(given: Mapping[str, Mapping[str, float]]) -> dict[str, MediaLimits]:
+    """The limits of all kinds, with those that the operator has set, by kind and name."""
+    return {kind: each.limits_with(given.get(kind, {})) for kind, each in inputs().items()}

@@ -1,0 +1,49 @@
+"""Settings of processors, as model folders hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A JSON object of a model folder, read with errors that name file and key.
+
+    Attributes:
+        prefix: the way to the object within the file, e.g. "image_processor.".
+    """
+
+    path: Path
+    prefix: str
+    values: dict[str, Any]
+
+    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+        """An integer of at least `least`; without a default the key has to be there.
+
+        Raises:
+            ModelError: it is something else.
+        """
+        value = self.values.get(key, default)
+        if type(value) is not int or value < least:
+            raise self.error(key, f"not a whole number from {least} up")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A number from 0 up.
+
+        Raises:
+            ModelError: it is something else.
+        """
+        value = self.values.get(key, default)
+        if type(value) not in (int, float) or not value >= 0:
+            raise self.error(key, "not a number from 0 up")
+        return float(value)
+
+    def error(self, key: str, expected: str) -> ModelError:
+        """For a value that is not what was `expected`."""
+        value = repr(self.values[key]) if key in self.values else "missing"
+        return ModelError(f"{self.path}: '{self.prefix}{key}' is {value}, {expected}")
