@@ -12,6 +12,7 @@ from pathlib import Path
 from quire.models.gguf.architectures import ARCHITECTURES
 from quire.models.registry import FAMILIES
 from quire.text.dialects import DIALECTS
+from tests.support.crossing import CONFIG as CROSSING
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.tiled import CONFIGS as TILED
@@ -92,7 +93,7 @@ def rows() -> Iterator[str]:
     """One line a `model_type`."""
     tested = dict.fromkeys(TINY.values())
     own = {config()["model_type"] for config in tested}
-    seen = {config["model_type"] for config in (*SEEING.values(), *TILED.values())}
+    seen = {config["model_type"] for config in (*SEEING.values(), *TILED.values(), CROSSING)}
     held = own | HELD_AGAINST_MLX_LM.keys() | seen
     for model_type, family in sorted(FAMILIES.items()):
         variants = [n for n, config in CONFIGS.items() if config["model_type"] == model_type]

@@ -57,6 +57,8 @@ def _draw(name: str, weight: torch.Tensor) -> torch.Tensor:
         return 0.6 * noise
     if ".conv2d" in name:
         return 1.5 * noise * weight[0].numel() ** -0.5
+    if weight.shape == (1,) and "gate" in name:  # else next to nothing comes through
+        return 1.0 + 0.3 * noise
     if weight.ndim == 1:  # biases and zero-centred norms start at zero, the rest near one
         return float(weight.any()) + 0.1 * noise
     if "embed" in name:

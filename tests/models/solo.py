@@ -53,6 +53,7 @@ class SoloStep:
         places = np.arange(len(tokens), dtype=np.int32)
         self.positions = mx.array(places if positions is None else positions)
         self.media = media
+        self.cross = None
         ends = list(range(1, len(tokens) + 1))
         for image in images:
             if image.item.bidirectional:

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from quire.attention.metadata import AttentionMetadata
 from quire.cache.formats.base import LayerStore, WrittenBlocks
-from quire.cache.specs import AttentionSpec
+from quire.cache.specs import KVSpec
 from quire.core.kv_format import KVFormat
 
 
@@ -32,7 +32,7 @@ class AttentionCase:
     """
 
     format: KVFormat
-    spec: AttentionSpec
+    spec: KVSpec
     block_tokens: int
     heads: int
     rows: int

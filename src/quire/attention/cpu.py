@@ -72,7 +72,7 @@ class _Prepared(PreparedAttention):
         self, q: mx.array, store: PackedStore, written: Sequence[WrittenBlocks], scoring: Scoring
     ) -> mx.array:
         as_written: list[mx.array] = []
-        if store.has_tail:
+        if self._places:
             as_written += store.tail_arrays()
             for blocks in written:
                 as_written += (blocks.keys.flatten(0, 1), blocks.values.flatten(0, 1))

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from quire.cache.formats.slots import SlotMapping
-from quire.cache.specs import AttentionSpec, Ints
+from quire.cache.specs import AttentionSpec, Ints, KVSpec
 from quire.core.kv_format import KVFormat
 
 
@@ -62,7 +62,7 @@ class AttentionMetadata:
     Attributes:
         query_starts: `[S + 1]`; rows `[query_starts[s], query_starts[s + 1])` are sequence s's.
         lengths: `[S]` keys of each sequence, those of this step's rows included.
-        keys: `[T]` each row's own key.
+        keys: `[T]` each row's own key; 0 where keys are those of media.
         first_visible, last_visible: `[T]` the keys that each row sees, inclusive.
         table_starts: `[S + 1]`; entries `[table_starts[s], table_starts[s + 1])` of the block table
             are sequence s's.
@@ -70,10 +70,10 @@ class AttentionMetadata:
         first_blocks: `[S]` the number, in its sequence, of the first block that is listed: the
             first that any of its rows sees.
         tails: `[S]` ids of the tail blocks, which hold a row's own block as written; None in
-            formats that have no tails.
+            formats that have no tails, and for media, all of whose blocks are coded.
     """
 
-    spec: AttentionSpec
+    spec: KVSpec
     format: KVFormat
     block_tokens: int
     query_starts: Ints

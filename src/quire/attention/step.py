@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+import numpy as np
 
 from quire.attention.backend import (
     AttentionBackend,
@@ -15,11 +16,14 @@ from quire.attention.backend import (
     Scoring,
 )
 from quire.attention.choice import KeyChooser, choice_needed
-from quire.attention.metadata import AttentionMetadata, AttentionRows, build_metadata
+from quire.attention.cross import CrossRows, build_cross
+from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.reference.cuts import length_class
 from quire.cache.formats.base import LayerStore, WrittenBlocks
+from quire.cache.formats.slots import SlotMapping
 from quire.cache.pools import KVPool, Pools
-from quire.cache.specs import KVLayout
+from quire.cache.specs import CrossKV, Ints, KVLayout
+from quire.core.kv_format import KVFormat
 
 _CaseKey = tuple[bool, int, mx.Dtype, bool, bool, int]
 """What differs between layers of the same rows: packed or plain, heads, type, cap, sinks, and how
@@ -47,7 +51,9 @@ class _FormatRows:
     """The rows of one KV group in one format.
 
     Attributes:
-        rows: among the step's.
+        rows: among the step's; of media, among those that look at any.
+        keys: among the keys and values that the step computes.
+        slots: where these are written, where the metadata does not say: of media.
         written: by layer, what its sequences with several rows wrote, in formats with tails;
             layers that share another's keys read it later in the step.
         runs: by case, who serves which rows.
@@ -55,8 +61,10 @@ class _FormatRows:
     """
 
     rows: slice
+    keys: slice
     pool: KVPool
     metadata: AttentionMetadata
+    slots: SlotMapping | None = None
     written: dict[int, list[WrittenBlocks]] = field(default_factory=dict)
     runs: dict[_CaseKey, list[_Run]] = field(default_factory=dict)
     prepared: dict[tuple[AttentionBackend, int, int], PreparedAttention] = field(
@@ -93,7 +101,7 @@ class Attention:
     pools: Pools
     backends: Backends
 
-    def step(self, rows: Sequence[AttentionRows]) -> StepAttention:
+    def step(self, rows: Sequence[CrossRows]) -> StepAttention:
         """Attention of one step's rows.
 
         Args:
@@ -106,13 +114,15 @@ class Attention:
 class StepAttention:
     """The rows of a step as attention sees them. Builds what a KV group needs when first asked."""
 
-    def __init__(self, rows: Sequence[AttentionRows], attention: Attention) -> None:
+    def __init__(self, rows: Sequence[CrossRows], attention: Attention) -> None:
         self._rows = rows
         self._layout = attention.layout
         self._pools = attention.pools
         self._backends = attention.backends
         self._groups: dict[int, list[_FormatRows]] = {}
         self._chosen: dict[int, list[mx.array | None]] = {}
+        self._looking: dict[int, mx.array] = {}
+        """By group of media, the rows that look at any, where not all of them do."""
 
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
         """See `models.base.Step.choose`."""
@@ -136,14 +146,34 @@ class StepAttention:
         chosen_by: int | None = None,
     ) -> mx.array:
         """See `models.base.Step.attend`."""
-        owner, parts = self._layout.owner[layer], self._parts(self._layout.group[layer])
+        group, owner = self._layout.group[layer], self._layout.owner[layer]
+        parts = self._parts(group)
         chosen = [None] * len(parts) if chosen_by is None else self._chosen[chosen_by]
+        looking = self._looking.get(group)
+        if looking is None:
+            return self._attend_parts(parts, owner, q, k, v, scoring, chosen)
+        some = self._attend_parts(parts, owner, q[looking], k, v, scoring, chosen)
+        out = mx.zeros((q.shape[0], *some.shape[1:]), dtype=some.dtype)
+        out[looking] = some
+        return out
+
+    def _attend_parts(
+        self,
+        parts: list[_FormatRows],
+        owner: int,
+        q: mx.array,
+        k: mx.array | None,
+        v: mx.array | None,
+        scoring: Scoring,
+        chosen: Sequence[mx.array | None],
+    ) -> mx.array:
+        """The same for rows that all see something."""
         if len(parts) == 1:
             return self._attend(parts[0], owner, q, k, v, scoring._replace(chosen=chosen[0]))
         outs = []
         for part, keys in zip(parts, chosen, strict=True):
-            own_k = None if k is None else k[part.rows]
-            own_v = None if v is None else v[part.rows]
+            own_k = None if k is None else k[part.keys]
+            own_v = None if v is None else v[part.keys]
             own = scoring._replace(chosen=keys)
             outs.append(self._attend(part, owner, q[part.rows], own_k, own_v, own))
         return mx.concatenate(outs)
@@ -165,8 +195,8 @@ class StepAttention:
     ) -> mx.array:
         """The same for the rows of one format."""
         store = part.pool.layers[owner]
-        if k is not None and v is not None:
-            part.written[owner] = store.write(k, v, part.metadata.slots)
+        if k is not None and v is not None and len(k):
+            part.written[owner] = store.write(k, v, part.slots or part.metadata.slots)
         written = part.written.get(owner, ())
         runs = self._runs(part, store, q, scoring)
         if len(runs) == 1:
@@ -184,20 +214,49 @@ class StepAttention:
 
     def _build(self, group: int) -> list[_FormatRows]:
         """The step's rows, cut where the format changes."""
-        spec = self._layout.groups[group].spec.attention
-        assert spec is not None, "a recurrent group does not attend"
+        spec = self._layout.groups[group].spec
+        if spec.cross is not None:
+            return self._build_cross(group, spec.cross)
+        assert spec.attention is not None, "a recurrent group does not attend"
         parts = []
-        begin = row = 0
+        row = 0
+        for format, some in self._by_format():
+            metadata = build_metadata(group, spec.attention, some, self._pools.block_tokens)
+            rows = slice(row, row + metadata.rows)
+            parts.append(_FormatRows(rows, rows, self._pools.kv(group, format), metadata))
+            row = rows.stop
+        return parts
+
+    def _build_cross(self, group: int, spec: CrossKV) -> list[_FormatRows]:
+        """The same for the rows that look at media."""
+        parts: list[_FormatRows] = []
+        looking: list[Ints] = []
+        first = row = key = 0
+        for format, some in self._by_format():
+            found = build_cross(group, spec, some, self._pools.block_tokens)
+            if found is not None:
+                rows = slice(row, row + found.metadata.rows)
+                keys = slice(key, key + len(found.slots.blocks))
+                pool = self._pools.kv(group, format)
+                parts.append(_FormatRows(rows, keys, pool, found.metadata, found.slots))
+                looking.append(found.rows + first)
+                row, key = rows.stop, keys.stop
+            first += sum(each.count for each in some)
+        assert parts, "no row looks at media"
+        if row < first:
+            self._looking[group] = mx.array(np.concatenate(looking))
+        return parts
+
+    def _by_format(self) -> Iterator[tuple[KVFormat, Sequence[CrossRows]]]:
+        """The step's sequences, cut where the format changes."""
+        begin = 0
         while begin < len(self._rows):
             format = self._rows[begin].format
             end = begin
             while end < len(self._rows) and self._rows[end].format == format:
                 end += 1
-            metadata = build_metadata(group, spec, self._rows[begin:end], self._pools.block_tokens)
-            rows = slice(row, row + metadata.rows)
-            parts.append(_FormatRows(rows, self._pools.kv(group, format), metadata))
-            begin, row = end, rows.stop
-        return parts
+            yield format, self._rows[begin:end]
+            begin = end
 
     def _runs(
         self, part: _FormatRows, store: LayerStore, q: mx.array, scoring: Scoring

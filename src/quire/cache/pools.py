@@ -10,7 +10,7 @@ import numpy as np
 from quire.cache.blocks import PoolKey, Resize
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.registry import block_bytes, make_index_store, make_store, store_type
-from quire.cache.specs import Ints, KVGroup, attention_groups, recurrent_groups
+from quire.cache.specs import Ints, KVGroup, recurrent_groups, stored_groups
 from quire.cache.states import StatePool
 from quire.core.kv_format import KVFormat
 
@@ -66,7 +66,7 @@ class Pools:
 
     def __init__(self, groups: tuple[KVGroup, ...], block_tokens: int, dtype: mx.Dtype) -> None:
         self.groups = groups
-        self._attention = attention_groups(groups)
+        self._stored = stored_groups(groups)
         self._recurrent = recurrent_groups(groups)
         self.block_tokens = block_tokens
         self.dtype = dtype
@@ -88,7 +88,7 @@ class Pools:
         return total
 
     def kv(self, group: int, format: KVFormat) -> KVPool:
-        """The pool of an attention group."""
+        """The pool of a group of keys and values."""
         pool = self._kv.get((group, format))
         if pool is None:
             pool = KVPool(self.groups[group].layers, self.shape(group), format)
@@ -145,8 +145,8 @@ class Pools:
         return [array for pool in pools for array in pool.arrays(layers)]
 
     def shape(self, group: int) -> LayerShape:
-        """What each layer of an attention group stores."""
-        return LayerShape.of(self._attention[group], self.block_tokens, self.dtype)
+        """What each layer of a group of keys and values stores."""
+        return LayerShape.of(self._stored[group], self.block_tokens, self.dtype)
 
     def _pool(self, key: PoolKey) -> KVPool | StatePool:
         if key.group in self._recurrent:

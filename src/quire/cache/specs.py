@@ -46,8 +46,18 @@ class GroupSpec(LayerSpec):
         return self
 
     @property
+    def stored(self) -> KVSpec | None:
+        """Itself where it keeps keys and values, of tokens or of media."""
+        return None
+
+    @property
     def attention(self) -> AttentionSpec | None:
-        """Itself where it keeps keys and values."""
+        """Itself where it keeps keys and values of the sequence's tokens."""
+        return None
+
+    @property
+    def cross(self) -> CrossKV | None:
+        """Itself where it keeps keys and values of media."""
         return None
 
     @property
@@ -82,8 +92,8 @@ class GroupSpec(LayerSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSpec(GroupSpec):
-    """Keys and values, `[kv_heads, head_dim]` and `[kv_heads, value_dim]` a token.
+class KVSpec(GroupSpec):
+    """Keys and values, `[kv_heads, head_dim]` and `[kv_heads, value_dim]` each.
 
     Attributes:
         value_dim: given as 0 it is `head_dim`.
@@ -106,7 +116,7 @@ class AttentionSpec(GroupSpec):
             object.__setattr__(self, "value_dim", self.head_dim)
 
     @property
-    def attention(self) -> AttentionSpec | None:
+    def stored(self) -> KVSpec | None:
         return self
 
     @property
@@ -119,16 +129,25 @@ class AttentionSpec(GroupSpec):
         """How many keys a query sees, for people: "all" or "512 tokens"."""
 
     @abstractmethod
+    def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
+        """Blocks that a sequence of so many tokens holds between two steps, media aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec(KVSpec):
+    """Keys and values of a sequence's tokens."""
+
+    @property
+    def attention(self) -> AttentionSpec | None:
+        return self
+
+    @abstractmethod
     def first_visible(self, position: int) -> int:
         """The first key that a query at `position` sees."""
 
     @abstractmethod
     def first_visible_each(self, positions: Ints) -> Ints:
         """`first_visible` of several queries."""
-
-    @abstractmethod
-    def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
-        """Blocks that a sequence of so many tokens holds between two steps."""
 
     def first_needed(self, length: int) -> int:
         return self.first_visible(length)
@@ -227,6 +246,34 @@ class ChunkedKV(AttentionSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class CrossKV(KVSpec):
+    """Keys and values that an encoder's rows give: those of the media that a token looks at.
+
+    They belong to the media, not to tokens: sequences that bring the same share their blocks.
+    """
+
+    @property
+    def cross(self) -> CrossKV | None:
+        return self
+
+    @property
+    def visible(self) -> str:
+        return "its media"
+
+    def first_needed(self, length: int) -> int:
+        return length
+
+    def blocks_at_start(self, missing: int) -> int:
+        return 0
+
+    def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
+        return 0
+
+    def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+        return 0  # those of media are counted with the media
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrentState(GroupSpec):
     """State of fixed size that each token replaces: one block a sequence, and one a snapshot.
 
@@ -299,6 +346,16 @@ def group_layers(layout: tuple[LayerSpec, ...]) -> tuple[KVGroup, ...]:
 def attention_groups(groups: tuple[KVGroup, ...]) -> dict[int, AttentionSpec]:
     """The specs of the groups that keep keys and values, by the group's index."""
     return {g.index: g.spec.attention for g in groups if g.spec.attention is not None}
+
+
+def stored_groups(groups: tuple[KVGroup, ...]) -> dict[int, KVSpec]:
+    """The specs of the groups that keep keys and values of any kind, by the group's index."""
+    return {g.index: g.spec.stored for g in groups if g.spec.stored is not None}
+
+
+def cross_groups(groups: tuple[KVGroup, ...]) -> tuple[int, ...]:
+    """The groups that keep keys and values of media."""
+    return tuple(g.index for g in groups if g.spec.cross is not None)
 
 
 def recurrent_groups(groups: tuple[KVGroup, ...]) -> dict[int, RecurrentState]:

@@ -82,12 +82,30 @@ class EncoderCache:
         first = 0
         for item in sequences:
             for placed in item.media:
+                if self._encoders[placed.item.kind].cross_keys(placed.item.shape):
+                    continue
                 begin, end = max(placed.start, item.start), min(placed.end, item.end)
                 rows = np.arange(begin, end, dtype=np.int32) + (first - item.start)
                 part = slice(begin - placed.start, end - placed.start)
                 found.append((rows, tuple(array[part] for array in self._encoded(placed.item))))
             first += item.count
         return MediaRows.of(found) if found else None
+
+    def looked_at(self, sequences: Sequence[ScheduledSequence], multiple: int) -> mx.array | None:
+        """The rows of media whose keys and values a step computes, `[M, hidden]`; None if none.
+
+        Args:
+            sequences: as above.
+            multiple: what each `LookedAt` is brought to a multiple of, by its last row again.
+        """
+        parts: list[mx.array] = []
+        for each in (crossed for sequence in sequences for crossed in sequence.crossed):
+            if not each.writes:
+                continue
+            rows = mx.concatenate([self._encoded(item)[0] for item in each.look.items])
+            more = -len(rows) % multiple
+            parts += [rows, mx.broadcast_to(rows[-1:], (more, rows.shape[1]))] if more else [rows]
+        return mx.concatenate(parts) if parts else None
 
     def _encoded(self, item: MediaItem) -> Encoded:
         """Computed with the step that asks first."""

@@ -118,11 +118,12 @@ class Engine:
             mask = constraint.mask() if constraint is not None else None
             proposer = self._proposers(request)
             positions = TokenPositions(self._loaded.model.positions(request.prompt, request.media))
+            looks = self._loaded.model.looks(request.media)
             repeats = self.config.stop_on_loop
             loops = LoopDetector(repeats) if repeats else None
             # Last, since a request that was taken ends through the scheduler and in no other way.
             format = self._format(request.kv_format)
-            sequence = self._scheduler.add(request, format, positions)
+            sequence = self._scheduler.add(request, format, positions, looks)
             sequence.constraint, sequence.row.mask = constraint, mask
             sequence.loops, sequence.proposer = loops, proposer
         except RequestError as error:

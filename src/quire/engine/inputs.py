@@ -14,7 +14,7 @@ from quire.attention.backend import Scoring
 from quire.attention.step import Attention, preferred_order
 from quire.cache.states import Segment
 from quire.core.kv_format import KVFormat
-from quire.models.base import MediaRows, RecurrentSegment, Step
+from quire.models.base import CrossRows, MediaRows, RecurrentSegment, Step
 from quire.scheduler.plan import Positions, ScheduledSequence, StepPlan
 
 
@@ -23,12 +23,13 @@ class _Rows:
 
     Attributes:
         sequences: in the order of the rows.
-        tokens, positions, media: see `Step`; whoever makes this sets the first two.
+        tokens, positions, media, cross: see `Step`; whoever makes this sets the first two.
     """
 
     tokens: mx.array
     positions: mx.array
     media: MediaRows | None = None
+    cross: CrossRows | None = None
 
     def __init__(self, sequences: list[ScheduledSequence], attention: Attention) -> None:
         self.sequences = sequences
@@ -72,6 +73,17 @@ class _Rows:
     def only_wanted(self) -> tuple[Step, mx.array] | None:
         """See `models.base.Step.only_wanted`."""
         return None
+
+    def looking(self) -> npt.NDArray[np.bool_] | None:
+        """`[T]` whether each row looks at media; None where none does."""
+        if not any(each.crossed for each in self.sequences):
+            return None
+        rows = np.zeros(self._total, bool)
+        for first, each in zip(self._starts, self.sequences, strict=True):
+            for crossed in each.crossed:
+                shift = first - each.start
+                rows[crossed.rows.start + shift : crossed.rows.stop + shift] = True
+        return rows
 
     # -- recurrent state -----------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from quire.device.device import current_device
 from quire.engine.encoder_cache import EncoderCache
 from quire.engine.inputs import StepInputs
 from quire.engine.stages import VectorStage
-from quire.models.base import LanguageModel
+from quire.models.base import CrossRows, LanguageModel
 from quire.sampling.rows import RowSampling, Sampled
 from quire.sampling.sampler import sample
 from quire.scheduler.plan import SampledTokens, ScheduledSequence, StepPlan, StepResult
@@ -175,7 +175,10 @@ class Runner:
             previous = before.sampled.tokens if before is not None and before.sampled else None
             inputs = StepInputs(plan, self._attention, places, previous)
             inputs.media = self.media.rows(inputs.sequences)
-            step.reads_media = inputs.media is not None
+            inputs.cross = self._cross(inputs)
+            step.reads_media = inputs.media is not None or (
+                inputs.cross is not None and inputs.cross.states is not None
+            )
             hidden = self.model(inputs)
             if inputs.ending:
                 if inputs.wanted is not None and not inputs.narrowed:
@@ -184,6 +187,13 @@ class Runner:
         step.first = self.pools.arrays(_FIRST_LAYER)
         step.roots += self.pools.arrays(self._layers)
         return step
+
+    def _cross(self, inputs: StepInputs) -> CrossRows | None:
+        looking = inputs.looking()
+        if looking is None:
+            return None
+        states = self.media.looked_at(inputs.sequences, self.pools.block_tokens)
+        return CrossRows(None if looking.all() else mx.array(looking[:, None]), states)
 
     def _finish(
         self,

@@ -43,6 +43,17 @@ class Settings:
             raise self.error(key, "not a number from 0 up")
         return float(value)
 
+    def within(self, key: str) -> Settings:
+        """The object under a key.
+
+        Raises:
+            ModelError: there is none.
+        """
+        value = self.values.get(key)
+        if not isinstance(value, dict):
+            raise self.error(key, "not an object")
+        return Settings(self.path, f"{self.prefix}{key}.", value)
+
     def error(self, key: str, expected: str) -> ModelError:
         """For a value that is not what was `expected`."""
         value = repr(self.values[key]) if key in self.values else "missing"

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from quire.cache.specs import LayerSpec
-from quire.core.media import PlacedMedia
+from quire.core.media import LookedAt, PlacedMedia
 
 
 class RecurrentSegment(Protocol):
@@ -81,6 +81,20 @@ class MediaRows:
         return hidden.at[added.rows].add(added.values.astype(hidden.dtype))
 
 
+@dataclass(frozen=True, slots=True)
+class CrossRows:
+    """What rows of a step look at through cross-attention layers.
+
+    Attributes:
+        looking: `[T, 1]`, true for rows that look at anything; None where all do.
+        states: `[M, hidden]`, an encoder's rows for the media whose keys and values this step
+            computes; None where earlier steps have computed all that is looked at.
+    """
+
+    looking: mx.array | None
+    states: mx.array | None
+
+
 class Step(Protocol):
     """What a model sees of one step: T rows, one a token, of any number of sequences.
 
@@ -88,11 +102,13 @@ class Step(Protocol):
         tokens: `[T]` int32; a row of media has the id of the token that marks it.
         positions: `[T]` int32, or `[3, T]` for multimodal RoPE.
         media: None when there are no such rows.
+        cross: None when no row looks at media; cross-attention layers then change nothing.
     """
 
     tokens: mx.array
     positions: mx.array
     media: MediaRows | None
+    cross: CrossRows | None
 
     def attend(
         self,
@@ -112,7 +128,7 @@ class Step(Protocol):
             layer: index into the model's `layout`; its spec says what is visible.
             q: `[T, heads, head_dim]`, rotated.
             k, v: `[T, kv_heads, head_dim]`, rotated, and `[T, kv_heads, value_dim]`; None for a
-                `SharedKV` layer.
+                `SharedKV` layer. Of a `CrossKV` layer `[M, ...]`, those of `cross.states`.
             scale: multiplies the logits.
             softcap: caps them then: `softcap * tanh(logits / softcap)`.
             sinks: `[heads]`, extra logits that take weight and give nothing.
@@ -120,7 +136,7 @@ class Step(Protocol):
                 None lets it see all.
 
         Returns:
-            `[T, heads, value_dim]`.
+            `[T, heads, value_dim]`; zeros for rows that see nothing.
         """
         ...
 
@@ -178,6 +194,13 @@ class MediaEncoder(Module):
             RequestError: the encoder does not take that shape; names the limit.
         """
 
+    def cross_keys(self, shape: tuple[int, ...]) -> int:
+        """How many rows cross-attention layers look at; 0 where rows replace embeddings.
+
+        Where there are any, the item stands in the prompt as `rows` usual tokens.
+        """
+        return 0
+
     @abstractmethod
     def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
         """uint8 `[feature_bytes]`, as in `MediaItem`, to arrays `[rows, hidden]`.
@@ -203,6 +226,10 @@ class LanguageModel(Module):
         None where a token's position is its index. Families with multimodal RoPE override it.
         """
         return None
+
+    def looks(self, media: Sequence[PlacedMedia]) -> tuple[LookedAt, ...]:
+        """What a prompt's tokens look at through cross-attention layers, in order."""
+        return ()
 
     @property
     @abstractmethod

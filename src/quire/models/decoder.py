@@ -106,11 +106,34 @@ class ParallelLayer(DecoderLayer):
         return self._add(x, self._mix(y, step, rotate) + self.mlp(y))
 
 
+class GatedLayer(DecoderLayer):
+    """Cross-attention beside a decoder that was there before (arXiv:2407.21783, section 7).
+
+    Gates begin closed. Rows that look at no media pass unchanged.
+    """
+
+    def __init__(self, whole: Description, layer: Layer, first: int) -> None:
+        super().__init__(whole, layer, first)
+        self.cross_attn_attn_gate = mx.zeros(1)
+        self.cross_attn_mlp_gate = mx.zeros(1)
+
+    def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
+        if step.cross is None:
+            return x
+        y = self._mix(self.input_layernorm(x), step, rotate)
+        y = x + mx.tanh(self.cross_attn_attn_gate) * y
+        fed = self.mlp(self.post_attention_layernorm(y))
+        y = y + mx.tanh(self.cross_attn_mlp_gate) * fed
+        looking = step.cross.looking
+        return y if looking is None else mx.where(looking, y, x)
+
+
 _LAYERS: dict[Placement, type[DecoderLayer]] = {
     Placement.PRE: DecoderLayer,
     Placement.POST: PostNormLayer,
     Placement.SANDWICH: SandwichLayer,
     Placement.PARALLEL: ParallelLayer,
+    Placement.GATED: GatedLayer,
 }
 
 
@@ -120,12 +143,11 @@ class Decoder(Module):
     def __init__(self, whole: Description) -> None:
         super().__init__()
         self._multiplier = whole.embedding_multiplier
-        self.embed_tokens = nn.Embedding(whole.vocab_size, whole.hidden_size)
-        make = _LAYERS[whole.placement]
+        self.embed_tokens = nn.Embedding(whole.vocab_size + whole.marks, whole.hidden_size)
         self.layers: list[DecoderLayer] = []
         first = 0
         for layer in whole.layers:
-            self.layers.append(make(whole, layer, first))
+            self.layers.append(_LAYERS[layer.placement or whole.placement](whole, layer, first))
             first += len(layer.mixers)
         self.norm = whole.norm.module(whole.hidden_size)
         kinds = dict.fromkeys(mixer.rotation for mixer in whole.mixers)

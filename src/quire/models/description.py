@@ -26,6 +26,7 @@ class Placement(Enum):
     POST = "after each block, before it is added"
     SANDWICH = "before and after each block"
     PARALLEL = "once, before both blocks, which are added together"
+    GATED = "before each block, whose output a learned gate weighs; for rows that look at media"
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,12 @@ class Layer:
         mixers: blocks that mix tokens; several read the same rows and are added together. A layer
             without any is possible where norms are before each block.
         feed_forward: None in a layer that only mixes, possible there too.
+        placement: None is the decoder's.
     """
 
     mixers: tuple[Mixer, ...]
     feed_forward: FeedForward | None
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,7 @@ class Description:
         head_multiplier: multiplies what the head reads.
         logit_softcap: bounds the logits by a hyperbolic tangent.
         tied_head: the head is the embedding table.
+        marks: rows of the embedding table behind the vocabulary's, of marks that nobody generates.
     """
 
     vocab_size: int
@@ -124,6 +128,7 @@ class Description:
     logit_softcap: float | None = None
     tied_head: bool = False
     head_bias: bool = False
+    marks: int = 0
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:

@@ -27,6 +27,8 @@ _MODULES = (
     "kyutai",
     "lg",
     "liquid",
+    "llama_vision",
+    "llama_vision",
     "mamba",
     "meta",
     "microsoft",

@@ -6,6 +6,7 @@ from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey
 from quire.cache.index import Match
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
+from quire.scheduler.cross_blocks import CrossBlocks
 from quire.scheduler.plan import Placement
 from quire.scheduler.sequence import Sequence
 from quire.scheduler.sequence_blocks import BlockTable
@@ -25,6 +26,7 @@ class BlockTables:
         self._attention = attention_groups(groups)
         self._windows = {g: spec for g, spec in self._attention.items() if not spec.sees_all}
         self._recurrent = tuple(recurrent_groups(groups))
+        self.cross = CrossBlocks(groups, manager, block_tokens)
         self._manager = manager
         self._size = block_tokens
 
@@ -60,7 +62,10 @@ class BlockTables:
         return True
 
     def extend(self, sequence: Sequence, end: int) -> bool:
-        """Blocks for the sequence's tokens up to `end`; False changes nothing."""
+        """Blocks for the sequence's tokens up to `end`, and for what they look at.
+
+        False changes nothing but that it holds what is there of the latter.
+        """
         count = (end - 1) // self._size + 1
         tables = sequence.blocks.tables
         wanted: dict[PoolKey, int] = {}
@@ -68,11 +73,15 @@ class BlockTables:
             missing = count - len(tables[group].blocks)
             if missing > 0:
                 wanted[PoolKey(group, sequence.format)] = missing
+        unseen = self.cross.hold(sequence, end) if sequence.looks else []
+        wanted |= self.cross.wanted(sequence, unseen)
         if not wanted:
             return True
         fresh = self._allocate_all(wanted)
         if fresh is None:
             return False
+        if unseen:
+            self.cross.take(sequence, unseen, fresh)
         for key, blocks in fresh.items():
             tables[key.group].blocks.extend(blocks)
         sequence.blocks.placement = None
@@ -113,6 +122,7 @@ class BlockTables:
         self._manager.release_all(held.tails.values())
         self.drop_spares(sequence)
         self.drop_copies(sequence)
+        self.cross.release(sequence)
         held.tables, held.tails, held.placement = [], {}, None
 
     def drop_copies(self, sequence: Sequence) -> bool:
@@ -123,6 +133,7 @@ class BlockTables:
 
     def release_passed(self, sequence: Sequence) -> None:
         """Lets go of blocks that left the window of all tokens that may still be computed."""
+        self.cross.release_passed(sequence)
         if not self._windows:
             return
         length = sequence.progress.certain

@@ -7,6 +7,7 @@ from quire.cache.blocks import PoolKey
 from quire.cache.specs import KVGroup
 from quire.core.errors import ContextOverflow, RequestError
 from quire.core.kv_format import KVFormat
+from quire.core.media import LookedAt
 from quire.core.request import Request
 
 
@@ -24,10 +25,13 @@ class Limits:
         self._groups = groups
         self._manager = manager
         self._size = page_tokens
-        self._contexts: dict[tuple[KVFormat, int], int] = {}
+        self._contexts: dict[tuple[KVFormat, int, int], int] = {}
 
-    def check(self, request: Request, format: KVFormat) -> None:
+    def check(self, request: Request, format: KVFormat, looks: tuple[LookedAt, ...] = ()) -> None:
         """Whether a request can be served if it gets all the memory.
+
+        Args:
+            looks: the media that its tokens look at through cross-attention layers.
 
         Raises:
             RequestError: it cannot; names the limit.
@@ -40,41 +44,50 @@ class Limits:
         if length >= self.max_context:
             raise ContextOverflow(length, self.max_context, param="prompt")
         item = largest_item(request)
-        room = self.context(format, item)
+        room = self.context(format, item, looks)
         if length >= room:
             because = (
                 f"The server's KV cache, {self._manager.capacity.budget} bytes, holds no more."
             )
             raise ContextOverflow(length, room, param="prompt", because=because)
 
-    def context(self, format: KVFormat, item: int = 0) -> int:
+    def context(self, format: KVFormat, item: int = 0, looks: tuple[LookedAt, ...] = ()) -> int:
         """How many tokens a lone sequence in a format may have.
 
         Args:
             item: tokens of its largest media item that is computed in one step.
+            looks: the media that its tokens look at through cross-attention layers.
         """
-        key = format, item
+        crossed = sum(-(-look.keys // self._size) for look in looks)
+        key = format, item, crossed
         if key not in self._contexts:
             low, high = 0, self.max_context
             while low < high:
                 middle = (low + high + 1) // 2
-                if self.worst_case_bytes(format, middle, item) <= self._manager.capacity.budget:
+                if (
+                    self.worst_case_bytes(format, middle, item, crossed)
+                    <= self._manager.capacity.budget
+                ):
                     low = middle
                 else:
                     high = middle - 1
             self._contexts[key] = low
         return self._contexts[key]
 
-    def worst_case_bytes(self, format: KVFormat, tokens: int, item: int = 0) -> int:
+    def worst_case_bytes(
+        self, format: KVFormat, tokens: int, item: int = 0, crossed: int = 0
+    ) -> int:
         """Bytes of the blocks that a lone sequence of so many tokens holds at most.
 
         Args:
             item: tokens of its largest media item that is computed in one step.
+            crossed: blocks of a group for the media that it looks at.
         """
         total = 0
         for group in self._groups:
             block_bytes = self._manager.capacity.block_bytes(PoolKey(group.index, format))
-            total += group.spec.most_blocks(tokens, self._size, item) * block_bytes
+            blocks = group.spec.most_blocks(tokens, self._size, item)
+            total += (blocks if group.spec.cross is None else crossed) * block_bytes
             if format.has_tail and group.spec.attention is not None:
                 total += self._manager.capacity.block_bytes(PoolKey(group.index, format, tail=True))
         return total

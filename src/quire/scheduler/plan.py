@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from quire.cache.blocks import Change, PoolKey
 from quire.core.kv_format import KVFormat
-from quire.core.media import PlacedMedia
+from quire.core.media import LookedAt, PlacedMedia
 from quire.core.request import Generate, Task, TokenLogprobs
 from quire.sampling.rows import RowSampling
 
@@ -55,6 +56,22 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CrossKeys:
+    """Keys and values of media that some of a sequence's rows look at.
+
+    Attributes:
+        rows: their tokens' indices.
+        tables: by group, the ids of the blocks that hold the keys, in order.
+        writes: whether the step computes what is in them.
+    """
+
+    rows: range
+    look: LookedAt
+    tables: Mapping[int, Seq[int]]
+    writes: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ScheduledSequence:
     """Tokens `[start, start + count)` of one sequence: the rows that a step computes for it.
 
@@ -74,6 +91,7 @@ class ScheduledSequence:
         snapshots: (group, slot) that also gets the recurrent state after the last row.
         drafted_states: (group, slot) that gets it instead of the sequence's own slot, which keeps
             the state before the rows: some of them are drafts.
+        crossed: the media that some of the rows look at through cross-attention layers, in order.
     """
 
     id: str
@@ -92,6 +110,7 @@ class ScheduledSequence:
     media: tuple[PlacedMedia, ...] = ()
     snapshots: tuple[tuple[int, int], ...] = ()
     drafted_states: tuple[tuple[int, int], ...] = ()
+    crossed: tuple[CrossKeys, ...] = ()
 
     @property
     def end(self) -> int:

@@ -11,7 +11,7 @@ from quire.cache.blocks import Block
 from quire.cache.specs import KVGroup
 from quire.core.request import Failure
 from quire.scheduler.block_tables import BlockTables
-from quire.scheduler.plan import StepPlan
+from quire.scheduler.plan import ScheduledSequence, StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefill_split import PrefillSplit
 from quire.scheduler.prefix_sharing import PrefixSharing
@@ -318,7 +318,7 @@ class Planner:
             self._advance(rows)
         changes = self._manager.take_changes()
         frozen = StepPlan(
-            tuple(rows.scheduled(self.tables.place(rows.sequence)) for rows in plan),
+            tuple(self._scheduled(rows) for rows in plan),
             changes,
             block_copies(copies),
             ended,
@@ -331,6 +331,10 @@ class Planner:
         for sequence in self._admitted:
             self.tables.drop_copies(sequence)
         return frozen
+
+    def _scheduled(self, rows: PlannedRows) -> ScheduledSequence:
+        crossed = self.tables.cross.placed(rows.sequence, rows.start, rows.end)
+        return rows.scheduled(self.tables.place(rows.sequence), crossed)
 
 
 def _generates(sequence: Sequence, behind: int) -> bool:

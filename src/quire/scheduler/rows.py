@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from quire.cache.blocks import Block
 from quire.core.media import PlacedMedia
 from quire.sampling.rows import RowSampling
-from quire.scheduler.plan import BlockCopy, Placement, ScheduledSequence
+from quire.scheduler.plan import BlockCopy, CrossKeys, Placement, ScheduledSequence
 from quire.scheduler.sequence import Sequence
 
 
@@ -39,7 +39,9 @@ class PlannedRows:
         """Whether the rows yield a token."""
         return self.last and self.sequence.request.task.samples
 
-    def scheduled(self, placement: Placement) -> ScheduledSequence:
+    def scheduled(
+        self, placement: Placement, crossed: tuple[CrossKeys, ...] = ()
+    ) -> ScheduledSequence:
         """The snapshot."""
         sequence, request = self.sequence, self.sequence.request
         start, end, drafts = self.start, self.start + self.count, self.drafts
@@ -80,6 +82,7 @@ class PlannedRows:
             media,
             snapshots,
             spares,
+            crossed,
         )
 
 

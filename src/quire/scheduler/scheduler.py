@@ -16,6 +16,7 @@ from quire.cache.block_manager import BlockManager
 from quire.cache.specs import KVGroup
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
+from quire.core.media import LookedAt
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.sampling.acceptance import count_accepted
 from quire.scheduler.limits import Limits, largest_item
@@ -85,24 +86,29 @@ class Scheduler:
         return any(sequence.prefix.waits_for_disk for sequence in self.waiting)
 
     def add(
-        self, request: Request, format: KVFormat, positions: TokenPositions | None = None
+        self,
+        request: Request,
+        format: KVFormat,
+        positions: TokenPositions | None = None,
+        looks: tuple[LookedAt, ...] = (),
     ) -> Sequence:
         """Queues a request.
 
         Args:
             positions: of its tokens, where they are not the tokens' indices.
+            looks: the media that its tokens look at through cross-attention layers.
 
         Raises:
             RequestError: the request could never be served; nothing was queued.
         """
-        self.limits.check(request, format)
+        self.limits.check(request, format, looks)
         if request.id in self._by_id:
             raise RequestError(f"id: {request.id!r} is already being served", param="id")
         format = self._formats.setdefault(format, format)
         identity = self._identity(format, request.cache_salt)
-        sequence = Sequence(request, format, identity, self._arrived, positions)
+        sequence = Sequence(request, format, identity, self._arrived, positions, looks)
         self._arrived += 1
-        sequence.max_context = self.limits.context(format, largest_item(request))
+        sequence.max_context = self.limits.context(format, largest_item(request), looks)
         sequence.arrived = self._clock()
         if request.deadline_s is not None:
             sequence.deadline = sequence.arrived + request.deadline_s
@@ -158,6 +164,7 @@ class Scheduler:
             progress.pending, progress.drafts, progress.unwanted = 0, (), 0
         self._planner.forget()
         self.sharing.index.clear()
+        self._planner.tables.cross.clear()
         self.manager.reset()
 
     # -- planning ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from quire.cache.disk_prefetch import PrefetchedPart
 from quire.cache.index import Node, chains, media_tokens
 from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
+from quire.core.media import LookedAt
 from quire.core.request import Request
 from quire.sampling.history import RowState
 from quire.scheduler.positions import TokenPositions
@@ -203,6 +204,7 @@ class Sequence:
             format.
         arrived: by the scheduler's clock.
         deadline: when the request ends with an error, by the same clock.
+        looks: the media that its tokens look at through cross-attention layers, in order.
         queued_s: seconds from its arrival until it first ran; None before that.
         status: written by the scheduler.
         blocks: written by `BlockTables`.
@@ -218,11 +220,13 @@ class Sequence:
         identity: bytes,
         number: int,
         positions: TokenPositions | None = None,
+        looks: tuple[LookedAt, ...] = (),
     ) -> None:
         self.request = request
         self.format = format
         self.number = number
         self.positions = positions or TokenPositions()
+        self.looks = looks
         self.max_context = 0
         self.arrived = 0.0
         self.deadline: float | None = None

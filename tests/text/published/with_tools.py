@@ -21,7 +21,7 @@ MISTRAL_MARKS = {"[INST]": 3, "[/INST]": 4}
 
 WITH_TOOLS: tuple[Published, ...] = (
     Published(
-        ("llama",),
+        ("llama", "mllama"),
         "meta-llama/Llama-3.1-8B-Instruct",
         "llama3",
         "<|start_header_id|>user<|end_header_id|>\n\n{}<|eot_id|>",

@@ -61,6 +61,8 @@ def _fused_by_mlx(case: AttentionCase) -> bool:
 def _serves_packed(case: AttentionCase) -> bool:
     """Single rows: those of a prompt read blocks that they have written themselves."""
     bits = case.format.key_bits, case.format.value_bits
+    if case.spec.attention is None:  # blocks of media have no tails
+        return False
     known = all(each in packed.BITS for each in bits)
     known = known and case.format.scheme == "page" and case.block_tokens == packed.BLOCK_TOKENS
     return known and case.rows == 1 and case.dtype == mx.bfloat16

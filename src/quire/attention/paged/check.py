@@ -14,6 +14,7 @@ from quire.attention.metadata import AttentionMetadata, AttentionRows, build_met
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerShape, LayerStore
 from quire.cache.formats.registry import make_store
+from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
 
 Spans = Sequence[tuple[int, int]]
@@ -86,6 +87,9 @@ def _filled(
     rng: np.random.Generator,
 ) -> tuple[LayerStore, AttentionMetadata]:
     """A store that holds what comes before the rows, and the rows' metadata."""
+    spec = case.spec.attention or FullKV(
+        case.spec.kv_heads, case.spec.head_dim, value_dim=case.spec.value_dim
+    )
     shape = LayerShape.of(case.spec, case.block_tokens, case.dtype)
     store = make_store(shape, case.format)
     sizes = [-(-(start + count) // case.block_tokens) for start, count in spans]
@@ -101,10 +105,10 @@ def _filled(
         return Rows(start, count, case.format, tables[number], tail, images)
 
     before = [rows(0, start, n) for n, (start, _) in enumerate(spans) if start]
-    metadata = build_metadata(0, case.spec, before, case.block_tokens)
+    metadata = build_metadata(0, spec, before, case.block_tokens)
     store.write(*_keys_and_values(rng, metadata.rows, case), metadata.slots)
     own = [rows(start, count, n) for n, (start, count) in enumerate(spans)]
-    return store, build_metadata(0, case.spec, own, case.block_tokens)
+    return store, build_metadata(0, spec, own, case.block_tokens)
 
 
 def _keys_and_values(

@@ -60,6 +60,7 @@ def _reads_codes(case: AttentionCase) -> bool:
     """Single rows: those of a prompt read blocks that they have written themselves."""
     bits = case.format.key_bits, case.format.value_bits
     known = case.format.scheme == "page" and all(each in _BITS for each in bits)
+    known = known and case.spec.attention is not None  # blocks of media have no tails
     return known and case.rows == 1 and case.spec.value_dim % 32 == 0
 
 

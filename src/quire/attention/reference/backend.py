@@ -28,6 +28,7 @@ class _Prepared(PreparedAttention):
     def __init__(self, metadata: AttentionMetadata) -> None:
         self._metadata = metadata
         self._batches, self._chunks = cut(metadata)
+        self._tails = metadata.tails is not None
 
     @cached_property
     def _places(self) -> KeyPlaces:
@@ -71,7 +72,7 @@ class _Prepared(PreparedAttention):
             out = packed.decode(_rows(scaled, batch.rows), store, batch, own)
             outs.append((batch.rows, out.astype(q.dtype)))
         for number, chunk in enumerate(self._chunks):
-            blocks = written[number] if store.has_tail else None
+            blocks = written[number] if self._tails and store.has_tail else None
             own = scoring.part(chunk.rows)
             out = packed.prefill(_rows(scaled, chunk.rows), store, chunk, blocks, own)
             outs.append((chunk.rows, out.astype(q.dtype)))

@@ -21,7 +21,7 @@ def decode(q: mx.array, store: PackedStore, batch: DecodeBatch, scoring: Scoring
     count, heads, _ = q.shape
     kv_heads = batch.kv_heads
     q = store.transform(q).reshape(count, kv_heads, heads // kv_heads, -1)
-    if store.has_tail:
+    if batch.tails is not None:
         tail = store.tails(batch.tail_heads)
         scores, weighted_sum = _read_with_own(q, store, batch.full_heads, *tail)
         bias = batch.tail_bias

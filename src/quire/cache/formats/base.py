@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from quire.cache.formats.codecs import Codec
 from quire.cache.formats.slots import SlotMapping
-from quire.cache.specs import AttentionSpec, Ints
+from quire.cache.specs import Ints, KVSpec
 from quire.core.kv_format import KVFormat
 
 
@@ -21,7 +21,7 @@ class LayerShape:
     Attributes:
         block_tokens: tokens a block.
         dtype: the model's, of keys and values as they are computed.
-        value_in_key, index_dim: see `AttentionSpec`.
+        value_in_key, index_dim: see `KVSpec`.
     """
 
     kv_heads: int
@@ -33,7 +33,7 @@ class LayerShape:
     index_dim: int = 0
 
     @staticmethod
-    def of(spec: AttentionSpec, block_tokens: int, dtype: mx.Dtype) -> LayerShape:
+    def of(spec: KVSpec, block_tokens: int, dtype: mx.Dtype) -> LayerShape:
         """What layers of a spec store."""
         sizes = spec.kv_heads, spec.head_dim, spec.value_dim
         return LayerShape(*sizes, block_tokens, dtype, spec.value_in_key, spec.index_dim)

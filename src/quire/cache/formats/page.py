@@ -102,6 +102,9 @@ class PageStore(PackedStore):
 
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
         k, v = k.astype(self.shape.dtype), v.astype(self.shape.dtype)
+        if slots.tails is None:
+            self._code(self._whole(k), self._whole(v), slots.whole_rows)
+            return []
         if slots.singles is not None:
             rows = slots.singles.rows
             self._write_singles(k[rows], v[rows], slots.singles)
@@ -114,6 +117,11 @@ class PageStore(PackedStore):
         if singles.filled is not None:
             tails, blocks = singles.filled
             self._code(self._tail_keys[tails], self._tail_values[tails], blocks)
+
+    def _whole(self, vectors: mx.array) -> mx.array:
+        """`[n * block_tokens, kv_heads, -]` as blocks, `[n * kv_heads, block_tokens, -]`."""
+        blocks = mx.unflatten(vectors, 0, (-1, self.shape.block_tokens))
+        return blocks.swapaxes(1, 2).flatten(0, 1)
 
     def _write_chunk(self, k: mx.array, v: mx.array, chunk: ChunkPlace) -> WrittenBlocks:
         """Codes the blocks that the chunk fills, the tail first; the rest is the new tail."""

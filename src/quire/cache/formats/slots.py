@@ -28,7 +28,8 @@ class SlotMapping:
     Attributes:
         blocks, offsets: `[T]` each row's block, and its place within it.
         query_starts: `[S + 1]`; rows `[query_starts[s], query_starts[s + 1])` are sequence s's.
-        tails: `[S]` the tail block of each sequence, in formats that have one.
+        tails: `[S]` the tail block of each sequence, in formats that have one. None in these too
+            where all blocks that are written are written whole.
     """
 
     blocks: Ints
@@ -47,6 +48,12 @@ class SlotMapping:
     def head_offsets(self) -> mx.array:
         """`[T, 1]` places within a block."""
         return mx.array(self.offsets[:, None])
+
+    @cached_property
+    def whole_rows(self) -> mx.array:
+        """`[blocks * kv_heads]` rows of the pool's arrays, where whole blocks are written."""
+        blocks = self.blocks[:: self.block_tokens, None]
+        return mx.array(head_rows(blocks, self.kv_heads).reshape(-1))
 
     @cached_property
     def singles(self) -> TailRows | None:

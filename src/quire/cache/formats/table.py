@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import block_bytes, store_type
-from quire.cache.specs import AttentionSpec, KVGroup
+from quire.cache.specs import KVGroup, KVSpec
 from quire.core.kv_format import KVFormat
 
 
@@ -22,7 +22,7 @@ class LayerCost:
     """
 
     layers: tuple[int, ...]
-    spec: AttentionSpec
+    spec: KVSpec
     name: str
     block_tokens: int
     token_bytes: float
@@ -40,10 +40,10 @@ class LayerCost:
 def layer_costs(
     groups: tuple[KVGroup, ...], format: KVFormat, block_tokens: int, dtype: mx.Dtype
 ) -> list[LayerCost]:
-    """What every attention layer costs in a format, layers that are stored alike together."""
+    """What layers with keys and values cost in a format, those that are stored alike together."""
     costs = []
     for group in groups:
-        spec = group.spec.attention
+        spec = group.spec.stored
         if spec is None:
             continue
         shape = LayerShape.of(spec, block_tokens, dtype)

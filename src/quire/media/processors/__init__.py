@@ -12,6 +12,7 @@ from quire.media.kinds import KINDS, Open
 from quire.media.processors.base import MediaProcessor
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
+from quire.media.processors.llama import LlamaImageProcessor
 from quire.media.processors.qwen import GlmImageProcessor, QwenImageProcessor
 from quire.media.processors.qwen_audio import QwenAudioProcessor
 from quire.media.processors.qwen_video import Qwen3VideoProcessor, QwenVideoProcessor
@@ -29,6 +30,9 @@ IMAGES: dict[str, Open] = {
     "Qwen2VLImageProcessorFast": QwenImageProcessor.open,
     "Qwen2VLImageProcessorPil": QwenImageProcessor.open,
     "Qwen2_5_VLImageProcessor": QwenImageProcessor.open,
+    "MllamaImageProcessor": LlamaImageProcessor.open,
+    "MllamaImageProcessorFast": LlamaImageProcessor.open,
+    "MllamaImageProcessorPil": LlamaImageProcessor.open,
     "Glm4vImageProcessor": GlmImageProcessor.open,
     "Glm4vImageProcessorFast": GlmImageProcessor.open,
     "Glm46VImageProcessor": GlmImageProcessor.open,

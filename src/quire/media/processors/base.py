@@ -22,7 +22,8 @@ from quire.media.source import DEFAULT_LIMITS, Detail, FileLimits
 
 CACHE_BYTES = 64 << 20
 
-_BICUBIC = 3
+BILINEAR, BICUBIC = 2, 3
+"""Of `resample`."""
 
 FileKey = tuple[str, bytes, Detail]
 """A kind, a file's digest, and how fine it was read."""
@@ -122,7 +123,7 @@ class MediaProcessor(ABC):
         """
 
 
-def check_pixels(settings: Settings, colours: Colours, resample: int = _BICUBIC) -> None:
+def check_pixels(settings: Settings, colours: Colours, resample: int = BICUBIC) -> None:
     """Refuses settings under which a pixel would be something other than the model computes of it.
 
     The model takes bytes, and scales them to `colours`.

@@ -1,0 +1,130 @@
+"""What the rows of a step see of media, and where the keys and values of media are written.
+
+Media's keys fill blocks of their own, whole ones: the last of some items' is filled up with keys
+that no row sees.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from quire.attention.metadata import AttentionMetadata, AttentionRows
+from quire.cache.formats.slots import SlotMapping
+from quire.cache.specs import CrossKV, Ints
+from quire.core.media import LookedAt
+
+
+class CrossKeysRows(Protocol):
+    """Keys of media that some rows of one sequence look at."""
+
+    @property
+    def rows(self) -> range:
+        """The rows' tokens, as indices into the sequence."""
+        ...
+
+    @property
+    def look(self) -> LookedAt:
+        """The media."""
+        ...
+
+    @property
+    def tables(self) -> Mapping[int, Sequence[int]]:
+        """By group, the ids of the blocks that hold the keys, in order."""
+        ...
+
+    @property
+    def writes(self) -> bool:
+        """Whether the step computes what is in them."""
+        ...
+
+
+class CrossRows(AttentionRows, Protocol):
+    """Consecutive tokens of one sequence that a step computes, and what they look at."""
+
+    @property
+    def crossed(self) -> Sequence[CrossKeysRows]:
+        """In the order of the tokens; no token looks at two of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class CrossMetadata:
+    """Rows that look at media, of one KV group and one format.
+
+    Attributes:
+        rows: `[R]` which of the rows they are.
+        metadata: of these; what looks at the same media counts as a sequence.
+        slots: where the keys that the step computes are written.
+    """
+
+    rows: Ints
+    metadata: AttentionMetadata
+    slots: SlotMapping
+
+
+def build_cross(
+    group: int, spec: CrossKV, rows: Sequence[CrossRows], block_tokens: int
+) -> CrossMetadata | None:
+    """What sequences of one format look at, in their order; None where none looks at anything.
+
+    Args:
+        group: the KV group's index.
+    """
+    numbers: list[Ints] = []
+    last: list[Ints] = []
+    table, table_starts, lengths = array("i"), [0], []
+    written = array("i")
+    first = 0
+    for each in rows:
+        for crossed in each.crossed:
+            tokens = np.arange(crossed.rows.start, crossed.rows.stop, dtype=np.int32)
+            numbers.append(tokens + (first - each.start))
+            last.append(_last_seen(tokens, crossed.look))
+            table.extend(crossed.tables[group])
+            table_starts.append(len(table))
+            lengths.append(crossed.look.keys)
+            if crossed.writes:
+                written.extend(crossed.tables[group])
+        first += each.count
+    if not numbers:
+        return None
+    counts = [len(each) for each in numbers]
+    seen = np.concatenate(last)
+    nothing = np.zeros_like(seen)
+    metadata = AttentionMetadata(
+        spec,
+        rows[0].format,
+        block_tokens,
+        np.array([0, *np.cumsum(counts)], np.int32),
+        np.array(lengths, np.int32),
+        nothing,
+        nothing,
+        seen,
+        np.array(table_starts, np.int32),
+        np.array(table, np.int32),
+        np.zeros(len(counts), np.int32),
+        None,
+    )
+    return CrossMetadata(
+        np.concatenate(numbers), metadata, _whole_blocks(written, spec, block_tokens)
+    )
+
+
+def _last_seen(tokens: Ints, look: LookedAt) -> Ints:
+    """The last key that each token sees."""
+    firsts, keys = np.array(look.seen, np.int32).T
+    found: Ints = keys[np.searchsorted(firsts, tokens, side="right") - 1] - 1
+    return found
+
+
+def _whole_blocks(written: array[int], spec: CrossKV, block_tokens: int) -> SlotMapping:
+    """Keys for these blocks, one block after the other."""
+    blocks = np.repeat(np.array(written, np.int32), block_tokens)
+    offsets = np.tile(np.arange(block_tokens, dtype=np.int32), len(written))
+    starts = np.array([0, len(blocks)], np.int32)
+    return SlotMapping(blocks, offsets, starts, None, spec.kv_heads, block_tokens)

@@ -1,0 +1,112 @@
+"""Llama 3.2 Vision: pictures as a few square tiles.
+
+The pixels equal those of transformers' `MllamaImageProcessorPil`, but stay uint8: the model scales
+them, and adds the tiles that a picture does not have.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import PIL.Image
+
+from quire.core.media import CLIP_COLOURS, MediaItem
+from quire.media.processors.base import (
+    BILINEAR,
+    CACHE_BYTES,
+    ImageProcessor,
+    Placeholders,
+    check_pixels,
+)
+from quire.media.settings import Settings
+from quire.media.source import Detail
+
+Size = tuple[int, int]
+"""Height and width."""
+
+
+def tiles_for(picture: Size, tile: int, most: int) -> Size:
+    """Rows and columns of tiles, at most so many, for a picture of so many pixels.
+
+    The least that it is enlarged to, if it can be; else the most that it keeps. Of those that do
+    alike, the smallest.
+    """
+    height, width = picture
+    shapes = [
+        (rows, columns) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)
+    ]
+    scales = [min(rows * tile / height, columns * tile / width) for rows, columns in shapes]
+    enlarged = [scale for scale in scales if scale >= 1]
+    wanted = min(enlarged) if enlarged else max(scales)
+    alike = [shape for shape, scale in zip(shapes, scales, strict=True) if scale == wanted]
+    return min(alike, key=lambda shape: shape[0] * shape[1])
+
+
+def fitted(picture: Size, canvas: Size, tile: int) -> Size:
+    """The size of a picture within a canvas: no side is enlarged further than to a tile's."""
+    height, width = picture
+    high = min(max(height, tile), canvas[0])
+    wide = min(max(width, tile), canvas[1])
+    down, across = high / height, wide / width
+    if across < down:
+        return min(int(height * across) or 1, high), wide
+    return high, min(int(width * down) or 1, wide)
+
+
+class LlamaImageProcessor(ImageProcessor):
+    """The image processor of Llama 3.2 Vision.
+
+    Args:
+        patch: pixels along each side of a patch.
+        tile: pixels along each side of a tile.
+        tiles: the most that a picture becomes.
+    """
+
+    def __init__(
+        self,
+        placeholders: Placeholders,
+        *,
+        patch: int,
+        tile: int,
+        tiles: int,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        super().__init__(placeholders, cache_bytes=cache_bytes)
+        self._patch, self._tile, self._tiles = patch, tile, tiles
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value is missing, or asks for pixels other than this computes.
+        """
+        check_pixels(settings, CLIP_COLOURS, BILINEAR)
+        vision = config.within("vision_config")
+        tile = settings.within("size").integer("height")
+        if settings.within("size").integer("width") != tile:
+            raise settings.error("size", "and only squares are supported")
+        patch = vision.integer("patch_size", 14)
+        if vision.integer("image_size", 448) != tile or tile % patch:
+            raise settings.error("size", "not the encoder's, or no multiple of its patches")
+        key = "image_token_id" if "image_token_id" in config.values else "image_token_index"
+        return cls(
+            Placeholders(token=config.integer(key, least=0)),
+            patch=patch,
+            tile=tile,
+            tiles=settings.integer("max_image_tiles", 4),
+        )
+
+    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+        size, tile = (picture.height, picture.width), self._tile
+        rows, columns = tiles_for(size, tile, 1 if detail == "low" else self._tiles)
+        high, wide = fitted(size, (rows * tile, columns * tile), tile)
+        if (high, wide) != size:
+            picture = picture.resize((wide, high), PIL.Image.Resampling.BILINEAR)
+        pixels = np.zeros((rows * tile, columns * tile, 3), np.uint8)  # black behind the picture
+        pixels[:high, :wide] = np.asarray(picture)
+        side = tile // self._patch
+        cut = pixels.reshape(rows, side, self._patch, columns, side, self._patch, 3)
+        features = cut.transpose(0, 3, 1, 4, 2, 5, 6).tobytes()
+        return MediaItem.of("image", features, (rows, columns), 1, bidirectional=False)
