@@ -12,6 +12,7 @@ import mlx.core as mx
 import pytest
 
 from quire.core.config import EngineConfig
+from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from quire.models.loader import LoadedModel, open_model
 from tests.engine.test_parity import Opened
@@ -23,6 +24,8 @@ from tests.support.parity import (
     Generated,
     alone,
     assert_same,
+    beside_cancelled,
+    chunked,
     preempted,
     prompts,
 )
@@ -39,6 +42,7 @@ IN_COMPANY = {
     "glm_moe_dsa-shared",  # an indexer chooses keys, also for the layer behind it
 }
 """Of these families one scenario runs every day."""
+PACKED = (KVFormat("page", 4, 4), KVFormat("uniform", 8, 8), KVFormat("turbo", 3.5, 3.5))
 LENGTHS, TOKENS = (1, 40, 65), 30
 
 
@@ -102,7 +106,9 @@ def resumed_from_a_prefix(
             company.run([replace(other, id=f"{other.id} before", max_tokens=5)])
         company.run([request])
         reused = company.answers[request.id].ends[0].cached_tokens
-        assert reused == len(request.prompt) - 1
+        before = len(request.prompt) - 1
+        # A tail is no prefix of another sequence.
+        assert reused == before - (before % config.page_tokens if config.kv_format.has_tail else 0)
     return company.answers
 
 
@@ -128,3 +134,18 @@ def test_who_gave_way_goes_on_as_if_alone(opened: Callable[[str], Opened], famil
     expected = alone(loaded, config, wanted)
     got = preempted(256)(loaded, config, wanted)
     assert_same(got, expected, [request.id for request in wanted])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", PACKED, ids=lambda format: format.name)
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm_moe_dsa-shared"])
+def test_packed_latents_are_as_if_alone(
+    opened: Callable[[str], Opened], family: str, format: KVFormat
+) -> None:
+    loaded, config, _ = opened(family)
+    config = replace(config, kv_format=format)
+    wanted = prompts(LENGTHS, TOKENS)
+    expected = alone(loaded, config, wanted)
+    for scenario in (beside_cancelled, chunked(33), resumed_from_a_prefix):
+        got = scenario(loaded, config, wanted)
+        assert_same(got, expected, [request.id for request in wanted])

@@ -41,6 +41,11 @@ class AttentionCase:
     sinks: bool
     chosen: bool = False
 
+    @property
+    def values_by_channel(self) -> bool:
+        """Whether values are read from keys that are coded by channel."""
+        return self.spec.value_in_key and self.format.has_tail
+
 
 class Scoring(NamedTuple):
     """How queries times keys become weights.

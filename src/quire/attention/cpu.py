@@ -25,7 +25,7 @@ class CPUBackend(AttentionBackend):
 
     def serves(self, case: AttentionCase) -> bool:
         sizes = case.spec.head_dim, case.spec.value_dim, case.block_tokens
-        known = case.dtype == mx.float32 and not case.chosen
+        known = case.dtype == mx.float32 and not (case.chosen or case.values_by_channel)
         return known and all(size % _MULTIPLE == 0 for size in sizes)
 
     def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:

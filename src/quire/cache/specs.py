@@ -97,8 +97,8 @@ class KVSpec(GroupSpec):
 
     Attributes:
         value_dim: given as 0 it is `head_dim`.
-        value_in_key: a value is the beginning of its key. Plain blocks hold it once; packed ones
-            twice, since keys are coded by channel and values by token.
+        value_in_key: a value is the beginning of its key. Blocks hold it once, packed ones with the
+            greater number of bits that the format has for keys and for values.
         index_dim: size of one more key that a token has, by which an indexer chooses the keys that
             a query attends to; 0 without. Stored as computed, in any format. Only where keys have
             one head.

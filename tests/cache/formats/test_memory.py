@@ -80,7 +80,14 @@ def test_latents_are_held_once() -> None:
     """DeepSeek V3's: 576 elements a token, the values among them."""
     spec = FullKV(1, 576, value_dim=512, value_in_key=True)
     shape = LayerShape.of(spec, PAGE, mx.bfloat16)
-    assert array_bytes(filled(KVFormat(), shape, 3, 0)) == 3 * PAGE * 576 * 2
+    plain = array_bytes(filled(KVFormat(), shape, 3, 0))
+    assert plain == 3 * PAGE * 576 * 2
+    for scheme in ("page", "uniform", "turbo"):
+        # 4 bits a number, and 2 x 16 for each 64 of them.
+        packed = array_bytes(filled(KVFormat(scheme, 4, 4), shape, 3, 0))
+        assert packed <= plain * 4.5 / 16
+    tails = array_bytes(filled(KVFormat("page", 4, 4), shape, 0, 2))
+    assert tails == 2 * PAGE * 576 * 2
 
 
 @pytest.mark.parametrize("format", offered(PAGE), ids=lambda format: format.name)

@@ -31,7 +31,9 @@ class CheckedBackend(AttentionBackend):
         """Whether the kernels compute such a case, if they are right."""
 
     def serves(self, case: AttentionCase) -> bool:
-        return not case.chosen and self.made_for(case) and self._difference(case) is None
+        if case.chosen or case.values_by_channel:
+            return False
+        return self.made_for(case) and self._difference(case) is None
 
     @property
     def problem(self) -> str | None:

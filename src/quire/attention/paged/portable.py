@@ -78,7 +78,7 @@ class _Prepared(PreparedAttention):
     ) -> mx.array:
         if store.packed is not None:
             return self._packed(q, store.packed, scoring)
-        shape = self._shape(q, store, scoring, q.dtype)
+        shape = self._shape(q, scoring, q.dtype)
         if shape not in self._launches:
             self._launches[shape] = _launch(self._metadata, shape)
         keys, *values = store.arrays()
@@ -87,7 +87,7 @@ class _Prepared(PreparedAttention):
         return merge(self._target, found, [], scoring.sinks, shape)[0]
 
     def _packed(self, q: mx.array, store: PackedStore, scoring: Scoring) -> mx.array:
-        shape = self._shape(q, store, scoring, mx.float32)
+        shape = self._shape(q, scoring, mx.float32)
         if shape not in self._coded:
             self._coded[shape] = _coded_launches(self._metadata, shape)
         coded, own = self._coded[shape]
@@ -105,14 +105,13 @@ class _Prepared(PreparedAttention):
         of_codes, of_tail = merge(self._target, found, as_written, scoring.sinks, shape)
         return (store.inverse_transform(of_codes) + of_tail).astype(q.dtype)
 
-    def _shape(self, q: mx.array, store: LayerStore, scoring: Scoring, dtype: mx.Dtype) -> Shape:
+    def _shape(self, q: mx.array, scoring: Scoring, dtype: mx.Dtype) -> Shape:
         spec = self._metadata.spec
-        in_key = spec.value_in_key and store.packed is None
         return Shape(
             dtype,
             spec.head_dim,
             spec.value_dim,
-            spec.head_dim if in_key else spec.value_dim,
+            spec.head_dim if spec.value_in_key else spec.value_dim,
             spec.kv_heads,
             q.shape[1] // spec.kv_heads,
             self._metadata.block_tokens,

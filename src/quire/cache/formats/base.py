@@ -8,7 +8,6 @@ from typing import ClassVar, Protocol
 
 import mlx.core as mx
 
-from quire.cache.formats.codecs import Codec
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import Ints, KVSpec
 from quire.core.kv_format import KVFormat
@@ -45,6 +44,11 @@ class LayerShape:
         return LayerShape(1, dim, dim, self.block_tokens, self.dtype, True) if dim else None
 
 
+def vector_sizes(shape: LayerShape) -> tuple[int, ...]:
+    """Of what a token has: a key, and a value unless it begins its key."""
+    return (shape.head_dim,) if shape.value_in_key else (shape.head_dim, shape.value_dim)
+
+
 @dataclass(frozen=True, slots=True)
 class WrittenBlocks:
     """The blocks that a chunk writes to, not coded, its sequence's tail before it included.
@@ -78,12 +82,34 @@ class KeyCodec(Protocol):
     def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array: ...
 
 
+class ValueCodec(Protocol):
+    """Multiplies weights by coded values; see `Codec`."""
+
+    def weighted_sum(self, weights: mx.array, parts: list[mx.array]) -> mx.array: ...
+
+    def inverse_transform(self, x: mx.array) -> mx.array: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ValuesInKeys:
+    """Reads values as the beginnings of coded keys; a `ValueCodec`."""
+
+    codec: ValueCodec
+    value_dim: int
+
+    def weighted_sum(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
+        return self.codec.weighted_sum(weights, parts)
+
+    def inverse_transform(self, x: mx.array) -> mx.array:
+        return self.codec.inverse_transform(x)[..., : self.value_dim]
+
+
 @dataclass(frozen=True, slots=True)
 class CodedReader(BlockReader):
-    """Codes of some blocks: values `[..., S, elements]` a part, keys as their codec reads them."""
+    """Codes of some blocks, as their codecs read them."""
 
     key_codec: KeyCodec
-    value_codec: Codec
+    value_codec: ValueCodec
     keys: list[mx.array]
     values: list[mx.array]
 
@@ -101,7 +127,8 @@ class CodedArrays:
 
     Attributes:
         keys, values: codes `[rows, vectors, size * bits / 32]`, scales, and biases, float16; with a
-            codebook a scale a vector, and in place of biases the levels, float32 `[2 ** bits]`.
+            codebook a scale a vector, and in place of biases the levels, float32 `[2 ** bits]`. The
+            same arrays where values begin their keys.
         by_channel: whether a vector of keys is a channel of a block, not a token.
     """
 

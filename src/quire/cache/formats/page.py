@@ -16,7 +16,9 @@ from quire.cache.formats.base import (
     CodedReader,
     LayerShape,
     PackedStore,
+    ValuesInKeys,
     WrittenBlocks,
+    vector_sizes,
 )
 from quire.cache.formats.codecs import AffineCodec
 from quire.cache.formats.packing import Affine, affine, affine_parts, multiplies_codes
@@ -60,6 +62,17 @@ class PageKeys:
         scores = self._layout.product(q[..., None, :, :], parts, transpose=False)
         return scores.swapaxes(-3, -2).reshape(*lead, rows, -1)
 
+    def weighted_sum(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
+        """`[..., M, S]` times blocks `[..., P, head_dim, -]` as values: `[..., M, head_dim]`."""
+        by_block = mx.unflatten(weights, -1, (-1, self._tokens)).swapaxes(-3, -2)
+        if not multiplies_codes(weights.shape[-2]):
+            return (by_block @ self._layout.decode(parts).swapaxes(-1, -2)).sum(axis=-3)
+        return self._layout.product(by_block, parts, transpose=True).sum(axis=-3)
+
+    def inverse_transform(self, x: mx.array) -> mx.array:
+        """What `weighted_sum` gave is in the model's coordinates."""
+        return x
+
 
 class PageStore(PackedStore):
     """Full blocks as codes, `[blocks * kv_heads, ...]`; tails as written, in their own pool."""
@@ -71,20 +84,23 @@ class PageStore(PackedStore):
         self._key_codec, self._value_codec = _codecs(shape, format)
         tokens, dim = shape.block_tokens, shape.head_dim
         self._keys = [mx.zeros((0, dim, n), dtype=t) for n, t in self._key_codec.parts()]
-        self._values = [mx.zeros((0, tokens, n), dtype=t) for n, t in self._value_codec.parts()]
-        self._tail_keys = mx.zeros((0, tokens, dim), dtype=shape.dtype)
-        self._tail_values = mx.zeros((0, tokens, shape.value_dim), dtype=shape.dtype)
+        values = [] if self._value_codec is None else self._value_codec.parts()
+        self._values = [mx.zeros((0, tokens, n), dtype=t) for n, t in values]
+        self._read_values = self._value_codec or ValuesInKeys(self._key_codec, shape.value_dim)
+        dims = vector_sizes(shape)
+        self._tails = [mx.zeros((0, tokens, dim), dtype=shape.dtype) for dim in dims]
 
     @classmethod
     def block_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
         keys, values = _codecs(shape, format)
         channel = sum(n * dtype.size for n, dtype in keys.parts())
-        each = shape.head_dim * channel + shape.block_tokens * values.vector_bytes
+        token = 0 if values is None else values.vector_bytes
+        each = shape.head_dim * channel + shape.block_tokens * token
         return shape.kv_heads * each
 
     @classmethod
     def tail_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
-        elements = shape.block_tokens * (shape.head_dim + shape.value_dim)
+        elements = shape.block_tokens * sum(vector_sizes(shape))
         return shape.kv_heads * elements * shape.dtype.size
 
     def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
@@ -94,9 +110,9 @@ class PageStore(PackedStore):
                 mx.eval(arrays[number])
 
     def resize_tails(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        self._tail_keys = resized(self._tail_keys, self.shape.kv_heads, capacity, moves)
-        self._tail_values = resized(self._tail_values, self.shape.kv_heads, capacity, moves)
-        mx.eval(self._tail_keys, self._tail_values)
+        for number, array in enumerate(self._tails):
+            self._tails[number] = resized(array, self.shape.kv_heads, capacity, moves)
+        mx.eval(self._tails)
 
     # -- writing -------------------------------------------------------------------------------
 
@@ -112,11 +128,11 @@ class PageStore(PackedStore):
 
     def _write_singles(self, k: mx.array, v: mx.array, singles: TailRows) -> None:
         rows, offsets = singles.head_rows, singles.head_offsets
-        self._tail_keys[rows, offsets] = k
-        self._tail_values[rows, offsets] = v
+        for array, vectors in zip(self._tails, (k, v), strict=False):
+            array[rows, offsets] = vectors
         if singles.filled is not None:
             tails, blocks = singles.filled
-            self._code(self._tail_keys[tails], self._tail_values[tails], blocks)
+            self._code([array[tails] for array in self._tails], blocks)
 
     def _whole(self, vectors: mx.array) -> mx.array:
         """`[n * block_tokens, kv_heads, -]` as blocks, `[n * kv_heads, block_tokens, -]`."""
@@ -125,15 +141,17 @@ class PageStore(PackedStore):
 
     def _write_chunk(self, k: mx.array, v: mx.array, chunk: ChunkPlace) -> WrittenBlocks:
         """Codes the blocks that the chunk fills, the tail first; the rest is the new tail."""
-        keys = self._in_blocks(self._tail_keys, k, chunk)
-        values = self._in_blocks(self._tail_values, v, chunk)
+        written = [
+            self._in_blocks(tails, vectors, chunk)
+            for tails, vectors in zip(self._tails, (k, v), strict=False)
+        ]
         full = chunk.full_blocks
         if full:
-            self._code(keys[:full].flatten(0, 1), values[:full].flatten(0, 1), chunk.full_rows)
+            self._code([blocks[:full].flatten(0, 1) for blocks in written], chunk.full_rows)
         # Even when it is full: the chunk's last row may be read once more, as a generating one.
-        self._tail_keys[chunk.tail_rows] = keys[-1]
-        self._tail_values[chunk.tail_rows] = values[-1]
-        return WrittenBlocks(keys, values)
+        for tails, blocks in zip(self._tails, written, strict=True):
+            tails[chunk.tail_rows] = blocks[-1]
+        return WrittenBlocks(*self._keys_and_values(written))
 
     def _in_blocks(self, tails: mx.array, new: mx.array, chunk: ChunkPlace) -> mx.array:
         """The chunk's vectors behind those of its tail: `[n, kv_heads, block_tokens, dim]`."""
@@ -145,36 +163,48 @@ class PageStore(PackedStore):
         joined = mx.concatenate(parts, axis=1)
         return mx.unflatten(joined, 1, (-1, tokens)).swapaxes(0, 1)
 
-    def _code(self, keys: mx.array, values: mx.array, rows: mx.array) -> None:
-        """Codes blocks `[n * kv_heads, block_tokens, -]` into the rows of the pool."""
-        for array, codes in zip(self._keys, self._key_codec.encode(keys), strict=True):
-            array[rows] = codes
-        for array, codes in zip(self._values, self._value_codec.encode(values), strict=True):
-            array[rows] = codes
+    def _code(self, vectors: list[mx.array], rows: mx.array) -> None:
+        """Codes keys, and values not in them, into the rows of the pool.
+
+        Args:
+            vectors: `[n * kv_heads, block_tokens, -]` each.
+        """
+        codes = self._key_codec.encode(vectors[0])
+        if self._value_codec is not None:
+            codes += self._value_codec.encode(vectors[1])
+        for array, part in zip((*self._keys, *self._values), codes, strict=True):
+            array[rows] = part
+
+    def _keys_and_values(self, vectors: list[mx.array]) -> tuple[mx.array, mx.array]:
+        """What is kept as written, `[..., head_dim]` and `[..., value_dim]`."""
+        keys, *values = vectors
+        return keys, values[0] if values else keys[..., : self.shape.value_dim]
 
     # -- reading -------------------------------------------------------------------------------
 
     def read(self, rows: mx.array) -> CodedReader:
         keys = [array[rows] for array in self._keys]
-        return CodedReader(self._key_codec, self._value_codec, keys, gathered(self._values, rows))
+        values = gathered(self._values, rows) if self._values else keys
+        return CodedReader(self._key_codec, self._read_values, keys, values)
 
     def coded(self) -> CodedArrays:
-        keys, values = self._key_codec.bits, self._value_codec.bits
-        return CodedArrays(self._keys, keys, self._values, values, codebook=False, by_channel=True)
+        bits = self._key_codec.bits
+        values = (self._values, self._value_codec.bits) if self._value_codec else (self._keys, bits)
+        return CodedArrays(self._keys, bits, *values, codebook=False, by_channel=True)
 
     def inverse_transform(self, x: mx.array) -> mx.array:
-        return self._value_codec.inverse_transform(x)
+        return self._read_values.inverse_transform(x)
 
     def tail_arrays(self) -> tuple[mx.array, mx.array]:
-        return self._tail_keys, self._tail_values
+        return self._keys_and_values(self._tails)
 
     def tails(self, rows: mx.array) -> tuple[mx.array, mx.array]:
-        return self._tail_keys[rows], self._tail_values[rows]
+        return self._keys_and_values([array[rows] for array in self._tails])
 
     # -- blocks as a whole ---------------------------------------------------------------------
 
     def arrays(self) -> list[mx.array]:
-        return [*self._keys, *self._values, self._tail_keys, self._tail_values]
+        return [*self._keys, *self._values, *self._tails]
 
     def export(self, blocks: Ints) -> list[mx.array]:
         rows = block_rows(blocks, self.shape.kv_heads)
@@ -186,8 +216,12 @@ class PageStore(PackedStore):
             array[rows] = content
 
 
-def _codecs(shape: LayerShape, format: KVFormat) -> tuple[PageKeys, AffineCodec]:
-    keys, bits = PageKeys(shape, int(format.key_bits)), int(format.value_bits)
+def _codecs(shape: LayerShape, format: KVFormat) -> tuple[PageKeys, AffineCodec | None]:
+    """Those of keys and of values; None of values that begin their keys."""
+    bits = int(format.value_bits)
+    if shape.value_in_key:
+        return PageKeys(shape, max(int(format.key_bits), bits)), None
+    keys = PageKeys(shape, int(format.key_bits))
     # Rotated elements are much alike; where steps are fine, a scale for 128 of them does as well.
     group = 128 if bits >= 6 and shape.value_dim % 128 == 0 else 64
     return keys, AffineCodec(shape.value_dim, bits, group, rotate=True, refit=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from quire.cache.formats.base import LayerShape, LayerStore, WrittenBlocks
+from quire.cache.formats.base import LayerShape, LayerStore, WrittenBlocks, vector_sizes
 from quire.cache.formats.paging import block_rows, resized
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import Ints
@@ -26,13 +26,13 @@ class PlainStore(LayerStore):
     def __init__(self, shape: LayerShape, format: KVFormat) -> None:
         super().__init__(shape, format)
         self._dtype = plain_dtype(shape, format)
-        dims = _dims(shape)
+        dims = vector_sizes(shape)
         self._arrays = [mx.zeros((0, shape.block_tokens, dim), dtype=self._dtype) for dim in dims]
 
     @classmethod
     def block_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
         vectors = shape.kv_heads * shape.block_tokens
-        return vectors * sum(_dims(shape)) * plain_dtype(shape, format).size
+        return vectors * sum(vector_sizes(shape)) * plain_dtype(shape, format).size
 
     def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
         # One array after the other, so that only one is held twice meanwhile.
@@ -57,8 +57,3 @@ class PlainStore(LayerStore):
         rows = block_rows(blocks, self.shape.kv_heads)
         for array, content in zip(self._arrays, contents, strict=True):
             array[rows] = content
-
-
-def _dims(shape: LayerShape) -> tuple[int, ...]:
-    """Sizes of the vectors that a token has."""
-    return (shape.head_dim,) if shape.value_in_key else (shape.head_dim, shape.value_dim)

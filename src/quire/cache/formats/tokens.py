@@ -11,6 +11,7 @@ from quire.cache.formats.base import (
     CodedReader,
     LayerShape,
     PackedStore,
+    ValuesInKeys,
     WrittenBlocks,
 )
 from quire.cache.formats.codecs import Codec
@@ -27,12 +28,19 @@ class TokenStore(PackedStore):
         super().__init__(shape, format)
         self._key_codec, self._value_codec = self.codecs(shape, format)
         self._keys = [self._empty(*part) for part in self._key_codec.parts()]
-        self._values = [self._empty(*part) for part in self._value_codec.parts()]
+        values = self._value_codec
+        self._values = [] if values is None else [self._empty(*part) for part in values.parts()]
+        self._read_values = values or ValuesInKeys(self._key_codec, shape.value_dim)
 
     @classmethod
-    def codecs(cls, shape: LayerShape, format: KVFormat) -> tuple[Codec, Codec]:
-        """Those of keys and of values; one object where both are coded alike."""
+    def codecs(cls, shape: LayerShape, format: KVFormat) -> tuple[Codec, Codec | None]:
+        """Those of keys and of values: one object where both are coded alike.
+
+        None of values that begin their keys.
+        """
         key_bits, value_bits = cls.bits(format)
+        if shape.value_in_key:
+            return cls.codec(shape.head_dim, max(key_bits, value_bits), format), None
         keys = cls.codec(shape.head_dim, key_bits, format)
         if (shape.value_dim, value_bits) == (shape.head_dim, key_bits):
             return keys, keys
@@ -50,7 +58,8 @@ class TokenStore(PackedStore):
 
     @classmethod
     def block_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
-        size = sum(codec.vector_bytes for codec in cls.codecs(shape, format))
+        codecs = cls.codecs(shape, format)
+        size = sum(codec.vector_bytes for codec in codecs if codec is not None)
         return shape.kv_heads * shape.block_tokens * size
 
     def _empty(self, elements: int, dtype: mx.Dtype) -> mx.array:
@@ -69,6 +78,8 @@ class TokenStore(PackedStore):
 
     def _encode(self, k: mx.array, v: mx.array) -> list[mx.array]:
         """The parts of keys and then of values."""
+        if self._value_codec is None:
+            return self._key_codec.encode(k)
         if self.shape.head_dim != self.shape.value_dim:
             return self._key_codec.encode(k) + self._value_codec.encode(v)
         # In a step of few tokens the number of operations is what coding costs.
@@ -84,23 +95,25 @@ class TokenStore(PackedStore):
         return self._key_codec.transform(q)
 
     def read(self, rows: mx.array) -> CodedReader:
-        keys, values = gathered(self._keys, rows), gathered(self._values, rows)
-        return CodedReader(self._key_codec, self._value_codec, keys, values)
+        keys = gathered(self._keys, rows)
+        values = gathered(self._values, rows) if self._values else keys
+        return CodedReader(self._key_codec, self._read_values, keys, values)
 
     def coded(self) -> CodedArrays:
-        keys, values = self._key_codec, self._value_codec
+        keys, values = self._key_codec, self._value_codec or self._key_codec
+        arrays = self._values or self._keys
         codebook = keys.levels is not None
         return CodedArrays(
             self._keys if keys.levels is None else [*self._keys, keys.levels],
             keys.bits,
-            self._values if values.levels is None else [*self._values, values.levels],
+            arrays if values.levels is None else [*arrays, values.levels],
             values.bits,
             codebook=codebook,
             by_channel=False,
         )
 
     def inverse_transform(self, x: mx.array) -> mx.array:
-        return self._value_codec.inverse_transform(x)
+        return self._read_values.inverse_transform(x)
 
     def arrays(self) -> list[mx.array]:
         return [*self._keys, *self._values]
