@@ -119,7 +119,7 @@ class PageStore(PackedStore):
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
         k, v = k.astype(self.shape.dtype), v.astype(self.shape.dtype)
         if slots.tails is None:
-            self._code(self._whole(k), self._whole(v), slots.whole_rows)
+            self._code([self._whole(k), self._whole(v)], slots.whole_rows)
             return []
         if slots.singles is not None:
             rows = slots.singles.rows
