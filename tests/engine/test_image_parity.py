@@ -27,10 +27,12 @@ from tests.support.parity import (
     prompts,
 )
 from tests.support.seeing import CONFIGS as SEEING
+from tests.support.seeing import film
 from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiled import WHOLE as TILED_WHOLE
 from tests.support.tiny_models import (
     IMAGE,
+    VIDEO,
     gemma4_config,
     gemma4_ple_config,
     gemma4_vision_config,
@@ -48,6 +50,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "experts over recurrent layers": SEEING["qwen3_5_moe"],
     "experts, a cubic table": SEEING["glm4v_moe"],
     "tiles seen whole by full layers": TILED["gemma3"],
+    "norms around blocks": SEEING["glm4v"],
+    "norms of queries in the encoder": SEEING["glm_ocr"],
 }
 WHOLE = "images seen whole"
 RECURRENT = ("over recurrent layers", "experts over recurrent layers")
@@ -160,7 +164,7 @@ def expected(opened: Callable[[str], Opened]) -> Expected:
     return find
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families(daily=lambda family: family in DAILY))
 def test_images_change_the_answer(opened: Callable[[str], Opened], family: str) -> None:
     """Else nothing here proves anything."""
     loaded, config = opened(family)
@@ -186,6 +190,60 @@ def test_as_if_alone(
     wanted = requests(family)
     got = SCENARIOS[scenario](loaded, replace(config, prefix_cache=False), wanted)
     assert_same(got, expected(family, KVFormat()), [request.id for request in wanted])
+
+
+def watched(family: str, seed: int, rows: int, columns: int) -> MediaItem:
+    """A video's item as the family's processor makes them: of all moments, or of one."""
+    kind = FAMILIES[family]["model_type"]
+    if kind == "gemma4":
+        return replace(image(seed, rows, columns), kind="video", bidirectional=family == WHOLE)
+    moments, step = (2, 500_000) if kind in ("qwen2_vl", "qwen2_5_vl") else (1, 0)
+    return film(seed, moments, rows, columns, step)
+
+
+def videos(family: str) -> list[Request]:
+    """Two items of a video with text between; the same behind a picture; and a text."""
+    wanted = prompts((40, 60, 50), 24)
+    for number, request in enumerate(wanted[:2]):
+        items = [watched(family, number + each, 8, 12) for each in (0, 5)]
+        if number:
+            items.insert(0, as_read(family, showing(request, ((4, 4, 6),))).media[0].item)
+        tokens: list[int] = []
+        media = []
+        for item in items:
+            tokens += request.prompt[len(media) * 9 : len(media) * 9 + 9]
+            media.append(PlacedMedia(len(tokens), item))
+            tokens += [VIDEO] * item.tokens
+        tokens += request.prompt[len(media) * 9 :]
+        wanted[number] = replace(request, prompt=tuple(tokens), media=tuple(media))
+    return wanted
+
+
+STILL = ("tiles seen whole by full layers",)
+"""They watch no videos."""
+WATCHED = "three axes, windows in the encoder"
+
+
+@pytest.mark.parametrize("format", [KVFormat(), FORMATS[0]], ids=lambda format: format.name)
+@pytest.mark.parametrize(
+    ("family", "scenario"),
+    [
+        case
+        for case in families(
+            ("batch of unequal lengths", "staggered arrivals", "in chunks of 33"),
+            daily=lambda family, scenario: (family, scenario) == (WATCHED, "in chunks of 33"),
+        )
+        if case.values[0] not in STILL
+    ],
+)
+def test_videos(
+    opened: Callable[[str], Opened], family: str, scenario: str, format: KVFormat
+) -> None:
+    loaded, config = opened(family)
+    config = replace(config, kv_format=format, prefix_cache=False)
+    wanted = videos(family)
+    names = [request.id for request in wanted]
+    assert_same(SCENARIOS[scenario](loaded, config, wanted), alone(loaded, config, wanted), names)
 
 
 @pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)

@@ -13,6 +13,7 @@ import pytest
 from quire.core.errors import ModelError
 from quire.media.processors import KINDS
 from quire.media.processors.base import Placeholders, VideoProcessor
+from quire.media.processors.glm_video import GlmVideoProcessor
 from quire.media.processors.qwen import fitted
 from quire.media.source import FileLimits
 from quire.media.video import VideoInfo
@@ -21,6 +22,10 @@ from tests.media.files import greys, video
 QWEN2: dict[str, Any] = {
     "video_processor_type": "Qwen2VLVideoProcessor",
     "size": {"shortest_edge": 3136, "longest_edge": 28 * 28 * 768},
+}
+GLM: dict[str, Any] = {
+    "video_processor_type": "Glm4vVideoProcessor",
+    "size": {"shortest_edge": 12544, "longest_edge": 47_040_000},
 }
 QWEN3: dict[str, Any] = {
     "video_processor_type": "Qwen3VLVideoProcessor",
@@ -67,6 +72,21 @@ def test_each_moment_is_an_item_behind_its_time(tmp_path: Path) -> None:
         f"<{seconds} seconds><|vision_start|>" for seconds in (0.3, 1.4, 2.5, 3.6)
     ]
     assert {part.after for part in parts} == {"<|vision_end|>"}
+
+
+def test_glm_has_the_time_behind_each_moment(tmp_path: Path) -> None:
+    ours = opened(tmp_path, "glm4v", GLM)
+    assert ours.placeholders == Placeholders(8)
+    parts = ours.read(video(greys(40, (112, 84))), param="p")  # four seconds
+    assert [part.item.shape for part in parts] == [(1, 6, 8, 0)] * 4
+    assert {part.before for part in parts} == {"<|begin_of_image|>"}
+    assert [part.after for part in parts] == [f"<|end_of_image|>{n}" for n in range(4)]
+    finer = opened(tmp_path, "glm4v", GLM | {"video_processor_type": "Glm46VVideoProcessor"})
+    (first, second, *_) = finer.read(video(greys(40, (112, 84))), param="p")
+    assert first.after == "<|end_of_image|>0.0 seconds"
+    assert second.after == "<|end_of_image|>0.4 seconds"
+    limited = ours.read(video(greys(80)), param="p", limits=FileLimits(frames=6))
+    assert [part.after for part in limited] == [f"<|end_of_image|>{n}" for n in (0, 2, 5)]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +142,33 @@ class TestAgainstTransformers:
             frames, fps = draw.randrange(1, 4000), draw.choice([1.0, 10.0, 23.976, 30.0, 60.0])
             expected = theirs.sample_frames(metadata(total_num_frames=frames, fps=fps))
             assert ours.choose(VideoInfo(frames, fps), 768) == expected.tolist()
+
+    @pytest.mark.parametrize("kind", ["Glm4vVideoProcessor", "Glm46VVideoProcessor"])
+    def test_frames_of_glm(self, tmp_path: Path, kind: str) -> None:
+        pytest.importorskip("torch")
+        name = kind.removesuffix("VideoProcessor").lower()
+        oracle = pytest.importorskip(f"transformers.models.{name}.video_processing_{name}")
+        metadata = pytest.importorskip("transformers.video_utils").VideoMetadata
+        theirs = getattr(oracle, kind)()
+        ours = opened(tmp_path, "glm4v", GLM | {"video_processor_type": kind})
+        draw = random.Random(5)
+        for _ in range(100):
+            frames, fps = draw.randrange(1, 20_000), draw.choice([1.0, 10.0, 23.976, 30.0, 60.0])
+            known = metadata(total_num_frames=frames, fps=fps, duration=frames / fps)
+            expected = list(dict.fromkeys(theirs.sample_frames(known).tolist()))
+            assert ours.choose(VideoInfo(frames, fps), 10_000) == expected
+
+    def test_sizes_of_glm(self, tmp_path: Path) -> None:
+        pytest.importorskip("torch")
+        oracle = pytest.importorskip("transformers.models.glm4v.video_processing_glm4v")
+        ours = opened(tmp_path, "glm4v", GLM)
+        assert isinstance(ours, GlmVideoProcessor)
+        draw = random.Random(6)
+        for _ in range(1000):
+            height, width = (draw.randrange(20, 1500) for _ in range(2))
+            frames = 2 * draw.randrange(1, 300)
+            expected = oracle.smart_resize(frames, height, width, 2, 28, 12544, 47_040_000)
+            assert ours.size(height, width, frames, "auto") == expected
 
     def test_sizes(self) -> None:
         pytest.importorskip("torch")

@@ -15,6 +15,7 @@ import numpy as np
 
 from quire.core.media import MediaItem, PlacedMedia
 from quire.models.base import named_parameters
+from quire.models.names import renamed
 from quire.models.registry import build
 
 VOCABULARY = 256
@@ -310,10 +311,19 @@ def write_model(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
     """Writes `config.json` and `model.safetensors` into `folder`, which is made if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    mx.save_safetensors(
-        str(folder / "model.safetensors"), random_weights(config, seed), {"format": "mlx"}
-    )
+    weights = random_weights(config, seed)
+    if config["model_type"] in ("glm4v", "glm_ocr"):
+        weights = {renamed(name, _GLM_NORMS): array for name, array in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     return folder
+
+
+_GLM_NORMS = {
+    "post_attention_layernorm": "post_self_attn_layernorm",
+    "pre_feedforward_layernorm": "post_attention_layernorm",
+    "post_feedforward_layernorm": "post_mlp_layernorm",
+}
+"""What checkpoints call them: one of the names means another norm here."""
 
 
 def tiny_model(folder: Path, name: str, seed: int = 0) -> Path:

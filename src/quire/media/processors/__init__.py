@@ -12,6 +12,7 @@ from quire.media.kinds import KINDS, Open
 from quire.media.processors.base import MediaProcessor
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
+from quire.media.processors.glm_video import Glm46VideoProcessor, GlmVideoProcessor
 from quire.media.processors.llama import LlamaImageProcessor
 from quire.media.processors.qwen import GlmImageProcessor, QwenImageProcessor
 from quire.media.processors.qwen_audio import QwenAudioProcessor
@@ -44,6 +45,8 @@ SOUNDS: dict[str, Open] = {
 }
 VIDEOS: dict[str, Open] = {
     "Gemma4VideoProcessor": Gemma4VideoProcessor.open,
+    "Glm4vVideoProcessor": GlmVideoProcessor.open,
+    "Glm46VVideoProcessor": Glm46VideoProcessor.open,
     "Qwen2VLVideoProcessor": QwenVideoProcessor.open,
     "Qwen3VLVideoProcessor": Qwen3VideoProcessor.open,
 }

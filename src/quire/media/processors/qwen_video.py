@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -160,12 +161,53 @@ class QwenVideoProcessor(VideoProcessor):
         return fitted(height, width, own.cell, least, most)
 
 
-class Qwen3VideoProcessor(VideoProcessor):
-    """Qwen3-VL and Qwen3.5: each moment is an item, behind the time at which it is seen."""
+class MomentVideoProcessor(VideoProcessor):
+    """Each moment is an item, with text of its own around it."""
 
     def __init__(self, placeholders: Placeholders, sampling: Sampling) -> None:
         super().__init__(placeholders)
-        self._sampling = sampling
+        self.sampling = sampling
+
+    @abstractmethod
+    def size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
+        """The height and width in pixels of each of so many frames of this size."""
+
+    @abstractmethod
+    def words(self, info: VideoInfo, first: Frame, last: Frame) -> tuple[str, str]:
+        """What stands before and after a moment from one frame to another."""
+
+    def watch(
+        self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
+    ) -> Parts:
+        together = self.sampling.together
+        shown: list[Frame] = []
+        parts: list[MediaPart] = []
+        for frame in frames:
+            if not parts and not shown:
+                check_stretch(frame.picture, param)
+                width, height = frame.picture.size
+                height, width = self.size(height, width, count, detail)
+            shown.append(frame)
+            if len(shown) == together:
+                parts.append(self._moment(info, shown, height, width))
+                shown = []
+        if shown:
+            parts.append(self._moment(info, shown, height, width))
+        return tuple(parts)
+
+    def _moment(
+        self, info: VideoInfo, frames: Sequence[Frame], height: int, width: int
+    ) -> MediaPart:
+        own = self.sampling
+        features = own.cut([resized(frame.picture, height, width) for frame in frames])
+        shape = (1, height // own.patch, width // own.patch, 0)
+        rows = height * width // own.cell**2
+        item = MediaItem.of("video", features, shape, rows, bidirectional=False)
+        return MediaPart(item, *self.words(info, frames[0], frames[-1]))
+
+
+class Qwen3VideoProcessor(MomentVideoProcessor):
+    """Qwen3-VL and Qwen3.5: a moment stands behind the time at which it is seen."""
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Self:
@@ -179,44 +221,18 @@ class Qwen3VideoProcessor(VideoProcessor):
         return cls(placeholders, Sampling.open(settings, config, 16, (128, _FRAME_ROWS)))
 
     def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
-        own = self._sampling
+        own = self.sampling
         wanted = int(info.frames / info.fps * own.fps)
         count = min(max(wanted, own.least), own.most, most, info.frames)
         return [int(each) for each in np.linspace(0, info.frames - 1, count).round()]
 
-    def watch(
-        self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
-    ) -> Parts:
-        own = self._sampling
-        shown: list[Frame] = []
-        parts: list[MediaPart] = []
-        for frame in frames:
-            if not parts and not shown:
-                check_stretch(frame.picture, param)
-                size = frame.picture.size
-                height, width = self._size(size[1], size[0], count, detail)
-            shown.append(frame)
-            if len(shown) == own.together:
-                parts.append(self._moment(info, shown, height, width))
-                shown = []
-        if shown:
-            parts.append(self._moment(info, shown, height, width))
-        return tuple(parts)
+    def words(self, info: VideoInfo, first: Frame, last: Frame) -> tuple[str, str]:
+        seconds = (first.index + last.index) / 2 / info.fps
+        return f"<{seconds:.1f} seconds>{_START}", _END
 
-    def _moment(
-        self, info: VideoInfo, frames: Sequence[Frame], height: int, width: int
-    ) -> MediaPart:
-        own = self._sampling
-        features = own.cut([resized(frame.picture, height, width) for frame in frames])
-        shape = (1, height // own.patch, width // own.patch, 0)
-        rows = height * width // own.cell**2
-        item = MediaItem.of("video", features, shape, rows, bidirectional=False)
-        seconds = (frames[0].index + frames[-1].index) / 2 / info.fps
-        return MediaPart(item, f"<{seconds:.1f} seconds>{_START}", _END)
-
-    def _size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
-        """Of a frame. The bounds are those of all frames together."""
-        own = self._sampling
+    def size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
+        """The bounds are those of all frames together."""
+        own = self.sampling
         least, most = own.pixels
         each = min(_FRAME_ROWS * own.cell**2, most // frames)
         each = max(each, int(least * _OVER_LEAST))

@@ -1,4 +1,4 @@
-"""GLM-4.1V, GLM-4.5V (arXiv:2507.01006) and GLM-OCR: text and pictures."""
+"""GLM-4.1V, GLM-4.5V (arXiv:2507.01006) and GLM-OCR: text, pictures and videos."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _vision_ocr(v: Settings, width: int) -> QwenVision:
 
 
 FAMILIES = (
-    Family("glm4v", "GLM-4.1V, text and images", glm4v),
-    Family("glm4v_moe", "GLM-4.5V, text and images", glm4v_moe),
-    Family("glm_ocr", "GLM-OCR, text and images", glm_ocr),
+    Family("glm4v", "GLM-4.1V, text, images and video", glm4v),
+    Family("glm4v_moe", "GLM-4.5V, text, images and video", glm4v_moe),
+    Family("glm_ocr", "GLM-OCR, text, images and video", glm_ocr),
 )

@@ -1,0 +1,119 @@
+"""Videos for GLM-4.1V to GLM-4.6V: two frames make a moment, whose time stands in the prompt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from quire.media.processors.base import Placeholders
+from quire.media.processors.qwen import enlarged, fitted, most_pixels
+from quire.media.processors.qwen_video import MomentVideoProcessor, Sampling
+from quire.media.settings import Settings
+from quire.media.source import Detail
+from quire.media.video import Frame, VideoInfo
+
+_BEGIN, _END = "<|begin_of_image|>", "<|end_of_image|>"
+
+_PIXELS = 112 * 112, 28 * 28 * 2 * 30_000
+"""Of all frames of a video, the least and the most where the settings do not say."""
+_RATES = ((30, 3.0), (300, 1.0), (2400, 0.5))
+"""GLM-4.6V's moments a second, of a video of up to so many seconds."""
+_MOST_FRAMES = 640
+"""That GLM-4.6V looks at."""
+
+
+class GlmVideoProcessor(MomentVideoProcessor):
+    """GLM-4.1V and GLM-4.5V.
+
+    Args:
+        seconds: of a longer video frames are further apart, from its beginning to its end.
+    """
+
+    def __init__(self, placeholders: Placeholders, sampling: Sampling, seconds: int) -> None:
+        super().__init__(placeholders, sampling)
+        self._seconds = seconds
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `video_preprocessor_config.json` and `config.json` say.
+
+        A video's rows have the token that chat templates write, `<|video|>`. Transformers gives
+        them that of pictures: the model reads neither.
+
+        Raises:
+            ModelError: a value is missing, or asks for pixels other than this computes.
+        """
+        placeholders = Placeholders(config.integer("video_token_id", least=0))
+        cell = (settings.integer("patch_size", 14) * settings.integer("merge_size", 2)) ** 2
+        rows = _PIXELS[0] // cell, _PIXELS[1] // cell
+        sampling = Sampling.open(settings, config, 14, rows)
+        return cls(placeholders, sampling, settings.integer("max_duration", 300))
+
+    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
+        wanted = sorted(set(self._wanted(info)))
+        if len(wanted) <= most:
+            return wanted
+        return [wanted[number * len(wanted) // most] for number in range(most)]
+
+    def _wanted(self, info: VideoInfo) -> Sequence[int]:
+        """The numbers of frames; some may come twice."""
+        seconds, rate = info.frames / info.fps, self.sampling.fps
+        if seconds <= self._seconds:
+            times = np.arange(max(int(seconds * rate), 1)) / rate
+        else:
+            count = int(self._seconds * rate)
+            if count >= info.frames:
+                return range(info.frames)
+            times = np.linspace(0, seconds, count)
+        return [min(info.frames - 1, math.ceil(time * info.fps)) for time in times]
+
+    def words(self, info: VideoInfo, first: Frame, last: Frame) -> tuple[str, str]:
+        return _BEGIN, f"{_END}{int(first.index / info.fps)}"
+
+    def size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
+        """The bounds are those of all frames together, the last of which may count twice."""
+        own = self.sampling
+        frames += -frames % own.together
+        least, most = own.pixels
+        most = int(max(least, min(most, most_pixels(detail, own.cell) * frames)))
+        height, width = enlarged(height, width, own.cell)
+        return fitted(height, width, own.cell, least, most, frames)
+
+
+class Glm46VideoProcessor(GlmVideoProcessor):
+    """GLM-4.6V and GLM-OCR: the shorter a video, the closer its frames."""
+
+    def _wanted(self, info: VideoInfo) -> Sequence[int]:
+        seconds = info.frames / info.fps
+        bounded = min(seconds, _RATES[-1][0])
+        rate = next(rate for longest, rate in _RATES if bounded <= longest)
+        step = 1 / (self.sampling.together * rate)
+        count = min(int(bounded * rate * self.sampling.together), _MOST_FRAMES)
+        found: list[int] = []
+        begin, end = 0, info.frames - 1
+        if info.frames >= count:
+            found = self._every(info, step, int(seconds))
+            if len(found) < count:
+                begin, end = (found[0], found[-1]) if found else (begin, end)
+        if len(found) != count:
+            found = [int(each) for each in np.linspace(begin, end, count)]
+        return found or [0]
+
+    @staticmethod
+    def _every(info: VideoInfo, step: float, until: int) -> list[int]:
+        """The first frame of each `step` seconds, up to a second."""
+        found: list[int] = []
+        due = 0.0
+        for index in range(info.frames):
+            if index * (1 / info.fps) >= due:
+                found.append(index)
+                due += step
+                if due >= until:
+                    break
+        return found
+
+    def words(self, info: VideoInfo, first: Frame, last: Frame) -> tuple[str, str]:
+        return _BEGIN, f"{_END}{first.index / info.fps:.1f} seconds"
