@@ -15,8 +15,8 @@ from quire.core.media import CLIP_COLOURS, MediaItem
 from quire.media.processors.base import (
     BILINEAR,
     CACHE_BYTES,
-    ImageProcessor,
     Placeholders,
+    WholeImageProcessor,
     check_pixels,
 )
 from quire.media.settings import Settings
@@ -54,7 +54,7 @@ def fitted(picture: Size, canvas: Size, tile: int) -> Size:
     return high, min(int(width * down) or 1, wide)
 
 
-class LlamaImageProcessor(ImageProcessor):
+class LlamaImageProcessor(WholeImageProcessor):
     """The image processor of Llama 3.2 Vision.
 
     Args:
