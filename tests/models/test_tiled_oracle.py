@@ -18,7 +18,8 @@ from quire.models.base import MediaRows
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import SoloStep, encoded, marked_rows, solo_logits
 from tests.support.parity import TOLERANCE, Company, prompts
-from tests.support.tiled import CONFIGS, PATCH, TILE, cases
+from tests.support.seeing import prompt
+from tests.support.tiled import CONFIGS, IN_GRIDS, SIZES, TILE, cases, film, in_grid
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
@@ -49,19 +50,38 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
 
 def pixels(loaded: LoadedModel, items: list[MediaItem]) -> Any:
     """Tiles as image processors give them, `[tiles, 3, TILE, TILE]`."""
-    colours = loaded.model.encoders["image"].visual.kind.colours
-    side = TILE // PATCH
+    kind = loaded.model.encoders["image"].visual.kind
+    colours, side, patch = kind.colours, kind.side, kind.patch
     raw = np.frombuffer(b"".join(item.features for item in items), np.uint8)
-    grid = raw.reshape(-1, side, side, PATCH, PATCH, 3).swapaxes(2, 3)
+    grid = raw.reshape(-1, side, side, patch, patch, 3).swapaxes(2, 3)
     scaled = (grid.reshape(-1, TILE, TILE, 3) / 255 - np.array(colours.mean)) / colours.std
     return torch.from_numpy(scaled.transpose(0, 3, 1, 2).astype(np.float32))
+
+
+def pictures(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
+    """Pictures as their image processor gives them."""
+    if not items:
+        return {}
+    name = loaded.config["model_type"]
+    if name not in IN_GRIDS:
+        return {"pixel_values": pixels(loaded, items)}
+    # A padded batch, and the sizes that the grids follow from.
+    each = [pixels(loaded, [item]) for item in items]
+    most = max(map(len, each))
+    padded = [torch.cat([one, torch.zeros(most - len(one), *one.shape[1:])]) for one in each]
+    sizes = {in_grid(name, seed).digest: size for seed, size in enumerate(SIZES, start=1)}
+    found = torch.tensor([sizes[item.digest] for item in items])
+    return {"pixel_values": torch.stack(padded), "image_sizes": found}
 
 
 def inputs(loaded: LoadedModel, tokens: list[int], media: list[PlacedMedia]) -> dict[str, Any]:
     """As their processor gives them."""
     if not media:
         return {}
-    given = {"pixel_values": pixels(loaded, [each.item for each in media])}
+    given = pictures(loaded, [each.item for each in media if each.item.kind == "image"])
+    films = [each.item for each in media if each.item.kind == "video"]
+    if films:
+        given["pixel_values_videos"] = torch.stack([pixels(loaded, [film]) for film in films])
     if loaded.config["model_type"] == "gemma3":
         kinds = torch.zeros(1, len(tokens), dtype=torch.long)
         for each in media:
@@ -73,7 +93,7 @@ def inputs(loaded: LoadedModel, tokens: list[int], media: list[PlacedMedia]) -> 
 def rows_of(reference: Any, loaded: LoadedModel, items: list[MediaItem]) -> Any:
     """What their encoder makes of pictures, `[rows, hidden]`."""
     with torch.no_grad():
-        found = reference.model.get_image_features(pixels(loaded, items)).pooler_output
+        found = reference.model.get_image_features(**pictures(loaded, items)).pooler_output
     parts = found if isinstance(found, list | tuple) else [found]
     return torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
 
@@ -91,6 +111,18 @@ def test_rows_match(opened: Callable[[str], Both], name: str) -> None:
     for item in items:
         (ours,) = encoded(loaded.model.encoders["image"], item)
         assert differ(ours, rows_of(reference, loaded, [item])) < 2e-4
+
+
+def test_videos_match(opened: Callable[[str], Both]) -> None:
+    reference, loaded = opened("llava_onevision")
+    tokens, media = prompt(4, film(1, 3), 9, in_grid("llava_onevision", 3), 5)
+    given = inputs(loaded, tokens, media)
+    with torch.no_grad():
+        rows = reference.model.get_video_features(given["pixel_values_videos"]).pooler_output[0]
+        logits = reference(torch.tensor([tokens]), **given).logits[0]
+    (ours,) = encoded(loaded.model.encoders["video"], media[0].item)
+    assert differ(ours, rows) < 2e-4
+    assert differ(solo_logits(loaded.model, tokens, media), logits) < 5 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", CONFIGS)

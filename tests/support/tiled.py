@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from quire.core.media import MediaItem
+from quire.media.processors.llava import Grids
 from tests.support.seeing import Prompt, prompt
-from tests.support.tiny_models import FULL, IMAGE, SLIDING, VOCABULARY
+from tests.support.tiny_models import FULL, IMAGE, SLIDING, VIDEO, VOCABULARY
 
 TILE, PATCH = 8, 4
 """Pixels on the side of a tile and of a patch; four patches become a row."""
@@ -37,7 +38,12 @@ _TOWER: dict[str, Any] = {
     "image_size": TILE,
     "patch_size": PATCH,
 }
+_CLIP = _TOWER | {"model_type": "clip_vision_model", "hidden_act": "quick_gelu"}
 _SIGLIP = _TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}
+_LLAMA = _TEXT | {"model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": False}
+_QWEN2 = _LLAMA | {"model_type": "qwen2", "use_sliding_window": False}
+_SMALL_TILE = {"image_size": TILE, "patch_size": TILE}
+_GRIDS = [[8 * down, 8 * across] for down in range(1, 5) for across in range(1, 5)]
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -58,6 +64,34 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "eoi_token_index": 253,
         "eos_token_id": 1,
     },
+    "llava": {
+        "model_type": "llava",
+        "text_config": _LLAMA,
+        "vision_config": _CLIP | _SMALL_TILE | {"num_hidden_layers": 3},
+        "image_token_index": IMAGE,
+        "vision_feature_layer": [-2, 1],
+        "tie_word_embeddings": False,
+    },
+    "llava_next": {
+        "model_type": "llava_next",
+        "text_config": _LLAMA | {"model_type": "mistral", "sliding_window": None},
+        "vision_config": _CLIP,
+        "image_token_index": IMAGE,
+        "image_grid_pinpoints": [[8, 16], [16, 8], [16, 16], [24, 8], [8, 24]],
+        "tie_word_embeddings": False,
+    },
+    "llava_onevision": {
+        "model_type": "llava_onevision",
+        "text_config": _QWEN2,
+        "vision_config": _SIGLIP,
+        "image_token_index": IMAGE,
+        "video_token_index": VIDEO,
+        "image_grid_pinpoints": _GRIDS,
+        "vision_aspect_ratio": "anyres_max_4",
+        "vision_feature_select_strategy": "full",
+        "vision_feature_layer": -1,
+        "tie_word_embeddings": False,
+    },
 }
 
 WHOLE = ("gemma3",)
@@ -73,12 +107,38 @@ def tiles(seed: int, count: int, *, whole: bool) -> MediaItem:
     return MediaItem.of("image", features, (count,), count, bidirectional=whole)
 
 
+IN_GRIDS = ("llava_next", "llava_onevision")
+"""Families in which a picture's tiles are in a grid."""
+
+SIZES = ((9, 30), (20, 7), (40, 40), (16, 16), (31, 33), (90, 11), (5, 5))
+"""Of pictures, height and width in pixels, one for each seed."""
+
+
+def in_grid(name: str, seed: int) -> MediaItem:
+    """A picture of random colours for a model with grids."""
+    config = CONFIGS[name]
+    most = 4 if name == "llava_onevision" else None
+    sizes = tuple((down, across) for down, across in config["image_grid_pinpoints"])
+    grids = Grids(sizes, TILE, TILE // PATCH, most)
+    height, width = SIZES[seed - 1]
+    shape = grids.shape(height, width)
+    features = tiles(seed, 1 + shape[0] * shape[1], whole=False).features
+    rows = grids.rows(height, width)
+    return MediaItem.of("image", features, shape, rows, bidirectional=False)
+
+
+def film(seed: int, frames: int) -> MediaItem:
+    """A video of so many frames for LLaVA-OneVision, each of which becomes one row."""
+    features = tiles(seed, frames, whole=False).features
+    return MediaItem.of("video", features, (frames,), frames + 1, bidirectional=False)
+
+
 def cases(name: str) -> dict[str, Prompt]:
     """Prompts for a family, each with pictures of several tiles."""
     whole = name in WHOLE
 
     def shown(seed: int, count: int) -> MediaItem:
-        return tiles(seed, count, whole=whole)
+        return in_grid(name, seed) if name in IN_GRIDS else tiles(seed, count, whole=whole)
 
     return {
         "text alone": prompt(40),

@@ -20,7 +20,13 @@ CLIP_COLOURS = Colours((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130
 """Those of CLIP (arXiv:2103.00020)."""
 EVEN_COLOURS = Colours((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 """From -1 to 1."""
-TOWER_COLOURS = {"clip_vision_model": CLIP_COLOURS, "siglip_vision_model": EVEN_COLOURS}
+IMAGENET_COLOURS = Colours((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Those of ImageNet."""
+TOWER_COLOURS = {
+    "clip_vision_model": CLIP_COLOURS,
+    "siglip_vision_model": EVEN_COLOURS,
+    "internvl_vision": IMAGENET_COLOURS,
+}
 """By `model_type` of an encoder, what pictures were shown to it as."""
 
 

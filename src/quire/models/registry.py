@@ -28,7 +28,7 @@ _MODULES = (
     "lg",
     "liquid",
     "llama_vision",
-    "llama_vision",
+    "llava",
     "mamba",
     "meta",
     "microsoft",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import mlx.core as mx
 
@@ -11,52 +10,12 @@ from quire.core.errors import RequestError
 from quire.models.base import MediaEncoder, Module
 from quire.models.decoder import DecoderModel
 from quire.models.names import Weights
+from quire.models.packing import Packing
 from quire.models.projectors import Projector, check_squares
 from quire.models.vit import VisionTower, VisionTransformer
 
 TILES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
 """What checkpoints call the encoder's parts, and the first, this package all of them."""
-
-
-class Packing(Protocol):
-    """How the rows of an item's tiles become the item's rows: a frozen dataclass."""
-
-    @property
-    def newline(self) -> bool:
-        """Whether there is a learned row that ends lines."""
-        ...
-
-    def tiles(self, shape: tuple[int, ...]) -> int:
-        """Tiles of an item of this shape; 0 if no item has such a shape."""
-        ...
-
-    def rows(self, shape: tuple[int, ...], side: int) -> int:
-        """Rows of an item of this shape, whose tiles have `side * side` each."""
-        ...
-
-    def __call__(
-        self, tiles: mx.array, shape: tuple[int, ...], newline: mx.array | None
-    ) -> mx.array:
-        """`[tiles, side * side, hidden]` -> `[rows, hidden]`. `newline` is `[hidden]`."""
-        ...
-
-
-class InOrder:
-    """All rows of a tile after those of the one before. An item's shape is its number of tiles."""
-
-    newline = False
-
-    def tiles(self, shape: tuple[int, ...]) -> int:
-        (tiles,) = shape
-        return tiles
-
-    def rows(self, shape: tuple[int, ...], side: int) -> int:
-        return self.tiles(shape) * side**2
-
-    def __call__(
-        self, tiles: mx.array, shape: tuple[int, ...], newline: mx.array | None
-    ) -> mx.array:
-        return tiles.flatten(0, 1)
 
 
 class TiledVision(Module):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from quire.media.fetch import FetchPolicy, fetch
 from quire.media.kinds import inputs
 from quire.media.processors import MediaProcessor
 from quire.media.processors.base import FileKey, MediaPart, Parts, PartStore
-from quire.media.source import DOCUMENT, FileLimits, MediaLimits, MediaSource, not_taken
+from quire.media.source import DOCUMENT, Detail, FileLimits, MediaLimits, MediaSource, not_taken
 
 Message = Mapping[str, Any]
 
@@ -85,6 +86,7 @@ class MediaLoader:
             if not self._takes(source):
                 raise not_taken(source.named, source.param)
         self._check_count(sources)
+        sources = self._together(sources)
         reading = [asyncio.create_task(self._read(each)) for each in sources]
         try:
             files = await asyncio.gather(*reading)
@@ -97,6 +99,18 @@ class MediaLoader:
     def _takes(self, source: MediaSource) -> bool:
         """Whether the kind is the model's, or a document that can be looked at."""
         return bool(source.url) if source.kind == DOCUMENT else source.kind in self._processors
+
+    def _together(self, sources: Sequence[MediaSource]) -> list[MediaSource]:
+        """Sources as finely read as the model reads several of a kind, where they do not say."""
+        counts = Counter(each.kind for each in sources)
+
+        def detail(source: MediaSource) -> Detail:
+            processor = self._processors.get(source.kind)
+            if processor is None or counts[source.kind] == 1 or source.detail != "auto":
+                return source.detail
+            return processor.in_company
+
+        return [replace(each, detail=detail(each)) for each in sources]
 
     def _check_count(self, sources: Sequence[MediaSource]) -> None:
         for kind in self._limits:

@@ -14,6 +14,12 @@ from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProce
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
 from quire.media.processors.glm_video import Glm46VideoProcessor, GlmVideoProcessor
 from quire.media.processors.llama import LlamaImageProcessor
+from quire.media.processors.llava import (
+    LlavaImageProcessor,
+    LlavaNextImageProcessor,
+    LlavaOnevisionImageProcessor,
+    LlavaOnevisionVideoProcessor,
+)
 from quire.media.processors.qwen import GlmImageProcessor, QwenImageProcessor
 from quire.media.processors.qwen_audio import QwenAudioProcessor
 from quire.media.processors.qwen_video import Qwen3VideoProcessor, QwenVideoProcessor
@@ -24,6 +30,16 @@ __all__ = ["KINDS", "MediaProcessor", "open_processors"]
 IMAGES: dict[str, Open] = {
     "Gemma3ImageProcessor": Gemma3ImageProcessor.open,
     "Gemma3ImageProcessorFast": Gemma3ImageProcessor.open,
+    "CLIPImageProcessor": LlavaImageProcessor.open,
+    "CLIPImageProcessorFast": LlavaImageProcessor.open,
+    "SiglipImageProcessor": LlavaImageProcessor.open,
+    "SiglipImageProcessorFast": LlavaImageProcessor.open,
+    "LlavaImageProcessor": LlavaImageProcessor.open,
+    "LlavaImageProcessorFast": LlavaImageProcessor.open,
+    "LlavaNextImageProcessor": LlavaNextImageProcessor.open,
+    "LlavaNextImageProcessorFast": LlavaNextImageProcessor.open,
+    "LlavaOnevisionImageProcessor": LlavaOnevisionImageProcessor.open,
+    "LlavaOnevisionImageProcessorFast": LlavaOnevisionImageProcessor.open,
     "Gemma4ImageProcessor": Gemma4ImageProcessor.open,
     "Gemma4ImageProcessorFast": Gemma4ImageProcessor.open,
     "Gemma4ImageProcessorPil": Gemma4ImageProcessor.open,
@@ -44,14 +60,17 @@ SOUNDS: dict[str, Open] = {
     "WhisperFeatureExtractor": QwenAudioProcessor.open,
 }
 VIDEOS: dict[str, Open] = {
+    "LlavaOnevisionVideoProcessor": LlavaOnevisionVideoProcessor.open,
     "Gemma4VideoProcessor": Gemma4VideoProcessor.open,
     "Glm4vVideoProcessor": GlmVideoProcessor.open,
     "Glm46VVideoProcessor": Glm46VideoProcessor.open,
     "Qwen2VLVideoProcessor": QwenVideoProcessor.open,
     "Qwen3VLVideoProcessor": Qwen3VideoProcessor.open,
 }
-# Qwen2-VL and Qwen2.5-VL were published without settings for videos.
+# These were published without settings for videos.
 VIDEOS_BESIDE_PICTURES: dict[str, Open] = {
+    "LlavaOnevisionImageProcessor": LlavaOnevisionVideoProcessor.open,
+    "LlavaOnevisionImageProcessorFast": LlavaOnevisionVideoProcessor.open,
     "Qwen2VLImageProcessor": QwenVideoProcessor.open_beside_pictures,
     "Qwen2_5_VLImageProcessor": QwenVideoProcessor.open_beside_pictures,
 }

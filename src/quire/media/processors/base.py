@@ -81,9 +81,12 @@ class MediaProcessor(ABC):
     Attributes:
         kind: of media.
         files: those read lately.
+        in_company: how finely a file is read where a request holds several of the kind and does
+            not say.
     """
 
     kind: ClassVar[str]
+    in_company: ClassVar[Detail] = "auto"
 
     def __init__(self, placeholders: Placeholders, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.placeholders = placeholders

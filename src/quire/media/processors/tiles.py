@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 import PIL.Image
 
-from quire.core.media import TOWER_COLOURS, MediaItem
+from quire.core.media import TOWER_COLOURS, Colours, MediaItem
 from quire.media.processors.base import (
     ImageProcessor,
     MediaPart,
@@ -25,7 +25,6 @@ _FILTERS = (
     PIL.Image.Resampling.BILINEAR,
     PIL.Image.Resampling.BICUBIC,
 )
-_DEFAULT_TOWER = "siglip_vision_model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +35,24 @@ class Tiles:
         size: pixels on a side.
         patch: pixels on a patch's side; what is left beside whole patches is not seen.
         filter: how pictures are resized.
+        colours: what the model takes for a colour.
     """
 
     size: int
     patch: int
     filter: PIL.Image.Resampling
+    colours: Colours
 
     @classmethod
     def open(
-        cls, settings: Settings, config: Settings, size: int, patch: int, filter: int = 3
+        cls,
+        settings: Settings,
+        config: Settings,
+        size: int,
+        patch: int,
+        *,
+        filter: int = 3,
+        tower: str = "siglip_vision_model",
     ) -> Self:
         """As a processor's settings and `config.json` say, or else as the numbers given.
 
@@ -52,7 +60,7 @@ class Tiles:
             ModelError: a value asks for pixels other than the model is shown.
         """
         vision = part(config, "vision_config")
-        tower = vision.values.get("model_type", _DEFAULT_TOWER)
+        tower = vision.values.get("model_type", tower)
         if tower not in TOWER_COLOURS:
             raise vision.error("model_type", f"not one of {', '.join(TOWER_COLOURS)}")
         number = settings.values.get("resample", filter)
@@ -63,6 +71,7 @@ class Tiles:
             side_of(vision, "image_size", size),
             side_of(vision, "patch_size", patch),
             PIL.Image.Resampling(number),
+            TOWER_COLOURS[tower],
         )
         found.check(settings, "size")
         return found

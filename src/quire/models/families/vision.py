@@ -1,9 +1,11 @@
-"""The keys of `vision_config` of CLIP and SigLIP, and what their tensors are called."""
+"""Families that see tiles: the keys of `vision_config`, what tensors are called, which decoder."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
@@ -13,15 +15,59 @@ from quire.models.arguments import require
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Norm
+from quire.models.families.cohere import cohere2
 from quire.models.families.common import activation
+from quire.models.families.meta import llama
+from quire.models.families.mistral import mistral
+from quire.models.families.qwen import qwen2, qwen3, qwen3_moe
+from quire.models.families.qwen_vl import text_of
 from quire.models.feed_forward import MLP
 from quire.models.names import Weights, renamed
+from quire.models.packing import InOrder, Packing
 from quire.models.projectors import Projector
 from quire.models.settings import Settings
-from quire.models.tiles import TILES, InOrder, Packing, TiledModel
+from quire.models.tiles import TILES, TiledModel
 from quire.models.vit import VisionTransformer
 
-SIGLIP, CLIP = "siglip_vision_model", "clip_vision_model"
+SIGLIP, CLIP, INTERNVIT = "siglip_vision_model", "clip_vision_model", "internvl_vision"
+
+_DECODERS: dict[str, Callable[[Settings], LanguageModel]] = {
+    "cohere2": cohere2,
+    "llama": llama,
+    "mistral": mistral,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
+}
+"""By the `model_type` of `text_config`."""
+_SIZES = {
+    "llama": (4096, 11008, 32, 32, 32),
+    "mistral": (4096, 14336, 32, 32, 8),
+    "qwen2": (4096, 22016, 32, 32, 32),
+}
+"""What configurations leave out that are as the library has them."""
+_SIZE_KEYS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+
+
+def decoder_of(s: Settings, *known: str) -> LanguageModel:
+    """The model of `text_config`, of one of these types, the first of which is the usual one.
+
+    Raises:
+        ModelError: it is of another.
+    """
+    text = text_of(s)
+    kind = text.word("model_type", default=known[0])
+    require("text_config.model_type", kind, known)
+    if kind in _SIZES:
+        usual = dict(zip(_SIZE_KEYS, _SIZES[kind], strict=True))
+        text = text.changed(**{key: n for key, n in usual.items() if not text.has(key)})
+    return _DECODERS[kind](text)
 
 
 def transformer(v: Settings, layers: tuple[int, ...], *, last_norm: bool) -> VisionTransformer:
@@ -33,11 +79,12 @@ def transformer(v: Settings, layers: tuple[int, ...], *, last_norm: bool) -> Vis
         last_norm: the output is normalised.
 
     Raises:
-        ModelError: it has no such layer, or it is none of CLIP and SigLIP.
+        ModelError: it has no such layer, or it is of no type that is known.
     """
     kind = v.word("model_type", default=SIGLIP)
-    require("vision_config.model_type", kind, (CLIP, SIGLIP))
+    require("vision_config.model_type", kind, TOWER_COLOURS)
     v = v.filled(**_DEFAULTS[kind])
+    v = v.changed(**{key: _side(v.values[key]) for key in ("image_size", "patch_size")})
     usual = VisionTransformer(
         depth=v.integer("num_hidden_layers"),
         taken=(),
@@ -52,7 +99,29 @@ def transformer(v: Settings, layers: tuple[int, ...], *, last_norm: bool) -> Vis
     )
     if kind == CLIP:
         usual = replace(usual, class_token=True, patch_bias=False, first_norm=True)
+    if kind == INTERNVIT:
+        usual = _internvit(v, usual)
     return taking(usual, layers)
+
+
+def _internvit(v: Settings, usual: VisionTransformer) -> VisionTransformer:
+    """InternViT's traits: a norm of one kind or the other, and blocks that are scaled."""
+    v.only("use_absolute_position_embeddings", True)
+    kind = v.word("norm_type", default="layer_norm")
+    require("norm_type", kind, ("layer_norm", "rms_norm"))
+    return replace(
+        usual,
+        norm=usual.norm if kind == "layer_norm" else Norm(usual.norm.eps),
+        class_token=True,
+        attention_bias=v.flag("attention_bias", default=False),
+        qk_norm=Norm(1e-6) if v.flag("use_qk_norm", default=False) else None,
+        scaled=True,
+    )
+
+
+def _side(value: Any) -> Any:
+    """A number that may be given for both sides."""
+    return value[0] if isinstance(value, list) and len(set(value)) == 1 else value
 
 
 _DEFAULTS = {
@@ -75,6 +144,16 @@ _DEFAULTS = {
         "patch_size": 14,
         "hidden_act": "quick_gelu",
         "layer_norm_eps": 1e-5,
+    },
+    INTERNVIT: {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "image_size": 448,
+        "patch_size": 14,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
     },
 }
 
@@ -115,6 +194,19 @@ def without_vision(text: LanguageModel) -> LanguageModel:
 
 
 _TOWER = {
+    # InternViT's
+    "embeddings.cls_token": "embeddings.class_embedding",
+    "embeddings.patch_embeddings.projection": "embeddings.patch_embedding",
+    "embeddings.position_embeddings": "embeddings.position_embedding.weight",
+    "encoder.layer": "layers",
+    "attention": "self_attn",
+    "projection_layer": "out_proj",
+    "layernorm_before": "layer_norm1",
+    "layernorm_after": "layer_norm2",
+    "layernorm": "last_norm",
+    "lambda_1": "scale1",
+    "lambda_2": "scale2",
+    # CLIP's and SigLIP's
     "encoder.layers": "layers",
     "pre_layrnorm": "first_norm",
     "post_layernorm": "last_norm",
@@ -139,7 +231,7 @@ def visual_names(kind: VisionTransformer, weights: Weights) -> Weights:
             continue
         inner = renamed(inner.removeprefix("vision_model."), _TOWER)
         if not _is_unused(kind, inner):
-            ready[f"{part}.{inner}"] = _flat(array) if inner == _PATCHES else array
+            ready[f"{part}.{inner}"] = _laid_out(inner, array)
     # Gemma 3's norm is stored less one, and its matrix turned.
     norm, matrix = (f"multi_modal_projector.{each}" for each in ("norm.weight", _TURNED))
     if matrix in ready:
@@ -157,12 +249,18 @@ def _is_unused(kind: VisionTransformer, name: str) -> bool:
     if first == "layers":
         return int(rest[0]) >= kind.depth
     ends = first == "last_norm" and not kind.last_norm
-    return ends or first == "head" or name.endswith("position_ids")
+    return ends or first == "head" or name.endswith(("position_ids", "mask_token"))
 
 
-def _flat(kernel: mx.array) -> mx.array:
-    """A convolution over patches as a matrix; its colours are the second axis, or the last."""
-    if kernel.ndim == 2:
-        return kernel
-    last = kernel.shape[-1] == 3
-    return (kernel if last else kernel.moveaxis(1, -1)).flatten(1)
+def _laid_out(name: str, array: mx.array) -> mx.array:
+    """A tensor of the tower as its module has it.
+
+    A convolution over patches becomes a matrix; its colours are the second axis, or the last.
+    """
+    if name == "embeddings.class_embedding":
+        return array.flatten()
+    if name == "embeddings.position_embedding.weight":
+        return array.reshape(array.shape[-2:])
+    if name != _PATCHES or array.ndim == 2:
+        return array
+    return (array if array.shape[-1] == 3 else array.moveaxis(1, -1)).flatten(1)

@@ -1,0 +1,72 @@
+"""LLaVA 1.5 (arXiv:2310.03744), LLaVA-NeXT, LLaVA-OneVision (arXiv:2408.03326)."""
+
+from __future__ import annotations
+
+from quire.core.errors import ModelError
+from quire.models.arguments import require
+from quire.models.base import LanguageModel
+from quire.models.families.common import Family
+from quire.models.families.vision import (
+    CLIP,
+    SIGLIP,
+    decoder_of,
+    seeing_tiles,
+    transformer,
+    without_vision,
+)
+from quire.models.layers import ACTIVATIONS
+from quire.models.packing import AnyResolution, HalvedFrames, InOrder, Packing
+from quire.models.projectors import LayersProjector
+from quire.models.settings import Settings
+
+
+def llava(s: Settings) -> LanguageModel:
+    return _seeing(s, {"image": InOrder()}, CLIP, -2)
+
+
+def llava_next(s: Settings) -> LanguageModel:
+    return _seeing(s, {"image": AnyResolution()}, CLIP, -2)
+
+
+def llava_onevision(s: Settings) -> LanguageModel:
+    return _seeing(s, {"image": AnyResolution(), "video": HalvedFrames()}, SIGLIP, -1)
+
+
+def _seeing(s: Settings, packings: dict[str, Packing], tower: str, layer: int) -> LanguageModel:
+    """The model, with a tower of this type and its output of this layer where it says nothing."""
+    text = decoder_of(s, *(("qwen2", "llama") if tower == SIGLIP else _TEXT))
+    if not s.has("vision_config"):
+        return without_vision(text)
+    v = s.within("vision_config")
+    if not v.has("model_type"):
+        v = v.changed(model_type=tower)
+    kind = transformer(v, _layers(s, layer), last_norm=False)
+    # The output leaves the class token out, and nothing else.
+    strategy = "default" if kind.class_token else "full"
+    usual = "full" if tower == SIGLIP else "default"
+    found = s.word("vision_feature_select_strategy", default=usual)
+    if found != strategy:
+        raise ModelError(
+            f"config.json: vision_feature_select_strategy = {found!r} is not supported with this "
+            f"encoder (known: {strategy!r})"
+        )
+    name = s.word("projector_hidden_act", default="gelu")
+    require("projector_hidden_act", name, ACTIVATIONS)
+    bias = s.flag("multimodal_projector_bias", default=True)
+    return seeing_tiles(text, kind, LayersProjector(name, bias=bias), packings)
+
+
+_TEXT = ("llama", "mistral", "qwen2")
+
+
+def _layers(s: Settings, default: int) -> tuple[int, ...]:
+    if isinstance(s.values.get("vision_feature_layer"), list):
+        return s.integers("vision_feature_layer")
+    return (s.integer("vision_feature_layer", default=default),)
+
+
+FAMILIES = (
+    Family("llava", "LLaVA 1.5, text and images", llava),
+    Family("llava_next", "LLaVA-NeXT (1.6), text and images", llava_next),
+    Family("llava_onevision", "LLaVA-OneVision, text, images and video", llava_onevision),
+)
