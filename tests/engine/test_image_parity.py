@@ -52,6 +52,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "tiles seen whole by full layers": TILED["gemma3"],
     "norms around blocks": SEEING["glm4v"],
     "norms of queries in the encoder": SEEING["glm_ocr"],
+    "tiles by CLIP": TILED["llava"],
 }
 WHOLE = "images seen whole"
 RECURRENT = ("over recurrent layers", "experts over recurrent layers")

@@ -12,6 +12,7 @@ import pytest
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import TOWER_COLOURS, MediaItem
 from quire.media.processors import KINDS, MediaProcessor
+from quire.media.video import Frame, VideoInfo
 from tests.media.test_images import encoded, noise
 
 SIGLIP = {"model_type": "siglip_vision_model", "image_size": 56, "patch_size": 14}
@@ -88,3 +89,135 @@ def test_a_picture_cannot_take_fewer_tokens_than_a_tile(tmp_path: Path) -> None:
 def test_bad_settings_are_named(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
     with pytest.raises(ModelError, match=word):
         processor(tmp_path, GEMMA3, GEMMA3_SETTINGS | changes)
+
+
+CLIP = {"model_type": "clip_vision_model", "image_size": 56, "patch_size": 14}
+LLAVA: dict[str, Any] = {"model_type": "llava", "vision_config": CLIP, "image_token_index": 7}
+MEANS = {
+    "image_mean": list(TOWER_COLOURS["clip_vision_model"].mean),
+    "image_std": list(TOWER_COLOURS["clip_vision_model"].std),
+}
+CROPPED: dict[str, Any] = {
+    "crop_size": {"height": 56, "width": 56},
+    "size": {"shortest_edge": 56},
+    "resample": 3,
+    **MEANS,
+}
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_llava_against_transformers(tmp_path: Path, pad: bool) -> None:
+    pytest.importorskip("torch")
+    oracle = pytest.importorskip("transformers.models.llava.image_processing_pil_llava")
+    settings = CROPPED | {"do_pad": pad}
+    theirs = oracle.LlavaImageProcessorPil(**settings)
+    ours = processor(tmp_path, LLAVA, settings | {"image_processor_type": "LlavaImageProcessor"})
+    for seed, size in enumerate(SIZES):
+        picture = noise(*size, seed)
+        (part,) = ours.read(encoded(picture), param="p")
+        wanted = theirs.preprocess(picture, return_tensors="np")["pixel_values"]
+        assert np.abs(pixels(part.item, LLAVA) - wanted).max() < 1e-3
+        assert (part.item.tokens, part.item.bidirectional, part.before) == (16, False, "")
+
+
+NEXT = LLAVA | {"model_type": "llava_next"}
+PINPOINTS = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
+ONEVISION: dict[str, Any] = {
+    "model_type": "llava_onevision",
+    "vision_config": SIGLIP,
+    "image_token_index": 7,
+    "video_token_index": 8,
+    "vision_aspect_ratio": "anyres_max_4",
+}
+ONEVISION_SETTINGS: dict[str, Any] = {
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+    "size": {"height": 56, "width": 56},
+    "image_grid_pinpoints": [[56 * a, 56 * b] for a in range(1, 5) for b in range(1, 5)],
+}
+
+
+def rows_of(oracle: Any, theirs: Any, ratio: str | None, size: tuple[int, int]) -> int:
+    """As their processor counts a picture of this height and width."""
+    counting = object.__new__(oracle)
+    counting.image_processor = theirs
+    counting.patch_size, counting.num_additional_image_tokens = 14, 0
+    counting.num_image_tokens, counting.vision_aspect_ratio = 16, ratio
+    rows: int = counting._get_number_of_features(*size, 56, 56)
+    return rows
+
+
+def test_llava_next_against_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    oracle = pytest.importorskip("transformers.models.llava_next.image_processing_pil_llava_next")
+    words = pytest.importorskip("transformers.models.llava_next.processing_llava_next")
+    settings = CROPPED | {"image_grid_pinpoints": PINPOINTS}
+    theirs = oracle.LlavaNextImageProcessorPil(**settings)
+    named = settings | {"image_processor_type": "LlavaNextImageProcessor"}
+    ours = processor(tmp_path, NEXT, named)
+    for seed, size in enumerate(SIZES):
+        picture = noise(*size, seed)
+        (part,) = ours.read(encoded(picture), param="p")
+        wanted = theirs.preprocess(picture, return_tensors="np")["pixel_values"][0]
+        assert np.abs(pixels(part.item, NEXT) - wanted).max() < 1e-3
+        assert part.item.tokens == rows_of(words.LlavaNextProcessor, theirs, None, size[::-1])
+
+
+def test_llava_onevision_against_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    module = "transformers.models.llava_onevision"
+    oracle = pytest.importorskip(f"{module}.image_processing_pil_llava_onevision")
+    words = pytest.importorskip(f"{module}.processing_llava_onevision").LlavaOnevisionProcessor
+    theirs = oracle.LlavaOnevisionImageProcessorPil(**ONEVISION_SETTINGS)
+    named = ONEVISION_SETTINGS | {"image_processor_type": "LlavaOnevisionImageProcessor"}
+    ours = processor(tmp_path, ONEVISION, named)
+    for seed, size in enumerate(SIZES):
+        picture = noise(*size, seed)
+        (part,) = ours.read(encoded(picture), param="p")
+        wanted = theirs.preprocess(picture, return_tensors="np")["pixel_values"][0]
+        assert np.abs(pixels(part.item, ONEVISION) - wanted).max() < 1e-3
+        ratio = "anyres_max_4"
+        assert part.item.tokens == rows_of(words, theirs, ratio, size[::-1])
+        # One of several.
+        (part,) = ours.read(encoded(picture), param="p", detail=ours.in_company)
+        several = theirs.preprocess([[picture, picture]], return_tensors="np")["pixel_values"]
+        assert np.abs(pixels(part.item, ONEVISION) - several[0]).max() < 1e-3
+        assert part.item.tokens == 17
+
+
+def test_fewer_tokens_are_a_coarser_grid(tmp_path: Path) -> None:
+    named = ONEVISION_SETTINGS | {"image_processor_type": "LlavaOnevisionImageProcessor"}
+    ours = processor(tmp_path, ONEVISION, named)
+    data = encoded(noise(500, 400))
+    found = [ours.read(data, param="p", detail=each)[0].item.tokens for each in (17, 60, 1000)]
+    assert found[0] == 17 < found[1] <= 60 < found[2]
+    named = CROPPED | {
+        "image_grid_pinpoints": PINPOINTS,
+        "image_processor_type": "LlavaNextImageProcessor",
+    }
+    ours = processor(tmp_path, NEXT, named)
+    low, high = (ours.read(data, param="p", detail=each)[0].item.tokens for each in ("low", "high"))
+    assert low < high
+    with pytest.raises(RequestError, match="max_soft_tokens is 20"):
+        ours.read(data, param="p", detail=20)
+
+
+@pytest.mark.parametrize("grids", [None, [], [[56]], [[56, 57]], [[56, 0]], "x"])
+def test_grids_that_cannot_be_read_are_named(tmp_path: Path, grids: Any) -> None:
+    settings = CROPPED | {
+        "image_grid_pinpoints": grids,
+        "image_processor_type": "LlavaNextImageProcessor",
+    }
+    with pytest.raises(ModelError, match="image_grid_pinpoints"):
+        processor(tmp_path, NEXT, settings)
+
+
+def test_videos_of_llava_onevision_are_read_beside_pictures(tmp_path: Path) -> None:
+    named = ONEVISION_SETTINGS | {"image_processor_type": "LlavaOnevisionImageProcessor"}
+    ours = processor(tmp_path, ONEVISION, named, "video")
+    info = VideoInfo(frames=100, fps=10.0)
+    assert len(ours.choose(info, 256)) == 32
+    assert list(ours.choose(info, 4)) == [0, 25, 50, 75]
+    frames = (Frame(number, noise(90, 50, number)) for number in range(3))
+    (part,) = ours.watch(info, frames, 3, "p", "auto")
+    assert (part.item.shape, part.item.tokens) == ((3,), 13)

@@ -14,7 +14,7 @@ from quire.models.base import LanguageModel
 from quire.models.loader import open_model
 from quire.models.registry import build
 from tests.models.solo import solo_logits
-from tests.support.tiled import CONFIGS, PATCH, TILE_BYTES, cases
+from tests.support.tiled import CONFIGS, TILE_BYTES, cases
 from tests.support.tiny_models import random_weights
 
 Weights = dict[str, mx.array]
@@ -48,7 +48,8 @@ def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
             for ours, other in _TOWER:
                 key = key.replace(ours, other)
             if key.endswith("patch_embedding.weight"):
-                kernel = array.reshape(-1, PATCH, PATCH, 3)
+                patch = CONFIGS[name]["vision_config"]["patch_size"]
+                kernel = array.reshape(-1, patch, patch, 3)
                 array = kernel if conversion else kernel.moveaxis(-1, 1)
             key = key.replace("vision_tower.", "vision_tower.vision_model.")
         elif name == "gemma3":
@@ -56,7 +57,9 @@ def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
             key = key.replace("projector.norm", "projector.mm_soft_emb_norm")
             array = array.T if array.ndim == 2 else array - 1.0
         ready[key] = array
-    # Nothing reads these.
+    if name == "llava":  # published LLaVA 1.5 has layers that nothing reads
+        deeper = {k.replace("layers.1.", "layers.2."): a for k, a in ready.items() if "tower" in k}
+        ready = deeper | ready
     ready["vision_tower.vision_model.embeddings.position_ids"] = mx.arange(4)
     ready["vision_tower.vision_model.head.probe"] = mx.zeros((1, 1, 48))
     return ready
@@ -132,6 +135,36 @@ def test_settings_that_are_not_known_are_named(changes: dict[str, Any], word: st
     rows = changes.get("mm_tokens_per_image", 1)
     with pytest.raises(ModelError, match=word):
         build(config | {"vision_config": vision, "mm_tokens_per_image": rows})
+
+
+def test_layers_that_nothing_reads_are_left_out() -> None:
+    model = build(CONFIGS["llava"])
+    assert model.encoders["image"].visual.kind.taken == (2, 1)
+    assert len(model.encoders["image"].visual.vision_tower.layers) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"vision_feature_layer": -5}, "vision_feature_layer = -5"),
+        ({"vision_feature_select_strategy": "full"}, "'full'"),
+        ({"projector_hidden_act": "tanh"}, "projector_hidden_act"),
+        ({"text_config": {"model_type": "phi"}}, "text_config.model_type"),
+    ],
+)
+def test_settings_of_llava_are_named(changes: dict[str, Any], word: str) -> None:
+    with pytest.raises(ModelError, match=word):
+        build(CONFIGS["llava"] | changes)
+
+
+def test_grids_that_cannot_be_are_named() -> None:
+    encoder = build(CONFIGS["llava_next"]).encoders["image"]
+    assert encoder.rows((2, 2, 2, 4, 2, 4)) == 4 + 2 * 5
+    assert encoder.feature_bytes((2, 2, 2, 4, 2, 4)) == 5 * TILE_BYTES
+    assert encoder.rows((0,) * 6) == 5
+    for shape in ((2, 2, 3, 4, 3, 4), (2, 2, 6, 4, 6, 4), (2, 2, 4, 4, 4, 5), (1, 2, 0, 4, 0, 4)):
+        with pytest.raises(RequestError, match="patches"):
+            encoder.rows(shape)
 
 
 def test_shapes_that_the_encoders_do_not_take_are_named() -> None:

@@ -90,6 +90,16 @@ async def test_the_first_image_too_many_is_named(reader: MediaLoader) -> None:
     assert refused.value.param == "messages[0].content[3]"
 
 
+async def test_pictures_beside_others_are_read_as_the_model_reads_several(
+    reader: MediaLoader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (alone,) = items_of(await reader.load(asking("red")))
+    monkeypatch.setattr(type(reader._processors["image"]), "in_company", 70)
+    several = items_of(await reader.load(asking("red", "blue")))
+    assert [item.tokens for item in several] == [64, 64]
+    assert alone.tokens > 64
+
+
 def image(tokens: int) -> MediaItem:
     return MediaItem("image", b"", (1, tokens), tokens, bytes([tokens]))
 

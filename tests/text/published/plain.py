@@ -30,6 +30,27 @@ PLAIN: tuple[Published, ...] = (
         {"<eos>": 1, "<end_of_turn>": 106},
         {"<start_of_turn>": 105},
     ),
+    Published(
+        ("llava",), "llava-hf/llava-1.5-7b-hf", "none", "USER: {} ", "ASSISTANT:", "", {"</s>": 2}
+    ),
+    Published(
+        ("llava_next",),
+        "llava-hf/llava-v1.6-mistral-7b-hf",
+        "none",
+        "[INST] {} [/INST]",
+        "",
+        "",
+        {"</s>": 2},
+    ),
+    Published(
+        ("llava_onevision",),
+        "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+        "none",
+        "<|im_start|>user {}<|im_end|>",
+        CHATML_ANSWER,
+        "",
+        {"<|im_end|>": 151645},
+    ),
     Published(("phi",), "microsoft/phi-2", "none", ends={"<|endoftext|>": 50256}),
     Published(
         ("phi3", "phimoe"),
