@@ -31,14 +31,11 @@ PLAIN: tuple[Published, ...] = (
         {"<start_of_turn>": 105},
     ),
     Published(
-        ("llava",), "llava-hf/llava-1.5-7b-hf", "none", "USER: {} ", "ASSISTANT:", "", {"</s>": 2}
-    ),
-    Published(
-        ("llava_next",),
-        "llava-hf/llava-v1.6-mistral-7b-hf",
+        ("llava", "llava_next"),
+        "llava-hf/llava-1.5-7b-hf",
         "none",
-        "[INST] {} [/INST]",
-        "",
+        "USER: {} ",
+        "ASSISTANT:",
         "",
         {"</s>": 2},
     ),
