@@ -17,12 +17,12 @@ from quire.media.processors.base import (
     MediaPart,
     Parts,
     Placeholders,
-    Settings,
     VideoProcessor,
     WholeImageProcessor,
 )
 from quire.media.processors.qwen import check_stretch
 from quire.media.processors.tiles import Tiles, check_room
+from quire.media.settings import Settings
 from quire.media.source import Detail, refusal
 from quire.media.video import Frame, VideoInfo
 
