@@ -14,6 +14,7 @@ from quire.models.registry import FAMILIES
 from quire.text.dialects import DIALECTS
 from tests.support.crossing import CONFIG as CROSSING
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
+from tests.support.gguf_architectures import GGUF, NOT_FROM_GGUF
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiny_models import CONFIGS as TINY
@@ -40,9 +41,13 @@ GGUF files, also in parts, are read with their own tokenizer and chat template. 
 32, `MXFP4` becomes MLX's; other types (`Q2_K`, `Q3_K`, `Q6_K`, `IQ*`, `TQ*`) are unpacked, and the
 log says so. Scales are exact in float32; bfloat16, which a GPU computes in, rounds them by up to
 one part in 512, float16 (`--dtype float16`) holds those of `Q4_0` to `Q8_0` exactly. What a file
-leaves out (the windows of Mistral and StarCoder 2) is as llama.cpp takes it. Architectures:
+leaves out (the windows of Mistral and StarCoder 2) is as llama.cpp takes it. Encoders (`mmproj`)
+are not read: of models that see, a GGUF file serves the text. Architectures, and the `model_type`
+of what they hold where it has another name:
 
 ARCHITECTURES.
+
+NOT_FROM_GGUF.
 
 `--adapter FOLDER` merges a LoRA adapter, as PEFT saves it, into the weights at load; packed
 matrices that it touches are unpacked. DoRA and other settings that change the result are refused
@@ -113,10 +118,25 @@ def dialects() -> Iterator[str]:
         yield f"| `{name}` | " + ", ".join(f"`{model_type}`" for model_type in spoken) + " |"
 
 
+def _filled(text: str) -> str:
+    return textwrap.fill(text, 100, break_on_hyphens=False)
+
+
 def document() -> str:
     """The whole page."""
-    known = textwrap.fill(", ".join(f"`{name}`" for name in sorted(ARCHITECTURES)), 100)
-    parts = [INTRODUCTION.replace("ARCHITECTURES", known) + "\n".join(rows()), NOTES]
+    spoken: dict[str, list[str]] = {name: [] for name in sorted(ARCHITECTURES)}
+    for model_type, name in GGUF.items():
+        spoken[name].append(f"`{model_type}`")
+    listed = (
+        f"`{name}`" if types in ([], [f"`{name}`"]) else f"`{name}` ({', '.join(types)})"
+        for name, types in spoken.items()
+    )
+    known = _filled(", ".join(listed))
+    reasons = {name: NOT_FROM_GGUF.get(name) for name in sorted(FAMILIES.keys() - GGUF.keys())}
+    others = ", ".join(f"`{name}`" + (f" ({why})" if why else "") for name, why in reasons.items())
+    without = _filled(f"Not read from GGUF: {others}")
+    introduction = INTRODUCTION.replace("NOT_FROM_GGUF", without).replace("ARCHITECTURES", known)
+    parts = [introduction + "\n".join(rows()), NOTES]
     return "\n".join([*parts, DIALECTS_TABLE + "\n".join(dialects())]) + "\n"
 
 

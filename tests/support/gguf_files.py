@@ -20,6 +20,8 @@ import tokenizers
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
+from tests.support import gguf_state_spaces
+
 Numbers = npt.NDArray[Any]
 Kinds = Callable[[str], GGMLQuantizationType]
 """The type of a tensor, by its name in the GGUF file."""
@@ -37,8 +39,15 @@ _ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "glm4_moe": "glm4moe",
+    "granitemoehybrid": "granitehybrid",
+    "falcon_h1": "falcon-h1",
+    "hunyuan_v1_moe": "hunyuan-moe",
+    "bailing_moe": "bailingmoe",
+    "llama4_text": "llama4",
+    "ministral3": "mistral3",
 }
-_PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "arcee")
+_PERMUTED = ("llama", "granite", "granitemoe", "smollm3", "arcee", "bailingmoe", "mistral3")
+_PERMUTED += ("granitehybrid", "nemotron_h", "nemotron_h_moe")
 _KEYS = {
     "num_hidden_layers": "block_count",
     "max_position_embeddings": "context_length",
@@ -81,6 +90,8 @@ def all_f32(name: str) -> GGMLQuantizationType:
 
 def architecture(config: Mapping[str, Any]) -> str:
     model_type = config["model_type"]
+    if model_type == "nemotron_h" and "moe" in config["layers_block_type"]:
+        return "nemotron_h_moe"
     return _ARCHITECTURES.get(model_type, model_type)
 
 
@@ -140,6 +151,8 @@ def metadata(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, An
     if "original_max_position_embeddings" in rope:
         trained = rope["original_max_position_embeddings"]
         keys["rope.scaling.original_context_length"] = trained
+    if gguf_state_spaces.has_states(config):
+        keys |= gguf_state_spaces.keys(config)
     keys |= more
     return {key: value for key, value in keys.items() if value is not None}
 
@@ -161,8 +174,10 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 def _as_converted(config: Mapping[str, Any], weights: Mapping[str, Numbers]) -> dict[str, Numbers]:
     kind = architecture(config)
     number = next(k for k, name in gguf.MODEL_ARCH_NAMES.items() if name == kind)
-    names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
+    names = gguf.get_tensor_name_map(number, config.get("num_hidden_layers", 8))
     ready = {}
+    if gguf_state_spaces.has_states(config):
+        weights = gguf_state_spaces.converted(config, weights)
     for name, array in _separated(config, weights).items():
         there = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert there is not None, name
@@ -220,7 +235,7 @@ def _separated(config: Mapping[str, Any], weights: Mapping[str, Numbers]) -> dic
                 )
             numbered.setdefault(whole, {})[int(match[2])] = array
         elif name.endswith((".experts.gate_up_proj", ".experts.gate_up_proj_bias")):
-            _gpt_oss_gate_up(ready, name, array)
+            _gate_up(ready, name, array, interleaved=config["model_type"] == "gpt_oss")
         elif name.endswith(".experts.down_proj"):
             ready[f"{name}.weight"] = np.ascontiguousarray(array.swapaxes(-1, -2))
         elif name.endswith(".kv_b_proj.weight"):
@@ -235,12 +250,13 @@ def _separated(config: Mapping[str, Any], weights: Mapping[str, Numbers]) -> dic
     return ready
 
 
-def _gpt_oss_gate_up(ready: dict[str, Numbers], name: str, array: Numbers) -> None:
+def _gate_up(ready: dict[str, Numbers], name: str, array: Numbers, *, interleaved: bool) -> None:
     path = name.partition(".gate_up_proj")[0]
     rows = array if name.endswith("_bias") else array.swapaxes(-1, -2)
     kind = "bias" if name.endswith("_bias") else "weight"
-    for at, part in enumerate(("gate_proj", "up_proj")):
-        ready[f"{path}.{part}.{kind}"] = np.ascontiguousarray(rows[:, at::2])
+    halves = (rows[:, 0::2], rows[:, 1::2]) if interleaved else np.split(rows, 2, axis=1)
+    for part, half in zip(("gate_proj", "up_proj"), halves, strict=True):
+        ready[f"{path}.{part}.{kind}"] = np.ascontiguousarray(half)
 
 
 def _latent(ready: dict[str, Numbers], config: Mapping[str, Any], name: str, both: Numbers) -> None:

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Type
 
+from quire.models.gguf.architectures import ARCHITECTURES, REFUSED
 from quire.models.loader import open_model
+from quire.models.registry import FAMILIES
 from tests.models.solo import solo_logits
-from tests.support.families import CONFIGS
+from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 from tests.support.family_shapes import FULL, SLIDING
+from tests.support.gguf_architectures import GGUF, NOT_FROM_GGUF
 from tests.support.gguf_files import Kinds, write_gguf
 from tests.support.tiny_models import qwen3_5_config, random_weights, tiny_model
 
@@ -29,6 +32,7 @@ PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(45)]
 
 # What the files say no word of, as their programs take it.
 GEMMA = {"query_pre_attn_scalar": 16, "layer_types": [SLIDING, FULL, SLIDING]}
+EXPERTS = {"expert_shared_feed_forward_length": 96}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": ({}, {}),
     "mixtral": ({}, {}),
@@ -58,8 +62,34 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "gpt_oss": ({}, {}),
+    "granitemoehybrid": ({}, {}),
+    "granitemoehybrid-experts": ({"position_embedding_type": None}, EXPERTS),
+    "falcon_h1": ({"mamba_norm_before_gate": False}, {}),
+    "falcon_h1-norm": ({"lm_head_multiplier": 4.0}, {}),
+    "nemotron_h": ({}, {}),
+    "nemotron_h-experts": (
+        {"n_group": 1},
+        {"expert_shared_feed_forward_length": 48, "feed_forward_length": [0, 32, 0, 32]},
+    ),
+    "mamba2": ({}, {"context_length": 1 << 20}),
+    "jamba": ({}, {}),
+    "hunyuan_v1_moe": (
+        {},
+        {"expert_used_count": 2, "expert_shared_feed_forward_length": 128}
+        | {"expert_feed_forward_length": 128},
+    ),
+    "ministral3": (
+        {},
+        {"attention.temperature_scale": 0.3, "rope.scaling.yarn_log_multiplier": 1.0},
+    ),
+    "llama4_text": (
+        {"attention_chunk_size": 8192, "floor_scale": 8192},
+        {"interleave_moe_layer_step": 2, "feed_forward_length": 128}
+        | {"expert_feed_forward_length": 64},
+    ),
 }
 EVERYDAY = ("llama", "mixtral", "gemma3_text", "phi3-longrope", "glm4", "deepseek_v2", "gpt_oss")
+EVERYDAY += ("granitemoehybrid-experts",)
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +195,30 @@ def test_delta_nets_have_their_heads_by_key(kind: Type, tmp_path: Path) -> None:
     )
 
     assert mx.max(mx.abs(difference)).item() < 1e-4
+
+
+@pytest.mark.slow
+def test_bailing_has_neighbours_rotated(tmp_path: Path) -> None:
+    config = HELD_AGAINST_MLX_LM["bailing_moe"] | {"first_k_dense_replace": 0}
+    folder, file = tmp_path / "published", tmp_path / "model.gguf"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), random_weights(config))
+    head = config["hidden_size"] // config["num_attention_heads"]
+    more = {"rope.dimension_count": head, "expert_shared_count": config["num_shared_experts"]}
+    write_gguf(folder, file, more=more)
+
+    difference = solo_logits(open_model(str(file)).model, PROMPT) - solo_logits(
+        open_model(str(folder)).model, PROMPT
+    )
+
+    assert mx.max(mx.abs(difference)).item() < 1e-4
+
+
+def test_the_table_of_architectures_names_what_is_served() -> None:
+    assert GGUF.keys() | NOT_FROM_GGUF.keys() <= FAMILIES.keys()
+    assert set(GGUF.values()) <= ARCHITECTURES.keys()
+    assert not REFUSED.keys() & ARCHITECTURES.keys()
 
 
 def _all(kind: Type) -> Kinds:

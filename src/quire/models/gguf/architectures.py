@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from quire.core.errors import ModelError
-from quire.models.gguf import changes, configs
+from quire.models.gguf import changes, configs, hybrids
 from quire.models.gguf.changes import Change
 from quire.models.gguf.file import GGUF
 from quire.models.gguf.keys import Config, all_of, has, layers, one_of
@@ -33,6 +33,10 @@ class Architecture:
 def architecture_of(gguf: GGUF) -> Architecture:
     """Raises: ModelError: an architecture that maps onto no family here."""
     known = ARCHITECTURES.get(gguf.architecture)
+    if reason := REFUSED.get(gguf.architecture):
+        raise ModelError(
+            f"{gguf.files[0]}: GGUF architecture {gguf.architecture!r} is not supported: {reason}"
+        )
     if known is None:
         names = ", ".join(sorted(ARCHITECTURES))
         raise ModelError(
@@ -65,7 +69,7 @@ def _common(gguf: GGUF) -> Config:
         "num_hidden_layers": layers(gguf),
         "num_attention_heads": heads,
         "num_key_value_heads": max(all_of(gguf, "attention.head_count_kv", heads)),
-        "head_dim": gguf.get("attention.key_length", hidden // heads),
+        "head_dim": gguf.get("attention.key_length", hidden // (heads or 1)),
         "max_position_embeddings": gguf.need("context_length"),
         "rope_parameters": rope_parameters(gguf),
         **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon"), eps),
@@ -118,8 +122,14 @@ _DELTA_NET = {
     "ssm_out": "linear_attn.out_proj",
 }
 
+_STATES = changes.state_space
+_NEMOTRON_H = Architecture(
+    hybrids.nemotron_h, names=hybrids.NEMOTRON_H, change=changes.state_space_and_pairs
+)
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     "arcee": Architecture(configs.plain("arcee", hidden_act="relu2"), change=_HALVES),
+    "bailingmoe": Architecture(configs.bailing_moe, change=_HALVES),
     "chatglm": Architecture(configs.plain("glm"), names=_FUSED),
     "cohere2": Architecture(configs.cohere2),
     "command-r": Architecture(configs.command_r),
@@ -128,6 +138,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "ernie4_5": Architecture(configs.ernie),
     "ernie4_5-moe": Architecture(configs.ernie_moe),
     "exaone4": Architecture(configs.exaone4),
+    "falcon-h1": Architecture(hybrids.falcon_h1, names=hybrids.FALCON_H1, change=_STATES),
     "gemma": Architecture(configs.gemma, change=_LESS_ONE, wide=True),
     "gemma2": Architecture(configs.gemma2, change=_LESS_ONE, names=_SANDWICH, wide=True),
     "gemma3": Architecture(configs.gemma3, change=_LESS_ONE, names=_SANDWICH, wide=True),
@@ -136,14 +147,26 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4moe": Architecture(configs.glm4_moe),
     "gpt-oss": Architecture(configs.gpt_oss),
     "granite": Architecture(configs.granite, change=_HALVES),
+    "granitehybrid": Architecture(
+        hybrids.granite_hybrid, names=hybrids.MAMBA2, change=changes.state_space_and_pairs
+    ),
     "granitemoe": Architecture(configs.granite, change=_HALVES),
     "hunyuan-dense": Architecture(configs.plain("hunyuan_v1_dense")),
+    "hunyuan-moe": Architecture(configs.hunyuan_moe),
+    "jamba": Architecture(hybrids.jamba, names=hybrids.MAMBA, change=changes.delta_net),
     "lfm2": Architecture(configs.lfm2, change=changes.channels_last),
     "lfm2moe": Architecture(configs.lfm2, change=changes.channels_last),
     "llama": Architecture(configs.llama, change=_HALVES),
+    "llama4": Architecture(configs.llama4),
+    "mamba2": Architecture(
+        hybrids.mamba2, names=hybrids.MAMBA2 | {"attn_norm": "norm"}, change=_STATES
+    ),
     "minicpm": Architecture(configs.minicpm, change=_HALVES),
     "minimax-m2": Architecture(configs.minimax_m2),
+    "mistral3": Architecture(configs.mistral3, change=_HALVES),
     "nemotron": Architecture(configs.plain("nemotron", hidden_act="relu2"), change=_LESS_ONE),
+    "nemotron_h": _NEMOTRON_H,
+    "nemotron_h_moe": _NEMOTRON_H,
     "olmo2": Architecture(configs.olmo2),
     "olmoe": Architecture(configs.olmoe),
     "phi2": Architecture(configs.phi),
@@ -151,6 +174,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "phimoe": Architecture(configs.phimoe),
     "qwen2": Architecture(configs.plain("qwen2")),
     "qwen2moe": Architecture(configs.qwen2_moe),
+    "qwen2vl": Architecture(configs.plain("qwen2")),
     "qwen3": Architecture(configs.plain("qwen3")),
     "qwen35": Architecture(configs.qwen3_5, names=_DELTA_NET, change=changes.delta_net_by_key_head),
     "qwen35moe": Architecture(
@@ -158,8 +182,25 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "qwen3moe": Architecture(configs.qwen3_moe),
     "qwen3next": Architecture(configs.qwen3_next, names=_DELTA_NET, change=changes.delta_net),
+    "qwen3vl": Architecture(configs.plain("qwen3")),
+    "qwen3vlmoe": Architecture(configs.qwen3_moe),
     "seed_oss": Architecture(configs.seed_oss),
     "smollm3": Architecture(configs.plain("smollm3"), change=_HALVES),
     "stablelm": Architecture(configs.stablelm),
     "starcoder2": Architecture(configs.starcoder2),
 }
+
+REFUSED: Mapping[str, str] = {
+    "clip": "this is an encoder of images or sound (mmproj); name the model's own file, which is "
+    "served without it",
+    "glm-dsa": "its indexer's tensors are not read; use the safetensors",
+    "kimi-linear": "no family computes it",
+    "gemma3n": "no family computes it",
+    "bailingmoe2": "the first generation of Ling and Ring is served, as 'bailingmoe'",
+    "minicpm3": "the first two generations of MiniCPM are served, as 'minicpm'",
+    "mamba": "Mamba 2 is served, as 'mamba2'",
+    "olmo": "OLMo 2 and 3 are served, as 'olmo2'",
+    "deepseek": "DeepSeek V2 and later are served, as 'deepseek2'",
+    "exaone": "EXAONE 4 is served, as 'exaone4'",
+}
+"""What a file may be that is near to what is served, and why it is not."""

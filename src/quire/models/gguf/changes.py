@@ -38,10 +38,22 @@ def channels_last(name: str, array: mx.array, config: dict[str, Any]) -> mx.arra
 
 
 def delta_net(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
-    """Of gated delta nets: decays as logarithms, convolutions as MLX has them."""
+    """Of gated delta nets and state spaces: decays as logarithms, convolutions as MLX has them."""
     if name.endswith(".A_log"):
         return mx.log(-array.astype(mx.float32))
     return channels_last(name, array, config)
+
+
+def state_space(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    """Mamba 2: one number a head, norms of groups in one row."""
+    if name.endswith((".mamba.A_log", ".mamba.D", ".mamba.norm.weight")):
+        array = array.flatten()
+    return delta_net(name, array, config)
+
+
+def state_space_and_pairs(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:
+    """The same beside attention whose rotated pairs are neighbours."""
+    return state_space(name, neighbours_to_halves(name, array, config), config)
 
 
 def delta_net_by_key_head(name: str, array: mx.array, config: dict[str, Any]) -> mx.array:

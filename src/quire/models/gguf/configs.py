@@ -314,3 +314,53 @@ def minicpm(gguf: GGUF) -> Config:
         "scale_depth": gguf.get("residual_scale", 1.4 / depth) * depth,
         "dim_model_base": hidden / gguf.get("logit_scale", hidden / 256),
     }
+
+
+def llama4(gguf: GGUF) -> Config:
+    """Chunks of 8,192 tokens, queries that grow, and norms but for the largest: as llama.cpp."""
+    window = gguf.get("attention.sliding_window", 8192)
+    kinds = [FULL if (i + 1) % 4 == 0 else "chunked_attention" for i in range(layers(gguf))]
+    mixture = experts(gguf, "num_local_experts")
+    return mixture | {
+        "model_type": "llama4_text",
+        "intermediate_size": mixture["moe_intermediate_size"],
+        "intermediate_size_mlp": gguf.need("feed_forward_length"),
+        "interleave_moe_layer_step": gguf.need("interleave_moe_layer_step"),
+        "layer_types": kinds if window else [FULL] * layers(gguf),
+        "no_rope_layers": [int(not window or kind != FULL) for kind in kinds],
+        "attention_chunk_size": 8192 if window else None,
+        "use_qk_norm": gguf.need("expert_count") != 128,
+    }
+
+
+def mistral3(gguf: GGUF) -> Config:
+    """Ministral 3, or an older Mistral beside an encoder of images."""
+    slope = gguf.get("attention.temperature_scale")
+    if not slope:
+        return {"model_type": "mistral"} | window(gguf)
+    rope = rope_parameters(gguf) | {"llama_4_scaling_beta": slope}
+    if multiplier := gguf.get("rope.scaling.yarn_log_multiplier"):
+        rope |= {"mscale": 1.0, "mscale_all_dim": multiplier}
+    return {"model_type": "ministral3", "rope_parameters": rope} | window(gguf)
+
+
+def hunyuan_moe(gguf: GGUF) -> Config:
+    shared = gguf.tensors["blk.0.ffn_up_shexp.weight"].shape[0]
+    return experts(gguf) | {
+        "model_type": "hunyuan_v1_moe",
+        "moe_topk": gguf.need("expert_used_count"),
+        "intermediate_size": shared,
+        "num_shared_expert": 1,
+    }
+
+
+def bailing_moe(gguf: GGUF) -> Config:
+    return experts(gguf) | {
+        "model_type": "bailing_moe",
+        "head_dim": gguf.get("attention.key_length", gguf.need("rope.dimension_count")),
+        "rope_parameters": rope_parameters(gguf) | {"partial_rotary_factor": 1.0},
+        "num_shared_experts": gguf.get("expert_shared_count", 0),
+        "norm_topk_prob": gguf.get("expert_weights_norm", False),
+        "use_qkv_bias": has(gguf, "attn_q.bias"),
+        "use_bias": has(gguf, "attn_output.bias"),
+    }
