@@ -53,6 +53,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "norms around blocks": SEEING["glm4v"],
     "norms of queries in the encoder": SEEING["glm_ocr"],
     "tiles by CLIP": TILED["llava"],
+    "tiles by SigLIP": TILED["deepseek_vl"],
 }
 WHOLE = "images seen whole"
 RECURRENT = ("over recurrent layers", "experts over recurrent layers")

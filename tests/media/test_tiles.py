@@ -221,3 +221,26 @@ def test_videos_of_llava_onevision_are_read_beside_pictures(tmp_path: Path) -> N
     frames = (Frame(number, noise(90, 50, number)) for number in range(3))
     (part,) = ours.watch(info, frames, 3, "p", "auto")
     assert (part.item.shape, part.item.tokens) == ((3,), 13)
+
+
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek_vl",
+    "vision_config": SIGLIP,
+    "image_token_id": 7,
+}
+
+
+def test_deepseek_against_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    oracle = pytest.importorskip("transformers.models.deepseek_vl.image_processing_pil_deepseek_vl")
+    settings = {"size": {"height": 56, "width": 56}, "min_size": 14}
+    settings |= {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    theirs = oracle.DeepseekVLImageProcessorPil(**settings)
+    named = settings | {"image_processor_type": "DeepseekVLImageProcessor"}
+    ours = processor(tmp_path, DEEPSEEK, named)
+    for seed, size in enumerate(SIZES):
+        picture = noise(*size, seed)
+        (part,) = ours.read(encoded(picture), param="p")
+        wanted = theirs.preprocess(picture, return_tensors="np")["pixel_values"]
+        assert np.abs(pixels(part.item, DEEPSEEK) - wanted).max() < 1e-3
+        assert part.item.tokens == 16

@@ -56,6 +56,9 @@ def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
             key = key.replace("linear.weight", "mm_input_projection_weight")
             key = key.replace("projector.norm", "projector.mm_soft_emb_norm")
             array = array.T if array.ndim == 2 else array - 1.0
+        if name == "deepseek_vl" and not conversion:
+            key = key.replace("vision_tower.vision_model.", "vision_model.")
+            key = key.replace("multi_modal_projector.linear_", "aligner.linear")
         ready[key] = array
     if name == "llava":  # published LLaVA 1.5 has layers that nothing reads
         deeper = {k.replace("layers.1.", "layers.2."): a for k, a in ready.items() if "tower" in k}

@@ -92,6 +92,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_feature_layer": -1,
         "tie_word_embeddings": False,
     },
+    "deepseek_vl": {
+        "model_type": "deepseek_vl",
+        "text_config": _LLAMA,
+        "vision_config": _SIGLIP | _SMALL_TILE,
+        "image_token_id": IMAGE,
+        "tie_word_embeddings": False,
+    },
 }
 
 WHOLE = ("gemma3",)

@@ -19,6 +19,7 @@ _MODULES = (
     "bytedance",
     "cohere",
     "deepseek",
+    "deepseek_vl",
     "glm_vl",
     "google",
     "huggingface",

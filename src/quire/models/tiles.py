@@ -78,6 +78,7 @@ class TiledModel(DecoderModel):
         text: the decoder, whose description and names this takes over.
         packings: of each kind of media that it takes.
         visual_names: brings the encoder's tensors to its names and layouts.
+        parts: beginnings of its tensors' names that no other family has, and what they are here.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class TiledModel(DecoderModel):
         projector: Projector,
         packings: Mapping[str, Packing],
         visual_names: Callable[[Weights], Weights],
+        parts: Mapping[str, str],
     ) -> None:
         super().__init__(text.description, text.names)
         newline = any(packing.newline for packing in packings.values())
@@ -94,6 +96,7 @@ class TiledModel(DecoderModel):
         self.visual: TiledVision | None = TiledVision(kind, projector, width, newline)
         self._packings = packings
         self._visual_names = visual_names
+        self._parts = parts
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
@@ -109,6 +112,9 @@ class TiledModel(DecoderModel):
         visual: Weights = {}
         for name, array in weights.items():
             plain = name.removeprefix("model.").removeprefix("language_model.")
+            for theirs, ours in self._parts.items():
+                if plain.startswith(theirs):
+                    plain = ours + plain.removeprefix(theirs)
             if plain.startswith(TILES):
                 visual[plain] = array
             else:

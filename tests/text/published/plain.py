@@ -40,6 +40,14 @@ PLAIN: tuple[Published, ...] = (
         {"</s>": 2},
     ),
     Published(
+        ("deepseek_vl",),
+        "deepseek-community/deepseek-vl-1.3b-chat",
+        "none",
+        "User: {}\n\n",
+        "Assistant:",
+        ends={"<｜end▁of▁sentence｜>": 100001},
+    ),
+    Published(
         ("llava_onevision",),
         "llava-hf/llava-onevision-qwen2-7b-ov-hf",
         "none",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from quire.media.kinds import KINDS, Open
 from quire.media.processors.base import MediaProcessor
+from quire.media.processors.deepseek import DeepseekImageProcessor
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
 from quire.media.processors.glm_video import Glm46VideoProcessor, GlmVideoProcessor
@@ -28,6 +29,9 @@ from quire.media.processors.tiles import Gemma3ImageProcessor
 __all__ = ["KINDS", "MediaProcessor", "open_processors"]
 
 IMAGES: dict[str, Open] = {
+    "DeepseekVLImageProcessor": DeepseekImageProcessor.open,
+    "DeepseekVLImageProcessorFast": DeepseekImageProcessor.open,
+    "DeepseekVLImageProcessorPil": DeepseekImageProcessor.open,
     "Gemma3ImageProcessor": Gemma3ImageProcessor.open,
     "Gemma3ImageProcessorFast": Gemma3ImageProcessor.open,
     "CLIPImageProcessor": LlavaImageProcessor.open,
