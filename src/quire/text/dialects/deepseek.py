@@ -73,7 +73,9 @@ _LAYOUT = Layout(
 DEEPSEEK = Dialect(
     name="deepseek",
     recognises=lambda template, model_type: (
-        ALL_BEGIN in template or "<｜Assistant｜>" in template or model_type.startswith("deepseek")
+        ALL_BEGIN in template
+        or "<｜Assistant｜>" in template
+        or (model_type.startswith("deepseek") and not model_type.startswith("deepseek_vl"))
     ),
     build=lambda start: Machine(_LAYOUT, start),
     reasoning=REASONING,
