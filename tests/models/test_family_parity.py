@@ -15,9 +15,8 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from quire.models.loader import LoadedModel, open_model
+from quire.models.registry import FAMILIES
 from tests.engine.test_parity import Opened
-from tests.support.families import CONFIGS as HELD_AGAINST_TRANSFORMERS
-from tests.support.families import HELD_AGAINST_MLX_LM
 from tests.support.parity import (
     SCENARIOS,
     Company,
@@ -29,9 +28,9 @@ from tests.support.parity import (
     preempted,
     prompts,
 )
+from tests.support.registered import CONFIGS
 from tests.support.tiny_models import write_model
 
-CONFIGS = HELD_AGAINST_TRANSFORMERS | HELD_AGAINST_MLX_LM
 DAILY = {
     "falcon_h1",  # two mixers in a layer, one of them with a state
     "gemma3_text",  # norms around blocks, windows, two rotations
@@ -122,6 +121,10 @@ def test_as_if_alone(opened: Callable[[str], Opened], family: str, scenario: str
     wanted = prompts(LENGTHS, TOKENS)
     got = FAMILY_SCENARIOS[scenario](loaded, config, wanted)
     assert_same(got, expected, [request.id for request in wanted])
+
+
+def test_every_model_type_is_in_the_matrix() -> None:
+    assert {config["model_type"] for config in CONFIGS.values()} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("family", _families())

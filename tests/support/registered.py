@@ -1,0 +1,33 @@
+"""A small configuration or more of every `model_type` that is served."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.support.crossing import CONFIG as CROSSING
+from tests.support.families import CONFIGS as DESCRIBED
+from tests.support.families import HELD_AGAINST_MLX_LM
+from tests.support.seeing import CONFIGS as SEEING
+from tests.support.tiny_models import CONFIGS as TINY
+
+
+def _around(model_type: str, text: dict[str, Any]) -> dict[str, Any]:
+    """A multimodal model's, of which the text is there."""
+    return {"model_type": model_type, "text_config": text}
+
+
+_WHOLE: dict[str, dict[str, Any]] = {
+    "gemma3": _around("gemma3", DESCRIBED["gemma3_text"]),
+    "gemma4": _around("gemma4", TINY["gemma4"]()),
+    "llama4": _around("llama4", DESCRIBED["llama4_text"]),
+    "mistral3": _around("mistral3", DESCRIBED["mistral"]),
+    "mllama": CROSSING,
+    "kimi_k2": DESCRIBED["deepseek_v3"] | {"model_type": "kimi_k2"},
+    "qwen3_omni_moe": {
+        "model_type": "qwen3_omni_moe",
+        "thinker_config": SEEING["qwen3_omni_moe_thinker"],
+    },
+}
+_OWN = {f"{name}, text": config() for name, config in TINY.items()}
+
+CONFIGS: dict[str, dict[str, Any]] = DESCRIBED | HELD_AGAINST_MLX_LM | _OWN | SEEING | _WHOLE
