@@ -54,6 +54,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "norms of queries in the encoder": SEEING["glm_ocr"],
     "tiles by CLIP": TILED["llava"],
     "tiles by SigLIP": TILED["deepseek_vl"],
+    "a linear table": SEEING["paddleocr_vl"],
 }
 WHOLE = "images seen whole"
 RECURRENT = ("over recurrent layers", "experts over recurrent layers")
@@ -221,7 +222,7 @@ def videos(family: str) -> list[Request]:
     return wanted
 
 
-STILL = ("tiles seen whole by full layers",)
+STILL = ("a linear table", *(name for name in FAMILIES if name.startswith("tiles")))
 """They watch no videos."""
 WATCHED = "three axes, windows in the encoder"
 

@@ -15,7 +15,12 @@ from quire.core.errors import ModelError, RequestError
 from quire.core.media import CLIP_COLOURS, EVEN_COLOURS, Colours
 from quire.media.processors import KINDS
 from quire.media.processors.base import Placeholders
-from quire.media.processors.qwen import GlmImageProcessor, QwenImageProcessor, fitted
+from quire.media.processors.qwen import (
+    GlmImageProcessor,
+    PaddleImageProcessor,
+    QwenImageProcessor,
+    fitted,
+)
 from tests.media.test_images import encoded, noise, read
 
 HALVES = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
@@ -115,6 +120,28 @@ class TestAgainstTransformers:
             scaled = (raw / 255 - np.array(CLIP_COLOURS.mean)) / np.array(CLIP_COLOURS.std)
             frames = np.repeat(scaled.transpose(0, 3, 1, 2)[:, :, None], 2, axis=2)
             assert np.abs(frames.reshape(len(raw), -1) - out["pixel_values"]).max() < 1e-3
+
+    def test_paddle_has_sizes_of_its_own(self) -> None:
+        pytest.importorskip("torch")
+        oracle = pytest.importorskip(
+            "transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl"
+        )
+        size = {"shortest_edge": 147_384, "longest_edge": 400_000}
+        halves = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+        theirs = oracle.PaddleOCRVLImageProcessorPil(size=size, **halves)
+        bounds = (size["shortest_edge"], size["longest_edge"])
+        ours = PaddleImageProcessor(Placeholders(7), patch=14, merge=2, pixels=bounds)
+        sizes = [(9, 20), (27, 300), (300, 11), (160, 112), (640, 480)]
+        for seed, (width, height) in enumerate(sizes):
+            picture = noise(width, height, seed)
+            out = theirs.preprocess(picture, return_tensors="np")
+            item = read(ours, encoded(picture), param="p")
+            assert [1, *item.shape] == out["image_grid_thw"][0].tolist()
+            squares = np.frombuffer(item.features, np.uint8).reshape(
+                item.shape[0] // 2, item.shape[1] // 2, 2, 2, 14, 14, 3
+            )
+            rows = squares.transpose(0, 2, 1, 3, 6, 4, 5).reshape(-1, 3, 14, 14)
+            assert np.abs(rows / 127.5 - 1 - out["pixel_values"]).max() < 1e-3
 
     def test_sizes(self) -> None:
         pytest.importorskip("torch")

@@ -96,10 +96,15 @@ def pixels(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
     for item in items:
         raw = np.frombuffer(item.features, np.uint8).reshape(-1, 1 if still else 2, PATCH, PATCH, 3)
         scaled = (raw / 255 - np.array(kind.colours.mean)) / np.array(kind.colours.std)
+        if "video" not in loaded.model.encoders:  # row by row, not square by square
+            rows, columns = kind.places(*item.shape)
+            scaled = scaled[np.argsort(rows * item.shape[1] + columns)]
         frames = np.repeat(scaled, 2, axis=1) if still else scaled
         parts.append(frames.transpose(0, 4, 1, 2, 3).reshape(len(raw), -1).astype(np.float32))
     values = torch.from_numpy(np.concatenate(parts))
     grids = torch.tensor([(1, *item.shape) if still else item.shape[:3] for item in items])
+    if kind.frames == 1:
+        values = values.reshape(len(values), 3, -1, PATCH, PATCH)[:, :, 0]
     if still:
         return {"pixel_values": values, "image_grid_thw": grids}
     videos = {"pixel_values_videos": values, "video_grid_thw": grids}
@@ -159,7 +164,10 @@ def test_rows_of_pictures_match(opened: Callable[[str], Both], name: str) -> Non
             assert differ(mine, other) < 2e-4
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+WATCHING = [name for name in CONFIGS if name != "paddleocr_vl"]
+
+
+@pytest.mark.parametrize("name", WATCHING)
 def test_rows_of_videos_match(opened: Callable[[str], Both], name: str) -> None:
     reference, loaded = opened(name)
     for number, grid in enumerate(((1, 2, 2), (3, 6, 10))):
@@ -219,7 +227,7 @@ def videos(name: str) -> dict[str, Prompt]:
     return {"a video": prompt(4, moments[0], 6, moments[1], 7, moments[2], 9)}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", WATCHING)
 def test_videos_match(opened: Callable[[str], Both], name: str) -> None:
     for tokens, media in videos(name).values():
         check(opened, name, tokens, media)

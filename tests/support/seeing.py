@@ -133,6 +133,21 @@ _AUDIO = {
     "downsample_hidden_size": 8,
     "n_window_infer": 200,  # two chunks of 100 frames
 }
+CONFIGS["paddleocr_vl"] = _config(
+    "paddleocr_vl",
+    _TEXT
+    | _rope([2, 3, 3])
+    | {"model_type": "paddleocr_vl_text", "head_dim": 16, "rms_norm_eps": 1e-5},
+    {
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "image_size": 24,
+        "layer_norm_eps": 1e-6,
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+)
 CONFIGS["qwen3_omni_moe_thinker"] = _config(
     "qwen3_omni_moe_thinker",
     _TEXT

@@ -12,6 +12,7 @@ too (DeepStack, arXiv:2406.04334).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -38,22 +39,24 @@ class Table:
     """A learned place for each patch of a picture of `side * side` patches, stretched to others.
 
     Attributes:
-        cubic: between places by cubic convolution, as pixels are resized; else linearly, from the
-            middle of the first patch to that of the last.
+        cubic: between places by cubic convolution, as pixels are resized; else linearly.
+        ends: the first patch has the first place, the last one the last; else the table is as large
+            as the picture, from edge to edge.
     """
 
     side: int
     cubic: bool = False
+    ends: bool = True
 
     def taps(
         self, place: npt.NDArray[np.int64], count: int
     ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
         """Along one side of `count` patches: places in the table, and the share of each."""
-        if self.cubic:
-            at = (place + 0.5) * self.side / count - 0.5
-            offsets: tuple[int, ...] = (-1, 0, 1, 2)
+        if self.ends:
+            at = place * (self.side - 1) / max(count - 1, 1)
         else:
-            at, offsets = place * (self.side - 1) / max(count - 1, 1), (0, 1)
+            at = (place + 0.5) * self.side / count - 0.5
+        offsets = (-1, 0, 1, 2) if self.cubic else (0, 1)
         first = np.floor(at).astype(np.int64)
         share = _cubic_share if self.cubic else _linear_share
         return [
@@ -254,6 +257,11 @@ class VisionTower(Module):
         if kind.levels:
             self.deepstack_merger_list = [Merger(kind, together=True) for _ in kind.levels]
         self._rope = Rope(kind.head_dim, RopeParameters(rope_type="axial"))
+
+    @property
+    def encoders(self) -> Mapping[str, MediaEncoder]:
+        """What it reads, by kind of media."""
+        return {"image": QwenPictureEncoder(self), "video": QwenVideoEncoder(self)}
 
     def __call__(self, patches: mx.array, grid: Grid) -> tuple[mx.array, ...]:
         """uint8 `[N, frames * patch_values]` -> `[N / merge ** 2, output_size]` for each level."""

@@ -15,6 +15,7 @@ _MODULES = (
     "allenai",
     "arcee",
     "baidu",
+    "baidu_vl",
     "bigcode",
     "bytedance",
     "cohere",

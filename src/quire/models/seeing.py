@@ -15,20 +15,23 @@ from quire.models.decoder import DecoderModel
 from quire.models.description import Description
 from quire.models.names import Names, Weights
 from quire.models.qwen_audio import AudioTower, QwenSoundEncoder, channels_last
-from quire.models.qwen_vision import (
-    QwenPictureEncoder,
-    QwenVideoEncoder,
-    QwenVision,
-    VisionTower,
-)
+from quire.models.qwen_vision import QwenVision, VisionTower
 
 log = logging.getLogger("quire.models")
 
-VISUAL = ("visual.", "vision_tower.")
-"""What checkpoints call the encoder: Hugging Face's, and mlx-vlm's."""
+VISUAL = {
+    "visual.": "",
+    "vision_tower.": "",
+    # PaddleOCR-VL's
+    "visual.vision_model.": "",
+    "visual.projector.": "merger.",
+    "projector.": "merger.",
+    "mlp_AR.": "merger.",
+}
+"""What checkpoints call the encoder's parts, and what they are here."""
 SEEN = ("image", "video")
 """Kinds of media whose rows have places in a picture."""
-_HEARD = ("audio_tower.",)
+_HEARD = {"audio_tower.": ""}
 _SPOKEN = ("talker.", "code2wav.")
 """Parts of a model that also speaks."""
 
@@ -87,9 +90,7 @@ class SeeingModel(DecoderModel):
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
-        if self.visual is None:
-            return {}
-        return {"image": QwenPictureEncoder(self.visual), "video": QwenVideoEncoder(self.visual)}
+        return {} if self.visual is None else self.visual.encoders
 
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
@@ -147,14 +148,14 @@ def _thinking(weights: Weights) -> Weights:
     return {name.removeprefix("thinker."): array for name, array in kept.items()}
 
 
-def _apart(weights: Weights, prefixes: tuple[str, ...]) -> tuple[Weights, Weights]:
-    """The decoder's tensors, and an encoder's without their prefix."""
+def _apart(weights: Weights, prefixes: Mapping[str, str]) -> tuple[Weights, Weights]:
+    """The decoder's tensors, and an encoder's with its own prefixes."""
     text, encoder = {}, {}
     for name, array in weights.items():
         plain = name.removeprefix("model.").removeprefix("language_model.")
-        prefix = next((each for each in prefixes if plain.startswith(each)), None)
+        prefix = max((each for each in prefixes if plain.startswith(each)), key=len, default=None)
         if prefix is None:
             text[name] = array
         else:
-            encoder[plain.removeprefix(prefix)] = array
+            encoder[prefixes[prefix] + plain.removeprefix(prefix)] = array
     return text, encoder

@@ -117,4 +117,13 @@ PLAIN: tuple[Published, ...] = (
         "",
         {"<|endoftext|>": 126081},
     ),
+    Published(
+        ("paddleocr_vl",),
+        "PaddlePaddle/PaddleOCR-VL",
+        "none",
+        "User: {}\n",
+        "Assistant: ",
+        "",
+        {"</s>": 2},
+    ),
 )

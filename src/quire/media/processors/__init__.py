@@ -21,7 +21,11 @@ from quire.media.processors.llava import (
     LlavaOnevisionImageProcessor,
     LlavaOnevisionVideoProcessor,
 )
-from quire.media.processors.qwen import GlmImageProcessor, QwenImageProcessor
+from quire.media.processors.qwen import (
+    GlmImageProcessor,
+    PaddleImageProcessor,
+    QwenImageProcessor,
+)
 from quire.media.processors.qwen_audio import QwenAudioProcessor
 from quire.media.processors.qwen_video import Qwen3VideoProcessor, QwenVideoProcessor
 from quire.media.processors.tiles import Gemma3ImageProcessor
@@ -54,6 +58,8 @@ IMAGES: dict[str, Open] = {
     "MllamaImageProcessor": LlamaImageProcessor.open,
     "MllamaImageProcessorFast": LlamaImageProcessor.open,
     "MllamaImageProcessorPil": LlamaImageProcessor.open,
+    "PaddleOCRVLImageProcessor": PaddleImageProcessor.open,
+    "PaddleOCRVLImageProcessorFast": PaddleImageProcessor.open,
     "Glm4vImageProcessor": GlmImageProcessor.open,
     "Glm4vImageProcessorFast": GlmImageProcessor.open,
     "Glm46VImageProcessor": GlmImageProcessor.open,

@@ -30,7 +30,14 @@ LOW_DETAIL = 256
 _MOST_STRETCHED = 200
 """The longer side over the shorter one."""
 
-_EVEN = ("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen3_omni_moe_thinker")
+_EVEN = (
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_omni_moe_thinker",
+    "paddleocr_vl",
+)
 
 
 def fitted(
@@ -161,6 +168,20 @@ class GlmImageProcessor(QwenImageProcessor):
         cell = self._patch * self._merge
         height, width = enlarged(height, width, cell)
         return fitted(height, width, cell, least, most, self._frames)
+
+
+class PaddleImageProcessor(QwenImageProcessor):
+    """PaddleOCR-VL's: what is shorter than a square is enlarged to whole pixels first."""
+
+    _usual_pixels = 384 * 384, 1536 * 1536
+
+    def _fitted(self, height: int, width: int, least: int, most: float) -> tuple[int, int]:
+        cell = self._patch * self._merge
+        if height < cell:
+            height, width = cell, round(width * cell / height)
+        if width < cell:
+            height, width = round(height * cell / width), cell
+        return fitted(height, width, cell, least, most)
 
 
 def colours(config: Settings) -> Colours:

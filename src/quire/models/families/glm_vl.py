@@ -54,7 +54,7 @@ def _vision(v: Settings, width: int) -> QwenVision:
         patch_bias=True,
         patch_norm=True,
         attention_bias=v.flag("attention_bias", default=False),
-        table=Table(v.integer("image_size", default=336) // patch, cubic=True),
+        table=Table(v.integer("image_size", default=336) // patch, cubic=True, ends=False),
     )
 
 

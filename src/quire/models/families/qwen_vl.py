@@ -5,7 +5,7 @@ Qwen3-Omni (arXiv:2509.17765) hears, too; of its parts the thinker is served, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -71,7 +71,7 @@ def qwen3_omni_moe(s: Settings) -> LanguageModel:
     width, times = description.hidden_size, thinker.integer("position_id_per_seconds", default=25)
     kind = replace(_vision_3(thinker.within("vision_config"), width), times=times)
     audio = _audio(thinker.within("audio_config"), width)
-    names = partial(_visual_names, kind)
+    names = partial(_visual_names, kind, parts=_PARTS)
     return HearingModel(description, Names(), VisionTower(kind), names, AudioTower(audio))
 
 
@@ -96,14 +96,24 @@ def _audio(a: Settings, width: int) -> QwenAudio:
 
 
 def seeing(
-    s: Settings, description: Description, vision: Vision, names: Names | None = None
+    s: Settings,
+    description: Description,
+    vision: Vision,
+    names: Names | None = None,
+    tower: Callable[[QwenVision], VisionTower] = VisionTower,
+    parts: Mapping[str, str] | None = None,
 ) -> LanguageModel:
-    """The described decoder with the vision encoder that the configuration has, if it has one."""
+    """The described decoder with the vision encoder that the configuration has, if it has one.
+
+    Args:
+        parts: of the names of the encoder's tensors, and what they are here; see `Names.renamed`.
+    """
     names = names or Names()
     if not s.has("vision_config"):
         return DecoderModel(description, replace(names, unused=(*names.unused, *VISUAL)))
     kind = vision(s.within("vision_config"), description.hidden_size)
-    return SeeingModel(description, names, VisionTower(kind), partial(_visual_names, kind))
+    brought = partial(_visual_names, kind, parts=parts or _PARTS)
+    return SeeingModel(description, names, tower(kind), brought)
 
 
 def text_of(s: Settings) -> Settings:
@@ -183,21 +193,42 @@ _PARTS = {
     "downsample": "merger.downsample",
     "merger.downsample": "merger.downsample",
 }
+_UNREAD = ("head.", "embeddings.packing_position_embedding.")
+"""Beginnings of names of what PaddleOCR-VL's encoder was trained with."""
 _KERNELS = ("patch_embed.proj.weight", "merger.downsample.weight")
 
 
-def _visual_names(kind: QwenVision, weights: Weights) -> Weights:
+def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) -> Weights:
     """The encoder's tensors. Some matrices are published as convolutions.
 
     Their second axis is what they read, colours or channels; in conversions it is the last one.
     """
     channels = {3, kind.hidden_size}
-    ready = {renamed(name, _PARTS): array for name, array in weights.items()}
+    ready = _joined(
+        {
+            renamed(name, parts): array
+            for name, array in weights.items()
+            if not name.startswith(_UNREAD)
+        }
+    )
     for name in _KERNELS:
         kernel = ready.get(name)
         if kernel is not None and kernel.ndim > 2:
             last = kernel.shape[-1] in channels
             ready[name] = (kernel if last else kernel.moveaxis(1, -1)).flatten(1)
+    return ready
+
+
+def _joined(weights: Weights) -> Weights:
+    """Queries, keys and values by one projection, where a checkpoint has three."""
+    ready = {}
+    for name, array in weights.items():
+        base, _, kind = name.rpartition(".")
+        if base.endswith(".q_proj"):
+            three = [weights[f"{base[:-6]}{part}_proj.{kind}"] for part in "qkv"]
+            ready[f"{base[:-6]}qkv.{kind}"] = mx.concatenate(three)
+        elif not base.endswith((".k_proj", ".v_proj")):
+            ready[name] = array
     return ready
 
 

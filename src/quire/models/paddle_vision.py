@@ -1,0 +1,41 @@
+"""How PaddleOCR-VL brings squares of patches to the decoder's width (arXiv:2510.14528)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from quire.models.base import MediaEncoder, Module
+from quire.models.norm import LayerNorm
+from quire.models.qwen_vision import Merger, QwenPictureEncoder, QwenVision, VisionTower
+
+
+@dataclass(frozen=True)
+class PaddleMerging:
+    """By the encoder's last norm, one more, and two layers."""
+
+    def module(self, kind: QwenVision) -> Module:
+        return PaddleMerger(kind)
+
+
+class PaddleMerger(Merger):
+    """Computes a `PaddleMerging`."""
+
+    def __init__(self, kind: QwenVision) -> None:
+        super().__init__(kind)
+        self.norm = LayerNorm((kind.hidden_size,), 1e-5, True)
+        self.post_layernorm = kind.norm.module(kind.hidden_size)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[N, hidden]` -> `[N / merge ** 2, output_size]`."""
+        return super().__call__(self.post_layernorm(x))
+
+
+class PictureTower(VisionTower):
+    """An encoder that was made for pictures alone."""
+
+    @property
+    def encoders(self) -> Mapping[str, MediaEncoder]:
+        return {"image": QwenPictureEncoder(self)}
