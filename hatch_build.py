@@ -1,4 +1,4 @@
-"""Hatchling's hook: compiles the CPU kernels where that can be; without them the package is whole.
+"""Hatchling's hook: compiles the extensions where that can be; without them the package is whole.
 
 A compiler, MLX's headers and nanobind are needed, on Linux. What is missing is said, and
 `quire doctor` says later whether the kernels are there.
@@ -6,12 +6,15 @@ A compiler, MLX's headers and nanobind are needed, on Linux. What is missing is 
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_BUILDS = ("quire.device.cpu.build", "quire.device.cuda.build")
 
 
 class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's own parameter
@@ -21,17 +24,15 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's 
         """Called before a wheel is built."""
         if self.target_name != "wheel" or os.environ.get("QUIRE_KERNELS") == "off":
             return
-        path = Path(self.root, "src/quire/device/cpu/build.py")
-        spec = importlib.util.spec_from_file_location("quire_kernels_build", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        try:
-            target: Path = module.build()
-        except module.CannotBuild as error:
-            self.app.display_warning(f"without the CPU kernels: {error}")
-            return
-        build_data["pure_python"] = False
-        build_data["infer_tag"] = True
-        build_data["artifacts"].append(str(target.relative_to(self.root)))
+        # They import nothing of Quire but each other.
+        sys.path.insert(0, str(Path(self.root, "src")))
+        for name in _BUILDS:
+            module = importlib.import_module(name)
+            try:
+                target: Path = module.build()
+            except module.CannotBuild as error:
+                self.app.display_warning(f"without {name.removesuffix('.build')}: {error}")
+                continue
+            build_data["pure_python"] = False
+            build_data["infer_tag"] = True
+            build_data["artifacts"].append(str(target.relative_to(self.root)))

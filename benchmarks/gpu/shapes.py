@@ -123,7 +123,7 @@ def _tensors(name: str, shape: tuple[int, ...]) -> dict[str, mx.array]:
     for part in ("gate", "up", "down"):  # mlx-lm's name, which Quire reads too
         name = name.replace(f".experts.{part}_proj.", f".experts.switch_glu.{part}_proj.")
     if len(shape) < 2:
-        ones = mx.ones(shape) if name.endswith(("norm.weight", "scale", "scalar")) else None
+        ones = mx.ones(shape) if "norm" in name or name.endswith(("scale", "scalar")) else None
         return {name: (mx.zeros(shape) if ones is None else ones).astype(mx.bfloat16)}
     *lead, width = shape
     words = (*lead, width * BITS // 32)

@@ -18,6 +18,7 @@ from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
 from quire.core.request import TokenLogprobs
 from quire.device.device import current_device
+from quire.engine.decode.whole import open_whole_decode
 from quire.engine.encoder_cache import EncoderCache
 from quire.engine.inputs import StepInputs
 from quire.engine.stages import VectorStage
@@ -96,6 +97,7 @@ class Runner:
         self.spill: SpillTo | None = None
         """Takes blocks that leave memory, if there is a disk tier."""
         self._attention = Attention(layout, self.pools, open_backends())
+        self._whole = open_whole_decode(model, layout, self.pools)
         self._vectors = VectorStage(model)
         self._observe = observe
         self._running: LaunchedStep | None = None
@@ -179,7 +181,7 @@ class Runner:
             step.reads_media = inputs.media is not None or (
                 inputs.cross is not None and inputs.cross.states is not None
             )
-            hidden = self.model(inputs)
+            hidden = self._hidden(inputs)
             if inputs.ending:
                 if inputs.wanted is not None and not inputs.narrowed:
                     hidden = hidden[inputs.wanted]
@@ -194,6 +196,14 @@ class Runner:
             return None
         states = self.media.looked_at(inputs.sequences, self.pools.block_tokens)
         return CrossRows(None if looking.all() else mx.array(looking[:, None]), states)
+
+    def _hidden(self, inputs: StepInputs) -> mx.array:
+        """Normalised hidden states, in one operation where that serves, else layer by layer."""
+        if self._whole is not None:
+            hidden = self._whole.hidden(inputs, lambda: self.model(inputs))
+            if hidden is not None:
+                return hidden
+        return self.model(inputs)
 
     def _finish(
         self,

@@ -20,6 +20,7 @@ from mlx.utils import tree_flatten
 
 from quire.cache.specs import LayerSpec
 from quire.core.media import LookedAt, PlacedMedia
+from quire.models.stack import NotTold, Stack
 
 
 class RecurrentSegment(Protocol):
@@ -254,6 +255,14 @@ class LanguageModel(Module):
     @abstractmethod
     def logits(self, hidden: mx.array) -> mx.array:
         """`[R, hidden]` -> `[R, vocab]` in float32, softcapped where the family does so."""
+
+    def stack(self) -> Stack:
+        """The decoder as data, once its weights are there.
+
+        Raises:
+            NotTold: it cannot be told so; the default.
+        """
+        raise NotTold(f"{type(self).__name__} is not told as a stack")
 
     @abstractmethod
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

@@ -10,10 +10,12 @@ import mlx.nn as nn
 
 from quire.cache.specs import LayerSpec
 from quire.models.base import LanguageModel, Module, Step, named_parameters
+from quire.models.decoder_stack import decoder_stack
 from quire.models.description import Description, Layer, Placement, Rotation
 from quire.models.layers import embed, project_logits
 from quire.models.names import Names, translate
 from quire.models.rope import Rope, Rotate
+from quire.models.stack import Stack
 
 log = logging.getLogger("quire.models")
 
@@ -168,6 +170,11 @@ class Decoder(Module):
         y: mx.array = self.norm(x)
         return y
 
+    @property
+    def ropes(self) -> Mapping[Rotation, Rope]:
+        """By kind."""
+        return dict(self._ropes)
+
 
 class DecoderModel(LanguageModel):
     """A described decoder with its head.
@@ -197,6 +204,9 @@ class DecoderModel(LanguageModel):
 
     def __call__(self, step: Step) -> mx.array:
         return self.model(step)
+
+    def stack(self) -> Stack:
+        return decoder_stack(self.description, self.model, self.model.ropes)
 
     def logits(self, hidden: mx.array) -> mx.array:
         whole = self.description

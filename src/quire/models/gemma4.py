@@ -27,12 +27,14 @@ from quire.models.gemma4_audio import (
     channels_last,
 )
 from quire.models.gemma4_layers import CLIP_BOUNDS, Projector
+from quire.models.gemma4_stack import gemma4_stack
 from quire.models.gemma4_vision import Gemma4VisionArguments, Gemma4VisionEncoder, VisionTower
 from quire.models.layers import GATES, GatedMLP, embed, project_logits
 from quire.models.moe import Experts, stack_experts
 from quire.models.norm import RMSNorm, unweighted_norm
 from quire.models.rope import Rope, Rotate
 from quire.models.routers import top_experts
+from quire.models.stack import Stack
 
 # Encoders and projectors of the multimodal checkpoint.
 _VISION = ("vision_tower.", "embed_vision.")
@@ -190,6 +192,11 @@ class Decoder(Module):
         y: mx.array = self.norm(x)
         return y
 
+    @property
+    def ropes(self) -> Mapping[str, Rope]:
+        """By the kind of layer."""
+        return dict(self._ropes)
+
     def _looked_up(self, step: Step) -> mx.array:
         """The tokens `[T]` whose embeddings are read: padding stands in for what marks media."""
         if step.media is None:
@@ -278,6 +285,9 @@ class Gemma4(LanguageModel):
 
     def __call__(self, step: Step) -> mx.array:
         return self.model(step)
+
+    def stack(self) -> Stack:
+        return gemma4_stack(self.args, self.model, self.model.ropes)
 
     def logits(self, hidden: mx.array) -> mx.array:
         cap = self.args.final_logit_softcapping

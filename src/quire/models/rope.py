@@ -150,6 +150,21 @@ class Rope:
         self._fused = current_device().fuses and self._dims >= 32
         mx.eval(self._frequencies, self._periods, self._axes)
 
+    @property
+    def frequencies(self) -> mx.array:
+        """Angles a position of each pair, float32 `[pairs]`."""
+        return self._frequencies
+
+    @property
+    def neighbours(self) -> bool:
+        """Whether the two of a pair are neighbours, not half the rotated elements apart."""
+        return self._interleaved
+
+    @property
+    def gain(self) -> float:
+        """Multiplies what is rotated."""
+        return self._gain
+
     def __call__(self, positions: mx.array) -> Rotate:
         """The rotation of one step, to be made once and used by all layers of this kind.
 

@@ -1,7 +1,7 @@
 """Compiles the CPU kernels into the extension `_cpu`, against the MLX that is installed.
 
 Run by the build of the package (`hatch_build.py`), or by hand: `python -m quire.device.cpu.build`.
-Imports nothing of Quire, so that the package's build can run it from its file.
+Imports nothing of Quire, so that the build of the package can run it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,8 +50,13 @@ _X86_FLAGS = {
 
 def sources_digest() -> str:
     """Changes with the sources: an extension that was built from others is not used."""
+    return digest_of(each for each in SOURCES.iterdir() if each.suffix in (".cpp", ".h", ".inc"))
+
+
+def digest_of(files: Iterable[Path]) -> str:
+    """Changes with the contents of files."""
     digest = hashlib.sha256()
-    for path in sorted(each for each in SOURCES.iterdir() if each.suffix in (".cpp", ".h", ".inc")):
+    for path in sorted(files):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -65,8 +71,30 @@ def build(target: Path = TARGET) -> Path:
     Raises:
         CannotBuild: there is no compiler, MLX or nanobind, or the compiler fails.
     """
+    by_file = _X86_FLAGS if platform.machine() == "x86_64" else {}
+    return compile_extension(
+        target, sorted(SOURCES.glob("*.cpp")), FLAGS, sources_digest(), by_file
+    )
+
+
+def compile_extension(
+    target: Path,
+    sources: Sequence[Path],
+    flags: Sequence[str],
+    digest: str,
+    by_file: Mapping[str, list[str]],
+) -> Path:
+    """Compiles sources into an extension that takes MLX's arrays.
+
+    Args:
+        digest: what the extension says it was built from.
+        by_file: further flags of a source, by its name.
+
+    Raises:
+        CannotBuild: see `build`.
+    """
     if not sys.platform.startswith("linux"):
-        raise CannotBuild("the CPU kernels are for Linux")
+        raise CannotBuild("the extensions are for Linux")
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
         raise CannotBuild("no C++ compiler (g++, clang++ or $CXX)")
@@ -77,19 +105,19 @@ def build(target: Path = TARGET) -> Path:
         nanobind / "ext" / "robin_map" / "include",
         Path(sysconfig.get_path("include")),
     ]
-    built_from = f'-DQUIRE_SOURCES="{sources_digest()}"'
-    flags = [*FLAGS, "-DNB_DOMAIN=mlx", built_from, *(f"-I{folder}" for folder in includes)]
-    sources = [*sorted(SOURCES.glob("*.cpp")), nanobind / "src" / "nb_combined.cpp"]
+    built_from = f'-DQUIRE_SOURCES="{digest}"'
+    given = [*flags, "-DNB_DOMAIN=mlx", built_from, *(f"-I{folder}" for folder in includes)]
+    every = [*sources, nanobind / "src" / "nb_combined.cpp"]
     with tempfile.TemporaryDirectory() as folder:
 
         def compiled(source: Path) -> str:
-            machine = _X86_FLAGS.get(source.name, []) if platform.machine() == "x86_64" else []
             out = f"{folder}/{source.stem}.o"
-            _run([compiler, *flags, *machine, "-c", str(source), "-o", out])
+            own = by_file.get(source.name, [])
+            _run([compiler, *given, *own, "-c", str(source), "-o", out])
             return out
 
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(compiled, sources))
+            objects = list(pool.map(compiled, every))
         library = f"{folder}/{target.name}"
         _run([compiler, "-shared", *objects, f"-L{mlx / 'lib'}", "-lmlx", "-o", library])
         shutil.copyfile(library, target)

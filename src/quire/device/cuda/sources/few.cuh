@@ -1,4 +1,8 @@
-  // y = x W^T for at most 8 * TILES rows; codes of 4 bits, bfloat16.
+  // TILE_X is the number of the 16 rows of W.
+#ifndef TILE_X
+#define TILE_X blockIdx.x
+#endif
+  // y = x W^T, 8 * TILES rows a thread block; codes of 4 bits, bfloat16.
   // A thread block makes 16 rows of W (with GATED: of both matrices) for all rows of x. Its warps
   // share the groups of 64 columns and add up at the end. Codes are the left operand, as 128 + n;
   // what that adds is taken off by the sum of x, a product with ones.
@@ -10,11 +14,12 @@
   const size_t expert = tiles[blockIdx.y * 3];
   const int N = w_shape[1], words = w_shape[2];
 #else
-  const int first = 0, count = x_shape[0];
+  const int first = blockIdx.y * TILES * 8, count = min(TILES * 8, x_shape[0] - first);
+  if (count <= 0) return;
   const size_t expert = 0;
   const int N = w_shape[0], words = w_shape[1];
 #endif
-  const int K = words * 8, groups = K / GROUP, n0 = blockIdx.x * 16;
+  const int K = words * 8, groups = K / GROUP, n0 = TILE_X * 16;
   const size_t row0 = expert * N + n0 + r, row1 = row0 + 8;
 #if GATED
   constexpr int SETS = 2;
@@ -112,6 +117,6 @@
 #elif EXPERTS
     y[(size_t)order[first + column] * N + n0 + (i & 15)] = (T)sum[0];
 #else
-    y[(size_t)column * N + n0 + (i & 15)] = (T)sum[0];
+    y[(size_t)(first + column) * N + n0 + (i & 15)] = (T)sum[0];
 #endif
   }

@@ -1,8 +1,12 @@
+  // MOST is how many tiles there is room for.
+#ifndef MOST
+#define MOST min(pairs, EXPERT_COUNT + pairs / TILE)
+#endif
   // Pairs of row and expert, [P], in the order of their experts, and the tiles of that order:
   // expert, first place, count, [most, 3]; those past the last have a count of 0. One thread block.
   __shared__ int starts[EXPERT_COUNT], cursor[EXPERT_COUNT], counts[EXPERT_COUNT], tile_starts[EXPERT_COUNT];
   __shared__ int total;
-  const int pairs = chosen_shape[0], most = min(pairs, EXPERT_COUNT + pairs / TILE);
+  const int pairs = chosen_shape[0], most = MOST;
   for (int e = threadIdx.x; e < EXPERT_COUNT; e += blockDim.x) counts[e] = 0;
   __syncthreads();
   for (int i = threadIdx.x; i < pairs; i += blockDim.x) atomicAdd(&counts[chosen[i]], 1);

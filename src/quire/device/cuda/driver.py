@@ -1,0 +1,231 @@
+"""CUDA's driver and run-time compiler, as far as recording a graph of kernels needs them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_HEADER = "cuda_bf16.h"
+
+
+class DriverError(Exception):
+    """A call of the driver or the compiler failed; the message says which, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel in a graph. All its arguments are addresses.
+
+    Attributes:
+        function: as `Compiler` gives it.
+        grid, block: thread blocks, and threads in each.
+        shared: bytes of shared memory beside what the kernel declares.
+        after: the launches, by number, that must be done before.
+    """
+
+    function: int
+    grid: tuple[int, int, int]
+    block: int
+    shared: int
+    arguments: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+class _KernelNode(ctypes.Structure):
+    """CUDA_KERNEL_NODE_PARAMS_v2."""
+
+    _fields_ = (
+        ("function", ctypes.c_void_p),
+        *((name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),
+        ("parameters", ctypes.c_void_p),
+        ("extra", ctypes.c_void_p),
+        ("kernel", ctypes.c_void_p),
+        ("context", ctypes.c_void_p),
+    )
+
+
+class Graph:
+    """Launches that run as one. Holds what it must keep alive."""
+
+    def __init__(self, launches: Sequence[Launch]) -> None:
+        graph, self._exec = ctypes.c_void_p(), ctypes.c_void_p()
+        _call("cuGraphCreate", ctypes.byref(graph), 0)
+        try:
+            nodes: list[int] = []
+            for launch in launches:
+                nodes.append(_added(graph, launch, [nodes[number] for number in launch.after]))
+            flags = ctypes.c_ulonglong(0)
+            _call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), graph, flags)
+        finally:
+            _call("cuGraphDestroy", graph)
+
+    @property
+    def handle(self) -> int:
+        """What launches it."""
+        return self._exec.value or 0
+
+    def __del__(self) -> None:
+        if self._exec:
+            _driver().cuGraphExecDestroy(self._exec)
+
+
+def _added(graph: ctypes.c_void_p, launch: Launch, before: list[int]) -> int:
+    """The node of a launch."""
+    values = (ctypes.c_uint64 * len(launch.arguments))(*launch.arguments)
+    places = (ctypes.c_void_p * len(values))(
+        *(ctypes.addressof(values) + 8 * number for number in range(len(values)))
+    )
+    node = ctypes.c_void_p()
+    sizes = (*launch.grid, launch.block, 1, 1, launch.shared)
+    described = _KernelNode(launch.function, *sizes, ctypes.addressof(places), None, None, None)
+    after = (ctypes.c_void_p * len(before))(*before)
+    count = ctypes.c_size_t(len(before))
+    arguments = ctypes.byref(node), graph, after, count, ctypes.byref(described)
+    _call("cuGraphAddKernelNode_v2", *arguments)
+    assert node.value is not None, "the driver made no node"
+    return node.value
+
+
+class Compiler:
+    """Compiles kernels for this card, and keeps them in memory and on disk.
+
+    Args:
+        folder: of what was compiled before; nobody else may write to it.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._functions: dict[str, int] = {}
+        self._options = [
+            f"--gpu-architecture=sm_{_capability()}",
+            "--std=c++17",
+            *(f"-I{path}" for path in _header_folders()),
+        ]
+
+    def functions(self, sources: Sequence[str]) -> list[int]:
+        """The functions `kernel` of sources; several are compiled at a time."""
+        missing = [text for text in dict.fromkeys(sources) if text not in self._functions]
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            binaries = list(pool.map(self._binary, missing))
+        for text, binary in zip(missing, binaries, strict=True):
+            self._functions[text] = _loaded(binary)
+        return [self._functions[text] for text in sources]
+
+    def _binary(self, text: str) -> bytes:
+        digest = hashlib.sha256("\n".join([*self._options, text]).encode()).hexdigest()[:32]
+        path = None if self._folder is None else self._folder / f"{digest}.cubin"
+        if path is not None and path.exists():
+            return path.read_bytes()
+        binary = _compiled(text, self._options)
+        if path is not None:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            whole = path.with_suffix(f".{os.getpid()}")
+            whole.write_bytes(binary)
+            whole.replace(path)
+        return binary
+
+
+def _compiled(text: str, options: list[str]) -> bytes:
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+    _check(
+        "nvrtcCreateProgram",
+        nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None),
+    )
+    try:
+        given = (ctypes.c_char_p * len(options))(*(each.encode() for each in options))
+        failed = nvrtc.nvrtcCompileProgram(program, len(options), given)
+        size = ctypes.c_size_t()
+        if failed:
+            nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+            found = ctypes.create_string_buffer(size.value)
+            nvrtc.nvrtcGetProgramLog(program, found)
+            raise DriverError(f"a kernel does not compile: {found.value.decode()[:2000]}")
+        _check("nvrtcGetCUBINSize", nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+        binary = ctypes.create_string_buffer(size.value)
+        _check("nvrtcGetCUBIN", nvrtc.nvrtcGetCUBIN(program, binary))
+        return binary.raw
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _loaded(binary: bytes) -> int:
+    """The function of a compiled kernel. Modules stay loaded as long as the process."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    _call("cuModuleLoadData", ctypes.byref(module), binary)
+    _call("cuModuleGetFunction", ctypes.byref(function), module, b"kernel")
+    assert function.value is not None, "the driver found no function"
+    return function.value
+
+
+# -- the libraries ---------------------------------------------------------------------------------
+
+
+@cache
+def _driver() -> Any:
+    """The driver, with MLX's context current in this thread."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    mx.eval(mx.zeros(1) + 1)  # makes the context
+    context = ctypes.c_void_p()
+    _check("cuCtxGetCurrent", driver.cuCtxGetCurrent(ctypes.byref(context)))
+    if not context.value:
+        _check(
+            "cuDevicePrimaryCtxRetain", driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        )
+        _check("cuCtxSetCurrent", driver.cuCtxSetCurrent(context))
+    return driver
+
+
+@cache
+def _nvrtc() -> Any:
+    """The compiler that MLX has loaded."""
+    for version in (13, 12):
+        try:
+            return ctypes.CDLL(f"libnvrtc.so.{version}")
+        except OSError:
+            continue
+    raise DriverError("libnvrtc is not to be found")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    _check(name, getattr(_driver(), name)(*arguments))
+
+
+def _check(name: str, result: int) -> None:
+    if result:
+        raise DriverError(f"{name}: error {result}")
+
+
+@cache
+def _capability() -> str:
+    found = []
+    for attribute in (_MAJOR, _MINOR):
+        value = ctypes.c_int()
+        _call("cuDeviceGetAttribute", ctypes.byref(value), attribute, 0)
+        found.append(str(value.value))
+    return "".join(found)
+
+
+@cache
+def _header_folders() -> tuple[Path, ...]:
+    """Where CUDA's headers are, of the toolkit or of NVIDIA's packages, and those MLX brings."""
+    roots = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    folders = [Path(root, "include") for root in [*roots, "/usr/local/cuda"]]
+    for path in sys.path:
+        folders += sorted(Path(path, "nvidia").glob("*/include"))
+    found = [folder for folder in folders if (folder / _HEADER).exists()][:1]
+    if not found:
+        raise DriverError(f"CUDA's headers ({_HEADER}) are not to be found: set CUDA_HOME")
+    beside = [found[0] / "cccl"]
+    beside += [Path(path, "mlx", "include", "cccl") for path in sys.path]
+    return (*found, *(folder for folder in beside if folder.is_dir()))

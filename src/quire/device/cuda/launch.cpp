@@ -1,0 +1,135 @@
+// A recorded CUDA graph as one MLX operation. Of CUDA's driver three functions are needed, which are
+// looked up in the library that MLX has loaded; its headers are not.
+
+#include <dlfcn.h>
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+#include "mlx/version.h"
+
+namespace mlx::core::cu {
+// Declared as in MLX's backend/cuda/device.h, whose own includes a wheel lacks. Only the first two
+// members are named; objects are made by MLX alone.
+class Device {
+public:
+    void make_current();
+};
+class CommandEncoder {
+public:
+    void commit();
+    Device& device() { return device_; }
+    void* stream() { return stream_; }
+
+private:
+    Device& device_;
+    void* stream_;
+};
+CommandEncoder& get_command_encoder(Stream s);
+// As in backend/cuda/allocator.h.
+struct CudaBuffer {
+    void* data;
+    size_t size;
+    int device;
+};
+}  // namespace mlx::core::cu
+
+namespace nb = nanobind;
+using mlx::core::array;
+
+namespace quire {
+namespace {
+
+struct Driver {
+    int (*copy)(uint64_t to, uint64_t from, size_t bytes, void* stream);
+    int (*launch)(void* graph, void* stream);
+};
+
+const Driver& driver() {
+    static const Driver found = [] {
+        void* library = dlopen("libcuda.so.1", RTLD_LAZY);
+        if (!library) throw std::runtime_error("libcuda.so.1 cannot be loaded");
+        Driver names{};
+        names.copy = reinterpret_cast<decltype(names.copy)>(dlsym(library, "cuMemcpyAsync"));
+        names.launch = reinterpret_cast<decltype(names.launch)>(dlsym(library, "cuGraphLaunch"));
+        if (!names.copy || !names.launch) throw std::runtime_error("libcuda.so.1 lacks a function");
+        return names;
+    }();
+    return found;
+}
+
+void check(int result, const char* what) {
+    if (result) throw std::runtime_error(std::string(what) + ": CUDA error " + std::to_string(result));
+}
+
+uint64_t address(const array& of) {
+    auto* buffer = static_cast<mlx::core::cu::CudaBuffer*>(const_cast<array&>(of).buffer().ptr());
+    return reinterpret_cast<uint64_t>(buffer->data) + of.offset();
+}
+
+// Copies its inputs, but for the last, to where the graph reads them, and launches it. The last input
+// is where the graph writes: the output is its beginning.
+class Replay : public mlx::core::Primitive {
+public:
+    Replay(mlx::core::Stream stream, uint64_t graph, std::vector<uint64_t> targets)
+        : Primitive(stream), graph_(graph), targets_(std::move(targets)) {}
+
+    void eval_cpu(const std::vector<array>&, std::vector<array>&) override {
+        throw std::runtime_error("a CUDA graph does not run on a CPU");
+    }
+    void eval_gpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+        auto& encoder = mlx::core::cu::get_command_encoder(stream());
+        encoder.device().make_current();
+        encoder.commit();  // what was asked for before runs before
+        for (size_t i = 0; i < targets_.size(); i++) {
+            if (!inputs[i].flags().row_contiguous) throw std::runtime_error("an input has gaps");
+            check(driver().copy(targets_[i], address(inputs[i]), inputs[i].nbytes(), encoder.stream()),
+                  "copying an input");
+        }
+        check(driver().launch(reinterpret_cast<void*>(graph_), encoder.stream()), "launching a graph");
+        array& out = outputs[0];
+        out.copy_shared_buffer(inputs.back(), out.strides(), {true, true, out.size() == 1}, out.size());
+    }
+    const char* name() const override { return "Replay"; }
+
+private:
+    uint64_t graph_;
+    std::vector<uint64_t> targets_;
+};
+
+uint64_t pointer(const array& of) {
+    if (of.status() == array::Status::unscheduled) return 0;
+    if (!of.flags().row_contiguous) throw std::invalid_argument("the array has gaps");
+    return address(of);
+}
+
+array replay(uint64_t graph, std::vector<array> inputs, std::vector<uint64_t> targets, array room,
+             int rows) {
+    if (inputs.size() != targets.size()) throw std::invalid_argument("one target for each input");
+    if (room.ndim() != 2 || rows > room.shape(0)) throw std::invalid_argument("too many rows");
+    const mlx::core::Shape shape{rows, room.shape(1)};
+    const auto dtype = room.dtype();
+    inputs.push_back(std::move(room));
+    const auto stream = mlx::core::default_stream(mlx::core::default_device());
+    return array(shape, dtype, std::make_shared<Replay>(stream, graph, std::move(targets)),
+                 std::move(inputs));
+}
+
+}  // namespace
+}  // namespace quire
+
+NB_MODULE(_cuda, m) {
+    nb::module_::import_("mlx.core");
+    m.attr("MLX_VERSION") = std::to_string(MLX_VERSION_MAJOR) + "." + std::to_string(MLX_VERSION_MINOR) +
+                            "." + std::to_string(MLX_VERSION_PATCH);
+    m.attr("SOURCES") = QUIRE_SOURCES;
+    m.def("pointer", &quire::pointer, nb::arg("array"));
+    m.def("replay", &quire::replay, nb::arg("graph"), nb::arg("inputs"), nb::arg("targets"),
+          nb::arg("room"), nb::arg("rows"));
+}

@@ -1,0 +1,1 @@
+"""A whole step of generating rows as one operation: recorded kernels, launched together."""

@@ -1,0 +1,282 @@
+"""The sources of the kernels that a decode step is made of.
+
+Each is a function `kernel` whose arguments are all addresses. `rows` is how many rows a step has; a
+kernel is launched for the most that its graph serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire.attention.paged import cuda as paged
+from quire.device.cuda.products import ACTIVATIONS, few_defines
+from quire.device.gpu_kernels import kernel_text
+
+_PRODUCTS, _OWN = "quire.device.cuda", "quire.engine.decode"
+
+ROW_THREADS = 512
+HEAD_THREADS = 128
+ROUTE_THREADS = 1024
+EXPERT_THREADS = 256
+
+_WEIGHT = ("const unsigned* {0}", "const T* {1}", "const T* {2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How products cut up to `most` rows.
+
+    Attributes:
+        tiles: times 8 rows in a thread block.
+        warps: that share a row of weights.
+    """
+
+    most: int
+
+    @property
+    def tiles(self) -> int:
+        return min(4, -(-self.most // 8))
+
+    @property
+    def warps(self) -> int:
+        return 16 if self.tiles <= 2 else 8
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks, one above the other, for all rows."""
+        return -(-self.most // (8 * self.tiles))
+
+
+def _text(
+    parameters: Sequence[str],
+    body: str,
+    threads: int,
+    defines: Mapping[str, object],
+    head: str = "",
+) -> str:
+    lines = [f"#define {name} {value}" for name, value in defines.items()]
+    signature = f'extern "C" __global__ void __launch_bounds__({threads})'
+    return "\n".join(
+        [
+            "#include <cuda_bf16.h>",
+            *lines,
+            "typedef __nv_bfloat16 T;",
+            head,
+            f"{signature} kernel({', '.join(parameters)}) {{",
+            body,
+            "}\n",
+        ]
+    )
+
+
+def _row_text(name: str, parameters: Sequence[str], defines: Mapping[str, object]) -> str:
+    """Of a kernel with a thread block a row."""
+    head, body = kernel_text(_OWN, "rows.cuh"), kernel_text(_OWN, f"{name}.cuh")
+    return _text(parameters, body, ROW_THREADS, {**defines, "THREADS": ROW_THREADS}, head)
+
+
+def embed(hidden: int, group_size: int, multiplier: float, eps: float) -> str:
+    """tokens, codes, scales, biases, norm, x, normed x."""
+    parameters = ["const int* rows", "const int* tokens", "const unsigned* codes"]
+    parameters += ["const T* scales", "const T* biases", "const T* norm0", "T* x", "T* out0"]
+    defines: Mapping[str, object] = {"HIDDEN": hidden, "GROUP": group_size}
+    return _row_text(
+        "embed", parameters, {**defines, "MULTIPLIER": _float(multiplier), "EPS": _float(eps)}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What `mix.cuh` is compiled for."""
+
+    hidden: int
+    eps: float
+    dense: bool
+    dense_norm: bool
+    top: int
+    expert_norm: bool
+    post: bool
+    scaled: bool
+    outs: int
+
+    @property
+    def text(self) -> str:
+        """x, dense, its norm, experts, their weights and norm, post norm, scalar, then the norms
+
+        and the places of the outputs, three of each.
+        """
+        parameters = ["const int* rows", "T* x", "const T* y", "const T* dense_norm"]
+        parameters += ["const T* experts", "const float* weights", "const T* expert_norm"]
+        parameters += ["const T* post_norm", "const T* scalar"]
+        parameters += [f"const T* norm{n}" for n in range(3)] + [f"T* out{n}" for n in range(3)]
+        defines: Mapping[str, object] = {
+            "HIDDEN": self.hidden,
+            "EPS": _float(self.eps),
+            "DENSE": int(self.dense),
+            "DENSE_NORM": int(self.dense_norm),
+            "TOP": self.top,
+            "EXPERT_NORM": int(self.expert_norm),
+            "POST": int(self.post),
+            "SCALED": int(self.scaled),
+            "OUTS": self.outs,
+        }
+        return _row_text("mix", parameters, defines)
+
+
+def linear(inputs: int, outputs: tuple[int, ...], group_size: int, tiling: Tiling) -> str:
+    """rows, x, then codes, scales, biases and y of each matrix."""
+    parameters = ["const int* rows", "const T* x"]
+    for n in range(len(outputs)):
+        parameters += [*(p.format(f"w{n}", f"s{n}", f"b{n}") for p in _WEIGHT), f"T* y{n}"]
+    lines = [
+        "const int x_shape[1] = {*rows};",
+        "int part = blockIdx.x;",
+        f"int outputs = {outputs[0]};",
+        "const unsigned* w = w0; const T *scales = s0, *biases = b0; T* y = y0;",
+    ]
+    for n in range(1, len(outputs)):
+        lines += [
+            f"if (part >= {outputs[n - 1] // 16}) {{ part -= {outputs[n - 1] // 16};",
+            f"w = w{n}; scales = s{n}; biases = b{n}; y = y{n}; outputs = {outputs[n]};",
+        ]
+    lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {inputs // 8}}};"]
+    return _few(parameters, lines, _few_defines(group_size, tiling) | {"TILE_X": "part"})
+
+
+def gated(inputs: int, outputs: int, group_size: int, activation: str, tiling: Tiling) -> str:
+    """rows, x, gate's and up's codes, scales and biases, y."""
+    parameters = ["const int* rows", "const T* x", *_gate_and_up(), "T* y"]
+    lines = [
+        "const int x_shape[1] = {*rows};",
+        f"const int w_shape[2] = {{{outputs}, {inputs // 8}}};",
+    ]
+    more = {"GATED": 1, "GELU": ACTIVATIONS[activation]}
+    return _few(parameters, lines, _few_defines(group_size, tiling) | more)
+
+
+def experts_gated(
+    experts: int, inputs: int, outputs: int, group_size: int, activation: str, top: int
+) -> str:
+    """x, gate's and up's codes, scales and biases, order, tiles, y."""
+    parameters = ["const T* x", *_gate_and_up(), "const int* order", "const int* tiles", "T* y"]
+    more = {"GATED": 1, "GELU": ACTIVATIONS[activation], "TOP": top}
+    return _experts(parameters, (experts, outputs, inputs // 8), group_size, more)
+
+
+def experts_down(experts: int, inputs: int, outputs: int, group_size: int) -> str:
+    """x, codes, scales, biases, order, tiles, y."""
+    parameters = ["const T* x", *(p.format("w", "scales", "biases") for p in _WEIGHT)]
+    parameters += ["const int* order", "const int* tiles", "T* y"]
+    more = {"GATED": 0, "GELU": 0, "TOP": 1}
+    return _experts(parameters, (experts, outputs, inputs // 8), group_size, more)
+
+
+def _gate_and_up() -> list[str]:
+    names = (("w", "scales", "biases"), ("w_up", "scales_up", "biases_up"))
+    return [each.format(*own) for own in names for each in _WEIGHT]
+
+
+def _experts(
+    parameters: list[str], shape: tuple[int, int, int], group_size: int, more: dict[str, int]
+) -> str:
+    lines = [f"const int w_shape[3] = {{{shape[0]}, {shape[1]}, {shape[2]}}};"]
+    return _few(parameters, lines, few_defines(group_size, experts=True) | more)
+
+
+def _few_defines(group_size: int, tiling: Tiling) -> dict[str, int]:
+    own = {"TILES": tiling.tiles, "WARPS": tiling.warps, "GATED": 0, "GELU": 0}
+    return few_defines(group_size, experts=False) | own
+
+
+def _few(parameters: list[str], lines: list[str], defines: Mapping[str, object]) -> str:
+    head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, "few.cuh")
+    threads = 32 * int(str(defines["WARPS"]))
+    return _text(parameters, "\n".join([*lines, body]), threads, defines, head)
+
+
+def route(
+    experts: int, top: int, normalise: bool, scale: float, per_expert: bool, most: int
+) -> str:
+    """rows, logits, weights of experts, chosen, weights, order, tiles.
+
+    Args:
+        most: tiles that there is room for.
+    """
+    parameters = ["const int* rows", "const T* logits", "const T* per_expert", "int* chosen"]
+    parameters += ["float* weights", "int* order", "int* tiles"]
+    defines: Mapping[str, object] = {
+        "EXPERT_COUNT": experts,
+        "TOP": top,
+        "NORMALISE": int(normalise),
+        "SCALE": _float(scale),
+        "PER_EXPERT": int(per_expert),
+        "TILE": 8,
+        "MOST": most,
+    }
+    body = kernel_text(_OWN, "route.cuh") + kernel_text(_PRODUCTS, "group.cuh")
+    return _text(parameters, body, ROUTE_THREADS, defines)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What `heads.cuh` is compiled for."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    block_tokens: int
+    pairs: int
+    neighbours: bool
+    gain: float
+    normed: bool
+    values_normed: bool
+    eps: float
+
+    @property
+    def text(self) -> str:
+        """rows, q, k, v, norms of q and k, frequencies, positions, blocks, offsets, the pools."""
+        parameters = ["const int* rows", "T* q", "T* k", "T* v", "const T* q_norm"]
+        parameters += ["const T* k_norm", "const float* frequencies", "const int* positions"]
+        parameters += ["const int* blocks", "const int* offsets", "T* keys", "T* values"]
+        defines: Mapping[str, object] = {
+            "HEADS": self.heads,
+            "KV_HEADS": self.kv_heads,
+            "DIM": self.dim,
+            "BLOCK": self.block_tokens,
+            "PAIRS": self.pairs,
+            "NEIGHBOURS": int(self.neighbours),
+            "GAIN": _float(self.gain),
+            "QK_NORM": int(self.normed),
+            "V_NORM": int(self.values_normed),
+            "EPS": _float(self.eps),
+        }
+        head = "__device__ __forceinline__ float rounded(float x) { return (float)(T)x; }"
+        return _text(parameters, kernel_text(_OWN, "heads.cuh"), HEAD_THREADS, defines, head)
+
+
+def attend(shape: paged.Shape) -> str:
+    """q, keys, values, tiles, table, visible, numbers, partial, stats."""
+    parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
+    parameters += ["const int* table", "const int* visible", "const float* numbers"]
+    parameters += ["float* partial", "float* stats"]
+    body = "const float* sinks = nullptr; T* result = nullptr;\n" + paged.source("attend")
+    defines: Mapping[str, object] = dict(shape.defines(1, split=True))
+    return _text(parameters, body, paged.LANES, defines, paged.source("tensor"))
+
+
+def combine(shape: paged.Shape, splits: int) -> str:
+    """rows, partial, stats, result."""
+    parameters = ["const int* rows", "const float* partial", "const float* stats", "T* result"]
+    lines = [
+        f"if (blockIdx.x >= *rows * {shape.heads}) return;",
+        f"const int stats_shape[3] = {{0, 0, {splits}}};",
+        "const float* sinks = nullptr;",
+    ]
+    defines: Mapping[str, object] = {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": 0}
+    body = "\n".join([*lines, paged.source("combine")])
+    return _text(parameters, body, paged.LANES, defines)
+
+
+def _float(x: float) -> str:
+    return f"{x!r}f" if "e" in repr(x) or "." in repr(x) else f"{x!r}.0f"

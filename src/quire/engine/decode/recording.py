@@ -1,0 +1,290 @@
+"""Records the kernels of a decode step: which, in which order, on which addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from quire.attention.paged import cuda as paged
+from quire.device.cuda.driver import Launch
+from quire.device.operations import PackedWeight
+from quire.engine.decode import kernels
+from quire.engine.decode.room import Place, Room
+from quire.models.stack import Stack, StackAttention, StackExperts, StackLayer, StackMLP
+
+Address = Callable[[mx.array], int]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPool:
+    """Where a layer keeps keys and values, and what its KV group says of a step's rows."""
+
+    group: int
+    block_tokens: int
+    keys: int
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A launch before its source is compiled; see `driver.Launch`."""
+
+    source: str
+    grid: tuple[int, int, int]
+    block: int
+    shared: int
+    arguments: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+@dataclass
+class Recording:
+    """The kernels of a step of up to `most` rows.
+
+    Args:
+        address: of an array on the device.
+        room: what the kernels write to, and where the step's inputs are.
+        out: where the normalised hidden states go.
+    """
+
+    stack: Stack
+    pools: Mapping[int, LayerPool]
+    most: int
+    address: Address
+    room: Room
+    out: int
+    kernels: list[Kernel] = field(default_factory=list)
+
+    def record(self) -> list[Kernel]:
+        """All of them, in an order in which they may run."""
+        stack, at = self.stack, self.room.at
+        tables = self._matrix(stack.embedding)
+        first = self.address(stack.layers[0].input_norm)
+        source = kernels.embed(
+            stack.hidden_size,
+            stack.embedding.packing.group_size,
+            float(mx.array(stack.multiplier).astype(mx.bfloat16)),
+            stack.eps,
+        )
+        arguments = at(Place.ROWS), at(Place.TOKENS), *tables, first, at(Place.X), at(Place.NORMED)
+        last = self._add(source, (self.most, 1, 1), kernels.ROW_THREADS, arguments, ())
+        for number, layer in enumerate(stack.layers):
+            following = stack.layers[number + 1] if number + 1 < len(stack.layers) else None
+            norm = stack.norm if following is None else following.input_norm
+            last = self._layer(layer, last, norm, self.out if following is None else None)
+        return self.kernels
+
+    # -- a layer -------------------------------------------------------------------------------
+
+    def _layer(self, layer: StackLayer, last: int, norm: mx.array, out: int | None) -> int:
+        """The last of a layer's kernels; `norm` is what reads its output, `out` where to."""
+        at = self.room.at
+        last = self._attention(layer.attention, last)
+        norms = [each.norm for each in (layer.mlp, layer.experts) if each is not None]
+        if layer.experts is not None:
+            norms.append(layer.experts.router_norm)
+        places = [at(Place.NORMED), at(Place.NORMED_1), at(Place.NORMED_2)][: len(norms)]
+        mix = self._mix(layer.attention_post_norm, None, None, None, True, len(norms))
+        arguments = self._mix_arguments(layer.attention_post_norm, None, None, None, norms, places)
+        last = self._add(mix, (self.most, 1, 1), kernels.ROW_THREADS, arguments, (last,))
+        ends: list[int] = []
+        if layer.mlp is not None:
+            ends.append(self._mlp(layer.mlp, last, places[0]))
+        if layer.experts is not None:
+            normed, routed = places[-2:]
+            ends.append(self._experts(layer.experts, last, normed, routed))
+        source = self._mix(
+            layer.post_norm, layer.mlp, layer.experts, layer.scalar, layer.mlp is not None, 1
+        )
+        arguments = self._mix_arguments(
+            layer.post_norm,
+            layer.mlp,
+            layer.experts,
+            layer.scalar,
+            [norm],
+            [at(Place.NORMED) if out is None else out],
+        )
+        return self._add(source, (self.most, 1, 1), kernels.ROW_THREADS, arguments, tuple(ends))
+
+    def _attention(self, attention: StackAttention, last: int) -> int:
+        at, pool = self.room.at, self.pools[attention.layer]
+        group = self.room.group(pool.group)
+        parts = [(attention.q, Place.Q), (attention.k, Place.K)]
+        if attention.v is not None:
+            parts.append((attention.v, Place.V))
+        last = self._linear(at(Place.NORMED), [(w, at(place)) for w, place in parts], last)
+        heads, kv_heads, dim = attention.heads, attention.kv_heads, attention.head_dim
+        rope = attention.rope
+        told = kernels.Heads(
+            heads,
+            kv_heads,
+            dim,
+            pool.block_tokens,
+            rope.frequencies.size,
+            rope.neighbours,
+            rope.gain,
+            attention.q_norm is not None,
+            attention.norms_values,
+            self.stack.eps,
+        )
+        arguments: tuple[int, ...] = (
+            *(at(Place.ROWS), at(Place.Q), at(Place.K)),
+            at(Place.K if attention.v is None else Place.V),
+            *(self._optional(attention.q_norm), self._optional(attention.k_norm)),
+            *(self.address(rope.frequencies), at(Place.POSITIONS), group.blocks, group.offsets),
+            *(pool.keys, pool.values),
+        )
+        warps = kernels.HEAD_THREADS // 32
+        grid = self.most, -(-(heads + 2 * kv_heads) // warps), 1
+        last = self._add(told.text, grid, kernels.HEAD_THREADS, arguments, (last,))
+        shape = paged.Shape(
+            *(mx.bfloat16, dim, dim, kv_heads, heads // kv_heads),
+            *(pool.block_tokens, False, False),
+        )
+        splits = shape.splits(self.most)
+        found = at(Place.PARTIAL), at(Place.STATS)
+        numbers = paged.numbers(attention.scale, None)
+        mx.eval(numbers)
+        arguments = (
+            *(at(Place.Q), pool.keys, pool.values, group.tiles, self.room.table, group.visible),
+            *(self.address(numbers), *found),
+        )
+        grid = self.most, kv_heads * (shape.group // shape.part), splits
+        shared = paged.shared_memory(shape, 1)
+        source = kernels.attend(shape)
+        last = self._add(source, grid, paged.LANES, arguments, (last,), shared)
+        arguments = at(Place.ROWS), *found, at(Place.ATTENDED)
+        source, grid = kernels.combine(shape, splits), (self.most * heads, 1, 1)
+        last = self._add(source, grid, paged.LANES, arguments, (last,))
+        return self._linear(at(Place.ATTENDED), [(attention.o, at(Place.Y))], last)
+
+    def _mlp(self, mlp: StackMLP, last: int, x: int) -> int:
+        outputs, tiling = mlp.gate.codes.shape[0], kernels.Tiling(self.most)
+        inputs, group_size = mlp.gate.codes.shape[1] * 8, mlp.gate.packing.group_size
+        source = kernels.gated(inputs, outputs, group_size, mlp.activation, tiling)
+        inner = self.room.at(Place.INNER)
+        matrices = *self._matrix(mlp.gate), *self._matrix(mlp.up)
+        arguments = self.room.at(Place.ROWS), x, *matrices, inner
+        grid = outputs // 16, tiling.blocks, 1
+        last = self._add(source, grid, 32 * tiling.warps, arguments, (last,))
+        return self._linear(inner, [(mlp.down, self.room.at(Place.Y))], last)
+
+    def _experts(self, experts: StackExperts, last: int, x: int, routed: int) -> int:
+        at = self.room.at
+        last = self._linear(routed, [(experts.router, at(Place.LOGITS))], last)
+        count, outputs, words = experts.gate.codes.shape
+        hidden, pairs = self.stack.hidden_size, self.most * experts.k
+        most = min(pairs, count + pairs // 8)
+        source = kernels.route(
+            count,
+            experts.k,
+            experts.normalise,
+            experts.scale,
+            experts.per_expert is not None,
+            most,
+        )
+        order = at(Place.ORDER), at(Place.TILES)
+        arguments: tuple[int, ...] = (
+            *(at(Place.ROWS), at(Place.LOGITS), self._optional(experts.per_expert)),
+            *(at(Place.CHOSEN), at(Place.WEIGHTS), *order),
+        )
+        last = self._add(source, (1, 1, 1), kernels.ROUTE_THREADS, arguments, (last,))
+        size = experts.gate.packing.group_size
+        source = kernels.experts_gated(
+            count, words * 8, outputs, size, experts.activation, experts.k
+        )
+        matrices = *self._matrix(experts.gate), *self._matrix(experts.up)
+        arguments = x, *matrices, *order, at(Place.EXPERT_INNER)
+        grid = outputs // 16, most, 1
+        last = self._add(source, grid, kernels.EXPERT_THREADS, arguments, (last,))
+        size = experts.down.packing.group_size
+        source = kernels.experts_down(count, outputs, hidden, size)
+        arguments = at(Place.EXPERT_INNER), *self._matrix(experts.down), *order, at(Place.EXPERT_Y)
+        grid = hidden // 16, most, 1
+        return self._add(source, grid, kernels.EXPERT_THREADS, arguments, (last,))
+
+    # -- kernels -------------------------------------------------------------------------------
+
+    def _add(
+        self,
+        source: str,
+        grid: tuple[int, int, int],
+        block: int,
+        arguments: tuple[int, ...],
+        after: tuple[int, ...],
+        shared: int = 0,
+    ) -> int:
+        """The number of a new kernel."""
+        self.kernels.append(Kernel(source, grid, block, shared, arguments, after))
+        return len(self.kernels) - 1
+
+    def _linear(self, x: int, parts: Sequence[tuple[PackedWeight, int]], last: int) -> int:
+        """Matrices by which the same rows are multiplied, each into a place of its own."""
+        weights = [weight for weight, _ in parts]
+        outputs = tuple(weight.codes.shape[0] for weight in weights)
+        tiling = kernels.Tiling(self.most)
+        inputs, group_size = weights[0].codes.shape[1] * 8, weights[0].packing.group_size
+        source = kernels.linear(inputs, outputs, group_size, tiling)
+        arguments = [self.room.at(Place.ROWS), x]
+        for weight, place in parts:
+            arguments += [*self._matrix(weight), place]
+        grid = sum(outputs) // 16, tiling.blocks, 1
+        return self._add(source, grid, 32 * tiling.warps, tuple(arguments), (last,))
+
+    def _mix(
+        self,
+        post: mx.array | None,
+        mlp: StackMLP | None,
+        experts: StackExperts | None,
+        scalar: mx.array | None,
+        dense: bool,
+        outs: int,
+    ) -> str:
+        return kernels.Mix(
+            self.stack.hidden_size,
+            self.stack.eps,
+            dense,
+            mlp is not None and mlp.post_norm is not None,
+            0 if experts is None else experts.k,
+            experts is not None and experts.post_norm is not None,
+            post is not None,
+            scalar is not None,
+            outs,
+        ).text
+
+    def _mix_arguments(
+        self,
+        post: mx.array | None,
+        mlp: StackMLP | None,
+        experts: StackExperts | None,
+        scalar: mx.array | None,
+        norms: Sequence[mx.array],
+        outs: Sequence[int],
+    ) -> tuple[int, ...]:
+        at = self.room.at
+        missing = [0] * (3 - len(norms))
+        return (
+            *(at(Place.ROWS), at(Place.X), at(Place.Y)),
+            self._optional(None if mlp is None else mlp.post_norm),
+            *(at(Place.EXPERT_Y), at(Place.WEIGHTS)),
+            self._optional(None if experts is None else experts.post_norm),
+            *(self._optional(post), self._optional(scalar)),
+            *(*map(self.address, norms), *missing, *outs, *missing),
+        )
+
+    def _matrix(self, weight: PackedWeight) -> tuple[int, int, int]:
+        assert weight.biases is not None, "affine codes have biases"
+        return self.address(weight.codes), self.address(weight.scales), self.address(weight.biases)
+
+    def _optional(self, array: mx.array | None) -> int:
+        return 0 if array is None else self.address(array)
+
+
+def launches(recorded: Sequence[Kernel], functions: Sequence[int]) -> list[Launch]:
+    """The kernels with their compiled functions."""
+    return [
+        Launch(function, each.grid, each.block, each.shared, each.arguments, each.after)
+        for each, function in zip(recorded, functions, strict=True)
+    ]

@@ -1,0 +1,152 @@
+"""A decoder as plain data: what an engine needs to compute a whole step as one operation.
+
+A model that can be told this way tells it; the model itself stays the reference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.device.operations import ExpertMatrices, PackedWeight, Packing
+from quire.models.rope import Rope
+
+
+class NotTold(Exception):
+    """The model has a part that a `Stack` has no words for; the message names it."""
+
+
+@dataclass(frozen=True)
+class StackAttention:
+    """Attention of one layer.
+
+    Attributes:
+        layer: index into the model's `layout`.
+        v: None where the keys' projection serves the values too.
+        q_norm, k_norm: of each head; None without.
+        norms_values: values are normalised by head, without a weight.
+        scale: multiplies the logits.
+    """
+
+    layer: int
+    q: PackedWeight
+    k: PackedWeight
+    v: PackedWeight | None
+    o: PackedWeight
+    q_norm: mx.array | None
+    k_norm: mx.array | None
+    norms_values: bool
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope
+    scale: float
+
+
+@dataclass(frozen=True)
+class StackMLP:
+    """`down(act(gate(x)) * up(x))` of normalised rows.
+
+    Attributes:
+        norm: weight of the norm before.
+        post_norm: weight of a norm behind; None without.
+    """
+
+    norm: mx.array
+    gate: PackedWeight
+    up: PackedWeight
+    down: PackedWeight
+    activation: str
+    post_norm: mx.array | None
+
+
+@dataclass(frozen=True)
+class StackExperts:
+    """Experts, each a gated MLP, of which a router chooses `k` a row by a softmax.
+
+    Attributes:
+        norm, post_norm: see `StackMLP`.
+        router_norm: weight of the norm of what the router reads.
+        router: `[experts, hidden]`.
+        per_expert: multiplies the weights, `[experts]`; None without.
+        normalise: the weights of the chosen sum to one.
+        gate, up, down: `[experts, -, -]`.
+    """
+
+    norm: mx.array
+    router_norm: mx.array
+    router: PackedWeight
+    per_expert: mx.array | None
+    normalise: bool
+    scale: float
+    k: int
+    gate: PackedWeight
+    up: PackedWeight
+    down: PackedWeight
+    activation: str
+    post_norm: mx.array | None
+
+
+@dataclass(frozen=True)
+class StackLayer:
+    """Attention, then what each row passes through for itself; both are added to the rows.
+
+    Attributes:
+        input_norm: weight of the norm before attention.
+        attention_post_norm: weight of a norm behind it; None without.
+        mlp, experts: one of them at least; their sum is added.
+        post_norm: weight of a norm of that sum; None without.
+        scalar: multiplies what the layer gives, `[1]`; None without.
+    """
+
+    input_norm: mx.array
+    attention: StackAttention
+    attention_post_norm: mx.array | None
+    mlp: StackMLP | None
+    experts: StackExperts | None
+    post_norm: mx.array | None
+    scalar: mx.array | None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A decoder from tokens to normalised hidden states; all norms are RMS norms.
+
+    Attributes:
+        embedding: `[vocab, hidden]`.
+        multiplier: of embeddings.
+        norm: weight of the norm behind the last layer.
+    """
+
+    embedding: PackedWeight
+    multiplier: float
+    layers: tuple[StackLayer, ...]
+    norm: mx.array
+    eps: float
+    hidden_size: int
+
+
+def packed(module: Any, name: str) -> PackedWeight:
+    """The matrix of a linear layer or an embedding.
+
+    Raises:
+        NotTold: it is not packed, or has a bias.
+    """
+    if not isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding) or "bias" in module:
+        raise NotTold(f"{name} is no packed matrix without a bias")
+    packing = Packing(module.group_size, module.bits, module.mode)
+    return PackedWeight(module["weight"], module["scales"], module.get("biases"), packing)
+
+
+def stacked(matrices: ExpertMatrices) -> PackedWeight:
+    """The matrices of experts.
+
+    Raises:
+        NotTold: they are not packed, or have biases.
+    """
+    if not isinstance(matrices.weight, PackedWeight) or matrices.bias is not None:
+        raise NotTold("experts that are not packed, or have biases")
+    return matrices.weight

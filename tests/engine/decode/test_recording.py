@@ -1,0 +1,120 @@
+"""A decode step as recorded kernels, as far as that can be seen without a GPU."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from quire.cache.specs import KVLayout
+from quire.engine.decode.recording import Kernel, LayerPool, Recording
+from quire.engine.decode.room import Place, Room
+from quire.engine.decode.whole import MOST_ROWS, Unfit, check_stack
+from quire.models.base import LanguageModel, named_parameters
+from quire.models.registry import build
+from quire.models.stack import NotTold
+from tests.support.nvcc import assert_compiles
+from tests.support.tiny_models import (
+    gemma4_config,
+    gemma4_moe_config,
+    llama_config,
+    qwen3_moe_config,
+)
+
+SIZES = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 64}
+EXPERTS = {"num_experts": 32, "moe_intermediate_size": 64}
+TYPES = {"layer_types": ["sliding_attention", "full_attention"], "global_head_dim": 128}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": llama_config(**SIZES),
+    "qwen3_moe": qwen3_moe_config(**SIZES, **EXPERTS, mlp_only_layers=[]),
+    "gemma4_moe": gemma4_moe_config(**SIZES, **EXPERTS, **TYPES),
+}
+
+
+def packed_model(config: dict[str, Any]) -> LanguageModel:
+    model = build(config)
+    nn.quantize(model, 64, 4)
+    weights = {name: _narrow(each) for name, each in named_parameters(model).items()}
+    model.load_weights(list(weights.items()))
+    mx.eval(list(weights.values()))
+    return model
+
+
+def _narrow(each: mx.array) -> mx.array:
+    return each.astype(mx.bfloat16) if each.dtype == mx.float32 else each
+
+
+def recorded(config: dict[str, Any], most: int) -> tuple[list[Kernel], Room]:
+    model = packed_model(config)
+    layout, stack = KVLayout.of(model.layout), model.stack()
+    check_stack(stack, layout)
+    groups = len(layout.groups)
+    room = Room(stack, groups, MOST_ROWS, 100, id)
+    pools = {n: LayerPool(layout.group[n], 64, 1, 2) for n in range(len(stack.layers))}
+    return Recording(stack, pools, most, id, room, 3).record(), room
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_kernel_gets_what_it_names_after_what_it_reads(family: str) -> None:
+    kernels, room = recorded(FAMILIES[family], 8)
+    parameters = [_parameters(each) for each in kernels]
+    assert [len(each) for each in parameters] == [len(each.arguments) for each in kernels]
+    for number, each in enumerate(kernels):
+        assert all(before < number for before in each.after)
+        names = [name.split()[-1] for name in parameters[number]]
+        given = dict(zip(names, each.arguments, strict=True))
+        assert given.get("rows", room.at(Place.ROWS)) == room.at(Place.ROWS)
+    # Every kernel leads to the last one: none may still run when the next step begins.
+    reached = {len(kernels) - 1}
+    for number in reversed(range(len(kernels))):
+        assert number in reached
+        reached.update(kernels[number].after)
+
+
+def _parameters(kernel: Kernel) -> list[str]:
+    found = re.search(r"__launch_bounds__\((\d+)\) kernel\((.*?)\) \{", kernel.source)
+    assert found is not None
+    assert int(found[1]) == kernel.block
+    return found[2].split(", ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most", [1, 16, 64])
+def test_kernels_compile(most: int, tmp_path: Path) -> None:
+    sources = {each.source for config in FAMILIES.values() for each in recorded(config, most)[0]}
+    for source in sources:
+        assert_compiles(source, tmp_path, spilled=64)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"head_dim": 32}, "heads of 32"),
+        ({"hidden_activation": "gelu"}, "the activation gelu"),
+    ],
+)
+def test_what_the_kernels_are_not_made_for(change: dict[str, Any], why: str) -> None:
+    model = packed_model(FAMILIES["gemma4_moe"] | change)
+    with pytest.raises(Unfit, match=why):
+        check_stack(model.stack(), KVLayout.of(model.layout))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (llama_config(attention_bias=True), "without a bias|qkv_bias"),
+        (gemma4_config(num_kv_shared_layers=1), "another layer's keys"),
+    ],
+)
+def test_what_a_stack_has_no_words_for(config: dict[str, Any], why: str) -> None:
+    with pytest.raises(NotTold, match=why):
+        packed_model(config).stack()
+
+
+def test_weights_that_are_not_packed_are_not_told() -> None:
+    with pytest.raises(NotTold, match="no packed matrix"):
+        build(FAMILIES["llama"]).stack()
