@@ -55,6 +55,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "tiles by CLIP": TILED["llava"],
     "tiles by SigLIP": TILED["deepseek_vl"],
     "a linear table": SEEING["paddleocr_vl"],
+    "tiles by InternViT": TILED["internvl"],
+    "tiles, windows": TILED["aya_vision"],
 }
 WHOLE = "images seen whole"
 RECURRENT = ("over recurrent layers", "experts over recurrent layers")

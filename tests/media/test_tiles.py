@@ -47,7 +47,8 @@ def processor(
 def pixels(item: MediaItem, config: dict[str, Any]) -> np.ndarray:
     """An item's tiles as transformers gives them, `[tiles, 3, seen, seen]`."""
     vision = config["vision_config"]
-    side, patch = vision["image_size"] // vision["patch_size"], vision["patch_size"]
+    size, patch = (np.max(vision[key]) for key in ("image_size", "patch_size"))
+    side = size // patch
     raw = np.frombuffer(item.features, np.uint8).reshape(-1, side, side, patch, patch, 3)
     tiles = raw.swapaxes(2, 3).reshape(len(raw), side * patch, side * patch, 3)
     colours = TOWER_COLOURS[vision["model_type"]]
@@ -244,3 +245,81 @@ def test_deepseek_against_transformers(tmp_path: Path) -> None:
         wanted = theirs.preprocess(picture, return_tensors="np")["pixel_values"]
         assert np.abs(pixels(part.item, DEEPSEEK) - wanted).max() < 1e-3
         assert part.item.tokens == 16
+
+
+INTERNVL: dict[str, Any] = {
+    "model_type": "internvl",
+    "vision_config": {
+        "model_type": "internvl_vision",
+        "image_size": [56, 56],
+        "patch_size": [14, 14],
+    },
+    "image_token_id": 7,
+    "downsample_ratio": 0.5,
+}
+INTERNVL_SETTINGS: dict[str, Any] = {
+    "image_mean": list(TOWER_COLOURS["internvl_vision"].mean),
+    "image_std": list(TOWER_COLOURS["internvl_vision"].std),
+    "size": {"height": 56, "width": 56},
+    "max_patches": 12,
+    "min_patches": 1,
+}
+AYA = {"model_type": "aya_vision", "vision_config": SIGLIP, "image_token_index": 7}
+AYA_SETTINGS = INTERNVL_SETTINGS | {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+DYNAMIC = {"image_processor_type": "GotOcr2ImageProcessorFast"}
+
+
+@pytest.mark.parametrize("bounds", [(1, 12), (2, 6), (1, 1)])
+@pytest.mark.parametrize("name", ["internvl", "aya"])
+def test_tiles_by_shape_against_transformers(
+    tmp_path: Path, name: str, bounds: tuple[int, int]
+) -> None:
+    pytest.importorskip("torch")
+    oracle = pytest.importorskip("transformers.models.got_ocr2.image_processing_pil_got_ocr2")
+    config = INTERNVL if name == "internvl" else AYA
+    settings = INTERNVL_SETTINGS if name == "internvl" else AYA_SETTINGS
+    settings = settings | {"min_patches": bounds[0], "max_patches": bounds[1]}
+    theirs = oracle.GotOcr2ImageProcessorPil(**settings, crop_to_patches=True)
+    ours = processor(tmp_path, config, settings | DYNAMIC)
+    for seed, size in enumerate(SIZES):
+        picture = noise(*size, seed)
+        parts = ours.read(encoded(picture), param="p")
+        wanted = theirs.preprocess(picture, return_tensors="np")["pixel_values"]
+        found = np.concatenate([pixels(part.item, config) for part in parts])
+        assert found.shape == wanted.shape
+        assert np.abs(found - wanted).max() < 1e-3
+        assert sum(part.item.tokens for part in parts) == 4 * len(wanted)
+        if name == "internvl":
+            assert [(part.before, part.after) for part in parts] == [("<img>", "</img>")]
+
+
+def test_the_words_around_tiles_of_aya(tmp_path: Path) -> None:
+    ours = processor(tmp_path, AYA, AYA_SETTINGS | DYNAMIC)
+    parts = ours.read(encoded(noise(130, 60)), param="p")
+    words = [(part.before, part.after) for part in parts]
+    end = ("TILE_GLOBAL", "<|END_OF_IMG|>")
+    assert words == [("<|START_OF_IMG|>TILE_1", ""), ("TILE_2", ""), end]
+    (part,) = ours.read(encoded(noise(130, 60)), param="p", detail="low")
+    assert (part.before, part.after) == ("<|START_OF_IMG|>TILE_GLOBAL", "<|END_OF_IMG|>")
+
+
+def test_fewer_tokens_are_fewer_tiles(tmp_path: Path) -> None:
+    ours = processor(tmp_path, INTERNVL, INTERNVL_SETTINGS | DYNAMIC)
+    data = encoded(noise(900, 450))
+    found = [ours.read(data, param="p", detail=n)[0].item.tokens for n in (4, 11, 12, 40, 99)]
+    assert found == [4, 4, 12, 36, 36]
+    with pytest.raises(RequestError, match="max_soft_tokens is 3"):
+        ours.read(data, param="p", detail=3)
+
+
+def test_frames_of_internvl_are_numbered(tmp_path: Path) -> None:
+    settings = INTERNVL_SETTINGS | {"video_processor_type": "InternVLVideoProcessor"}
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(settings))
+    ours = processor(tmp_path, INTERNVL, INTERNVL_SETTINGS | DYNAMIC, "video")
+    info = VideoInfo(frames=100, fps=10.0)
+    assert list(ours.choose(info, 4)) == [12, 37, 62, 87]
+    assert len(ours.choose(info, 256)) == 8
+    frames = (Frame(number, noise(90, 50, number)) for number in range(2))
+    parts = ours.watch(info, frames, 2, "p", "auto")
+    assert [part.before for part in parts] == ["Frame1: <img>", "\nFrame2: <img>"]
+    assert [(part.item.kind, part.item.tokens) for part in parts] == [("video", 4)] * 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,20 @@ def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
             for ours, other in _TOWER:
                 key = key.replace(ours, other)
             if key.endswith("patch_embedding.weight"):
-                patch = CONFIGS[name]["vision_config"]["patch_size"]
+                patch = math.isqrt(array.shape[1] // 3)
                 kernel = array.reshape(-1, patch, patch, 3)
                 array = kernel if conversion else kernel.moveaxis(-1, 1)
-            key = key.replace("vision_tower.", "vision_tower.vision_model.")
+            if name.startswith("internvl"):
+                key, array = _internvit(key, array)
+            else:
+                key = key.replace("vision_tower.", "vision_tower.vision_model.")
         elif name == "gemma3":
             key = key.replace("linear.weight", "mm_input_projection_weight")
             key = key.replace("projector.norm", "projector.mm_soft_emb_norm")
             array = array.T if array.ndim == 2 else array - 1.0
+        else:
+            norm = "layernorm" if name == "aya_vision" else "layer_norm"
+            key = key.replace("projector.norm", f"projector.{norm}")
         if name == "deepseek_vl" and not conversion:
             key = key.replace("vision_tower.vision_model.", "vision_model.")
             key = key.replace("multi_modal_projector.linear_", "aligner.linear")
@@ -63,9 +70,34 @@ def theirs(name: str, weights: Weights, *, conversion: bool) -> Weights:
     if name == "llava":  # published LLaVA 1.5 has layers that nothing reads
         deeper = {k.replace("layers.1.", "layers.2."): a for k, a in ready.items() if "tower" in k}
         ready = deeper | ready
-    ready["vision_tower.vision_model.embeddings.position_ids"] = mx.arange(4)
-    ready["vision_tower.vision_model.head.probe"] = mx.zeros((1, 1, 48))
+    if not name.startswith("internvl"):
+        ready["vision_tower.vision_model.embeddings.position_ids"] = mx.arange(4)
+        ready["vision_tower.vision_model.head.probe"] = mx.zeros((1, 1, 48))
     return ready
+
+
+def _internvit(key: str, array: mx.array) -> tuple[str, mx.array]:
+    """InternViT's tensor as it is published."""
+    for other, ours in _INTERNVIT:
+        if ours in key:
+            key = key.replace(ours, other)
+    lead = {"cls_token": 2, "position_embeddings": 1}.get(key.rpartition(".")[2], 0)
+    return key, array.reshape(*(1,) * lead, *array.shape)
+
+
+_INTERNVIT = (
+    ("embeddings.cls_token", "embeddings.class_embedding"),
+    ("embeddings.position_embeddings", "embeddings.position_embedding.weight"),
+    ("patch_embeddings.projection", "patch_embedding"),
+    ("encoder.layer.", "encoder.layers."),
+    ("attention.projection_layer", "self_attn.out_proj"),
+    (".attention.", ".self_attn."),
+    ("layernorm_before", "layer_norm1"),
+    ("layernorm_after", "layer_norm2"),
+    ("lambda_1", "scale1"),
+    ("lambda_2", "scale2"),
+    ("layernorm.", "post_layernorm."),
+)
 
 
 def _text(name: str, key: str, array: mx.array) -> Weights:

@@ -6,6 +6,7 @@ import base64
 import gc
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,25 @@ def test_soft_tokens_take_the_places_of_marks(reader: MediaLoader) -> None:
     assert prompt.tokens == (1, 17, 18, 18, 19, 5, 17, 18, 18, 18, 19, 6)
     assert [(each.start, each.end) for each in prompt.media] == [(2, 4), (7, 10)]
     assert [each.item for each in prompt.media] == [two, three]
+
+
+def test_kinds_may_have_one_token(reader: MediaLoader) -> None:
+    """As pictures and a video's frames have, which their marks tell apart."""
+    picture = reader._processors["image"]
+    film = replace(picture.placeholders, mark="<film>")
+    reader._processors["video"].placeholders = film
+    loader = MediaLoader(
+        reader._processors, {"image": "<|image|>", "video": "<|image|>"}, FetchPolicy(), {}
+    )
+    token = picture.placeholders.token
+    shown, frames = image(2), replace(image(3), kind="video")
+    rendered = loader.spell(
+        "<|image|><film>", [(MediaPart(shown),), (MediaPart(frames, before="1:"),)]
+    )
+    assert rendered == "<|image|>1:<|image|>"
+    assert loader.marks == {"<|image|>", "<film>"}
+    found = loader.place([token, 5, token], [shown, frames])
+    assert [each.item for each in found.media] == [shown, frames]
 
 
 def test_an_image_without_a_place_is_refused(reader: MediaLoader) -> None:

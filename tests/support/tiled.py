@@ -40,6 +40,11 @@ _TOWER: dict[str, Any] = {
 }
 _CLIP = _TOWER | {"model_type": "clip_vision_model", "hidden_act": "quick_gelu"}
 _SIGLIP = _TOWER | {"model_type": "siglip_vision_model", "vision_use_head": False}
+_INTERNVIT = _TOWER | {
+    "model_type": "internvl_vision",
+    "image_size": [TILE, TILE],
+    "patch_size": [PATCH, PATCH],
+}
 _LLAMA = _TEXT | {"model_type": "llama", "hidden_act": "silu", "tie_word_embeddings": False}
 _QWEN2 = _LLAMA | {"model_type": "qwen2", "use_sliding_window": False}
 _SMALL_TILE = {"image_size": TILE, "patch_size": TILE}
@@ -98,6 +103,42 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": _SIGLIP | _SMALL_TILE,
         "image_token_id": IMAGE,
         "tie_word_embeddings": False,
+    },
+    "internvl": {
+        "model_type": "internvl",
+        "text_config": _QWEN2,
+        "vision_config": _INTERNVIT,
+        "image_token_id": IMAGE,
+        "image_seq_length": 1,
+        "tie_word_embeddings": False,
+    },
+    "internvl-norms": {
+        "model_type": "internvl",
+        "text_config": _QWEN2 | {"model_type": "qwen3"},
+        "vision_config": _INTERNVIT
+        | {
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "norm_type": "rms_norm",
+            "use_mean_pooling": False,
+        },
+        "vision_feature_layer": -2,
+        "image_token_id": IMAGE,
+        "tie_word_embeddings": False,
+    },
+    "aya_vision": {
+        "model_type": "aya_vision",
+        "text_config": _TEXT
+        | {
+            "model_type": "cohere2",
+            "layer_types": [SLIDING, FULL],
+            "sliding_window": 32,
+            "hidden_act": "silu",
+            "logit_scale": 1.0,  # of another, transformers' Aya takes no notice; Cohere's do
+        },
+        "vision_config": _SIGLIP,
+        "image_token_index": IMAGE,
+        "alignment_intermediate_size": 96,
     },
 }
 

@@ -104,7 +104,7 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
             tokenizer,
             template,
             dialect,
-            frozenset(media_tokens.values()),
+            frozenset(media_tokens.values()) | media.marks,
             allow=config.allow_special_tokens,
         ),
         drop_volatile=config.drop_volatile_headers,

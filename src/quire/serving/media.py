@@ -68,6 +68,11 @@ class MediaLoader:
         """The kinds of media that messages may hold."""
         return tuple(self._processors)
 
+    @property
+    def marks(self) -> frozenset[str]:
+        """The texts of a rendered template that media takes the place of."""
+        return frozenset(self._marks)
+
     async def load(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """The messages with every `{"source": MediaSource}` read: `{"parts": Parts}`.
 
@@ -238,9 +243,11 @@ class MediaLoader:
         Raises:
             RequestError: the template has left an item out.
         """
-        kinds = {each.placeholders.token: kind for kind, each in self._processors.items()}
-        places = [(at, kinds[token]) for at, token in enumerate(ids) if token in kinds]
-        if [kind for _, kind in places] != [item.kind for item in items]:
+        own = {kind: each.placeholders for kind, each in self._processors.items()}
+        # Of several kinds it may be the same, such as of pictures and of a video's frames.
+        known = {each.token for each in own.values()}
+        places = [(at, token) for at, token in enumerate(ids) if token in known]
+        if [token for _, token in places] != [own[item.kind].token for item in items]:
             raise RequestError(
                 f"The model's chat template has a place for {len(places)} of {len(items)} media "
                 "items.",
@@ -250,8 +257,8 @@ class MediaLoader:
         tokens: list[int] = []
         placed: list[PlacedMedia] = []
         done = 0
-        for (at, kind), item in zip(places, items, strict=True):
-            placeholders = self._processors[kind].placeholders
+        for (at, _), item in zip(places, items, strict=True):
+            placeholders = own[item.kind]
             tokens += ids[done:at]
             tokens += placeholders.before
             placed.append(PlacedMedia(len(tokens), item))

@@ -48,6 +48,16 @@ PLAIN: tuple[Published, ...] = (
         ends={"<｜end▁of▁sentence｜>": 100001},
     ),
     Published(
+        ("internvl",),
+        "OpenGVLab/InternVL3-8B-hf",
+        "none",
+        CHATML,
+        CHATML_ANSWER,
+        "",
+        {"<|im_end|>": 151645},
+        {"<img>": 151665, "</img>": 151666, "<IMG_CONTEXT>": 151667},
+    ),
+    Published(
         ("llava_onevision",),
         "llava-hf/llava-onevision-qwen2-7b-ov-hf",
         "none",

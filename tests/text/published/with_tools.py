@@ -378,7 +378,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         {"<|START_OF_TURN_TOKEN|>": 255000},
     ),
     Published(
-        ("cohere2",),
+        ("cohere2", "aya_vision"),
         "CohereForAI/c4ai-command-r7b-12-2024",
         "cohere",
         COHERE,

@@ -11,6 +11,7 @@ from pathlib import Path
 from quire.media.kinds import KINDS, Open
 from quire.media.processors.base import MediaProcessor
 from quire.media.processors.deepseek import DeepseekImageProcessor
+from quire.media.processors.dynamic import InternVLVideoProcessor, open_dynamic
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
 from quire.media.processors.glm_video import Glm46VideoProcessor, GlmVideoProcessor
@@ -38,6 +39,8 @@ IMAGES: dict[str, Open] = {
     "DeepseekVLImageProcessorPil": DeepseekImageProcessor.open,
     "Gemma3ImageProcessor": Gemma3ImageProcessor.open,
     "Gemma3ImageProcessorFast": Gemma3ImageProcessor.open,
+    "GotOcr2ImageProcessor": open_dynamic,
+    "GotOcr2ImageProcessorFast": open_dynamic,
     "CLIPImageProcessor": LlavaImageProcessor.open,
     "CLIPImageProcessorFast": LlavaImageProcessor.open,
     "SiglipImageProcessor": LlavaImageProcessor.open,
@@ -70,6 +73,7 @@ SOUNDS: dict[str, Open] = {
     "WhisperFeatureExtractor": QwenAudioProcessor.open,
 }
 VIDEOS: dict[str, Open] = {
+    "InternVLVideoProcessor": InternVLVideoProcessor.open,
     "LlavaOnevisionVideoProcessor": LlavaOnevisionVideoProcessor.open,
     "Gemma4VideoProcessor": Gemma4VideoProcessor.open,
     "Glm4vVideoProcessor": GlmVideoProcessor.open,

@@ -1,0 +1,201 @@
+"""InternVL and Aya Vision: a picture cut into as many tiles as its shape asks for.
+
+The pixels equal those of transformers' `GotOcr2ImageProcessorPil`, but stay uint8: the model scales
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import PIL.Image
+
+from quire.media.processors.base import (
+    ImageProcessor,
+    MediaPart,
+    Parts,
+    Placeholders,
+    VideoProcessor,
+)
+from quire.media.processors.tiles import Tiles, check_room
+from quire.media.settings import Settings
+from quire.media.source import Detail
+from quire.media.video import Frame, VideoInfo
+
+_FRAMES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How many tiles a picture becomes, and how many rows a tile.
+
+    Attributes:
+        least, most: tiles of a picture, the one of all of it beside others not counted.
+    """
+
+    tiles: Tiles
+    rows: int
+    least: int
+    most: int
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings, square: int) -> Self:
+        """As a processor's settings say; squares of patches of this side become rows.
+
+        Raises:
+            ModelError: a value asks for pixels other than this computes.
+        """
+        tiles = Tiles.open(settings, config, 384, 14)
+        least, most = settings.integer("min_patches", 1), settings.integer("max_patches", 12)
+        if least > most:
+            raise settings.error("min_patches", f"over max_patches, {most}")
+        return cls(tiles, (tiles.patches // square) ** 2, least, most)
+
+    def grid(self, height: int, width: int, most: int) -> tuple[int, int]:
+        """Rows and columns of at most so many tiles: those that are most like the picture's shape.
+
+        Of equal shapes the largest of which the picture fills half.
+        """
+        least, area = min(self.least, most), height * width
+        grids = [
+            (down, across)
+            for across in range(1, most + 1)
+            for down in range(1, most + 1)
+            if least <= down * across <= most
+        ]
+        best, difference = (1, 1), float("inf")
+        for down, across in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+            found = abs(width / height - across / down)
+            filled = area > 0.5 * self.tiles.size**2 * down * across
+            if found < difference or (found == difference and filled):
+                best, difference = (down, across), found
+        return best
+
+    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> list[PIL.Image.Image]:
+        """The tiles of a picture, and all of it as one if there are several.
+
+        Raises:
+            RequestError: it would have more rows than `detail` allows.
+        """
+        check_room(param, detail, self.rows)
+        most = 1 if detail == "low" else self.most
+        if isinstance(detail, int):
+            room = detail // self.rows
+            most = max(1, min(most, room - 1))
+        down, across = self.grid(picture.height, picture.width, most)
+        if down * across == 1:
+            return [self.tiles.squeezed(picture)]
+        size = self.tiles.size
+        whole = self.tiles.resized(picture, across * size, down * size)
+        return [*self.tiles.grid(whole), self.tiles.squeezed(picture)]
+
+
+class InternVLImageProcessor(ImageProcessor):
+    """InternVL's: all tiles are one item."""
+
+    def __init__(self, placeholders: Placeholders, cutting: Cutting) -> None:
+        super().__init__(placeholders)
+        self._cutting = cutting
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value asks for pixels other than this computes.
+        """
+        placeholders = Placeholders(config.integer("image_token_id", 151_667, least=0))
+        return cls(placeholders, Cutting.open(settings, config, _internvl_square(config)))
+
+    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+        tiles = self._cutting.cut(picture, param, detail)
+        item = self._cutting.tiles.item("image", tiles, self._cutting.rows)
+        return (MediaPart(item, "<img>", "</img>"),)
+
+
+class InternVLVideoProcessor(VideoProcessor):
+    """InternVL's: frames from the middles of equal parts, each an item behind its number."""
+
+    def __init__(self, placeholders: Placeholders, cutting: Cutting, most: int) -> None:
+        super().__init__(placeholders)
+        self._cutting = cutting
+        self._most = most
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `video_preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value asks for pixels other than this computes.
+        """
+        token = config.integer("image_token_id", 151_667, least=0)
+        cutting = Cutting.open(settings, config, _internvl_square(config))
+        most = settings.integer("num_frames", _FRAMES)
+        return cls(Placeholders(token, mark="<video>"), cutting, most)
+
+    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
+        count = min(self._most, most, info.frames)
+        return [int((number + 0.5) * info.frames / count) for number in range(count)]
+
+    def watch(
+        self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
+    ) -> Parts:
+        cutting = self._cutting
+        check_room(param, detail, cutting.rows)
+        parts: list[MediaPart] = []
+        for number, frame in enumerate(frames, start=1):
+            tile = cutting.tiles.squeezed(frame.picture)
+            item = cutting.tiles.item("video", [tile], cutting.rows)
+            line = "\n" if parts else ""
+            parts.append(MediaPart(item, f"{line}Frame{number}: <img>", "</img>"))
+        return tuple(parts)
+
+
+class AyaImageProcessor(ImageProcessor):
+    """Aya Vision's: each tile is an item behind its number; all of the picture comes last."""
+
+    def __init__(self, placeholders: Placeholders, cutting: Cutting) -> None:
+        super().__init__(placeholders)
+        self._cutting = cutting
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value asks for pixels other than this computes.
+        """
+        token = config.integer("image_token_index", 255_036, least=0)
+        square = config.integer("downsample_factor", 2)
+        return cls(Placeholders(token, mark="<image>"), Cutting.open(settings, config, square))
+
+    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+        tiles, cutting = self._cutting.cut(picture, param, detail), self._cutting
+        parts: list[MediaPart] = []
+        for number, tile in enumerate(tiles, start=1):
+            last = number == len(tiles)
+            begin = "" if parts else "<|START_OF_IMG|>"
+            name = "TILE_GLOBAL" if last else f"TILE_{number}"
+            item = cutting.tiles.item("image", [tile], cutting.rows)
+            parts.append(MediaPart(item, begin + name, "<|END_OF_IMG|>" if last else ""))
+        return tuple(parts)
+
+
+def open_dynamic(settings: Settings, config: Settings) -> ImageProcessor:
+    """The processor of a model whose settings name GOT-OCR 2's, as both do.
+
+    Raises:
+        ModelError: see `InternVLImageProcessor.open`.
+    """
+    aya = config.values.get("model_type") == "aya_vision"
+    kind = AyaImageProcessor if aya else InternVLImageProcessor
+    return kind.open(settings, config)
+
+
+def _internvl_square(config: Settings) -> int:
+    ratio = config.number("downsample_ratio", 0.5)
+    if not 0 < ratio <= 1:
+        raise config.error("downsample_ratio", "not above 0 and at most 1")
+    return int(1 / ratio)

@@ -1,0 +1,44 @@
+"""InternVL 3 (arXiv:2504.10479) as transformers converts it: InternViT and Qwen's decoders."""
+
+from __future__ import annotations
+
+from quire.core.errors import ModelError
+from quire.models.arguments import require
+from quire.models.base import LanguageModel
+from quire.models.description import Norm
+from quire.models.families.common import Family
+from quire.models.families.vision import (
+    INTERNVIT,
+    decoder_of,
+    seeing_tiles,
+    transformer,
+    without_vision,
+)
+from quire.models.layers import ACTIVATIONS
+from quire.models.packing import InOrder
+from quire.models.projectors import LayersProjector
+from quire.models.settings import Settings
+
+
+def internvl(s: Settings) -> LanguageModel:
+    s = s.filled(tie_word_embeddings=True)
+    text = decoder_of(s, "qwen2", "llama", "qwen3", "qwen3_moe")
+    if not s.has("vision_config"):
+        return without_vision(text)
+    s.only("vision_feature_select_strategy", "default")
+    v = s.within("vision_config").filled(model_type=INTERNVIT)
+    layer = s.integer("vision_feature_layer", default=-1)
+    # The encoder's own norm is for its whole output, and only where nothing is averaged.
+    last_norm = layer == -1 and not v.flag("use_mean_pooling", default=True)
+    kind = transformer(v, (layer,), last_norm=last_norm)
+    name = s.word("projector_hidden_act", default="gelu")
+    require("projector_hidden_act", name, ACTIVATIONS)
+    ratio = s.number("downsample_ratio", default=0.5)
+    if not 0 < ratio <= 1:
+        raise ModelError(f"config.json: downsample_ratio = {ratio} is not above 0 and at most 1")
+    norm = Norm(1e-5, centred=True, bias=True)
+    projector = LayersProjector(name, square=int(1 / ratio), norm=norm)
+    return seeing_tiles(text, kind, projector, {"image": InOrder(), "video": InOrder()})
+
+
+FAMILIES = (Family("internvl", "InternVL 3, text, images and video", internvl),)
