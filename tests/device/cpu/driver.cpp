@@ -41,9 +41,9 @@ void near(const char* what, const Floats& got, const std::vector<double>& exact,
 }
 
 Floats multiplied(const Weight& w, const Floats& x, int64_t rows) {
-    Floats arranged(rows * kernels.arranged_depth(w)), scratch(kernels.scratch_floats(w));
+    Floats arranged(kernels.arranged_floats(w, rows)), scratch(kernels.scratch_floats(w));
     Floats y(rows * w.columns);
-    kernels.arrange(w, x.data(), w.depth, 0, rows, arranged.data());
+    kernels.arrange(w, Source{x.data(), w.depth, nullptr}, 0, rows, arranged.data());
     kernels.product(w, Rows{rows, arranged.data(), y.data(), nullptr, w.columns}, 0, w.columns,
                     scratch.data());
     return y;

@@ -88,8 +88,9 @@ def test_experts_multiply_their_rows(ops: Any, shared: bool, packed: bool) -> No
     assert mx.array_equal(few, y[:2])
 
 
-def test_threads_change_no_bit(compiled: Any) -> None:
-    weight, x = drawn(1000, 512), drawn(33, 512, seed=1)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_threads_change_no_bit(compiled: Any, dtype: mx.Dtype) -> None:
+    weight, x = drawn(1000, 512).astype(dtype), drawn(33, 512, seed=1)
     alone = compiled.product(x, weight)
     mx.eval(alone)
     compiled.set_threads(3)

@@ -34,16 +34,10 @@ FLAGS = [
 """No contraction: which products and sums are fused is spelled out in the source, since a row's
 bits must not depend on the compiler's choice in one of several loops."""
 
+_AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"]
 _X86_FLAGS = {
-    "isa_avx512.cpp": [
-        "-mavx512f",
-        "-mavx512bw",
-        "-mavx512vl",
-        "-mavx512dq",
-        "-mavx2",
-        "-mfma",
-        "-mf16c",
-    ],
+    "isa_amx.cpp": [*_AVX512, "-mavx512bf16"],
+    "isa_avx512.cpp": _AVX512,
     "isa_avx2.cpp": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
 }
 

@@ -24,10 +24,17 @@ struct Weight {
     const float* offsets;    // [columns] added to the product, or null
 };
 
+// Rows of x before a product: row r begins at values + places[r] * stride.
+struct Source {
+    const float* values;
+    int64_t stride;
+    const int32_t* places;  // null: row r is at place r
+};
+
 // Rows of a product. `arranged` holds them in the order in which a weight's codes are decoded.
 struct Rows {
     int64_t count;
-    const float* arranged;      // [count, arranged_depth]
+    const float* arranged;      // as `arrange` made them
     float* out;                 // row r of the product begins at out + places[r] * stride
     const int32_t* places;      // null: row r is at place r
     int64_t stride;
@@ -75,15 +82,17 @@ struct PagedRows {
     const float* sinks;    // [heads], or null
 };
 
+constexpr int64_t kRowsMultiple = 16;  // of rows that are arranged apart from others
+
 struct Kernels {
     const char* name;
     int vector;  // floats in a vector
 
-    // Floats of one arranged row of a weight of this kind.
-    int64_t (*arranged_depth)(const Weight& w);
-    // Arranges rows [begin, end) of x, each `depth` floats and `stride` floats apart.
-    void (*arrange)(const Weight& w, const float* x, int64_t stride, int64_t begin, int64_t end,
-                    float* arranged);
+    // Floats of so many arranged rows for a weight of this kind.
+    int64_t (*arranged_floats)(const Weight& w, int64_t count);
+    // Arranges rows [begin, end) of x; `begin` is a multiple of `kRowsMultiple`, and `end` is one or the
+    // number of rows.
+    void (*arrange)(const Weight& w, const Source& x, int64_t begin, int64_t end, float* arranged);
     // Columns [begin, end) of a product. `scratch` holds `scratch_floats(w)`.
     void (*product)(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch);
     int64_t (*scratch_floats)(const Weight& w);
@@ -103,6 +112,7 @@ struct Kernels {
 };
 
 // Those of an instruction set, or null where this build or this processor has it not.
+const Kernels* amx_kernels();  // the other operations are AVX-512's
 const Kernels* avx512_kernels();
 const Kernels* avx2_kernels();
 const Kernels* baseline_kernels();

@@ -21,7 +21,8 @@ class CPUKernels:
 
     Attributes:
         ops: the extension module: `product`, `expert_product`, `rms_norm`, `gate`.
-        instructions: the instruction set that was chosen: "avx512", "avx2", "neon" or "scalar".
+        instructions: the instruction set that was chosen: "amx", "avx512", "avx2", "neon" or
+            "scalar".
         threads: that share a kernel's work.
     """
 
@@ -71,7 +72,7 @@ def _extension() -> Any:
         )
     if getattr(ops, "SOURCES", "") != sources_digest():
         raise NoKernels("the CPU kernels were built from other sources: install Quire again")
-    if not _multiplies(ops):
+    if not _multiplies(ops) and not (ops.use("avx512") and _multiplies(ops)):  # AMX may be broken
         raise NoKernels("the CPU kernels compute something else than MLX on this machine")
     return ops
 
@@ -82,11 +83,13 @@ def _multiplies(ops: Any) -> bool:
     weight = mx.cos(mx.arange(6 * 64, dtype=mx.float32)).reshape(6, 64)
     packed = mx.quantize(weight, group_size=64, bits=4)
     unpacked = mx.dequantize(*packed, group_size=64, bits=4)
+    narrow = weight.astype(mx.bfloat16)
     pairs = [
         (ops.product(rows, *operands, **packing), rows @ matrix.T)
         for rows in (x, x[:3])
         for operands, packing, matrix in (
             ((weight,), {}, weight),
+            ((narrow,), {}, narrow.astype(mx.float32)),
             (packed, {"group_size": 64, "bits": 4}, unpacked),
         )
     ]

@@ -30,7 +30,7 @@ const Kernels* chosen = nullptr;
 const Kernels& kernels() { return *chosen; }
 
 bool use(const std::string& name) {
-    const Kernels* all[] = {avx512_kernels(), avx2_kernels(), baseline_kernels()};
+    const Kernels* all[] = {amx_kernels(), avx512_kernels(), avx2_kernels(), baseline_kernels()};
     for (const Kernels* each : all) {
         if (each && (name.empty() || name == each->name)) {
             chosen = each;
@@ -134,13 +134,16 @@ template <class Run> void split(int64_t count, int64_t least, int64_t multiple, 
 
 constexpr int64_t kLeastWork = 1 << 16;  // multiplications that are worth waking a thread for
 
-void multiply(const Weight& w, const float* x, int64_t x_stride, const Rows& rows, float* arranged) {
+constexpr int64_t kColumnsMultiple = 96;  // of columns that are multiplied apart: whole tiles of any kernel
+
+void multiply(const Weight& w, const Source& x, int64_t count, float* y) {
     const Kernels& k = kernels();
-    const int64_t depth = k.arranged_depth(w);
-    split(rows.count, kLeastWork / depth + 1, 1, [&](int64_t begin, int64_t end) {
-        k.arrange(w, x, x_stride, begin, end, arranged);
+    float* arranged = scratch_rows(k.arranged_floats(w, count));
+    split(count, kLeastWork / w.depth + 1, kRowsMultiple, [&](int64_t begin, int64_t end) {
+        k.arrange(w, x, begin, end, arranged);
     });
-    split(w.columns, kLeastWork / (depth * rows.count) + 1, 12, [&](int64_t begin, int64_t end) {
+    const Rows rows{count, arranged, y, nullptr, w.columns};
+    split(w.columns, kLeastWork / (w.depth * count) + 1, kColumnsMultiple, [&](int64_t begin, int64_t end) {
         k.product(w, rows, begin, end, scratch(k.scratch_floats(w)));
     });
 }
@@ -237,8 +240,7 @@ array product(const array& x, const array& weight, const std::optional<array>& s
                      [t = o.tensors](const std::vector<array>& in, std::vector<array>& out) {
         const Weight w = t.weight(in);
         return [w, x = in[0].data<float>(), y = out[0].data<float>(), count = (int64_t)in[0].size() / t.depth] {
-            float* arranged = scratch_rows(count * kernels().arranged_depth(w));
-            multiply(w, x, w.depth, Rows{count, arranged, y, nullptr, w.columns}, arranged);
+            multiply(w, Source{x, w.depth, nullptr}, count, y);
         };
     })[0];
 }
@@ -268,29 +270,36 @@ array expert_product(const array& x, const array& experts, const array& weight,
         return [stack, ids = in[at].data<int32_t>(), x = in[0].data<float>(), y = out[0].data<float>(), k, pairs,
                 shared] {
             const Kernels& kernel = kernels();
-            std::vector<std::vector<int32_t>> rows(stack.size());
-            for (int64_t pair = 0; pair < pairs; pair++) rows.at(ids[pair]).push_back((int32_t)pair);
-            const int64_t depth = kernel.arranged_depth(stack[0]);
-            float* arranged = scratch_rows(pairs * depth);
-            std::vector<float*> begins(stack.size());
-            std::vector<int> active;
-            for (size_t e = 0; e < stack.size(); e++) {
-                begins[e] = arranged;
-                for (int32_t pair : rows[e]) {
-                    const float* row = x + (shared ? pair / k : pair) * stack[e].depth;
-                    kernel.arrange(stack[e], row, 0, 0, 1, arranged);
-                    arranged += depth;
-                }
-                if (!rows[e].empty()) active.push_back((int)e);
+            struct Share {  // of one expert: pairs, and the rows of x that they read
+                std::vector<int32_t> pairs, sources;
+                float* arranged;
+            };
+            std::vector<Share> shares(stack.size());
+            for (int64_t pair = 0; pair < pairs; pair++) {
+                Share& share = shares.at(ids[pair]);
+                share.pairs.push_back((int32_t)pair);
+                share.sources.push_back((int32_t)(shared ? pair / k : pair));
             }
-            const int64_t columns = stack[0].columns;
+            int64_t floats = 0;
+            for (size_t e = 0; e < stack.size(); e++)
+                floats += kernel.arranged_floats(stack[e], (int64_t)shares[e].pairs.size());
+            float* arranged = scratch_rows(floats);
+            const int64_t columns = stack[0].columns, depth = stack[0].depth;
+            for (size_t e = 0; e < stack.size(); e++) {
+                const int64_t count = (int64_t)shares[e].pairs.size();
+                shares[e].arranged = arranged;
+                if (count) kernel.arrange(stack[e], Source{x, depth, shares[e].sources.data()}, 0, count, arranged);
+                arranged += kernel.arranged_floats(stack[e], count);
+            }
             const auto run = [&](int64_t begin, int64_t end) {
-                for (int e : active) {
-                    const Rows part{(int64_t)rows[e].size(), begins[e], y, rows[e].data(), columns};
+                for (size_t e = 0; e < stack.size(); e++) {
+                    const Share& share = shares[e];
+                    if (share.pairs.empty()) continue;
+                    const Rows part{(int64_t)share.pairs.size(), share.arranged, y, share.pairs.data(), columns};
                     kernel.product(stack[e], part, begin, end, scratch(kernel.scratch_floats(stack[e])));
                 }
             };
-            split(columns, kLeastWork / (depth * pairs) + 1, 12, run);
+            split(columns, kLeastWork / (depth * pairs) + 1, kColumnsMultiple, run);
         };
     })[0];
 }

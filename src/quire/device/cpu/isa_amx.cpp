@@ -1,0 +1,210 @@
+// Products on AMX's tiles, and AVX-512's kernels for everything else.
+//
+// bfloat16 weights: a row of x is cut into three bfloat16 parts whose sum is the row to the last bit, so each
+// product is exact, and sums are float32's as everywhere.
+#include "kernels.h"
+#if defined(__x86_64__) && defined(__AVX512BF16__)
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tiles.h"
+
+namespace quire {
+namespace {
+
+using namespace tiles;
+
+constexpr int64_t kStep = 32;      // depth of a tile
+constexpr int64_t kDepths = 1024;  // that are multiplied before the next rows
+constexpr int64_t kColumns = 96;   // that share a read of x
+constexpr int64_t kManyRows = 256;
+
+struct MultiplyFloats {
+    template <int to, int a, int b> static void tiles() {
+        asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(to), "i"(a), "i"(b));
+    }
+};
+
+bool serves(const Weight& w) { return w.storage == Storage::bfloat16 && w.depth % kStep == 0; }
+
+// -- rows of x ------------------------------------------------------------------------------------
+
+// Takes the upper half of floats away from them.
+inline __m512i take_upper(__m512i* x) {
+    const __m512i upper = _mm512_and_si512(*x, _mm512_set1_epi32((int)0xffff0000));
+    *x = (__m512i)_mm512_sub_ps((__m512)*x, (__m512)upper);
+    return upper;
+}
+
+int64_t block_floats(const Weight& w) { return w.depth / kStep * kParts * kTile * kTile; }
+
+// `count` rows, at most 16, as tiles of pairs of depth.
+void arrange_block(const Weight& w, const Source& x, int64_t begin, int count, float* to) {
+    const __m512i even = _mm512_slli_epi32(numbers(), 1), odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    for (int64_t at = 0; at < w.depth; at += kStep) {
+        __m512i parts[kParts][kTile] = {};
+        for (int i = 0; i < count; i++) {
+            const float* row = row_of(x, begin + i) + at;
+            const __m512i low = _mm512_loadu_si512(row), high = _mm512_loadu_si512(row + kTile);
+            __m512i first = _mm512_permutex2var_epi32(low, even, high);
+            __m512i second = _mm512_permutex2var_epi32(low, odd, high);
+            for (int part = 0; part < kParts; part++) {
+                const __m512i half = _mm512_srli_epi32(take_upper(&first), 16);
+                parts[part][i] = _mm512_or_si512(half, take_upper(&second));
+            }
+        }
+        to = store_parts(parts, count, to);
+    }
+}
+
+// -- products -------------------------------------------------------------------------------------
+
+struct Product {
+    const Weight& w;
+    const Rows& rows;
+    float* sums;    // [row tile][column tile][part][column][row]
+    uint8_t* last;  // columns that do not fill a tile
+
+    static int64_t scratch_floats() {
+        return 16 + kManyRows * kColumns * kParts + kTile * kDepths / 2;
+    }
+    Product(const Weight& w, const Rows& rows, float* scratch)
+        : w(w), rows(rows), sums(aligned(scratch)), last((uint8_t*)(sums + kManyRows * kColumns * kParts)) {}
+
+    void run(int64_t begin, int64_t end) const {
+        for (int64_t column = begin; column < end; column += kColumns)
+            for (int64_t row = 0; row < rows.count; row += kManyRows)
+                block(column, std::min(kColumns, end - column), row, std::min(kManyRows, rows.count - row));
+        release();
+    }
+
+    // So many columns and rows from the first of each.
+    void block(int64_t column, int64_t columns, int64_t row, int64_t count) const {
+        const int64_t tile_sums = (columns + kTile - 1) / kTile * kParts * kSum;
+        std::memset(sums, 0, (count + kTile - 1) / kTile * tile_sums * 4);
+        for (int64_t at = 0; at < w.depth; at += kDepths) {
+            const int64_t steps = std::min(kDepths, w.depth - at) / kStep;
+            for (int64_t r = 0; r < count; r += kTile) {
+                const int together = (int)std::min<int64_t>(kTile, count - r);
+                if (r == 0 || together < kTile) configure(together);
+                const auto* b = (const uint8_t*)(rows.arranged + (row + r) / kTile * block_floats(w));
+                add(column, columns, at, steps, b + at / kStep * 192 * together, together, sums + r / kTile * tile_sums);
+            }
+        }
+        for (int64_t r = 0; r < count; r += kTile)
+            for (int64_t c = 0; c < columns; c += kTile)
+                write(sums + r / kTile * tile_sums + c / kTile * kParts * kSum, row + r,
+                      (int)std::min<int64_t>(kTile, count - r), column + c, std::min<int64_t>(kTile, columns - c));
+    }
+
+    void add(int64_t column, int64_t columns, int64_t at, int64_t steps, const uint8_t* b, int count, float* to) const {
+        const int64_t bytes = w.depth * 2, tiles = (columns + kTile - 1) / kTile, whole = columns / kTile;
+        const auto* a = (const uint8_t*)w.values + column * bytes + at * 2;
+        const auto load = [&](auto i) { load_tile<i.value>(to + i.value * kSum, 64); };
+        const auto store = [&](auto i) { store_tile<i.value>(to + i.value * kSum, 64); };
+        int64_t tile = 0;
+        for (; few(count) && tile + kParts <= whole; tile += kParts, to += kParts * kSum * kParts) {
+            each<kParts>([&](auto i) { load_tile<i.value>(to + i.value * kParts * kSum, 64); });
+            add_few<MultiplyFloats>(steps, a + tile * kTile * bytes, kTile * bytes, bytes, 64, b, count);
+            each<kParts>([&](auto i) { store_tile<i.value>(to + i.value * kParts * kSum, 64); });
+        }
+        for (; tile < tiles; tile++, to += kParts * kSum) {
+            const uint8_t* own = a + tile * kTile * bytes;
+            int64_t stride = bytes;
+            if (tile == whole) {
+                std::memset(last, 0, kTile * steps * 64);
+                for (int64_t c = 0; c < columns - tile * kTile; c++)
+                    std::memcpy(last + c * steps * 64, own + c * bytes, steps * 64);
+                own = last;
+                stride = steps * 64;
+            }
+            few(count) ? each<1>(load) : each<kParts>(load);
+            add_one<MultiplyFloats>(steps, own, stride, 64, b, count);
+            few(count) ? each<1>(store) : each<kParts>(store);
+        }
+    }
+
+    void write(const float* from, int64_t row, int count, int64_t column, int64_t width) const {
+        const PartSums sums_of(count);
+        __m512i columns[kTile];
+        for (int c = 0; c < kTile; c++) {
+            __m512i parts[kParts];
+            sums_of.read(from + c * kTile, parts);
+            columns[c] = (__m512i)_mm512_add_ps(_mm512_add_ps((__m512)parts[0], (__m512)parts[1]), (__m512)parts[2]);
+        }
+        write_rows(w, rows, columns, row, count, column, width);
+    }
+};
+
+// -- the table's entries --------------------------------------------------------------------------
+
+int64_t arranged_floats(const Weight& w, int64_t count) {
+    if (!serves(w)) return avx512_kernels()->arranged_floats(w, count);
+    return (count + kTile - 1) / kTile * block_floats(w);
+}
+
+void arrange(const Weight& w, const Source& x, int64_t begin, int64_t end, float* arranged) {
+    if (!serves(w)) return avx512_kernels()->arrange(w, x, begin, end, arranged);
+    for (int64_t row = begin; row < end; row += kTile)
+        arrange_block(w, x, row, (int)std::min<int64_t>(kTile, end - row), arranged + row / kTile * block_floats(w));
+}
+
+int64_t scratch_floats(const Weight& w) {
+    return serves(w) ? Product::scratch_floats() : avx512_kernels()->scratch_floats(w);
+}
+
+void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
+    if (!serves(w)) return avx512_kernels()->product(w, rows, begin, end, scratch);
+    Product(w, rows, scratch).run(begin, end);
+}
+
+// Whether a tile multiplies. Tried in a child, since virtual machines that announce AMX may kill whoever
+// uses it.
+bool tiles_work() {
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;
+    if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) return false;
+    const pid_t child = fork();
+    if (child < 0) return false;
+    if (child == 0) {
+        alignas(64) uint16_t ones[kTile * kStep];
+        alignas(64) float sums[kSum];
+        for (uint16_t& one : ones) one = 0x3f80;
+        configure(kTile);
+        zero_tile<0>();
+        load_tile<3>(ones, 64);
+        load_tile<6>(ones, 64);
+        MultiplyFloats::tiles<0, 3, 6>();
+        store_tile<0>(sums, 64);
+        for (float sum : sums)
+            if (sum != kStep) _exit(1);
+        _exit(0);
+    }
+    int status = 1;
+    return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+const Kernels* amx_kernels() {
+    static const Kernels* found = [] {
+        const bool here = avx512_kernels() && __builtin_cpu_supports("amx-tile") &&
+                          __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8") &&
+                          __builtin_cpu_supports("avx512bf16") && tiles_work();
+        if (!here) return (const Kernels*)nullptr;
+        static Kernels kernels = *avx512_kernels();
+        kernels.name = "amx";
+        kernels.arranged_floats = arranged_floats;
+        kernels.arrange = arrange;
+        kernels.product = product;
+        kernels.scratch_floats = scratch_floats;
+        return (const Kernels*)&kernels;
+    }();
+    return found;
+}
+}  // namespace quire
+#else
+namespace quire {
+const Kernels* amx_kernels() { return nullptr; }
+}  // namespace quire
+#endif
