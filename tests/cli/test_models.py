@@ -151,7 +151,7 @@ def test_importing_the_command_does_not_load_mlx() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_gguf_files_are_listed_with_their_parts_as_one(tmp_path: Path) -> None:
+def test_gguf_files_are_listed_with_their_parts_as_one(tmp_path: Path, hub: Path) -> None:
     published = write_folder(tmp_path / "published", LLAMA, random_weights(LLAMA))
     files = tmp_path / "files" / "owner"
     files.mkdir(parents=True)
@@ -159,7 +159,17 @@ def test_gguf_files_are_listed_with_their_parts_as_one(tmp_path: Path) -> None:
     (files / "mmproj.gguf").write_bytes(b"")
     (files / "other.gguf").write_bytes(b"GGUF\3")
 
-    model, other = find_models([tmp_path / "files"])[1:]
+    repository = hub / "models--owner--files"
+    snapshot = repository / "snapshots" / ("2" * 40)
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("2" * 40)
+    shutil.copytree(files, snapshot)
+    (snapshot / "other.gguf").unlink()
+
+    cached, model, other = find_models([tmp_path / "files"])[1:]
+
+    assert (cached.name, cached.where) == ("owner/files:model.gguf", "hub cache")
+    assert (cached.quantization, cached.problem) == ("GGUF Q8_0", None)
 
     assert (model.name, model.family, model.problem) == (str(files / "model.gguf"), "llama", None)
     assert (model.quantization, model.context) == ("GGUF Q8_0", 512)

@@ -16,9 +16,10 @@ def add_pull_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
         "pull",
         help="download models from the hub",
         description="Downloads what Quire needs of models into the Hugging Face cache; what was "
-        "broken off goes on where it stopped. A private model needs HF_TOKEN.",
+        "broken off goes on where it stopped. A private model needs HF_TOKEN. Of a repository with "
+        "several GGUF models, :FILE.gguf or a word of its name such as :Q4_K_M says which.",
     )
-    parser.add_argument("names", nargs="+", metavar="OWNER/NAME")
+    parser.add_argument("names", nargs="+", metavar="OWNER/NAME[:FILE.gguf]")
 
 
 def pull(args: argparse.Namespace) -> int:

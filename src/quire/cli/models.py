@@ -170,6 +170,8 @@ def in_hub_cache() -> Iterator[Found]:
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
+    from quire.models.gguf.folder import is_model
+
     try:
         repositories = scan_cache_dir().repos
     except CacheNotFound:
@@ -180,7 +182,14 @@ def in_hub_cache() -> Iterator[Found]:
         newest = max(repository.revisions, key=lambda one: one.last_modified)
         names = {file.file_name for file in newest.files}
         # Tokenizers and datasets are cached alike; what has neither part is no model at all.
-        if "config.json" in names or any(name.endswith(".safetensors") for name in names):
+        files = [file.file_path for file in newest.files if file.file_name.endswith(".gguf")]
+        if any(name.endswith(".safetensors") for name in names):
+            yield inspect(newest.snapshot_path, repository.repo_id, "hub cache")
+        elif models := sorted(file for file in files if is_model(file)):
+            for file in models:
+                inside = file.relative_to(newest.snapshot_path)
+                yield inspect_gguf(file, f"{repository.repo_id}:{inside}", "hub cache")
+        elif "config.json" in names:
             yield inspect(newest.snapshot_path, repository.repo_id, "hub cache")
 
 

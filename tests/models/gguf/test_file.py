@@ -59,7 +59,20 @@ def test_a_header_is_what_the_package_reads(folder: Path, tmp_path: Path) -> Non
         assert info.nbytes == tensor.n_bytes
 
 
-def test_a_file_a_folder_and_parts_are_one_model(folder: Path, tmp_path: Path) -> None:
+def test_an_encoder_is_refused_by_name(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "mmproj.gguf"), "clip")
+    writer.add_tensor("v.patch_embd.weight", np.zeros((4, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"mmproj\.gguf: .*'clip'.*an encoder of images"):
+        find_folder(str(tmp_path / "mmproj.gguf"))
+
+
+def test_a_file_a_folder_and_parts_are_one_model(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     whole, parts = tmp_path / "whole" / "model.gguf", tmp_path / "parts"
     whole.parent.mkdir()
     parts.mkdir()
@@ -75,6 +88,7 @@ def test_a_file_a_folder_and_parts_are_one_model(folder: Path, tmp_path: Path) -
 
     for loaded in opened:
         assert mx.max(mx.abs(solo_logits(loaded.model, PROMPT) - expected)).item() < 1e-4
+    assert "text alone is served: mmproj-model.gguf" in caplog.text
     assert opened[0].fingerprint == opened[1].fingerprint != opened[2].fingerprint
     (parts / "model-00003-of-00003.gguf").unlink()
     with pytest.raises(ModelError, match=r"part 'model-00003-of-00003\.gguf' is missing"):
@@ -116,7 +130,7 @@ def test_what_is_not_served_is_refused_by_name(folder: Path, tmp_path: Path) -> 
     write_gguf(folder, file)
     content = file.read_bytes()
     file.write_bytes(content.replace(b"llama", b"mamba"))
-    with pytest.raises(ModelError, match="GGUF architecture 'mamba' is not supported"):
+    with pytest.raises(ModelError, match="GGUF architecture 'mamba' is not supported: Mamba 2 is"):
         find_folder(str(file))
     file.write_bytes(content.replace(b"llama.context_length", b"llama.cantext_length"))
     with pytest.raises(ModelError, match=r"no 'llama\.context_length'"):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
+import logging
 import os
+import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,8 @@ from quire.core.errors import ModelError
 from quire.models.gguf.architectures import config_of
 from quire.models.gguf.file import GGUF, is_first, read_gguf
 from quire.models.gguf.tokenizer import end_ids, tokenizer_files
+
+log = logging.getLogger("quire.models")
 
 _SAMPLING = {
     "temp": "temperature",
@@ -33,7 +39,10 @@ def find_gguf(path: Path) -> Path | None:
         return path if path.suffix == ".gguf" else None
     if any(path.glob("*.safetensors")):
         return None
-    models = [file for file in sorted(path.glob("*.gguf")) if is_model(file)]
+    files = sorted(path.glob("*.gguf"))
+    models = [file for file in files if is_model(file)]
+    if encoders := ", ".join(file.name for file in files if _is_encoder(file)):
+        log.warning("%s: encoders in GGUF are not read, text alone is served: %s", path, encoders)
     if len(models) > 1:
         names = ", ".join(file.name for file in models)
         raise ModelError(f"{path}: holds several GGUF models; name one of {names}")
@@ -41,11 +50,40 @@ def find_gguf(path: Path) -> Path | None:
 
 
 def is_model(file: Path) -> bool:
-    """Whether a GGUF file is a model of text, or the first part of one.
+    """Whether a GGUF file is a model of text, or the first part of one."""
+    return is_first(file) and not _is_encoder(file)
 
-    Encoders of images and sound lie beside their models, as files with `mmproj` in their names.
+
+def _is_encoder(file: Path) -> bool:
+    """Encoders of images and sound lie beside their models, with `mmproj` in their names."""
+    return "mmproj" in file.name
+
+
+def choose(names: Sequence[str], wanted: str | None, repository: str) -> str:
+    """The GGUF model of a repository that is meant.
+
+    Args:
+        names: all its files.
+        wanted: a file, or a word of its name such as `Q4_K_M`.
+
+    Raises:
+        ModelError: there is none, or several.
     """
-    return is_first(file) and "mmproj" not in file.name
+    models = sorted(name for name in names if name.endswith(".gguf") and is_model(Path(name)))
+    word = re.compile(rf"(?:^|[-._/]){re.escape(wanted or '')}(?:[-._/]|$)", re.IGNORECASE)
+    exact = [name for name in names if name == wanted and name.endswith(".gguf")]
+    found = exact or [name for name in models if wanted is None or word.search(name)]
+    if len(found) == 1:
+        return found[0]
+    known = ", ".join(f"{repository}:{name}" for name in found or models) or "none"
+    if found:
+        raise ModelError(f"{repository}: holds several GGUF models; name one of {known}")
+    raise ModelError(f"{repository}: no GGUF model {wanted!r}; there are {known}")
+
+
+def parts_of(name: str) -> str:
+    """A pattern that the file matches, and the other parts where it is one of several."""
+    return re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"-*\1", glob.escape(name))
 
 
 def as_folder(path: Path) -> Path:
@@ -65,7 +103,8 @@ def as_folder(path: Path) -> Path:
     }
     first = gguf.files[0].resolve()
     place = hashlib.sha256(os.fsencode(first)).hexdigest()[:16]
-    folder = Path.home() / ".cache" / "quire" / "gguf" / f"{first.stem}-{place}"
+    # The hub's cache names the file itself by its content.
+    folder = Path.home() / ".cache" / "quire" / "gguf" / f"{gguf.files[0].stem}-{place}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
