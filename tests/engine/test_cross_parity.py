@@ -196,13 +196,13 @@ def test_a_picture_is_encoded_once_and_its_keys_are_kept(
     loaded, config = opened
     asked: list[tuple[int, ...]] = []
     encoder = type(loaded.model.encoders["image"])
-    encode = encoder.__call__
+    encode = encoder.encode
 
     def counted(self: Any, features: Any, shape: tuple[int, ...]) -> Any:
         asked.append(shape)
         return encode(self, features, shape)
 
-    monkeypatch.setattr(encoder, "__call__", counted)
+    monkeypatch.setattr(encoder, "encode", counted)
     company = Company(loaded, replace(config, max_step_tokens=9))
     questions = [showing(text, ((7, picture(1, 2, 2)),)) for text in prompts((30, 31, 32), 5)]
     company.run(questions[:2])

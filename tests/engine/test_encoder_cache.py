@@ -14,6 +14,7 @@ from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import Request
 from quire.engine.encoder_cache import EncoderCache
 from quire.models.base import MediaEncoder
+from quire.scheduler.plan import EncoderWork
 from tests.engine.rows import scheduled
 
 
@@ -41,6 +42,11 @@ def sound(frames: int, kind: str = "audio") -> MediaItem:
     return MediaItem.of(kind, bytes(memoryview(values)), (frames,), frames, bidirectional=False)
 
 
+def whole(item: MediaItem) -> EncoderWork:
+    """All of an item's encoding, which is one piece."""
+    return EncoderWork(item, 0, 1, item.tokens, completes=True)
+
+
 def rows_of(encoders: EncoderCache, start: int, count: int) -> tuple[list[int], Any, Any]:
     media = (PlacedMedia(3, sound(4)),)
     row = scheduled("a", start, count, [[1, 2, 3]], KVFormat(), images=media)
@@ -62,6 +68,7 @@ class Plain(Waves):
 def test_items_of_different_levels_share_a_step() -> None:
     encoders = EncoderCache({"audio": Plain(), "waves": Waves()})
     media = PlacedMedia(1, sound(2)), PlacedMedia(4, sound(2, "waves"))
+    encoders.advance([whole(each.item) for each in media])
     found = encoders.rows([scheduled("a", 0, 8, [[1, 2]], KVFormat(), images=media)])
     assert found is not None
     (deeper,) = found.deeper
@@ -74,6 +81,7 @@ def test_items_of_different_levels_share_a_step() -> None:
 def test_each_level_is_cut_to_the_rows_of_the_step() -> None:
     waves = Waves()
     encoders = EncoderCache({"audio": waves})
+    encoders.advance([whole(sound(4))])
     assert rows_of(encoders, 0, 5) == ([4, 5], [[0, 1], [2, 3]], [[0, 10], [20, 30]])
     assert rows_of(encoders, 5, 4) == ([1, 2], [[4, 5], [6, 7]], [[40, 50], [60, 70]])
     assert waves.asked == [(4,)]

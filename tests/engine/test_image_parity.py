@@ -357,13 +357,13 @@ def test_equal_images_are_encoded_once(
     loaded, config = opened("images read like text")
     asked: list[tuple[int, ...]] = []
     encoder = type(loaded.model.encoders["image"])
-    encode = encoder.__call__
+    encode = encoder.encode
 
     def counted(self: Any, features: Any, shape: tuple[int, ...]) -> Any:
         asked.append(shape)
         return encode(self, features, shape)
 
-    monkeypatch.setattr(encoder, "__call__", counted)
+    monkeypatch.setattr(encoder, "encode", counted)
     texts = prompts((30, 31, 32), 5)
     company = Company(loaded, replace(config, max_step_tokens=9))
     company.run([showing(text, ((7, 8, 8),)) for text in texts])

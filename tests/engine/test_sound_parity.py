@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -216,35 +216,16 @@ def test_a_sound_is_encoded_once_for_two_questions(
     loaded, config = opened(GEMMA)
     asked: list[tuple[int, ...]] = []
     encoder = type(loaded.model.encoders["audio"])
-    encode = encoder.__call__
+    encode = encoder.encode
 
     def counted(self: Any, features: Any, shape: tuple[int, ...]) -> Any:
         asked.append(shape)
         return encode(self, features, shape)
 
-    monkeypatch.setattr(encoder, "__call__", counted)
+    monkeypatch.setattr(encoder, "encode", counted)
     company = Company(loaded, replace(config, max_step_tokens=9))
     company.run([holding(text, ((7, sound(100)),)) for text in prompts((30, 31, 32), 5)])
     assert asked == [(100, 16)]
-
-
-def test_while_others_generate_a_step_reads_one_item(opened: Opened) -> None:
-    loaded, config = opened(GEMMA)
-    company = Company(loaded, config)
-    company.add(replace(prompts((5,), 40)[0], id="runs"))
-    for _ in range(3):
-        company.step()
-    items = [(2, sound(12, 1)), (2, pixels(1, 4, 4, "video"))] * 3
-    many = holding(prompts((30,), 3)[0], items)
-    company.add(many)
-    read = [0]
-    while not company.answers["r0"].tokens:
-        company.step()
-        for sequence in company.engine._scheduler.running:
-            if sequence.id == "r0":
-                read.append(sum(each.end <= sequence.progress.computed for each in many.media))
-    assert read[-1] == len(many.media)
-    assert max(after - before for before, after in pairwise(read)) == 1
 
 
 def test_a_bad_sound_ends_its_request_alone(opened: Opened, expected: Expected) -> None:

@@ -30,6 +30,23 @@ TOWER_COLOURS = {
 """By `model_type` of an encoder, what pictures were shown to it as."""
 
 
+MediaKey = tuple[str, bytes]
+"""An item's kind and digest: equal ones stand for equal rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """How an encoder cuts its work on one item.
+
+    Attributes:
+        count: pieces of about the same cost.
+        rows: hidden states that a piece computes; its cost is learned by them.
+    """
+
+    count: int
+    rows: int
+
+
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class MediaItem:
     """An image, or another piece of media, as the encoder of its kind takes it.
@@ -53,6 +70,11 @@ class MediaItem:
     tokens: int
     digest: bytes
     bidirectional: bool = True
+
+    @property
+    def key(self) -> MediaKey:
+        """By which its rows are kept."""
+        return self.kind, self.digest
 
     @classmethod
     def of(

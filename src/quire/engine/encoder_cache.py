@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -10,23 +10,17 @@ import mlx.core as mx
 import numpy as np
 
 from quire.core.errors import RequestError
-from quire.core.lru import LruCache
-from quire.core.media import MediaItem, PlacedMedia
+from quire.core.media import MediaItem, MediaKey, Pieces, PlacedMedia
 from quire.core.request import Request
-from quire.models.base import MediaEncoder, MediaRows
-from quire.scheduler.plan import ScheduledSequence
+from quire.models.base import Encoding, MediaEncoder, MediaRows, finished
+from quire.scheduler.plan import EncoderWork, ScheduledSequence
 
-_KEPT_BYTES = 64 << 20
-"""Rows that are kept for requests to come: some 45 images of Gemma 4 26B."""
-
-Key = tuple[str, bytes]
-"""An item's kind and digest."""
 Encoded = tuple[mx.array, ...]
 """See `MediaEncoder.__call__`."""
 
 
 class EncoderCache:
-    """Makes the rows of a step's media. Owned by the runner's thread.
+    """Makes the rows of a step's media, and keeps what plans say. Owned by the runner's thread.
 
     Args:
         encoders: the model's, by kind; empty in a model that takes text only.
@@ -34,10 +28,9 @@ class EncoderCache:
 
     def __init__(self, encoders: Mapping[str, MediaEncoder]) -> None:
         self._encoders = encoders
-        self._items: WeakValueDictionary[Key, MediaItem] = WeakValueDictionary()
-        self._kept: LruCache[Key, Encoded] = LruCache(
-            _KEPT_BYTES, lambda arrays: sum(each.nbytes for each in arrays)
-        )
+        self._items: WeakValueDictionary[MediaKey, MediaItem] = WeakValueDictionary()
+        self._made: dict[MediaKey, Encoded] = {}
+        self._begun: dict[MediaKey, Encoding] = {}
 
     def check(self, request: Request) -> None:
         """Whether the media of a request is such as this model's encoders take.
@@ -67,7 +60,7 @@ class EncoderCache:
         if not request.media:
             return request
         media = (
-            PlacedMedia(each.start, self._items.setdefault(_key(each.item), each.item))
+            PlacedMedia(each.start, self._items.setdefault(each.item.key, each.item))
             for each in request.media
         )
         return replace(request, media=tuple(media))
@@ -87,7 +80,7 @@ class EncoderCache:
                 begin, end = max(placed.start, item.start), min(placed.end, item.end)
                 rows = np.arange(begin, end, dtype=np.int32) + (first - item.start)
                 part = slice(begin - placed.start, end - placed.start)
-                found.append((rows, tuple(array[part] for array in self._encoded(placed.item))))
+                found.append((rows, tuple(array[part] for array in self._features(placed.item))))
             first += item.count
         return MediaRows.of(found) if found else None
 
@@ -102,24 +95,57 @@ class EncoderCache:
         for each in (crossed for sequence in sequences for crossed in sequence.crossed):
             if not each.writes:
                 continue
-            rows = mx.concatenate([self._encoded(item)[0] for item in each.look.items])
+            rows = mx.concatenate([self._features(item)[0] for item in each.look.items])
             more = -len(rows) % multiple
             parts += [rows, mx.broadcast_to(rows[-1:], (more, rows.shape[1]))] if more else [rows]
         return mx.concatenate(parts) if parts else None
 
-    def _encoded(self, item: MediaItem) -> Encoded:
-        """Computed with the step that asks first."""
-        key = _key(item)
-        kept = self._kept.get(key)
-        if kept is not None:
-            return kept
+    # -- encoding ------------------------------------------------------------------------------
+
+    def pieces(self, request: Request) -> dict[MediaKey, Pieces]:
+        """How the encoding of each of a request's items is cut."""
+        items = (placed.item for placed in request.media)
+        return {item.key: self._encoders[item.kind].pieces(item.shape) for item in items}
+
+    def forget(self, keys: Iterable[MediaKey]) -> None:
+        """Lets go of features, and of what there is of some."""
+        for key in keys:
+            self._made.pop(key, None)
+            self._begun.pop(key, None)
+
+    def advance(self, work: Iterable[EncoderWork]) -> list[mx.array]:
+        """Builds the graph of pieces; what they compute has to be evaluated in their step."""
+        roots: list[mx.array] = []
+        for each in work:
+            key = each.item.key
+            if each.first == 0:
+                self._begun[key] = self._encode(each.item)
+            encoding = self._begun[key]
+            state: Encoded = ()
+            for _ in range(each.count - each.completes):
+                state = next(encoding)
+            if each.completes:
+                state = self._made[key] = finished(encoding, pieces=1)
+                del self._begun[key]
+            roots += state
+        return roots
+
+    def sizes(self, work: Iterable[EncoderWork]) -> dict[MediaKey, int]:
+        """Bytes of the features that these pieces have completed."""
+        keys = [each.item.key for each in work if each.completes]
+        return {key: sum(a.nbytes for a in self._made[key]) for key in keys if key in self._made}
+
+    def _encode(self, item: MediaItem) -> Encoding:
         features = mx.array(np.frombuffer(item.features, dtype=np.uint8))
-        return self._kept.put(key, self._encoders[item.kind](features, item.shape))
+        return self._encoders[item.kind].encode(features, item.shape)
+
+    def _features(self, item: MediaItem) -> Encoded:
+        """Those that were made. Media whose keys were evicted while a step was planned that looks
+        at them may have none: they are computed within the step then, and not kept."""
+        made = self._made.get(item.key)
+        return finished(self._encode(item)) if made is None else made
 
     def clear(self) -> None:
         """Forgets all: after a step that failed, what it should have computed never was."""
-        self._kept.clear()
-
-
-def _key(item: MediaItem) -> Key:
-    return item.kind, item.digest
+        self._made.clear()
+        self._begun.clear()

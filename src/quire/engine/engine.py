@@ -119,11 +119,12 @@ class Engine:
             proposer = self._proposers(request)
             positions = TokenPositions(self._loaded.model.positions(request.prompt, request.media))
             looks = self._loaded.model.looks(request.media)
+            pieces = self._runner.media.pieces(request)
             repeats = self.config.stop_on_loop
             loops = LoopDetector(repeats) if repeats else None
             # Last, since a request that was taken ends through the scheduler and in no other way.
             format = self._format(request.kv_format)
-            sequence = self._scheduler.add(request, format, positions, looks)
+            sequence = self._scheduler.add(request, format, positions, looks, pieces)
             sequence.constraint, sequence.row.mask = constraint, mask
             sequence.loops, sequence.proposer = loops, proposer
         except RequestError as error:
@@ -155,11 +156,17 @@ class Engine:
 
     @property
     def expected_step_s(self) -> float:
-        """How long the step that has begun is likely to take; infinity for none, or with media."""
-        if self._running is None or self._running.reads_media:
+        """How long the step that has begun is likely to take; infinity for none, or if nobody can
+        tell yet."""
+        if self._running is None:
             return math.inf
         plan = self._running.plan
-        return self._scheduler.prefill_budget.step_seconds(
+        cost = self._scheduler.encodings.cost
+        pieces = [
+            each.count * (cost.seconds(each.item.kind, each.rows) or math.inf)
+            for each in plan.encoding
+        ]
+        return sum(pieces) + self._scheduler.prefill_budget.step_seconds(
             plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
         )
 
@@ -217,12 +224,14 @@ class Engine:
             self._disk.wait(_IDLE_S)
 
     def _observe_duration(self, step: LaunchedStep) -> None:
-        plan = step.plan
-        if not plan.sequences or step.reads_media:
-            return  # the cost of media says nothing of a token's
-        self._scheduler.prefill_budget.observe(
-            plan.decode_rows, plan.prompt_chunks, plan.prompt_rows, step.seconds
-        )
+        plan, budget = step.plan, self._scheduler.prefill_budget
+        shape = plan.decode_rows, plan.prompt_chunks, plan.prompt_rows
+        if plan.encoding:
+            rest = budget.known_seconds(*shape)
+            seconds = max(step.seconds - rest, step.seconds * 0.1)
+            self._scheduler.encodings.cost.observe(plan.encoding, seconds)
+        elif plan.sequences:
+            budget.observe(*shape, step.seconds)
 
     def _fail_step(self, error: Exception) -> list[Output]:
         """A step failed as a whole: its rows end with an error, and what is cached is dropped."""

@@ -16,6 +16,7 @@ from quire.cache.blocks import Change
 from quire.cache.disk_transfer import SpillTo, carry_out
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
+from quire.core.media import MediaKey
 from quire.core.request import TokenLogprobs
 from quire.device.device import current_device
 from quire.engine.decode.whole import open_whole_decode
@@ -47,7 +48,7 @@ class LaunchedStep:
         sampling: the sequences that the rows of `sampled` belong to, in order.
         places: by sequence number, the first of its rows of `sampled`.
         vectors: by sequence number.
-        reads_media: whether an encoder is part of it.
+        features: bytes of those that it completes, by item.
         first: what the first layer stores.
         roots: everything that the step must have computed when it is done.
         seconds: how long it ran, once it is done.
@@ -58,7 +59,7 @@ class LaunchedStep:
     places: dict[int, int] = field(default_factory=dict)
     sampled: Sampled | None = None
     vectors: dict[int, mx.array] = field(default_factory=dict)
-    reads_media: bool = False
+    features: Mapping[MediaKey, int] = field(default_factory=dict)
     first: list[mx.array] = field(default_factory=list)
     roots: list[mx.array] = field(default_factory=list)
     seconds: float = 0.0
@@ -135,7 +136,8 @@ class Runner:
             number: tuple(np.array(vector, dtype=np.float32).tolist())
             for number, vector in step.vectors.items()
         }
-        return StepResult({} if step.sampled is None else _tokens(step, step.sampled), vectors)
+        tokens = {} if step.sampled is None else _tokens(step, step.sampled)
+        return StepResult(tokens, vectors, step.features)
 
     def wait(self) -> None:
         """Returns when all that was launched is computed."""
@@ -172,15 +174,15 @@ class Runner:
         if plan.copies:
             self.pools.copy((copy.pool, copy.source, copy.target) for copy in plan.copies)
         step = LaunchedStep(plan)
+        self.media.forget(plan.forgotten)
+        step.roots += self.media.advance(plan.encoding)
+        step.features = self.media.sizes(plan.encoding)
         if plan.sequences:
             places: Mapping[int, int] = before.places if before is not None else {}
             previous = before.sampled.tokens if before is not None and before.sampled else None
             inputs = StepInputs(plan, self._attention, places, previous)
             inputs.media = self.media.rows(inputs.sequences)
             inputs.cross = self._cross(inputs)
-            step.reads_media = inputs.media is not None or (
-                inputs.cross is not None and inputs.cross.states is not None
-            )
             hidden = self._hidden(inputs)
             if inputs.ending:
                 if inputs.wanted is not None and not inputs.narrowed:

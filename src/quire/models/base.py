@@ -8,7 +8,7 @@ with its own position, and `Step.attend` lets each row see exactly the keys that
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from quire.cache.specs import LayerSpec
-from quire.core.media import LookedAt, PlacedMedia
+from quire.core.media import LookedAt, Pieces, PlacedMedia
 from quire.models.stack import NotTold, Stack
 
 
@@ -180,8 +180,16 @@ class Module(nn.Module):
         super().__init__()  # type: ignore[no-untyped-call]  # MLX does not annotate it
 
 
+Encoding = Generator[tuple[mx.array, ...], None, tuple[mx.array, ...]]
+"""An item that is being encoded: gives what each piece but the last has computed, then the rows."""
+
+
 class MediaEncoder(Module):
-    """Makes embedding rows of one kind of media: encoder and projector of a checkpoint."""
+    """Makes embedding rows of one kind of media: encoder and projector of a checkpoint.
+
+    A step computes as many pieces of an item as its time allows. One that is not cut is one piece;
+    `CutEncoder` is the base of those that are.
+    """
 
     @abstractmethod
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
@@ -209,6 +217,49 @@ class MediaEncoder(Module):
         The first takes the place of the placeholders' embeddings. An encoder of several levels
         (DeepStack, arXiv:2406.04334) gives more of them; see `MediaRows.deeper`.
         """
+
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
+        """How `encode` cuts the work on an item of this shape."""
+        return Pieces(1, self.rows(shape))
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        """As calling it, in pieces."""
+        yield from ()
+        return self(features, shape)
+
+
+class CutEncoder(MediaEncoder):
+    """An encoder that is cut: by layers where all of an item sees all of it, else by its parts too.
+
+    The cuts depend on the shape alone, so that the rows do not depend on the steps' time.
+    """
+
+    @abstractmethod
+    def pieces(self, shape: tuple[int, ...]) -> Pieces: ...
+
+    @abstractmethod
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        """As calling it. Between two pieces it yields the hidden states that the next one needs."""
+
+    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+        return finished(self.encode(features, shape))
+
+
+def finished(encoding: Encoding, pieces: int | None = None) -> tuple[mx.array, ...]:
+    """The rows, by all the pieces that are left.
+
+    Args:
+        pieces: how many those are; None if the caller does not know.
+    """
+    done = 0
+    while True:
+        try:
+            next(encoding)
+        except StopIteration as end:
+            rows: tuple[mx.array, ...] = end.value
+            return rows
+        done += 1
+        assert done != pieces, "an encoding has more pieces than its encoder said"
 
 
 class LanguageModel(Module):

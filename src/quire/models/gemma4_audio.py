@@ -9,6 +9,7 @@ last few too. Sounds come one at a time, so there is no padding.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,9 @@ import mlx.nn as nn
 import numpy as np
 
 from quire.core.errors import ModelError, RequestError
+from quire.core.media import Pieces
 from quire.models.arguments import read_arguments, require
-from quire.models.base import MediaEncoder, Module
+from quire.models.base import CutEncoder, Encoding, Module
 from quire.models.gemma4_layers import ClippedLinear, Projector
 from quire.models.layers import ACTIVATIONS
 from quire.models.norm import LayerNorm, RMSNorm
@@ -285,17 +287,16 @@ class AudioTower(Module):
         """The activations' type: that of a tensor which is never packed."""
         return self.subsample_conv_projection.layer0.norm.weight.dtype
 
-    def __call__(self, spectrogram: mx.array) -> mx.array:
-        """float32 `[frames, bins]` -> `[rows, output_proj_dims]`."""
+    def states(self, spectrogram: mx.array) -> Iterator[mx.array]:
+        """float32 `[frames, bins]` -> `[rows, hidden]` of each layer."""
         x = self.subsample_conv_projection(spectrogram.astype(self.dtype))
         for layer in self.layers:
             x = layer(x, self._distances)
-        y: mx.array = self.output_proj(x)
-        return y
+            yield x
 
 
-class Gemma4AudioEncoder(MediaEncoder):
-    """The tower and the projector as one."""
+class Gemma4AudioEncoder(CutEncoder):
+    """The tower and the projector as one. A piece is a layer, and the last one what follows."""
 
     def __init__(self, audio_tower: AudioTower, embed_audio: Projector) -> None:
         super().__init__()
@@ -315,9 +316,14 @@ class Gemma4AudioEncoder(MediaEncoder):
             )
         return -(-frames // 4)
 
-    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
-        spectrogram = features.view(mx.float32).reshape(shape)
-        return (self.embed_audio(self.audio_tower(spectrogram), self.audio_tower.dtype),)
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
+        return Pieces(self.args.num_hidden_layers + 1, self.rows(shape))
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        x = spectrogram = features.view(mx.float32).reshape(shape)
+        for x in self.audio_tower.states(spectrogram):
+            yield (x,)
+        return (self.embed_audio(self.audio_tower.output_proj(x), self.audio_tower.dtype),)
 
 
 def channels_last(name: str, array: mx.array) -> mx.array:

@@ -8,6 +8,7 @@ shape, so there is no padding and no mask.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +16,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.core.errors import ModelError, RequestError
+from quire.core.media import Pieces
 from quire.models.arguments import read_arguments, require
-from quire.models.base import MediaEncoder, Module
+from quire.models.base import CutEncoder, Encoding, Module
 from quire.models.encoder_attention import attend
 from quire.models.gemma4_layers import ClippedLinear, Projector
 from quire.models.layers import ACTIVATIONS, GATES
@@ -173,12 +175,12 @@ class Encoder(Module):
         self.layers = [EncoderLayer(args) for _ in range(args.num_hidden_layers)]
         self._rope = Rope(args.head_dim // 2, RopeParameters(rope_theta=args.rope_theta))
 
-    def __call__(self, x: mx.array, columns: int) -> mx.array:
-        """`[rows * columns, hidden]` -> the same."""
+    def __call__(self, x: mx.array, columns: int) -> Iterator[mx.array]:
+        """`[rows * columns, hidden]` -> the same of each layer."""
         rotate = self._rotation(x.shape[0], columns)
         for layer in self.layers:
             x = layer(x, rotate)
-        return x
+            yield x
 
     def _rotation(self, patches: int, columns: int) -> Rotate:
         """Turns the first half of each head by the patch's column, the second by its row."""
@@ -209,13 +211,16 @@ class VisionTower(Module):
         """The activations' type: that of the one tensor here which is never packed."""
         return self.patch_embedder.position_embedding_table.dtype
 
-    def __call__(self, patches: mx.array, rows: int, columns: int) -> mx.array:
-        """uint8 `[rows * columns, patch_values]` -> `[tokens, hidden]`.
+    def layers(self, patches: mx.array, rows: int, columns: int) -> Iterator[mx.array]:
+        """uint8 `[rows * columns, patch_values]` -> `[rows * columns, hidden]` of each layer."""
+        return self.encoder(self.patch_embedder(patches, rows, columns), columns)
+
+    def pooled(self, x: mx.array, rows: int, columns: int) -> mx.array:
+        """What the last layer gives -> `[tokens, hidden]`.
 
         In float32: float16 does not reach as far as the scaling takes them, and the bias of
         standardisation is about as large as what it is taken from.
         """
-        x = self.encoder(self.patch_embedder(patches, rows, columns), columns)
         k, hidden = self.args.pooling_kernel_size, self.args.hidden_size
         squares = x.astype(mx.float32).reshape(rows // k, k, columns // k, k, hidden)
         pooled: mx.array = squares.mean(axis=(1, 3)).reshape(-1, hidden) * hidden**0.5
@@ -225,8 +230,8 @@ class VisionTower(Module):
         return pooled
 
 
-class Gemma4VisionEncoder(MediaEncoder):
-    """The tower and the projector as one."""
+class Gemma4VisionEncoder(CutEncoder):
+    """The tower and the projector as one. A piece is a layer, and the last one what follows."""
 
     def __init__(self, vision_tower: VisionTower, embed_vision: Projector) -> None:
         super().__init__()
@@ -248,8 +253,14 @@ class Gemma4VisionEncoder(MediaEncoder):
             raise RequestError(f"{said} is too large: the model takes at most {most} of either.")
         return rows * columns // square**2
 
-    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
         rows, columns = shape
-        patches = features.reshape(rows * columns, self.args.patch_values)
-        soft_tokens = self.vision_tower(patches, rows, columns)
+        return Pieces(self.args.num_hidden_layers + 1, rows * columns)
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        rows, columns = shape
+        x = patches = features.reshape(rows * columns, self.args.patch_values)
+        for x in self.vision_tower.layers(patches, rows, columns):
+            yield (x,)
+        soft_tokens = self.vision_tower.pooled(x, rows, columns)
         return (self.embed_vision(soft_tokens, self.vision_tower.dtype),)

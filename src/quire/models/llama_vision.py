@@ -18,8 +18,8 @@ import mlx.nn as nn
 import numpy as np
 
 from quire.core.errors import ModelError, RequestError
-from quire.core.media import CLIP_COLOURS
-from quire.models.base import MediaEncoder, Module
+from quire.core.media import CLIP_COLOURS, Pieces
+from quire.models.base import CutEncoder, Encoding, Module
 from quire.models.description import Norm
 from quire.models.encoder_attention import attend
 from quire.models.feed_forward import MLP
@@ -182,25 +182,27 @@ class VisionTower(Module):
         self.transformer = Transformer(kind, kind.depth, gated=False)
         self.global_transformer = Transformer(kind, kind.gated_depth, gated=True)
 
-    def __call__(self, patches: mx.array, rows: int, columns: int) -> mx.array:
+    def encode(self, patches: mx.array, rows: int, columns: int) -> Encoding:
         """uint8 `[tiles, patches, patch_values]` -> `[tiles * rows of a tile, hidden * levels]`."""
         kind = self.kind
         shape = kind.shapes.index((rows, columns)) + 1
         x = self._embedded(patches, shape)
         real, order, tile_of = self._order(len(patches))
         x = x.reshape(-1, kind.hidden_size)[order]
-        outputs = []
+        outputs: list[mx.array] = []
         for index, layer in enumerate(self.transformer.layers):
             x = layer(x, real)
             if index in kind.levels:
                 outputs.append(x[:real])
+            yield x, *outputs
         x = self.layernorm_post(x)
         x = x + self.post_tile_positional_embedding(shape)[tile_of, 0]
         for layer in self.global_transformer.layers:
             x = layer(x, real)
+            yield x, *outputs
         # Published as one array whose last axis goes through the levels first.
         levels = mx.stack(outputs, axis=-1).reshape(real, -1)
-        return mx.concatenate([x[:real], levels], axis=-1)
+        return (mx.concatenate([x[:real], levels], axis=-1),)
 
     def _embedded(self, patches: mx.array, shape: int) -> mx.array:
         """Rows of all tiles, `[tiles, padded, hidden]`; missing tiles are grey."""
@@ -223,8 +225,11 @@ class VisionTower(Module):
         return int(real.sum()), mx.array(order), mx.array(tile[order])
 
 
-class LlamaPictureEncoder(MediaEncoder):
-    """Tower and projector. The shape of a picture is its rows and columns of tiles."""
+class LlamaPictureEncoder(CutEncoder):
+    """Tower and projector. The shape of a picture is its rows and columns of tiles.
+
+    A piece is a layer, and the last one what follows.
+    """
 
     def __init__(self, vision_model: VisionTower, projector: nn.Linear) -> None:
         super().__init__()
@@ -250,8 +255,13 @@ class LlamaPictureEncoder(MediaEncoder):
         rows, columns = shape
         return rows * columns * self.vision_model.kind.rows
 
-    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
+        kind = self.vision_model.kind
+        return Pieces(kind.depth + kind.gated_depth + 1, kind.tiles * kind.padded)
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
         rows, columns = shape
         kind = self.vision_model.kind
         patches = features.reshape(rows * columns, kind.side**2, kind.patch_values)
-        return (self.multi_modal_projector(self.vision_model(patches, rows, columns)),)
+        (x,) = yield from self.vision_model.encode(patches, rows, columns)
+        return (self.multi_modal_projector(x),)

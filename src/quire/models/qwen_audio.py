@@ -15,12 +15,15 @@ import mlx.nn as nn
 import numpy as np
 
 from quire.core.errors import ModelError, RequestError
-from quire.models.base import MediaEncoder, Module
+from quire.core.media import Pieces
+from quire.models.base import CutEncoder, Encoding, Module
 from quire.models.encoder_attention import Neighbours, Windows
 from quire.models.layers import ACTIVATIONS
 from quire.models.norm import LayerNorm
 
 _LONGEST_PERIOD = 10_000.0
+_ROWS_AT_ONCE = 512
+"""Through the layers, as whole windows: products of fewer rows are slower by the row."""
 _CHUNKS_AT_ONCE = 16
 """Through the convolutions: their outputs take far more memory than the rows."""
 
@@ -54,6 +57,12 @@ class QwenAudio:
             raise ModelError(
                 f"config.json: {self.heads} heads of an audio encoder of width {self.hidden_size}"
             )
+
+    @property
+    def chunks_at_once(self) -> int:
+        """Chunks that are encoded together, of whole windows."""
+        windows = max(1, _ROWS_AT_ONCE // (_eighth(self.chunk) * self.window))
+        return windows * self.window
 
     def rows(self, frames: int) -> int:
         """Rows that so many frames become."""
@@ -127,20 +136,29 @@ class AudioTower(Module):
         self.proj2 = nn.Linear(hidden, kind.output_size)
         self._activation = ACTIVATIONS[kind.activation]
 
-    def __call__(self, spectrogram: mx.array) -> mx.array:
-        """float32 `[frames, bins]` -> `[rows, output_size]`."""
+    def encode(self, spectrogram: mx.array) -> Encoding:
+        """float32 `[frames, bins]` -> `[rows, output_size]`.
+
+        Windows do not see each other, so a piece is a layer of a few of them.
+        """
         kind, frames = self.kind, spectrogram.shape[0]
         # Published code fills the last chunk with zeros, unless it is the only one.
         size = min(frames, kind.chunk)
         filled = mx.pad(spectrogram, [(0, -frames % size), (0, 0)])
-        x = self._convolved(filled.reshape(-1, size, kind.bins).astype(self.ln_post.weight.dtype))
-        x = x.flatten(0, 1)[: kind.rows(frames)]
-        window = _eighth(size) * kind.window
-        seen = Windows.of(np.arange(x.shape[0]) // window)
-        for layer in self.layers:
-            x = layer(x, seen)
-        y: mx.array = self.proj2(self._activation(self.proj1(self.ln_post(x))))
-        return y
+        chunks = filled.reshape(-1, size, kind.bins).astype(self.ln_post.weight.dtype)
+        window, left = _eighth(size) * kind.window, kind.rows(frames)
+        parts: list[mx.array] = []
+        for first in range(0, len(chunks), kind.chunks_at_once):
+            if parts:
+                yield (parts[-1],)
+            x = self._convolved(chunks[first : first + kind.chunks_at_once]).flatten(0, 1)[:left]
+            left -= len(x)
+            seen = Windows.of(np.arange(len(x)) // window)
+            for layer in self.layers:
+                x = layer(x, seen)
+                yield (x,)
+            parts.append(self.proj2(self._activation(self.proj1(self.ln_post(x)))))
+        return (mx.concatenate(parts),)
 
     def _convolved(self, chunks: mx.array) -> mx.array:
         """`[chunks, frames, bins]` -> `[chunks, rows, hidden]`, with their places."""
@@ -165,7 +183,7 @@ def _places(rows: int, hidden: int) -> mx.array:
     return mx.concatenate([mx.sin(turns), mx.cos(turns)], axis=-1)
 
 
-class QwenSoundEncoder(MediaEncoder):
+class QwenSoundEncoder(CutEncoder):
     """The tower for sounds. Their shape is frames and bins."""
 
     def __init__(self, audio_tower: AudioTower) -> None:
@@ -185,8 +203,15 @@ class QwenSoundEncoder(MediaEncoder):
             )
         return kind.rows(frames)
 
-    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
-        return (self.audio_tower(features.view(mx.float32).reshape(shape)),)
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
+        kind, (frames, _) = self.audio_tower.kind, shape
+        together = kind.chunks_at_once * kind.chunk
+        parts = -(-frames // together)
+        return Pieces(parts * (kind.depth + 1), kind.rows(min(frames, together)))
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        spectrogram = features.view(mx.float32).reshape(shape)
+        return (yield from self.audio_tower.encode(spectrogram))
 
 
 def channels_last(weights: dict[str, mx.array]) -> dict[str, mx.array]:

@@ -22,13 +22,16 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.core.errors import ModelError, RequestError
-from quire.core.media import Colours
-from quire.models.base import MediaEncoder, Module
+from quire.core.media import Colours, Pieces
+from quire.models.base import CutEncoder, Encoding, MediaEncoder, Module
 from quire.models.description import Norm
 from quire.models.encoder_attention import Neighbours, Parts, Windows
 from quire.models.feed_forward import MLP
 from quire.models.layers import ACTIVATIONS, embed
 from quire.models.rope import Rope, RopeParameters, Rotate
+
+_PATCHES_AT_ONCE = 1024
+"""Of a video's moments: products of fewer rows are slower by the row."""
 
 Grid = tuple[int, int, int]
 """Moments, rows and columns of patches."""
@@ -263,7 +266,7 @@ class VisionTower(Module):
         """What it reads, by kind of media."""
         return {"image": QwenPictureEncoder(self), "video": QwenVideoEncoder(self)}
 
-    def __call__(self, patches: mx.array, grid: Grid) -> tuple[mx.array, ...]:
+    def encode(self, patches: mx.array, grid: Grid) -> Encoding:
         """uint8 `[N, frames * patch_values]` -> `[N / merge ** 2, output_size]` for each level."""
         kind, (moments, rows, columns) = self.kind, grid
         dtype = self.merger.norm.weight.dtype  # never packed
@@ -274,11 +277,12 @@ class VisionTower(Module):
             x = x + mx.tile(looked_up.astype(dtype), (moments, 1))
         rotate = self._rope(mx.array(np.tile(places, moments)))
         everywhere, nearby = self._neighbours(places, grid)
-        deeper = []
+        deeper: list[mx.array] = []
         for index, block in enumerate(self.blocks):
             x = block(x, rotate, everywhere if index in kind.whole else nearby)
             if index in kind.levels:
                 deeper.append(self.deepstack_merger_list[kind.levels.index(index)](x))
+            yield x, *deeper
         return self.merger(x), *deeper
 
     def _neighbours(
@@ -307,8 +311,11 @@ class VisionTower(Module):
         return total
 
 
-class QwenPictureEncoder(MediaEncoder):
-    """The tower for pictures. Their shape is rows and columns of patches."""
+class QwenPictureEncoder(CutEncoder):
+    """The tower for pictures. Their shape is rows and columns of patches.
+
+    A piece is a layer, and the last one what follows.
+    """
 
     def __init__(self, visual: VisionTower) -> None:
         super().__init__()
@@ -328,17 +335,23 @@ class QwenPictureEncoder(MediaEncoder):
             )
         return rows * columns // m**2
 
-    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
+        rows, columns = shape
+        return Pieces(self.visual.kind.depth + 1, rows * columns)
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
         rows, columns = shape
         patches = features.reshape(rows * columns, self.visual.kind.patch_values)
-        return self.visual(mx.tile(patches, (1, self.visual.kind.frames)), (1, rows, columns))
+        patches = mx.tile(patches, (1, self.visual.kind.frames))
+        return (yield from self.visual.encode(patches, (1, rows, columns)))
 
 
 class QwenVideoEncoder(QwenPictureEncoder):
     """The tower for videos.
 
     Their shape is moments, rows and columns of patches, and the microseconds from a moment to the
-    next. A moment is as many frames as a patch has.
+    next. A moment is as many frames as a patch has. Moments do not see each other, so a piece is a
+    layer of a few of them.
     """
 
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
@@ -349,7 +362,26 @@ class QwenVideoEncoder(QwenPictureEncoder):
         moments, rows, columns, _ = shape
         return moments * super().rows((rows, columns))
 
-    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
         moments, rows, columns, _ = shape
-        patches = features.reshape(moments * rows * columns, -1)
-        return self.visual(patches, (moments, rows, columns))
+        together = min(moments, _together(rows * columns))
+        parts = -(-moments // together)
+        return Pieces(parts * (self.visual.kind.depth + 1), together * rows * columns)
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        moments, rows, columns, _ = shape
+        patches = features.reshape(moments, rows * columns, -1)
+        together = _together(rows * columns)
+        made: list[tuple[mx.array, ...]] = []
+        for first in range(0, moments, together):
+            if made:
+                yield made[-1]
+            part = patches[first : first + together]
+            grid = (len(part), rows, columns)
+            made.append((yield from self.visual.encode(part.flatten(0, 1), grid)))
+        return tuple(mx.concatenate(list(level)) for level in zip(*made, strict=True))
+
+
+def _together(patches: int) -> int:
+    """Moments of so many patches each that are encoded together."""
+    return max(1, _PATCHES_AT_ONCE // patches)

@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping
 import mlx.core as mx
 
 from quire.core.errors import RequestError
-from quire.models.base import MediaEncoder, Module
+from quire.core.media import Pieces
+from quire.models.base import CutEncoder, Encoding, MediaEncoder, Module
 from quire.models.decoder import DecoderModel
 from quire.models.names import Weights
 from quire.models.packing import Packing
 from quire.models.projectors import Projector, check_squares
 from quire.models.vit import VisionTower, VisionTransformer
+
+_PATCHES_AT_ONCE = 1024
+"""Products of fewer rows are slower by the row."""
 
 TILES = ("visual.", "vision_tower.", "multi_modal_projector.", "image_newline")
 """What checkpoints call the encoder's parts, and the first, this package all of them."""
@@ -40,16 +44,18 @@ class TiledVision(Module):
         found: mx.array | None = self.image_newline if self._newline else None
         return found
 
-    def __call__(self, pixels: mx.array) -> mx.array:
+    def encode(self, pixels: mx.array) -> Encoding:
         """uint8 `[tiles, patches, patch * patch * 3]` -> `[tiles, side * side, width]`."""
-        x = self.vision_tower(pixels)
+        (x,) = yield from self.vision_tower.encode(pixels)
         side = self.kind.side
-        y: mx.array = self.multi_modal_projector(x.reshape(len(x), side, side, -1))
-        return y
+        return (self.multi_modal_projector(x.reshape(len(x), side, side, -1)),)
 
 
-class TileEncoder(MediaEncoder):
-    """Tiles of a picture or video as rows."""
+class TileEncoder(CutEncoder):
+    """Tiles of a picture or video as rows.
+
+    Tiles do not see each other, so a piece is a layer of a few of them.
+    """
 
     def __init__(self, visual: TiledVision, packing: Packing, noun: str) -> None:
         super().__init__()
@@ -65,10 +71,26 @@ class TileEncoder(MediaEncoder):
             raise RequestError(f"{self._noun} of shape {shape} has no tiles.")
         return self._packing.rows(shape, self.visual.side)
 
-    def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
-        kind = self.visual.kind
-        pixels = features.reshape(self._packing.tiles(shape), kind.patches, -1)
-        return (self._packing(self.visual(pixels), shape, self.visual.line_end),)
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
+        kind, tiles = self.visual.kind, self._packing.tiles(shape)
+        together = min(tiles, self._together)
+        parts = -(-tiles // together)
+        return Pieces(parts * (kind.depth + 1), together * kind.patches)
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        tiles = self._packing.tiles(shape)
+        pixels = features.reshape(tiles, self.visual.kind.patches, -1)
+        made: list[mx.array] = []
+        for first in range(0, tiles, self._together):
+            if made:
+                yield (made[-1],)
+            made += yield from self.visual.encode(pixels[first : first + self._together])
+        return (self._packing(mx.concatenate(made), shape, self.visual.line_end),)
+
+    @property
+    def _together(self) -> int:
+        """Tiles that are encoded together."""
+        return max(1, _PATCHES_AT_ONCE // self.visual.kind.patches)
 
 
 class TiledModel(DecoderModel):

@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from quire.core.errors import ModelError
 from quire.core.media import Colours
-from quire.models.base import Module
+from quire.models.base import Encoding, Module
 from quire.models.description import Norm
 from quire.models.encoder_attention import attend
 from quire.models.feed_forward import MLP
@@ -179,20 +179,23 @@ class VisionTower(Module):
         bias: mx.array = self.layers[0].self_attn.out_proj.bias
         return bias.dtype
 
-    def __call__(self, pixels: mx.array) -> mx.array:
+    def encode(self, pixels: mx.array) -> Encoding:
         """uint8 `[tiles, patches, patch * patch * 3]` -> `[tiles, patches, output_size]`.
 
-        Patches come row by row, and so do the pixels of a patch.
+        Patches come row by row, and so do the pixels of a patch. A piece is a layer.
         """
         kind = self.kind
         x = self.embeddings(pixels, self.dtype)
         if kind.first_norm:
             x = self.first_norm(x)
-        states = [x]
-        for layer in self.layers:
-            states.append(layer(states[-1]))
-        taken = [states[number] for number in kind.taken]
+        found = {0: x} if 0 in kind.taken else {}
+        for number, layer in enumerate(self.layers, 1):
+            x = layer(x)
+            if number in kind.taken:
+                found[number] = x
+            yield x, *found.values()
+        taken = [found[number] for number in kind.taken]
         y = taken[0] if len(taken) == 1 else mx.concatenate(taken, axis=-1)
         if kind.last_norm:
             y = self.last_norm(y)
-        return y[:, 1:] if kind.class_token else y
+        return (y[:, 1:] if kind.class_token else y,)

@@ -106,6 +106,15 @@ class CrossBlocks:
             sequence.blocks.looks[number] = entry
         return missing
 
+    def written(self, sequence: Sequence, number: int) -> bool:
+        """Whether the keys of what is looked at, by its number in `Sequence.looks`, are computed,
+        or a planned step computes them."""
+        entry = sequence.blocks.looks.get(number)
+        if entry is None:
+            items = sequence.looks[number].items
+            entry = self._entries.get((sequence.prefix.identity, *(each.digest for each in items)))
+        return entry is not None and entry.written
+
     def wanted(self, sequence: Sequence, missing: Seq[_Missing]) -> dict[PoolKey, int]:
         """How many blocks are needed, by pool."""
         count = sum(-(-each.look.keys // self._size) for each in missing)

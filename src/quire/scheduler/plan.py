@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from quire.cache.blocks import Change, PoolKey
 from quire.core.kv_format import KVFormat
-from quire.core.media import LookedAt, PlacedMedia
+from quire.core.media import LookedAt, MediaItem, MediaKey, PlacedMedia
 from quire.core.request import Generate, Task, TokenLogprobs
 from quire.sampling.rows import RowSampling
 
@@ -145,6 +145,22 @@ class BlockCopy:
     target: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderWork:
+    """Pieces `[first, first + count)` of an item's encoding.
+
+    Attributes:
+        rows: hidden states that a piece computes.
+        completes: whether the last piece is among them: the item's features are there then.
+    """
+
+    item: MediaItem
+    first: int
+    count: int
+    rows: int
+    completes: bool
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step, in the order in which it is carried out.
@@ -154,12 +170,16 @@ class StepPlan:
         copies: made before anything is written.
         sequences: the rows to compute; sequences that generate come first.
         ended: numbers of sequences that ended since the plan before.
+        forgotten: items whose features, or what there is of them, are no longer kept.
+        encoding: what encoders compute, before the rows that may need it.
     """
 
     sequences: tuple[ScheduledSequence, ...] = ()
     changes: tuple[Change, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     ended: tuple[int, ...] = ()
+    forgotten: tuple[MediaKey, ...] = ()
+    encoding: tuple[EncoderWork, ...] = ()
 
     @property
     def decode_rows(self) -> int:
@@ -195,7 +215,9 @@ class StepResult:
 
     Attributes:
         vectors: of the sequences whose task is not to generate.
+        features: bytes of the features that were completed, by item.
     """
 
     tokens: Mapping[int, SampledTokens] = field(default_factory=dict)
     vectors: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    features: Mapping[MediaKey, int] = field(default_factory=dict)

@@ -11,7 +11,8 @@ from quire.cache.blocks import Block
 from quire.cache.specs import KVGroup
 from quire.core.request import Failure
 from quire.scheduler.block_tables import BlockTables
-from quire.scheduler.plan import ScheduledSequence, StepPlan
+from quire.scheduler.encodings import Encodings
+from quire.scheduler.plan import EncoderWork, ScheduledSequence, StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefill_split import PrefillSplit
 from quire.scheduler.prefix_sharing import PrefixSharing
@@ -79,6 +80,7 @@ class Planner:
             groups, manager, config.page_tokens, config.snapshot_every, config.prefix_cache
         )
         self.tables = BlockTables(groups, manager, config.page_tokens)
+        self.encodings = Encodings(prefill_budget.room(0), self.tables.cross.written)
         self._config = config
         self._manager = manager
         self._prefill_budget = prefill_budget
@@ -100,12 +102,12 @@ class Planner:
         self._admitted = []
         plan: list[PlannedRows] = []
         self._plan_generation(plan)
-        self._plan_prompts(plan)
+        encoding = self._plan_prompts(plan)
         copies = [pair for sequence in self._admitted for pair in sequence.blocks.copies]
-        if not plan and not copies:
+        if not plan and not copies and not encoding:
             return None
         self.counters.steps += 1
-        return self._freeze(plan, copies, ended)
+        return self._freeze(plan, copies, ended, encoding)
 
     def forget(self) -> None:
         """No block is left: whoever found no room may ask again."""
@@ -127,11 +129,14 @@ class Planner:
     # -- rows ----------------------------------------------------------------------------------
 
     def _plan_generation(self, plan: list[PlannedRows]) -> None:
+        self.encodings.look(self.running)
         for sequence in list(self.running):
             progress = sequence.progress
             start, count = progress.computed, progress.known - progress.computed
             if count > 1 and sequence.proposer is None:
                 continue  # it reads its prompt
+            if self.encodings.ready(sequence) < start + count:
+                continue  # its prompt ends with media
             if not self._may_sample(sequence) or not _generates(sequence, count):
                 continue
             if count > 1 and not self.tables.extend(sequence, start + count):
@@ -174,41 +179,59 @@ class Planner:
         self.tables.drop_spares(sequence)
         return ()
 
-    def _plan_prompts(self, plan: list[PlannedRows]) -> None:
+    def _plan_prompts(self, plan: list[PlannedRows]) -> list[EncoderWork]:
+        """Plans chunks of prompts, and what encoders compute for these and later ones."""
         # A sequence that resumes after pre-emption reads its own answer like a prompt. One with
         # a single token to go was planned as a generating row.
         prompts = [sequence for sequence in self.running if _reads(sequence, plan)]
         generating = sum(rows.count for rows in plan)
-        budget = self._prefill_budget.prompt_budget(generating, len(prompts) + len(self.waiting))
-        self._admit(prompts, plan, budget)
-        remaining = [len(s.progress.tokens) - s.progress.computed for s in prompts]
+        count = len(prompts) + len(self.waiting)
+        self._admit(prompts, plan, self._prefill_budget.prompt_budget(generating, count))
+        encoding, spent_s = self._plan_encoding(prompts, generating, count)
+        prompts = [sequence for sequence in prompts if self._readable(sequence)]
+        budget = self._prefill_budget.prompt_budget(generating, count, spent_s)
+        remaining = [self._readable(sequence) for sequence in prompts]
         shares = self._prefill_split.split(budget, remaining, self._prefill_budget.room(generating))
         for sequence, share in zip(prompts, shares, strict=True):
             if share == 0 or sequence.status is not Status.RUNNING:
                 continue
-            items = 1 if generating else None
             share = min(share, self.sharing.until_snapshot(sequence))
-            rows = self._chunk(sequence, share, items)
+            rows = self._chunk(sequence, share)
             fits = self.tables.extend(sequence, rows.end)
             while not fits and rows.count > self._config.page_tokens:
-                smaller = self._chunk(sequence, rows.count // 2, items)
+                smaller = self._chunk(sequence, rows.count // 2)
                 if smaller.count == rows.count:
                     break  # a single item
                 rows, fits = smaller, self.tables.extend(sequence, smaller.end)
             if fits or self._make_room(rows, plan):
                 plan.append(rows)
+        return encoding
 
-    def _chunk(self, sequence: Sequence, count: int, items: int | None) -> PlannedRows:
-        """The next `count` tokens of a prompt, or somewhat more or fewer where there is media.
+    def _plan_encoding(
+        self, prompts: list[Sequence], generating: int, waiting: int
+    ) -> tuple[list[EncoderWork], float]:
+        """What encoders compute, and how long it is likely to take.
 
-        Args:
-            items: how many may be read, for their encoder takes time; None is no limit.
+        Half of the time is left to prompts that can go on meanwhile.
         """
+        if not self.encodings.look(self.running):
+            return [], 0.0
+        seconds = self._prefill_budget.seconds(generating, waiting)
+        if any(self._readable(sequence) for sequence in prompts):
+            seconds /= 2
+        return self.encodings.plan(self.running, seconds)
+
+    def _readable(self, sequence: Sequence) -> int:
+        """Tokens of a prompt that can be read now: those before an item that is not encoded."""
+        progress = sequence.progress
+        end = min(len(progress.tokens), self.encodings.ready(sequence))
+        return end - progress.computed
+
+    def _chunk(self, sequence: Sequence, count: int) -> PlannedRows:
+        """The next `count` tokens of a prompt, or somewhat more or fewer where there is media."""
         start = sequence.progress.computed
         end = start + count
         read = [p for p in sequence.request.media if p.start < end and p.end > start]
-        if items is not None and len(read) > items:
-            end = read[items].start
         cut = read[-1] if read and read[-1].start < end < read[-1].end else None
         if cut is not None and cut.item.bidirectional and self._bidirectional:
             end = cut.start if cut.start > start else cut.end
@@ -312,6 +335,7 @@ class Planner:
         plan: list[PlannedRows],
         copies: list[tuple[Block, Block]],
         ended: tuple[int, ...],
+        encoding: list[EncoderWork],
     ) -> StepPlan:
         """The plan as a snapshot. Block ids are read last: making room may have changed them."""
         for rows in plan:
@@ -322,6 +346,8 @@ class Planner:
             changes,
             block_copies(copies),
             ended,
+            self.encodings.forget(),
+            tuple(encoding),
         )
         # A block that goes now is not written before the next plan hands it out again.
         for rows in plan:

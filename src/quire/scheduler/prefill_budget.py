@@ -42,20 +42,29 @@ class PrefillBudget:
         """Rows that a step has left beside the generating ones."""
         return max(0, self._max_rows - decode_rows)
 
-    def prompt_budget(self, decode_rows: int, prompts: int = 1) -> int:
+    def seconds(self, decode_rows: int, prompts: int = 1) -> float:
+        """Time for prompts and their media in the next step, beside `decode_rows` generating rows.
+
+        Args:
+            prompts: how many wait, begun or not.
+        """
+        if not decode_rows:
+            return self._step_s
+        stall = (self._stall_factor - 1) * self._decode_estimate(decode_rows)
+        return min(self._step_s, max(1, prompts - 1) * stall)
+
+    def prompt_budget(self, decode_rows: int, prompts: int = 1, spent_s: float = 0.0) -> int:
         """Prompt tokens that the next step may read beside `decode_rows` generating rows.
 
         Args:
             prompts: how many wait, begun or not.
+            spent_s: what encoders take of the time.
         """
         room = self.room(decode_rows)
         chunk_s, token_s = self._cost.estimate()
         if token_s == 0:
             return min(room, _FIRST_TOKENS)
-        seconds = self._step_s
-        if decode_rows:
-            stall = (self._stall_factor - 1) * self._decode_estimate(decode_rows)
-            seconds = min(seconds, max(1, prompts - 1) * stall)
+        seconds = self.seconds(decode_rows, prompts) - spent_s
         # Never so few that the chunk's own cost outweighs them: that reads slower and stalls more.
         tokens = max((seconds - chunk_s) / token_s, chunk_s / token_s, _MIN_TOKENS)
         tokens = min(room, tokens, self._largest * _GROWTH)
@@ -71,7 +80,11 @@ class PrefillBudget:
         """How long a step is likely to take; `step_s` before any was seen."""
         if not self._decode_s:
             return self._step_s
-        seconds = self._decode_estimate(decode_rows) if decode_rows else 0.0
+        return self.known_seconds(decode_rows, chunks, prompt_rows)
+
+    def known_seconds(self, decode_rows: int, chunks: int, prompt_rows: int) -> float:
+        """The same, of which what was never seen counts for nothing."""
+        seconds = self._decode_estimate(decode_rows) if decode_rows and self._decode_s else 0.0
         if prompt_rows:
             chunk_s, token_s = self._cost.estimate()
             seconds += chunks * chunk_s + prompt_rows * token_s

@@ -9,14 +9,14 @@ generates (one, or as many more as there are drafts), then fills a budget of pro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.specs import KVGroup
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
-from quire.core.media import LookedAt
+from quire.core.media import LookedAt, MediaKey, Pieces
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.sampling.acceptance import count_accepted
 from quire.scheduler.limits import Limits, largest_item
@@ -51,6 +51,7 @@ class Scheduler:
         self.prefill_budget = prefill_budget
         self._planner = Planner(config, groups, manager, prefill_budget, self._fail, clock)
         self.sharing = self._planner.sharing
+        self.encodings = self._planner.encodings
         self.counters = self._planner.counters
         self._formats: dict[KVFormat, KVFormat] = {}
         """Equal formats of different requests, as one object."""
@@ -91,12 +92,14 @@ class Scheduler:
         format: KVFormat,
         positions: TokenPositions | None = None,
         looks: tuple[LookedAt, ...] = (),
+        pieces: Mapping[MediaKey, Pieces] | None = None,
     ) -> Sequence:
         """Queues a request.
 
         Args:
             positions: of its tokens, where they are not the tokens' indices.
             looks: the media that its tokens look at through cross-attention layers.
+            pieces: how the encoding of each of its media is cut.
 
         Raises:
             RequestError: the request could never be served; nothing was queued.
@@ -106,7 +109,7 @@ class Scheduler:
             raise RequestError(f"id: {request.id!r} is already being served", param="id")
         format = self._formats.setdefault(format, format)
         identity = self._identity(format, request.cache_salt)
-        sequence = Sequence(request, format, identity, self._arrived, positions, looks)
+        sequence = Sequence(request, format, identity, self._arrived, positions, looks, pieces)
         self._arrived += 1
         sequence.max_context = self.limits.context(format, largest_item(request), looks)
         sequence.arrived = self._clock()
@@ -163,6 +166,7 @@ class Scheduler:
             progress = sequence.progress
             progress.pending, progress.drafts, progress.unwanted = 0, (), 0
         self._planner.forget()
+        self.encodings.clear()
         self.sharing.index.clear()
         self._planner.tables.cross.clear()
         self.manager.reset()
@@ -191,6 +195,7 @@ class Scheduler:
 
     def update(self, plan: StepPlan, result: StepResult) -> list[Output]:
         """Takes in what a step computed, and says what each request got."""
+        self.encodings.made(result.features)
         for rows in plan.sequences:
             sequence = self._by_number.get(rows.number)
             if sequence is None:
@@ -283,6 +288,7 @@ class Scheduler:
             self._planner.vacate(sequence)
         else:
             self._planner.waiting.remove(sequence)
+        self.encodings.end(sequence)
         sequence.status = Status.FINISHED
         self._ended.append(sequence.number)
         self.counters.finished[reason.value] += 1

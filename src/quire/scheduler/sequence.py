@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from enum import Enum
 from typing import Protocol
@@ -11,7 +12,7 @@ from quire.cache.disk_prefetch import PrefetchedPart
 from quire.cache.index import Node, chains, media_tokens
 from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
-from quire.core.media import LookedAt
+from quire.core.media import LookedAt, MediaKey, Pieces
 from quire.core.request import Request
 from quire.sampling.history import RowState
 from quire.scheduler.positions import TokenPositions
@@ -205,6 +206,7 @@ class Sequence:
         arrived: by the scheduler's clock.
         deadline: when the request ends with an error, by the same clock.
         looks: the media that its tokens look at through cross-attention layers, in order.
+        pieces: how the encoding of each item is cut; one that is not there is one piece.
         queued_s: seconds from its arrival until it first ran; None before that.
         status: written by the scheduler.
         blocks: written by `BlockTables`.
@@ -221,12 +223,14 @@ class Sequence:
         number: int,
         positions: TokenPositions | None = None,
         looks: tuple[LookedAt, ...] = (),
+        pieces: Mapping[MediaKey, Pieces] | None = None,
     ) -> None:
         self.request = request
         self.format = format
         self.number = number
         self.positions = positions or TokenPositions()
         self.looks = looks
+        self.pieces = pieces or {}
         self.max_context = 0
         self.arrived = 0.0
         self.deadline: float | None = None

@@ -1,0 +1,50 @@
+"""What a piece of an encoder's work costs, learned from the steps that ran."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quire.scheduler.plan import EncoderWork
+
+_SMOOTHING = 0.2
+_HICCUP = 2.0
+"""A step that took longer than so many times what was expected counts as one that took that."""
+
+_Bucket = tuple[str, int]
+"""A kind of media, and the number of bits of a piece's rows: attention's share grows with them."""
+
+
+class EncodingCost:
+    """Seconds a row of a piece, by kind of media and size of the piece."""
+
+    def __init__(self) -> None:
+        self._row_s: dict[_Bucket, float] = {}
+
+    def seconds(self, kind: str, rows: int) -> float | None:
+        """How long a piece of so many hidden states is likely to take; None before any was seen.
+
+        Of a size that was not seen, by the nearest one of the same kind.
+        """
+        bits = rows.bit_length()
+        seen = [size for name, size in self._row_s if name == kind]
+        if not seen:
+            return None
+        nearest = min(seen, key=lambda size: abs(size - bits))
+        return max(rows, 1) * self._row_s[kind, nearest]
+
+    def observe(self, work: Iterable[EncoderWork], seconds: float) -> None:
+        """Pieces took so long together."""
+        work = list(work)
+        known = [self.seconds(each.item.kind, each.rows) for each in work]
+        expected = sum(
+            each.count * piece_s for each, piece_s in zip(work, known, strict=True) if piece_s
+        )
+        total = sum(each.count * max(each.rows, 1) for each in work)
+        for each, piece_s in zip(work, known, strict=True):
+            bucket = each.item.kind, each.rows.bit_length()
+            if piece_s is None or not expected:
+                self._row_s[bucket] = seconds / total
+                continue
+            old = piece_s / max(each.rows, 1)
+            new = old * min(seconds / expected, _HICCUP)
+            self._row_s[bucket] = old + _SMOOTHING * (new - old)

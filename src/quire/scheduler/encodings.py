@@ -1,0 +1,193 @@
+"""Which items' features are there, which are made in a step, and which are kept. Pure Python.
+
+Encoding is work like reading prompts: a step computes as many pieces of it as its time allows, and
+at least one. Rows that need an item's features are planned once its last piece is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from quire.core.media import MediaItem, MediaKey, Pieces
+from quire.scheduler.encoding_cost import EncodingCost
+from quire.scheduler.plan import EncoderWork
+from quire.scheduler.sequence import Sequence
+
+KEPT_BYTES = 64 << 20
+"""Features that are kept for requests to come: some 45 images of Gemma 4 26B."""
+
+
+@dataclass(slots=True, eq=False)
+class _Encoding:
+    """An item of which some pieces are planned.
+
+    Attributes:
+        done: pieces that are planned.
+        bytes: of the features; 0 before they are there.
+    """
+
+    item: MediaItem
+    pieces: Pieces
+    done: int = 0
+    bytes: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return self.done == self.pieces.count
+
+
+class Encodings:
+    """The one owner of what the runner's encoder cache holds, which only follows plans.
+
+    Args:
+        ahead: the next tokens of a prompt, whose items are encoded before they are read; as many as
+            a step reads at most. Bounds what is held.
+        has_keys: whether keys of the item that a sequence looks at, by its number in
+            `Sequence.looks`, are there already, so that nobody needs its features.
+        kept_bytes: features at most, less those that running requests need.
+    """
+
+    def __init__(
+        self,
+        ahead: int,
+        has_keys: Callable[[Sequence, int], bool] = lambda sequence, number: False,
+        kept_bytes: int = KEPT_BYTES,
+    ) -> None:
+        self.cost = EncodingCost()
+        self._ahead = ahead
+        self._has_keys = has_keys
+        self._kept_bytes = kept_bytes
+        self._encodings: dict[MediaKey, _Encoding] = {}
+        """Those needed last come last."""
+        self._needed: dict[int, dict[MediaKey, int]] = {}
+        """By sequence number: the items that its next rows need, and the first of these rows."""
+        self._oldest_first = False
+
+    # -- a step --------------------------------------------------------------------------------
+
+    def look(self, running: Iterable[Sequence]) -> bool:
+        """Finds out what the sequences that run need; whether anything has to be encoded."""
+        missing = False
+        for sequence in running:
+            if not sequence.request.media:
+                continue
+            needed: dict[MediaKey, int] = {}
+            for key, first in self._needs(sequence):
+                needed.setdefault(key, first)
+            self._needed[sequence.number] = needed
+            for key in needed:
+                encoding = self._encodings.pop(key, None)
+                if encoding is not None:
+                    self._encodings[key] = encoding
+                missing = missing or encoding is None or not encoding.complete
+        return missing
+
+    def plan(self, running: Iterable[Sequence], seconds: float) -> tuple[list[EncoderWork], float]:
+        """Pieces for about so many seconds, and the seconds that they are likely to take.
+
+        Every other step begins with the request that came first, the others with the one that has
+        the least to encode.
+        """
+        queues = [queue for queue in map(self._queue, running) if queue]
+        self._oldest_first = not self._oldest_first
+        if not self._oldest_first:
+            queues.sort(key=_work)
+        planned: list[EncoderWork] = []
+        left = seconds
+        for encoding in (each for queue in queues for each in queue):
+            if encoding.complete:
+                continue  # two requests bring it
+            piece_s = self.cost.seconds(encoding.item.kind, encoding.pieces.rows)
+            most = encoding.pieces.count - encoding.done
+            count = 0 if piece_s is None else min(most, int(left / piece_s))
+            if count == 0 and planned:
+                break
+            count = max(count, 1)
+            planned.append(self._work(encoding, count))
+            left -= count * (seconds if piece_s is None else piece_s)
+        return planned, min(seconds, seconds - left)
+
+    def ready(self, sequence: Sequence) -> int:
+        """The position up to which the sequence's rows can be planned."""
+        for key, first in self._needed.get(sequence.number, {}).items():
+            encoding = self._encodings.get(key)
+            if encoding is None or not encoding.complete:
+                return max(first, sequence.progress.computed)
+        return len(sequence.progress.tokens) + sequence.progress.pending
+
+    # -- what is kept --------------------------------------------------------------------------
+
+    def forget(self) -> tuple[MediaKey, ...]:
+        """Lets go of what no live request needs: all that is not complete, and of the rest, those
+        needed longest ago, down to the limit."""
+        if not self._encodings:
+            return ()
+        needed = {key for keys in self._needed.values() for key in keys}
+        kept = sum(each.bytes for each in self._encodings.values())
+        forgotten = []
+        for key, encoding in list(self._encodings.items()):
+            if key in needed or (encoding.complete and kept <= self._kept_bytes):
+                continue
+            kept -= encoding.bytes
+            del self._encodings[key]
+            forgotten.append(key)
+        return tuple(forgotten)
+
+    def end(self, sequence: Sequence) -> None:
+        """The sequence has ended. What one that waits again needs stays."""
+        self._needed.pop(sequence.number, None)
+
+    def made(self, features: Mapping[MediaKey, int]) -> None:
+        """A step completed these features, of so many bytes."""
+        for key, size in features.items():
+            if key in self._encodings:
+                self._encodings[key].bytes = size
+
+    def clear(self) -> None:
+        """A step failed: nothing is there."""
+        self._encodings.clear()
+        self._needed.clear()
+
+    # -- within --------------------------------------------------------------------------------
+
+    def _needs(self, sequence: Sequence) -> Iterator[tuple[MediaKey, int]]:
+        """Items that the next rows need, the nearest first, and the first of these rows."""
+        computed = sequence.progress.computed
+        ahead = computed + self._ahead
+        for number, look in enumerate(sequence.looks):
+            rows = look.within(computed, ahead)
+            if rows and not self._has_keys(sequence, number):
+                yield from ((item.key, rows.start) for item in look.items)
+        if not sequence.looks:
+            for placed in sequence.request.media:
+                if placed.end > computed and placed.start < ahead:
+                    yield placed.item.key, placed.start
+
+    def _queue(self, sequence: Sequence) -> list[_Encoding]:
+        """What the sequence needs and is not complete, in order."""
+        queue = []
+        needed = self._needed.get(sequence.number)
+        if not needed:
+            return []
+        items = {placed.item.key: placed.item for placed in sequence.request.media}
+        for key in needed:
+            encoding = self._encodings.get(key)
+            if encoding is None:
+                item = items[key]
+                pieces = sequence.pieces.get(key) or Pieces(1, item.tokens)
+                encoding = _Encoding(item, pieces)
+            if not encoding.complete:
+                queue.append(encoding)
+        return queue
+
+    def _work(self, encoding: _Encoding, count: int) -> EncoderWork:
+        first = encoding.done
+        encoding.done += count
+        self._encodings[encoding.item.key] = encoding
+        return EncoderWork(encoding.item, first, count, encoding.pieces.rows, encoding.complete)
+
+
+def _work(queue: list[_Encoding]) -> int:
+    """How much is left to encode, in rows of hidden states."""
+    return sum((each.pieces.count - each.done) * each.pieces.rows for each in queue)

@@ -1,0 +1,99 @@
+"""What encoding costs, and which features are kept."""
+
+from __future__ import annotations
+
+from quire.core.kv_format import KVFormat
+from quire.core.media import MediaItem, PlacedMedia
+from quire.core.request import Request
+from quire.scheduler.encoding_cost import EncodingCost
+from quire.scheduler.encodings import Encodings
+from quire.scheduler.plan import EncoderWork
+from quire.scheduler.sequence import Sequence
+
+
+def picture(seed: int, rows: int = 10) -> MediaItem:
+    return MediaItem.of("image", bytes([seed]), (rows,), rows, bidirectional=False)
+
+
+def sequence(number: int, *items: MediaItem) -> Sequence:
+    prompt: list[int] = []
+    media = []
+    for item in items:
+        media.append(PlacedMedia(len(prompt), item))
+        prompt += [1] * item.tokens
+    request = Request(f"r{number}", (*prompt, 2), media=tuple(media))
+    return Sequence(request, KVFormat(), b"", number)
+
+
+def work(rows: int, count: int = 1) -> EncoderWork:
+    return EncoderWork(picture(0, rows), 0, count, rows, completes=False)
+
+
+def served(encodings: Encodings, *items: MediaItem, number: int = 0) -> list[MediaItem]:
+    """A request of these items, from its first step to its end: what was encoded for it."""
+    each = sequence(number, *items)
+    made: list[MediaItem] = []
+    while encodings.look([each]):
+        planned, _ = encodings.plan([each], 1.0)
+        made += [piece.item for piece in planned]
+        encodings.made({piece.item.key: 100 for piece in planned})
+    assert encodings.ready(each) == len(each.progress.tokens)
+    encodings.end(each)
+    return made
+
+
+def test_features_used_longest_ago_are_let_go_of_first() -> None:
+    encodings = Encodings(1000, kept_bytes=250)
+    one, two, three = picture(1), picture(2), picture(3)
+    assert served(encodings, one) == [one]
+    assert served(encodings, two) == [two]
+    assert served(encodings, one) == []
+    assert encodings.forget() == ()
+    assert served(encodings, three) == [three]
+    assert encodings.forget() == (two.key,)
+    assert served(encodings, one, two, three) == [two]
+
+
+def test_features_that_a_request_needs_stay_beyond_the_limit() -> None:
+    encodings = Encodings(1000, kept_bytes=250)
+    items = [picture(seed) for seed in range(5)]
+    running = sequence(0, *items)
+    while encodings.look([running]):
+        planned, _ = encodings.plan([running], 1.0)
+        encodings.made({piece.item.key: 100 for piece in planned})
+    assert encodings.forget() == ()
+    running.progress.computed = 30  # the first three are read
+    encodings.look([running])
+    assert encodings.forget() == tuple(item.key for item in items[:3])
+
+
+def test_items_far_ahead_are_not_encoded_yet() -> None:
+    encodings = Encodings(25)
+    items = [picture(seed) for seed in range(5)]
+    running = sequence(0, *items)
+    made = []
+    while encodings.look([running]):
+        made += [piece.item for piece in encodings.plan([running], 1.0)[0]]
+    assert made == items[:3]
+
+
+def test_a_piece_costs_what_pieces_of_its_size_took() -> None:
+    cost = EncodingCost()
+    assert cost.seconds("image", 100) is None
+    cost.observe([work(100, count=4)], 8.0)
+    assert cost.seconds("image", 100) == 2.0
+    assert cost.seconds("image", 400) == 8.0
+    assert cost.seconds("audio", 100) is None
+    for _ in range(50):
+        cost.observe([work(400)], 20.0)
+    large, small = cost.seconds("image", 400), cost.seconds("image", 100)
+    assert large is not None
+    assert abs(large - 20) < 0.1
+    assert small == 2.0
+
+
+def test_a_slow_spell_throws_the_cost_off_by_little() -> None:
+    cost = EncodingCost()
+    cost.observe([work(100)], 1.0)
+    cost.observe([work(100)], 100.0)
+    assert cost.seconds("image", 100) == 1.2
