@@ -8,6 +8,7 @@ from tests.support.crossing import CONFIG as CROSSING
 from tests.support.families import CONFIGS as DESCRIBED
 from tests.support.families import HELD_AGAINST_MLX_LM
 from tests.support.seeing import CONFIGS as SEEING
+from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiny_models import CONFIGS as TINY
 
 
@@ -17,7 +18,8 @@ def _around(model_type: str, text: dict[str, Any]) -> dict[str, Any]:
 
 
 _WHOLE: dict[str, dict[str, Any]] = {
-    "gemma3": _around("gemma3", DESCRIBED["gemma3_text"]),
+    "gemma3, text": _around("gemma3", DESCRIBED["gemma3_text"]),
+    "gemma3n": _around("gemma3n", DESCRIBED["gemma3n_text"]),
     "gemma4": _around("gemma4", TINY["gemma4"]()),
     "llama4": _around("llama4", DESCRIBED["llama4_text"]),
     "mistral3": _around("mistral3", DESCRIBED["mistral"]),
@@ -30,4 +32,6 @@ _WHOLE: dict[str, dict[str, Any]] = {
 }
 _OWN = {f"{name}, text": config() for name, config in TINY.items()}
 
-CONFIGS: dict[str, dict[str, Any]] = DESCRIBED | HELD_AGAINST_MLX_LM | _OWN | SEEING | _WHOLE
+CONFIGS: dict[str, dict[str, Any]] = (
+    DESCRIBED | HELD_AGAINST_MLX_LM | _OWN | SEEING | TILED | _WHOLE
+)

@@ -161,7 +161,7 @@ class Decoder(Module):
         super().__init__()
         self._args = args
         self.embed_tokens = nn.Embedding(args.vocab_size, args.hidden_size)
-        self.layers = [DecoderLayer(args, index) for index in range(args.num_hidden_layers)]
+        self.layers = [self._layer(args, index) for index in range(args.num_hidden_layers)]
         self.norm = RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
         dims = {SLIDING: args.head_dim, FULL: args.global_head_dim}
         self._ropes = [(kind, Rope(dims[kind], rope)) for kind, rope in sorted(args.rope.items())]
@@ -181,6 +181,7 @@ class Decoder(Module):
             x = step.media.placed(x)
         rotations = self._rotations(step)
         own = self._own_embeddings(x, tokens)
+        x = self._opened(x)
         parts = self._parts(own)
         for index, layer in enumerate(self.layers):
             # Layers that share others' keys keep nothing: most of a prompt need not go through.
@@ -189,8 +190,20 @@ class Decoder(Module):
                 x, rotations = x[rows], self._rotations(step)
                 parts = self._parts(None if own is None else own[rows])
             x = layer(x, parts[index], step, rotations[args.layer_types[index]])
-        y: mx.array = self.norm(x)
+        y: mx.array = self.norm(self._closed(x))
         return y
+
+    def _layer(self, args: Gemma4Arguments, index: int) -> Module:
+        """One layer."""
+        return DecoderLayer(args, index)
+
+    def _opened(self, x: mx.array) -> mx.array:
+        """Embeddings `[T, hidden]` to what goes through the layers."""
+        return x
+
+    def _closed(self, x: mx.array) -> mx.array:
+        """What comes out of the layers to hidden states `[T, hidden]`."""
+        return x
 
     @property
     def ropes(self) -> Mapping[str, Rope]:
@@ -222,6 +235,8 @@ class Decoder(Module):
         own, layers = args.hidden_size_per_layer_input, args.num_hidden_layers
         if not own:
             return None
+        if args.vocab_size_per_layer_input < args.vocab_size:  # tokens of media have none
+            tokens = mx.where(tokens < args.vocab_size_per_layer_input, tokens, 0)
         looked_up = embed(self.embed_tokens_per_layer, tokens, x.dtype) * own**0.5
         projected = self.per_layer_model_projection(x) * args.hidden_size**-0.5
         projected = self.per_layer_projection_norm(projected.reshape(-1, layers, own))
@@ -240,7 +255,7 @@ class Gemma4(LanguageModel):
     ) -> None:
         super().__init__()
         self.args = args
-        self.model = Decoder(args)
+        self.model = self._decoder(args)
         self.lm_head = (
             None
             if args.tie_word_embeddings
@@ -256,6 +271,10 @@ class Gemma4(LanguageModel):
                 audio.output_proj_dims, args.hidden_size, audio.rms_norm_eps
             )
         self._layout = tuple(args.layer_spec(index) for index in range(args.num_hidden_layers))
+
+    def _decoder(self, args: Gemma4Arguments) -> Decoder:
+        """Everything but the head."""
+        return Decoder(args)
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from quire.cache.specs import FullKV, LayerSpec, SharedKV, WindowKV
 from quire.core.errors import ModelError
@@ -82,7 +82,7 @@ class Gemma4Arguments:
                     raise ModelError(f"config.json: enable_moe_block needs {name!r}")
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Gemma4Arguments:
+    def from_config(cls, config: dict[str, Any]) -> Self:
         """Reads a text configuration, or the text part of a multimodal one."""
         text = config.get("text_config") or config
         layers = text.get("num_hidden_layers", 0)

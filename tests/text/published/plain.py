@@ -21,7 +21,7 @@ PLAIN: tuple[Published, ...] = (
         {"<start_of_turn>": 106},
     ),
     Published(
-        ("gemma3", "gemma3_text"),
+        ("gemma3", "gemma3_text", "gemma3n", "gemma3n_text"),
         "google/gemma-3-4b-it",
         "none",
         GEMMA,
