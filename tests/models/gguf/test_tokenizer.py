@@ -8,8 +8,10 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2 as protocol
 
 from quire.core.errors import ModelError
 from quire.models.gguf.folder import as_folder
@@ -76,6 +78,49 @@ def test_same_ids_and_texts(kind: str, text: str, opened: dict[str, Tokenizer]) 
     for skip in (True, False):
         whole = source.decode(ids, skip_special_tokens=skip)
         assert ours.decode(ids, skip_special_tokens=skip) == whole
+
+
+@pytest.fixture(scope="module")
+def unigrams(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Tokenizer]:
+    """A SentencePiece model as its own library cuts by it, and its GGUF file."""
+    folder = tmp_path_factory.mktemp("unigrams")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(made.CORPUS * 20),
+        model_prefix=str(folder / "made"),
+        vocab_size=420,
+        model_type="unigram",
+        byte_fallback=True,
+        pad_id=3,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    source = sentencepiece.SentencePieceProcessor(model_file=str(folder / "made.model"))
+    read = protocol.ModelProto()
+    read.ParseFromString((folder / "made.model").read_bytes())
+    path = folder / "unigrams.gguf"
+    writer = _writer(path)
+    writer.add_tokenizer_model("t5")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([piece.piece for piece in read.pieces])
+    writer.add_token_scores([piece.score for piece in read.pieces])
+    writer.add_token_types([piece.type for piece in read.pieces])
+    writer.add_add_space_prefix(read.normalizer_spec.add_dummy_prefix)
+    writer.add_remove_extra_whitespaces(read.normalizer_spec.remove_extra_whitespaces)
+    writer.add_precompiled_charsmap(read.normalizer_spec.precompiled_charsmap)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    return source, Tokenizer.open(_finished(writer, path))
+
+
+@given(text=st.one_of(st.sampled_from(TEXTS[:6]), st.text("abc eé東🙂ﬁ①  ", max_size=40)))
+@settings(max_examples=60, deadline=None)
+def test_unigrams_cut_as_sentencepiece_does(text: str, unigrams: tuple[Any, Tokenizer]) -> None:
+    source, ours = unigrams
+
+    assert ours.encode(text) == [*source.encode(text), 2]
+    assert ours.encode(text, add_special_tokens=False) == source.encode(text)
+    assert ours.decode(source.encode(text)) == source.decode(source.encode(text))
 
 
 def test_special_tokens_are_known(opened: dict[str, Tokenizer]) -> None:

@@ -1,11 +1,13 @@
 """The tokenizer in a GGUF file, as the files that Hugging Face publishes.
 
 `tokenizer.ggml.model` names its kind: `gpt2` is BPE over bytes with merges, `llama` SentencePiece's
-BPE with scores (arXiv:1808.06226), whose merges follow from the scores.
+BPE with scores (arXiv:1808.06226), whose merges follow from the scores, `t5` its unigrams
+(arXiv:1804.10959), which take the most likely of all ways to cut a text.
 """
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,7 +18,7 @@ from quire.models.gguf.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
 log = logging.getLogger("quire.models")
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
 _SPACE = "\u2581"
 _IDS = {
     "bos_token": "bos_token_id",
@@ -159,10 +161,11 @@ def _text_of(gguf: GGUF, tokens: list[str], key: str) -> str | None:
 
 def _ends(gguf: GGUF, tokens: list[str]) -> Json | None:
     """What is added to a text's beginning and end."""
-    begins = _key(gguf, "model") in _KINDS.keys() - {"gpt2"} or _pre(gguf).begins
+    kind = _key(gguf, "model")
+    begins = _pre(gguf).begins if kind == "gpt2" else kind != "t5"
     added = {
         "bos_token_id": bool(_key(gguf, "add_bos_token", begins)),
-        "eos_token_id": bool(_key(gguf, "add_eos_token", False)),
+        "eos_token_id": bool(_key(gguf, "add_eos_token", kind == "t5")),
     }
     used = {key: _text_of(gguf, tokens, key) for key, wanted in added.items() if wanted}
     texts = {key: text for key, text in used.items() if text is not None}
@@ -278,19 +281,12 @@ def _over_text(gguf: GGUF, tokens: list[str], merges: list[list[str]], prefix: b
     """
     spaces: Json = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     before = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
-    back: list[Json] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ]
-    if prefix:
-        back.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     vocab = {text: id for id, text in enumerate(tokens)}
     unknown = _key(gguf, "unknown_token_id", 0)
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*before, spaces]},
         "pre_tokenizer": None,
-        "decoder": {"type": "Sequence", "decoders": back},
+        "decoder": _text_decoder(prefix),
         "model": _BPE
         | {
             "unk_token": tokens[unknown],
@@ -298,6 +294,50 @@ def _over_text(gguf: GGUF, tokens: list[str], merges: list[list[str]], prefix: b
             "byte_fallback": True,
             "vocab": vocab,
             "merges": merges,
+        },
+    }
+
+
+def _text_decoder(prefix: bool) -> Json:
+    back: list[Json] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if prefix:
+        back.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {"type": "Sequence", "decoders": back}
+
+
+def _unigrams(gguf: GGUF, tokens: list[str]) -> Json:
+    """Likelihoods of tokens. Bytes stand for characters that no token has, where there are any."""
+    normalizers: list[Json] = []
+    if charsmap := _key(gguf, "precompiled_charsmap"):
+        coded = base64.b64encode(bytes(each & 255 for each in charsmap)).decode()
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": coded})
+    if _key(gguf, "remove_extra_whitespaces", True):
+        runs = {"Regex": " {2,}"}
+        normalizers += [
+            {"type": "Strip", "strip_left": False, "strip_right": True},
+            {"type": "Replace", "pattern": runs, "content": _SPACE},
+        ]
+    prefix = bool(_key(gguf, "add_space_prefix", True))
+    scheme = "always" if prefix else "never"
+    scores = _need(gguf, "scores")
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": {
+            "type": "Metaspace",
+            "replacement": _SPACE,
+            "prepend_scheme": scheme,
+            "split": True,
+        },
+        "decoder": _text_decoder(prefix),
+        "model": {
+            "type": "Unigram",
+            "unk_id": _key(gguf, "unknown_token_id", 2),
+            "vocab": [list(pair) for pair in zip(tokens, scores, strict=True)],
+            "byte_fallback": any(kind == _BYTE for _, kind in _kinds(gguf, tokens)),
         },
     }
 
@@ -318,4 +358,5 @@ _KINDS: Mapping[str, Callable[[GGUF, list[str]], Json]] = {
     "gpt2": _byte_level,
     "gemma4": _gemma4,
     "llama": _scored,
+    "t5": _unigrams,
 }
