@@ -15,6 +15,7 @@ from quire.text.dialects import DIALECTS
 from tests.support.crossing import CONFIG as CROSSING
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 from tests.support.gguf_architectures import GGUF, NOT_FROM_GGUF
+from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiny_models import CONFIGS as TINY
@@ -99,7 +100,9 @@ def rows() -> Iterator[str]:
     """One line a `model_type`."""
     tested = dict.fromkeys(TINY.values())
     own = {config()["model_type"] for config in tested}
-    seen = {config["model_type"] for config in (*SEEING.values(), *TILED.values(), CROSSING)}
+    seen = {
+        config["model_type"] for config in (*SEEING.values(), *TILED.values(), CROSSING, HUNYUAN)
+    }
     held = own | HELD_AGAINST_MLX_LM.keys() | seen
     for model_type, family in sorted(FAMILIES.items()):
         variants = [n for n, config in CONFIGS.items() if config["model_type"] == model_type]

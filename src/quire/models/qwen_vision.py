@@ -110,6 +110,7 @@ class QwenVision:
         patch_norm: its output is normalised.
         attention_bias: attention's projections have one.
         qk_norm: queries and keys are normalised by head.
+        rotated: queries and keys are, by row and column.
         table: of places; None is none.
         window: squares along each side of a window; 0 is no windows.
         whole: layers that see all of a picture where there are windows.
@@ -132,6 +133,7 @@ class QwenVision:
     patch_norm: bool = False
     attention_bias: bool = True
     qk_norm: bool = False
+    rotated: bool = True
     table: Table | None = None
     window: int = 0
     whole: tuple[int, ...] = ()
@@ -275,7 +277,7 @@ class VisionTower(Module):
         if kind.table is not None:
             looked_up = self._looked_up(kind.table, places, rows, columns)
             x = x + mx.tile(looked_up.astype(dtype), (moments, 1))
-        rotate = self._rope(mx.array(np.tile(places, moments)))
+        rotate = self._rope(mx.array(np.tile(places, moments))) if kind.rotated else _still
         everywhere, nearby = self._neighbours(places, grid)
         deeper: list[mx.array] = []
         for index, block in enumerate(self.blocks):
@@ -283,7 +285,12 @@ class VisionTower(Module):
             if index in kind.levels:
                 deeper.append(self.deepstack_merger_list[kind.levels.index(index)](x))
             yield x, *deeper
-        return self.merger(x), *deeper
+        return self._merged(x, grid), *deeper
+
+    def _merged(self, x: mx.array, grid: Grid) -> mx.array:
+        """`[N, hidden]` -> `[rows, output_size]`."""
+        y: mx.array = self.merger(x)
+        return y
 
     def _neighbours(
         self, places: npt.NDArray[np.int64], grid: Grid
@@ -309,6 +316,10 @@ class VisionTower(Module):
                 found = embed(self.pos_embed, mx.array(row * table.side + column), mx.float32)
                 total = total + found * mx.array((down * along).astype(np.float32))[:, None]
         return total
+
+
+def _still(x: mx.array) -> mx.array:
+    return x
 
 
 class QwenPictureEncoder(CutEncoder):

@@ -25,6 +25,7 @@ _MODULES = (
     "glm_vl",
     "google",
     "huggingface",
+    "hunyuan_vl",
     "ibm",
     "inclusion",
     "kyutai",

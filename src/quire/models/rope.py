@@ -172,7 +172,7 @@ class Rope:
         included, in every call; sharing the angles between layers makes it half as long.
 
         Args:
-            positions: `[T]`, integers, or `[3, T]`: time, height and width; `[2, T]` if axial.
+            positions: `[T]`, integers, or `[axes, T]`: time, height and width; `[2, T]` if axial.
         """
         if self._fused and positions.ndim == 1:
             return self._kernel(positions)

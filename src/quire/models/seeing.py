@@ -22,6 +22,7 @@ log = logging.getLogger("quire.models")
 VISUAL = {
     "visual.": "",
     "vision_tower.": "",
+    "vit.": "",  # HunyuanOCR's
     # PaddleOCR-VL's
     "visual.vision_model.": "",
     "visual.projector.": "merger.",

@@ -21,7 +21,7 @@ from quire.core.request import Generate, Task, TokenLogprobs
 from quire.sampling.rows import RowSampling
 
 Positions = range | npt.NDArray[np.int32]
-"""Of the rows of a sequence: int32 `[3, count]` for multimodal RoPE; a range where all three
+"""Of the rows of a sequence: int32 `[axes, count]` for multimodal RoPE; a range where all
 coordinates are the same, or the family has but one."""
 
 

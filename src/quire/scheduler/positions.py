@@ -12,8 +12,9 @@ class TokenPositions:
     """Positions of the prompt, and of whatever follows it.
 
     Args:
-        prompt: int32 `[3, prompt tokens]`, time, height and width, for multimodal RoPE
-            (Qwen2-VL, arXiv:2409.12191, section 2.1); None where a token's position is its index.
+        prompt: int32 `[axes, prompt tokens]` for multimodal RoPE, of most families time, height and
+            width (Qwen2-VL, arXiv:2409.12191, section 2.1); None where a token's position is its
+            index.
 
     Tokens after the prompt go on from the largest position within it, alike in all coordinates.
     """
@@ -32,5 +33,5 @@ class TokenPositions:
         if end <= self._length:
             return self._prompt[:, start:end]
         behind = np.arange(self._length + self._shift, end + self._shift, dtype=np.int32)
-        answer = np.broadcast_to(behind, (3, len(behind)))
+        answer = np.broadcast_to(behind, (len(self._prompt), len(behind)))
         return np.concatenate([self._prompt[:, start:], answer], axis=1)

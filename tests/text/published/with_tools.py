@@ -231,7 +231,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         {"[|endofturn|]": 361},
     ),
     Published(
-        ("hunyuan_v1_dense",),
+        ("hunyuan_v1_dense", "hunyuan_vl"),
         "tencent/Hunyuan-7B-Instruct",
         "hunyuan",
         "<｜hy_User｜>{}",

@@ -15,6 +15,7 @@ from quire.media.processors.dynamic import InternVLVideoProcessor, open_dynamic
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
 from quire.media.processors.glm_video import Glm46VideoProcessor, GlmVideoProcessor
+from quire.media.processors.hunyuan import HunyuanImageProcessor
 from quire.media.processors.llama import LlamaImageProcessor
 from quire.media.processors.llava import (
     LlavaImageProcessor,
@@ -58,6 +59,9 @@ IMAGES: dict[str, Open] = {
     "Qwen2VLImageProcessorFast": QwenImageProcessor.open,
     "Qwen2VLImageProcessorPil": QwenImageProcessor.open,
     "Qwen2_5_VLImageProcessor": QwenImageProcessor.open,
+    "HunYuanVLImageProcessor": HunyuanImageProcessor.open,
+    "HunYuanVLImageProcessorFast": HunyuanImageProcessor.open,
+    "HunYuanVLImageProcessorPil": HunyuanImageProcessor.open,
     "MllamaImageProcessor": LlamaImageProcessor.open,
     "MllamaImageProcessorFast": LlamaImageProcessor.open,
     "MllamaImageProcessorPil": LlamaImageProcessor.open,

@@ -204,7 +204,7 @@ def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) 
     Their second axis is what they read, colours or channels; in conversions it is the last one.
     """
     channels = {3, kind.hidden_size}
-    ready = _joined(
+    ready = joined(
         {
             renamed(name, parts): array
             for name, array in weights.items()
@@ -219,7 +219,7 @@ def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) 
     return ready
 
 
-def _joined(weights: Weights) -> Weights:
+def joined(weights: Weights) -> Weights:
     """Queries, keys and values by one projection, where a checkpoint has three."""
     ready = {}
     for name, array in weights.items():

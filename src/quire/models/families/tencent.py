@@ -17,20 +17,22 @@ from quire.models.names import Names
 from quire.models.routers import SoftmaxRouter
 from quire.models.settings import Settings
 
-_PARTS = {
-    "query_layernorm": "q_norm",
-    "key_layernorm": "k_norm",
-    "gate.wg": "gate",
-    "shared_mlp": "shared_expert",
-}
+NAMES = Names(
+    renamed={
+        "query_layernorm": "q_norm",
+        "key_layernorm": "k_norm",
+        "gate.wg": "gate",
+        "shared_mlp": "shared_expert",
+    }
+)
 
 
 def hunyuan_dense(s: Settings) -> LanguageModel:
-    layers = alike(s, _attention(s), mlp(s, bias=False))
-    return decoder(s, layers, Names(renamed=_PARTS), norm=rms(s, 1e-5))
+    layers = alike(s, hunyuan_attention(s), mlp(s, bias=False))
+    return decoder(s, layers, NAMES, norm=rms(s, 1e-5))
 
 
-def _attention(s: Settings) -> Attention:
+def hunyuan_attention(s: Settings) -> Attention:
     s.only("use_cla", False)  # keys and values shared between layers
     return attention(s, qk_norm=QKNorm(rms(s, 1e-5), after_rotation=True))
 
@@ -46,8 +48,8 @@ def hunyuan_moe(s: Settings) -> LanguageModel:
         router=SoftmaxRouter(k, normalise=True),
         shared_width=s.integer("intermediate_size") * (shared or 1),
     )
-    layers = alike(s, _attention(s), mixture)
-    return decoder(s, layers, Names(renamed=_PARTS), norm=rms(s, 1e-5))
+    layers = alike(s, hunyuan_attention(s), mixture)
+    return decoder(s, layers, NAMES, norm=rms(s, 1e-5))
 
 
 def _same(s: Settings, name: str) -> int:

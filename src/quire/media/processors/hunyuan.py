@@ -1,0 +1,39 @@
+"""HunyuanOCR: pictures as Qwen2-VL's, with a row more for each line and two around."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Self
+
+import PIL.Image
+
+from quire.core.media import CLIP_COLOURS, MediaItem
+from quire.media.processors.base import Placeholders, check_pixels
+from quire.media.processors.qwen import QwenImageProcessor, pixel_bounds
+from quire.media.settings import Settings
+from quire.media.source import Detail
+
+
+class HunyuanImageProcessor(QwenImageProcessor):
+    """The image processor of HunyuanOCR. Its pictures are resized by cubic convolution, whatever
+
+    `resample` says: the published code does not read it.
+    """
+
+    _usual_pixels = 512 * 512, 2048 * 2048
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        read = {key: value for key, value in settings.values.items() if key != "resample"}
+        settings = replace(settings, values=read)
+        check_pixels(settings, CLIP_COLOURS)
+        return cls(
+            Placeholders(token=config.integer("image_token_id", 120_120, least=0)),
+            patch=settings.integer("patch_size", 16),
+            merge=settings.integer("merge_size", 2),
+            pixels=pixel_bounds(settings, *cls._usual_pixels),
+        )
+
+    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+        item = super().cut(picture, param, detail)
+        return replace(item, tokens=item.tokens + item.shape[0] // self._merge + 2)

@@ -1,0 +1,241 @@
+"""HunyuanOCR against transformers and in company: rows, positions, logits, tokens; other names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.kv_format import KVFormat
+from quire.core.media import CLIP_COLOURS, MediaItem
+from quire.core.request import Request
+from quire.models.loader import LoadedModel, open_model
+from tests.models.solo import encoded, solo_logits
+from tests.support.hunyuan import CONFIG
+from tests.support.parity import SCENARIOS, TOLERANCE, Company, alone, assert_same, prompts
+from tests.support.seeing import PATCH, Prompt, picture, prompt
+from tests.support.tiny_models import random_weights
+
+ANSWER = 12
+
+
+def shown(seed: int, rows: int, columns: int) -> MediaItem:
+    """A picture, with rows for ends of lines and two around it."""
+    item = picture(seed, rows, columns)
+    return replace(item, tokens=item.tokens + rows // 2 + 2)
+
+
+PROMPTS: dict[str, Prompt] = {
+    "two of different sizes": prompt(3, shown(2, 4, 4), shown(3, 10, 6), 8),
+    "text alone": prompt(40),
+    "a picture": prompt(shown(1, 6, 10), 5),
+    "between texts": prompt(20, shown(4, 2, 12), 20),
+    "after long text": prompt(150, shown(5, 8, 8), 4),
+    "in a second turn": prompt(9, shown(6, 6, 6), 30, shown(7, 14, 4), 7),
+}
+DAILY = "two of different sizes"
+
+
+def _cases(names: Any, daily: str) -> list[Any]:
+    return [pytest.param(n, marks=() if n == daily else pytest.mark.slow) for n in names]
+
+
+Both = tuple[Any, LoadedModel]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Both:
+    pytest.importorskip("torch", reason="the oracle needs torch")
+    transformers = pytest.importorskip("transformers", reason="the oracle is transformers")
+    from tests.models import oracle
+
+    folder = Path(tmp_path_factory.mktemp("hunyuan"))
+    config = transformers.AutoConfig.for_model(**deepcopy(CONFIG))
+    reference = oracle.save_random(config, folder)
+    rope = reference.model.language_model.rotary_emb
+    rope.recomposition_frequencies = pairs_by_axis(rope.mrope_section)
+    return reference, open_model(str(folder))
+
+
+def pairs_by_axis(section: list[int]) -> Callable[[Any], Any]:
+    """Both halves of a pair turn with the same axis, as in Tencent's own code and in vLLM's.
+
+    transformers 5.23 takes sections twice as long instead of twice, so that a pair's halves turn
+    with different ones.
+    """
+    import torch
+
+    def recompose(freq: Any) -> Any:
+        parts = torch.cat((freq, freq), dim=-1).split(section * 2, dim=-1)
+        return torch.cat([part[i % len(section)] for i, part in enumerate(parts)], dim=-1)
+
+    return recompose
+
+
+def given(items: list[MediaItem]) -> dict[str, Any]:
+    """Pictures as transformers' processor gives them: row by row, colour by colour."""
+    import torch
+
+    parts = []
+    for item in items:
+        rows, columns = item.shape
+        raw = np.frombuffer(item.features, np.uint8)
+        squares = raw.reshape(rows // 2, columns // 2, 2, 2, PATCH, PATCH, 3)
+        lines = squares.swapaxes(1, 2).reshape(-1, PATCH, PATCH, 3) / 255
+        scaled = (lines - np.array(CLIP_COLOURS.mean)) / np.array(CLIP_COLOURS.std)
+        parts.append(scaled.transpose(0, 3, 1, 2).reshape(rows * columns, -1))
+    return {
+        "pixel_values": torch.from_numpy(np.concatenate(parts).astype(np.float32)),
+        "image_grid_thw": torch.tensor([(1, *item.shape) for item in items]),
+    }
+
+
+def differ(ours: mx.array, theirs: Any) -> float:
+    found, wanted = np.array(ours), theirs.float().numpy()
+    assert found.shape == wanted.shape
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.oracle
+def test_rows_of_pictures_match(both: Both) -> None:
+    import torch
+
+    reference, loaded = both
+    for number, grid in enumerate(((2, 4), (6, 10), (14, 4), (8, 8), (2, 18))):
+        item = shown(number, *grid)
+        with torch.no_grad():
+            (theirs,) = reference.model.get_image_features(**given([item])).pooler_output
+        (ours,) = encoded(loaded.model.encoders["image"], item)
+        assert len(ours) == loaded.model.encoders["image"].rows(grid) == item.tokens
+        assert differ(ours, theirs) < 2e-4
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", _cases(PROMPTS, DAILY))
+def test_positions_logits_and_tokens_match(both: Both, case: str) -> None:
+    import torch
+
+    reference, loaded = both
+    tokens, media = PROMPTS[case]
+    ids, pictures = torch.tensor([tokens]), given([each.item for each in media]) if media else {}
+    if media:
+        kinds = torch.zeros(1, len(tokens), dtype=torch.long)
+        for each in media:
+            kinds[0, each.start : each.end] = 1
+        pictures["mm_token_type_ids"] = kinds
+        places, _ = reference.model.get_rope_index(
+            ids, mm_token_type_ids=kinds, image_grid_thw=pictures["image_grid_thw"]
+        )
+        assert np.array_equal(loaded.model.positions(tokens, media), places[:, 0].numpy())
+    with torch.no_grad():
+        logits = reference(ids, **pictures).logits[0]
+        greedy = reference.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=ANSWER,
+            min_new_tokens=ANSWER,
+            eos_token_id=None,
+            pad_token_id=0,
+            **pictures,
+        )[0, len(tokens) :].tolist()
+    bound = (5 if media else 1) * TOLERANCE
+    assert differ(solo_logits(loaded.model, tokens, media), logits) < bound
+    (request,) = prompts([1], tokens=ANSWER)
+    asked = replace(request, prompt=tuple(tokens), media=tuple(media))
+    config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=7)
+    assert Company(loaded, config).run([asked])[request.id].tokens == greedy
+    assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"
+
+
+def opened(folder: Path, config: dict[str, Any], weights: dict[str, mx.array]) -> LoadedModel:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return open_model(str(folder))
+
+
+def requests() -> list[Request]:
+    """The prompts, as requests."""
+    texts = prompts([1] * len(PROMPTS), tokens=20)
+    return [
+        replace(text, prompt=tuple(tokens), media=tuple(media))
+        for text, (tokens, media) in zip(texts, PROMPTS.values(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("format", [KVFormat(), KVFormat("page", 4, 4)], ids=lambda f: f.name)
+@pytest.mark.parametrize("scenario", _cases(SCENARIOS, "batch of unequal lengths"))
+def test_as_if_alone(tmp_path: Path, scenario: str, format: KVFormat) -> None:
+    loaded = opened(tmp_path / "model", CONFIG, random_weights(CONFIG))
+    config = EngineConfig("", kv_memory=16 << 20, kv_format=format, kv_skip_layers=())
+    config = replace(config, prefix_cache=False)
+    wanted = requests()
+    expected = alone(loaded, config, wanted)
+    got = SCENARIOS[scenario](loaded, config, wanted)
+    assert_same(got, expected, [request.id for request in wanted])
+
+
+_PUBLISHED = (
+    ("patch_embed.proj", "embeddings.patch_embedding"),
+    ("pos_embed", "embeddings.position_embedding"),
+    ("blocks.", "layers."),
+    ("norm1", "input_layernorm"),
+    ("norm2", "post_attention_layernorm"),
+    (".attn.proj", ".self_attn.o_proj"),
+    ("up_proj", "dense_h_to_4h"),
+    ("down_proj", "dense_4h_to_h"),
+    ("merger.norm", "merger.before_rms"),
+    ("merger.proj_conv", "merger.proj.0"),
+    ("merger.proj_out", "merger.proj.2"),
+    ("merger.", "perceive."),
+)
+KERNELS = {"patch_embedding": (PATCH, 3), "proj.0": (2, 48), "proj.2": (1, 96)}
+
+
+def theirs(weights: dict[str, mx.array], *, conversion: bool) -> dict[str, mx.array]:
+    """The same tensors as Tencent publishes them, or as mlx-vlm converts them."""
+    ready = {}
+    for key, array in weights.items():
+        if not key.startswith("visual."):
+            ready[f"language_model.{key}" if conversion else key] = array
+            continue
+        key = key.removeprefix("visual.")
+        for ours, other in _PUBLISHED:
+            key = key.replace(ours, other)
+        front = "vision_tower." if conversion else "vit."
+        if ".attn.qkv." in key:
+            for part, rows in zip("qkv", mx.split(array, 3), strict=True):
+                ready[front + key.replace("attn.qkv", f"self_attn.{part}_proj")] = rows
+            continue
+        for name, (side, channels) in KERNELS.items():
+            if key.endswith(f"{name}.weight"):
+                array = array.reshape(-1, side, side, channels)
+                array = array if conversion else array.moveaxis(-1, 1)
+        if key.endswith("position_embedding.weight"):
+            array = mx.concatenate([array[:1], array])  # a class token's
+        ready[front + key] = array
+    return ready
+
+
+@pytest.mark.parametrize("conversion", [False, True])
+def test_other_names_are_read(tmp_path: Path, conversion: bool) -> None:
+    weights = random_weights(CONFIG)
+    tokens, media = PROMPTS[DAILY]
+    flat = {key: value for key, value in CONFIG.items() if key != "text_config"}
+    text = dict(CONFIG["text_config"])
+    rope = dict(text.pop("rope_parameters"))
+    scaling = {"type": "xdrope", "alpha": rope["alpha"], "xdrope_section": rope["mrope_section"]}
+    flat |= text | {"model_type": "hunyuan_vl", "rope_scaling": scaling, "rope_theta": 10000.0}
+    ours = solo_logits(opened(tmp_path / "ours", CONFIG, weights).model, tokens, media)
+    published = theirs(weights, conversion=conversion)
+    found = solo_logits(opened(tmp_path / "theirs", flat, published).model, tokens, media)
+    assert mx.array_equal(ours, found)
