@@ -57,6 +57,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "a linear table": SEEING["paddleocr_vl"],
     "tiles by InternViT": TILED["internvl"],
     "tiles, windows": TILED["aya_vision"],
+    "experts by token": SEEING["ernie4_5_vl_moe"],
 }
 WHOLE = "images seen whole"
 RECURRENT = ("over recurrent layers", "experts over recurrent layers")
@@ -197,12 +198,16 @@ def test_as_if_alone(
     assert_same(got, expected(family, KVFormat()), [request.id for request in wanted])
 
 
+LONG_ITEMS = ("qwen2_vl", "qwen2_5_vl", "ernie4_5_vl_moe")
+"""A video of theirs is one item."""
+
+
 def watched(family: str, seed: int, rows: int, columns: int) -> MediaItem:
     """A video's item as the family's processor makes them: of all moments, or of one."""
     kind = FAMILIES[family]["model_type"]
     if kind == "gemma4":
         return replace(image(seed, rows, columns), kind="video", bidirectional=family == WHOLE)
-    moments, step = (2, 500_000) if kind in ("qwen2_vl", "qwen2_5_vl") else (1, 0)
+    moments, step = (2, 500_000) if kind in LONG_ITEMS else (1, 0)
     return film(seed, moments, rows, columns, step)
 
 

@@ -16,6 +16,7 @@ from quire.core.media import CLIP_COLOURS, EVEN_COLOURS, Colours
 from quire.media.processors import KINDS
 from quire.media.processors.base import Placeholders
 from quire.media.processors.qwen import (
+    ErnieImageProcessor,
     GlmImageProcessor,
     PaddleImageProcessor,
     QwenImageProcessor,
@@ -120,6 +121,25 @@ class TestAgainstTransformers:
             scaled = (raw / 255 - np.array(CLIP_COLOURS.mean)) / np.array(CLIP_COLOURS.std)
             frames = np.repeat(scaled.transpose(0, 3, 1, 2)[:, :, None], 2, axis=2)
             assert np.abs(frames.reshape(len(raw), -1) - out["pixel_values"]).max() < 1e-3
+
+    def test_ernie(self) -> None:
+        pytest.importorskip("torch")
+        oracle = pytest.importorskip(
+            "transformers.models.ernie4_5_vl_moe.image_processing_pil_ernie4_5_vl_moe"
+        )
+        theirs = oracle.Ernie4_5_VLMoeImageProcessorPil(
+            size={"shortest_edge": 3136, "longest_edge": 400_000}
+        )
+        ours = ErnieImageProcessor(Placeholders(7), patch=14, merge=2, pixels=(3136, 400_000))
+        for seed, (width, height) in enumerate([(30, 90), (160, 112), (900, 700)]):
+            picture = noise(width, height, seed)
+            out = theirs.preprocess(picture, return_tensors="np")
+            item = read(ours, encoded(picture), param="p")
+            assert [1, *item.shape] == out["image_grid_thw"][0].tolist()
+            raw = np.frombuffer(item.features, np.uint8).reshape(-1, 14 * 14, 3)
+            scaled = (raw / 255 - np.array(CLIP_COLOURS.mean)) / np.array(CLIP_COLOURS.std)
+            planes = scaled.swapaxes(1, 2).reshape(len(raw), -1)
+            assert np.abs(planes - out["pixel_values"]).max() < 1e-3
 
     def test_paddle_has_sizes_of_its_own(self) -> None:
         pytest.importorskip("torch")

@@ -88,6 +88,7 @@ another. What published checkpoints of each family mean:
 
 _SAME_AS = {
     "gemma3n": "gemma3n_text",
+    "ernie4_5_moe_vl": "ernie4_5_vl_moe",
     "gemma4": "gemma4_text",
     "kimi_k2": "deepseek_v3",
     "llama4": "llama4_text",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,61 @@ def test_names_of_paddles_checkpoints_are_read(tmp_path: Path) -> None:
         opened(tmp_path / str(number), flat if number == 1 else nested, kind)
         for number, kind in enumerate(kinds)
     ]
+    logits = [solo_logits(model, TOKENS, MEDIA) for model in models]
+    assert mx.array_equal(logits[0], logits[1])
+    assert mx.array_equal(logits[0], logits[2])
+    assert_near(logits[3], logits[4])
+
+
+def ernie(weights: Weights, *, conversion: bool) -> Weights:
+    """ERNIE 4.5 VL's tensors."""
+    encoder = {"merger.norm": "ln", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}
+    for ours, kind in (("merger", "spatial_linear"), ("temporal", "temporal_linear")):
+        for part, number in (("linear_fc1", 0), ("linear_fc2", 2), ("ln", 3)):
+            at = f"{kind}.layers.{number}" if conversion else f"{kind}.{number}"
+            encoder[f"{ours}.{part}"] = f"resampler_model.{at}"
+    encoder |= {f"temporal.{part}": f"resampler_model.{part}" for part in ("mlp", "after_norm")}
+    ready: Weights = {}
+    for key, array in weights.items():
+        front, _, rest = key.partition(".")
+        if front == "visual":
+            rest = renamed(rest, encoder)
+            resampled = rest.startswith("resampler_model.")
+            tower = "vision_tower." if conversion else "vision_model."
+            middle = "" if conversion else "model."
+            ready[middle + rest if resampled else tower + rest] = array
+        elif ".text_moe." in key or ".vision_moe." in key:
+            ready |= ernie_experts(key, array, weights, conversion=conversion)
+        else:
+            key = key.replace("shared_expert.", "shared_experts.")
+            ready[f"language_model.{key}" if conversion else key] = array
+    return ready
+
+
+def ernie_experts(key: str, array: mx.array, weights: Weights, *, conversion: bool) -> Weights:
+    """A tensor of a router, or of stacked experts."""
+    base, kind, last = re.fullmatch(r"(.*)\.(text|vision)_moe\.(.*)", key).groups()
+    number = int(kind == "vision")
+    if conversion:
+        suffix = "_1" * number
+        head, _, rest = last.partition(".")
+        head = "switch_mlp" if head == "experts" else head
+        return {f"language_model.{base}.{head}{suffix}{'.' if rest else ''}{rest}": array}
+    if last == "gate.weight":
+        return {f"{base}.gate.weight{'_1' * number}": array.T}
+    if last == "e_score_correction_bias":
+        both = [weights[f"{base}.{each}_moe.{last}"] for each in ("text", "vision")]
+        return {f"{base}.moe_statics.e_score_correction_bias": mx.stack(both)}
+    part = last.removeprefix("experts.")
+    return {f"{base}.experts.{8 * number + n}.{part}": each for n, each in enumerate(array)}
+
+
+def test_names_of_ernies_checkpoints_are_read(tmp_path: Path) -> None:
+    config = CONFIGS["ernie4_5_vl_moe"]
+    weights = random_weights(config)
+    published, converted = (ernie(weights, conversion=each) for each in (False, True))
+    kinds = [weights, published, converted, *packed(converted, "language_model.")]
+    models = [opened(tmp_path / str(number), config, kind) for number, kind in enumerate(kinds)]
     logits = [solo_logits(model, TOKENS, MEDIA) for model in models]
     assert mx.array_equal(logits[0], logits[1])
     assert mx.array_equal(logits[0], logits[2])

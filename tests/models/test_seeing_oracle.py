@@ -19,7 +19,18 @@ from quire.models.base import MediaRows
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import SoloStep, encoded, solo_logits
 from tests.support.parity import TOLERANCE, Company, prompts
-from tests.support.seeing import CONFIGS, PATCH, PROMPTS, Prompt, film, picture, prompt, speech
+from tests.support.seeing import (
+    BEGIN,
+    CONFIGS,
+    END,
+    PATCH,
+    PROMPTS,
+    Prompt,
+    film,
+    picture,
+    prompt,
+    speech,
+)
 from tests.support.tiny_models import IMAGE, VIDEO
 
 pytestmark = pytest.mark.oracle
@@ -60,7 +71,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
     return find
 
 
-def inputs(loaded: LoadedModel, media: list[PlacedMedia], tokens: list[int]) -> dict[str, Any]:
+def inputs(
+    name: str, loaded: LoadedModel, media: list[PlacedMedia], tokens: list[int]
+) -> dict[str, Any]:
     """Media as processors give it, and which tokens stand for it."""
     kinds = torch.zeros(1, len(tokens), dtype=torch.long)
     given: dict[str, Any] = {"attention_mask": torch.ones_like(kinds)}
@@ -73,6 +86,9 @@ def inputs(loaded: LoadedModel, media: list[PlacedMedia], tokens: list[int]) -> 
             given |= make(loaded, [each.item for each in found])
     if "audio" not in loaded.model.encoders:  # what hears finds its media by their tokens
         given["mm_token_type_ids"] = kinds
+    if name == "ernie4_5_vl_moe":  # what stands around media is of media, too
+        ids = torch.tensor([tokens])
+        given["moe_mm_token_type_ids"] = kinds + (ids == BEGIN) + (ids == END)
     return given
 
 
@@ -94,17 +110,20 @@ def pixels(loaded: LoadedModel, items: list[MediaItem]) -> dict[str, Any]:
     still = items[0].kind == "image"
     parts = []
     for item in items:
-        raw = np.frombuffer(item.features, np.uint8).reshape(-1, 1 if still else 2, PATCH, PATCH, 3)
+        together = 1 if still else kind.frames
+        raw = np.frombuffer(item.features, np.uint8).reshape(-1, together, PATCH, PATCH, 3)
         scaled = (raw / 255 - np.array(kind.colours.mean)) / np.array(kind.colours.std)
         if "video" not in loaded.model.encoders:  # row by row, not square by square
             rows, columns = kind.places(*item.shape)
             scaled = scaled[np.argsort(rows * item.shape[1] + columns)]
-        frames = np.repeat(scaled, 2, axis=1) if still else scaled
+        frames = np.repeat(scaled, kind.frames, axis=1) if still else scaled
         parts.append(frames.transpose(0, 4, 1, 2, 3).reshape(len(raw), -1).astype(np.float32))
     values = torch.from_numpy(np.concatenate(parts))
     grids = torch.tensor([(1, *item.shape) if still else item.shape[:3] for item in items])
-    if kind.frames == 1:
-        values = values.reshape(len(values), 3, -1, PATCH, PATCH)[:, :, 0]
+    if "video" not in loaded.model.encoders:
+        values = values.reshape(len(values), 3, PATCH, PATCH)
+    elif kind.frames == 1 and not still:
+        grids[:, 0] *= 2
     if still:
         return {"pixel_values": values, "image_grid_thw": grids}
     videos = {"pixel_values_videos": values, "video_grid_thw": grids}
@@ -218,7 +237,7 @@ def videos(name: str) -> dict[str, Prompt]:
     """As the family has them: one item, or one for each moment, with text between."""
     if name in HEARING:  # whole positions, as theirs are fractions where seconds are
         return {"a video": prompt(4, film(1, 3, 6, 12, 1_000_000), 9)}
-    if name in ("qwen2_vl", "qwen2_5_vl"):
+    if name in ("qwen2_vl", "qwen2_5_vl", "ernie4_5_vl_moe"):
         return {
             "a video": prompt(4, film(1, 3, 6, 12), 9),
             "seconds apart": prompt(film(2, 2, 8, 4, 1_000_000), 20, film(3, 1, 2, 4), 5),
@@ -257,7 +276,7 @@ def check(
 ) -> None:
     """Positions, logits, and greedy tokens."""
     reference, loaded = opened(name)
-    given = inputs(loaded, media, tokens)
+    given = inputs(name, loaded, media, tokens)
     ids = torch.tensor([tokens])
     if name.startswith("glm"):  # where transformers has one token for pictures and videos
         ids = torch.where(ids == VIDEO, IMAGE, ids)

@@ -148,6 +148,25 @@ CONFIGS["paddleocr_vl"] = _config(
         "hidden_act": "gelu_pytorch_tanh",
     },
 )
+CONFIGS["ernie4_5_vl_moe"] = _config(
+    "ernie4_5_vl_moe",
+    _TEXT
+    | _rope([3, 3, 2])
+    | {
+        "model_type": "ernie4_5_vl_moe_text",
+        "rms_norm_eps": 1e-5,
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "moe_intermediate_size": [64, 32],
+        "moe_num_shared_experts": 1,
+    },
+    {"hidden_size": 48, "intermediate_size": 80, "temporal_merge_size": 2},
+) | {
+    "image_start_token_id": BEGIN,
+    "image_end_token_id": END,
+    "video_start_token_id": BEGIN,
+    "video_end_token_id": END,
+}
 CONFIGS["qwen3_omni_moe_thinker"] = _config(
     "qwen3_omni_moe_thinker",
     _TEXT

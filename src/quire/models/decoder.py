@@ -33,6 +33,7 @@ class DecoderLayer(Module):
     def __init__(self, whole: Description, layer: Layer, first: int) -> None:
         super().__init__()
         self._multiplier = whole.residual_multiplier
+        self._by_token = layer.by_token
         self._mixers = tuple((mixer.attribute, mixer.rotation) for mixer in layer.mixers)
         for number, mixer in enumerate(layer.mixers):
             self[mixer.attribute] = mixer.module(whole.hidden_size, first + number)
@@ -51,7 +52,7 @@ class DecoderLayer(Module):
         if "input_layernorm" in self:
             x = self._add(x, self._mix(self.input_layernorm(x), step, rotate))
         if "mlp" in self:
-            x = self._add(x, self.mlp(self.post_attention_layernorm(x)))
+            x = self._add(x, self._feed(self.post_attention_layernorm(x), step))
         return x
 
     def _mix(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
@@ -59,6 +60,10 @@ class DecoderLayer(Module):
         y: mx.array = self[name](x, step, None if kind is None else rotate[kind])
         for name, kind in others:
             y = y + self[name](x, step, None if kind is None else rotate[kind])
+        return y
+
+    def _feed(self, x: mx.array, step: Step) -> mx.array:
+        y: mx.array = self.mlp(x, step.tokens) if self._by_token else self.mlp(x)
         return y
 
     def _add(self, x: mx.array, block: mx.array) -> mx.array:
@@ -74,7 +79,7 @@ class PostNormLayer(DecoderLayer):
 
     def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
         x = self._add(x, self.post_attention_layernorm(self._mix(x, step, rotate)))
-        return self._add(x, self.post_feedforward_layernorm(self.mlp(x)))
+        return self._add(x, self.post_feedforward_layernorm(self._feed(x, step)))
 
 
 class SandwichLayer(DecoderLayer):
@@ -92,7 +97,7 @@ class SandwichLayer(DecoderLayer):
     def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
         y = self._mix(self.input_layernorm(x), step, rotate)
         x = self._add(x, self.post_attention_layernorm(y))
-        y = self.mlp(self.pre_feedforward_layernorm(x))
+        y = self._feed(self.pre_feedforward_layernorm(x), step)
         return self._add(x, self.post_feedforward_layernorm(y))
 
 
@@ -105,7 +110,7 @@ class ParallelLayer(DecoderLayer):
 
     def __call__(self, x: mx.array, step: Step, rotate: Rotations) -> mx.array:
         y = self.input_layernorm(x)
-        return self._add(x, self._mix(y, step, rotate) + self.mlp(y))
+        return self._add(x, self._mix(y, step, rotate) + self._feed(y, step))
 
 
 class GatedLayer(DecoderLayer):

@@ -97,11 +97,13 @@ class Layer:
             without any is possible where norms are before each block.
         feed_forward: None in a layer that only mixes, possible there too.
         placement: None is the decoder's.
+        by_token: what feeds forward is called with the rows' tokens, `[T]`, as well.
     """
 
     mixers: tuple[Mixer, ...]
     feed_forward: FeedForward | None
     placement: Placement | None = None
+    by_token: bool = False
 
 
 @dataclass(frozen=True)

@@ -104,10 +104,12 @@ class QwenVision:
         patch: pixels along each side of a patch.
         frames: of a video in a patch; a picture is taken for as many.
         merge: patches along each side of a square that becomes one row.
+        singles: frames of a video's moment that go through the layers one by one.
         colours: what it takes for a colour.
         merging: how a square becomes a row.
         patch_bias: the first projection has one.
         patch_norm: its output is normalised.
+        planes: it reads all of a patch's red, then green, then blue; else pixel by pixel.
         attention_bias: attention's projections have one.
         qk_norm: queries and keys are normalised by head.
         rotated: queries and keys are, by row and column.
@@ -131,6 +133,8 @@ class QwenVision:
     merging: Merging = PlainMerging()
     patch_bias: bool = False
     patch_norm: bool = False
+    planes: bool = False
+    singles: int = 1
     attention_bias: bool = True
     qk_norm: bool = False
     rotated: bool = True
@@ -178,6 +182,8 @@ class PatchEmbed(Module):
         """uint8 `[N, frames * patch_values]`, frame after frame -> `[N, hidden]` of `dtype`."""
         mean, std = (mx.array(each) for each in (self._kind.colours.mean, self._kind.colours.std))
         colours = patches.reshape(-1, 3).astype(mx.float32) * (1 / (255 * std)) - mean / std
+        if self._kind.planes:
+            colours = colours.reshape(patches.shape[0], -1, 3).swapaxes(1, 2)
         y: mx.array = self.proj(colours.astype(dtype).reshape(patches.shape))
         return self.norm(y) if self._kind.patch_norm else y
 
@@ -367,7 +373,8 @@ class QwenVideoEncoder(QwenPictureEncoder):
 
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         moments, rows, columns, _ = shape
-        return moments * self.visual.kind.frames * super().feature_bytes((rows, columns))
+        kind = self.visual.kind
+        return moments * kind.singles * kind.frames * super().feature_bytes((rows, columns))
 
     def rows(self, shape: tuple[int, ...]) -> int:
         moments, rows, columns, _ = shape
@@ -375,20 +382,22 @@ class QwenVideoEncoder(QwenPictureEncoder):
 
     def pieces(self, shape: tuple[int, ...]) -> Pieces:
         moments, rows, columns, _ = shape
-        together = min(moments, _together(rows * columns))
+        patches = self.visual.kind.singles * rows * columns
+        together = min(moments, _together(patches))
         parts = -(-moments // together)
-        return Pieces(parts * (self.visual.kind.depth + 1), together * rows * columns)
+        return Pieces(parts * (self.visual.kind.depth + 1), together * patches)
 
     def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
         moments, rows, columns, _ = shape
-        patches = features.reshape(moments, rows * columns, -1)
-        together = _together(rows * columns)
+        singles = self.visual.kind.singles
+        patches = features.reshape(moments, singles * rows * columns, -1)
+        together = _together(singles * rows * columns)
         made: list[tuple[mx.array, ...]] = []
         for first in range(0, moments, together):
             if made:
                 yield made[-1]
             part = patches[first : first + together]
-            grid = (len(part), rows, columns)
+            grid = (singles * len(part), rows, columns)
             made.append((yield from self.visual.encode(part.flatten(0, 1), grid)))
         return tuple(mx.concatenate(list(level)) for level in zip(*made, strict=True))
 

@@ -53,6 +53,8 @@ class RopeParameters:
             positions (Qwen2-VL, arXiv:2409.12191).
         mrope_interleaved: the pairs take turns, as in Qwen3-VL; else each position has its section
             of them, one after the other.
+        mrope_time_last: the sections are of height, width and time; pairs of the first two take
+            turns, then come those of time (ERNIE 4.5 VL).
     """
 
     rope_theta: float = 10000.0
@@ -77,6 +79,7 @@ class RopeParameters:
     alpha: float | None = None
     mrope_section: tuple[int, ...] = ()
     mrope_interleaved: bool = True
+    mrope_time_last: bool = False
 
     @classmethod
     def from_config(cls, config: dict[str, Any], *, partial: bool = False) -> RopeParameters:
@@ -255,10 +258,12 @@ def _axes(pairs: int, p: RopeParameters) -> list[int]:
     if p.rope_type == "axial":
         return [0] * (pairs // 2) + [1] * (pairs - pairs // 2)
     if section and not p.mrope_interleaved:
-        if sum(section) != pairs:
+        if sum(section) != pairs or (p.mrope_time_last and section[0] != section[1]):
             raise ModelError(
                 f"config.json: mrope_section {list(section)} is not of the {pairs} pairs of a head"
             )
+        if p.mrope_time_last:
+            return [1, 2] * section[0] + [0] * section[2]
         return [axis for axis, count in enumerate(section) for _ in range(count)]
     axes = [0] * pairs  # height and width take every third pair
     for axis in (1, 2) if section else ():

@@ -28,6 +28,9 @@ VISUAL = {
     "visual.projector.": "merger.",
     "projector.": "merger.",
     "mlp_AR.": "merger.",
+    # ERNIE 4.5 VL's
+    "vision_model.": "",
+    "resampler_model.": "resampler.",
 }
 """What checkpoints call the encoder's parts, and what they are here."""
 SEEN = ("image", "video")

@@ -359,7 +359,7 @@ WITH_TOOLS: tuple[Published, ...] = (
         {"</s>": 3},
     ),
     Published(
-        ("ernie4_5", "ernie4_5_moe"),
+        ("ernie4_5", "ernie4_5_moe", "ernie4_5_vl_moe", "ernie4_5_moe_vl"),
         "baidu/ERNIE-4.5-21B-A3B-PT",
         "ernie",
         "User: {}\n",

@@ -24,6 +24,7 @@ from quire.media.processors.llava import (
     LlavaOnevisionVideoProcessor,
 )
 from quire.media.processors.qwen import (
+    ErnieImageProcessor,
     GlmImageProcessor,
     PaddleImageProcessor,
     QwenImageProcessor,
@@ -65,6 +66,10 @@ IMAGES: dict[str, Open] = {
     "MllamaImageProcessor": LlamaImageProcessor.open,
     "MllamaImageProcessorFast": LlamaImageProcessor.open,
     "MllamaImageProcessorPil": LlamaImageProcessor.open,
+    "Ernie4_5_VL_MoeImageProcessor": ErnieImageProcessor.open,
+    "Ernie4_5_VL_MoeImageProcessorFast": ErnieImageProcessor.open,
+    "Ernie4_5_VLMoeImageProcessor": ErnieImageProcessor.open,
+    "Ernie4_5_VLMoeImageProcessorFast": ErnieImageProcessor.open,
     "PaddleOCRVLImageProcessor": PaddleImageProcessor.open,
     "PaddleOCRVLImageProcessorFast": PaddleImageProcessor.open,
     "Glm4vImageProcessor": GlmImageProcessor.open,

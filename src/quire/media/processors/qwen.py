@@ -170,6 +170,12 @@ class GlmImageProcessor(QwenImageProcessor):
         return fitted(height, width, cell, least, most, self._frames)
 
 
+class ErnieImageProcessor(QwenImageProcessor):
+    """ERNIE 4.5 VL's."""
+
+    _usual_pixels = 56 * 56, 28 * 28 * 6177
+
+
 class PaddleImageProcessor(QwenImageProcessor):
     """PaddleOCR-VL's: what is shorter than a square is enlarged to whole pixels first."""
 

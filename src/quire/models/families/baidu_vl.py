@@ -1,10 +1,16 @@
-"""PaddleOCR-VL (arXiv:2510.14528), which reads pictures."""
+"""PaddleOCR-VL (arXiv:2510.14528) and ERNIE 4.5 VL, which see."""
 
 from __future__ import annotations
 
-from quire.core.media import EVEN_COLOURS
+import re
+from dataclasses import replace
+from functools import partial
+
+from quire.core.media import CLIP_COLOURS, EVEN_COLOURS
+from quire.models.arguments import require
 from quire.models.base import LanguageModel
-from quire.models.description import Norm
+from quire.models.description import Layer, Norm
+from quire.models.ernie_vision import PAIR, ErnieTower, SpatialMerging
 from quire.models.families.common import (
     Family,
     activation,
@@ -17,9 +23,12 @@ from quire.models.families.common import (
 from quire.models.families.qwen import with_axes
 from quire.models.families.qwen_vl import seeing, text_of
 from quire.models.feed_forward import MLP
-from quire.models.names import Names
+from quire.models.moe import Mixture
+from quire.models.moe_by_token import MixtureByToken
+from quire.models.names import Names, Weights, renamed
 from quire.models.paddle_vision import PaddleMerging, PictureTower
 from quire.models.qwen_vision import QwenVision, Table
+from quire.models.routers import SoftmaxRouter
 from quire.models.settings import Settings
 
 
@@ -72,4 +81,165 @@ _PARTS = {
     "merger.linear_2": "merger.linear_fc2",
 }
 
-FAMILIES = (Family("paddleocr_vl", "PaddleOCR-VL, text and images", paddleocr_vl),)
+
+def ernie4_5_vl_moe(s: Settings) -> LanguageModel:
+    text = text_of(s.filled(tie_word_embeddings=True))
+    norm = rms(text, 1e-5)
+    layers = _by_modality(s, text)
+    description = described(text, layers, tied=True, norm=norm)
+    names = Names(
+        renamed={
+            "shared_experts": "shared_expert",
+            "gate.moe_statics.e_score_correction_bias": "e_score_correction_bias",
+        },
+        unused=("mtp",),
+        prepare=partial(_by_kind, _pair(text, "moe_num_experts", 64)[0]),
+    )
+    tower = partial(ErnieTower, norm)
+    return seeing(s, description, _ernie_vision, names, tower, _ERNIE_PARTS)
+
+
+def _by_modality(s: Settings, text: Settings) -> tuple[Layer, ...]:
+    """Layers of experts behind dense ones. The file's outer part knows the tokens of media."""
+    text.only("use_bias", False)
+    theta = with_axes(text, (22, 22, 20), interleaved=False).rope(theta=5e5)
+    rope = replace(theta, interleaved=True, mrope_time_last=True)
+    usual = attention(text, rope=rope, qkv_bias=False, out_bias=False)
+    experts, widths = _pair(text, "moe_num_experts", 64), _pair(text, "moe_intermediate_size", 0)
+    k = text.integer("moe_k", default=6)
+    for_text, for_media = (
+        Mixture(count, width, activation(text), SoftmaxRouter(k, normalise=True, corrected=True))
+        for count, width in zip(experts, widths, strict=True)
+    )
+    shared = widths[0] * text.integer("moe_num_shared_experts", default=2)
+    block = MixtureByToken(
+        for_text,
+        for_media,
+        tokens=_media_tokens(s),
+        shared=mlp(text, width=shared, bias=False) if shared else None,
+    )
+    sparse, dense = Layer((usual,), block, by_token=True), Layer((usual,), mlp(text, bias=False))
+    return tuple(sparse if each else dense for each in _sparse(text))
+
+
+def _media_tokens(s: Settings) -> tuple[int, ...]:
+    """Of pictures and videos, and of what stands before and behind them."""
+    picture = s.integer("image_token_id", "im_patch_id", default=100295)
+    around = {
+        "image_start_token_id": 101304,
+        "image_end_token_id": 101305,
+        "video_start_token_id": 101306,
+        "video_end_token_id": 101307,
+        "video_token_id": picture,
+    }
+    return (picture, *(s.integer(name, default=usual) for name, usual in around.items()))
+
+
+def _sparse(text: Settings) -> list[bool]:
+    """Which layers have experts."""
+    count = text.integer("num_hidden_layers")
+    types = text.values.get("mlp_layer_types")
+    if types is not None:
+        return [kind == "sparse" for kind in types]
+    first = _pair(text, "moe_layer_start_index", 1)
+    last = _pair(text, "moe_layer_end_index", count - 1)
+    require("moe_layer_interval", text.integer("moe_layer_interval", default=1), (1,))
+    return [max(first) <= index <= min(last) for index in range(count)]
+
+
+def _pair(s: Settings, name: str, default: int) -> tuple[int, int]:
+    """Of text and of media; one number is of both."""
+    value = s.values.get(name, default)
+    if isinstance(value, list):
+        first, second = s.integers(name)
+        return first, second
+    number = s.integer(name, default=default)
+    return number, number
+
+
+def _by_kind(experts: int, weights: Weights) -> Weights:
+    """Experts, routers and their biases apart for text and media."""
+    ready: Weights = {}
+    for name, array in weights.items():
+        base, _, last = name.rpartition(".mlp.")
+        if last in ("gate.weight", "gate.weight_1", "gate_1.weight"):
+            kind = "text" if last == "gate.weight" else "vision"
+            # Published with a column an expert, converted with a row.
+            array = array if array.shape[0] == experts else array.T
+            ready[f"{base}.mlp.{kind}_moe.gate.weight"] = array
+        elif last == "moe_statics.e_score_correction_bias":
+            for kind, row in zip(("text", "vision"), array, strict=True):
+                ready[f"{base}.mlp.{kind}_moe.e_score_correction_bias"] = row
+        elif found := _NUMBERED.fullmatch(last):
+            number = int(found[1])
+            kind = "text" if number < experts else "vision"
+            ready[f"{base}.mlp.{kind}_moe.experts.{number % experts}.{found[2]}"] = array
+        else:
+            ready[renamed(name, _CONVERTED)] = array
+    return {
+        name: array.flatten() if name.endswith("e_score_correction_bias") else array
+        for name, array in ready.items()
+    }
+
+
+_NUMBERED = re.compile(r"experts\.(\d+)\.(.+)")
+_CONVERTED = {
+    "mlp.gate": "mlp.text_moe.gate",
+    "mlp.gate_1": "mlp.vision_moe.gate",
+    "mlp.switch_mlp": "mlp.text_moe.experts",
+    "mlp.switch_mlp_1": "mlp.vision_moe.experts",
+    "mlp.e_score_correction_bias": "mlp.text_moe.e_score_correction_bias",
+    "mlp.e_score_correction_bias_1": "mlp.vision_moe.e_score_correction_bias",
+}
+
+
+def _ernie_vision(v: Settings, width: int) -> QwenVision:
+    hidden = v.integer("hidden_size")
+    inner = v.integer("intermediate_size", default=int(hidden * v.number("mlp_ratio", default=4)))
+    v.only("temporal_merge_size", PAIR)
+    return QwenVision(
+        depth=v.integer("depth"),
+        hidden_size=hidden,
+        heads=v.integer("num_heads"),
+        mlp=MLP(inner, activation(v, "quick_gelu"), gated=False, bias=True),
+        norm=Norm(v.number("rms_norm_eps", default=1e-6), centred=True, bias=True),
+        output_size=width,
+        patch=v.integer("patch_size", default=14),
+        frames=1,
+        merge=v.integer("spatial_merge_size", default=2),
+        colours=CLIP_COLOURS,
+        merging=SpatialMerging(),
+        planes=True,
+        singles=PAIR,
+    )
+
+
+def _layers(at: str, here: str) -> dict[str, str]:
+    """Names of two layers and a norm: as published, in transformers, in conversions."""
+    parts = {"linear_fc1": ("0", "fc1"), "linear_fc2": ("2", "fc2"), "ln": ("3", "ln")}
+    return {
+        f"resampler.{at}.{name}": f"{here}.{part}"
+        for part, (number, word) in parts.items()
+        for name in (number, word, f"layers.{number}")
+    }
+
+
+_ERNIE_PARTS = {
+    "mlp.fc1": "mlp.up_proj",
+    "mlp.fc2": "mlp.down_proj",
+    "ln": "merger.norm",
+    "merger.ln": "merger.ln",
+    "temporal.ln": "temporal.ln",
+    "resampler.mlp": "temporal.mlp",
+    "resampler.after_norm": "temporal.after_norm",
+    **_layers("spatial_linear", "merger"),
+    **_layers("temporal_linear", "temporal"),
+}
+
+_ERNIE = "ERNIE 4.5 VL MoE, text and images"
+
+FAMILIES = (
+    Family("paddleocr_vl", "PaddleOCR-VL, text and images", paddleocr_vl),
+    Family("ernie4_5_vl_moe", _ERNIE, ernie4_5_vl_moe),
+    Family("ernie4_5_moe_vl", _ERNIE, ernie4_5_vl_moe),
+)
