@@ -247,7 +247,9 @@ KINDS = [
 
 
 @pytest.mark.parametrize("format", KINDS, ids=lambda each: each.name)
-@pytest.mark.parametrize(("dim", "value_dim"), [(96, 64), (32, 80)])
+@pytest.mark.parametrize(
+    ("dim", "value_dim"), [(96, 64), pytest.param(32, 80, marks=pytest.mark.slow)]
+)
 def test_values_of_another_size_than_keys(
     backend: AttentionBackend, format: KVFormat, dim: int, value_dim: int
 ) -> None:

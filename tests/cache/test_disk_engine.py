@@ -111,8 +111,17 @@ def test_after_a_restart(
     second.engine.close()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma4", "qwen3_5"])
-@pytest.mark.parametrize("format", [PLAIN, PAGE8], ids=["plain", "page-8"])
+@pytest.mark.parametrize(
+    ("family", "format"),
+    [
+        pytest.param("llama", PLAIN),
+        pytest.param("gemma4", PAGE8),
+        pytest.param("qwen3_5", PLAIN),
+        pytest.param("llama", PAGE8, marks=pytest.mark.slow),
+        pytest.param("gemma4", PLAIN, marks=pytest.mark.slow),
+        pytest.param("qwen3_5", PAGE8, marks=pytest.mark.slow),
+    ],
+)
 def test_evicted_and_read_back(
     opened: Callable[[str], LoadedModel], tmp_path: Path, family: str, format: KVFormat
 ) -> None:

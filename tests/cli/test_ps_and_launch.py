@@ -71,7 +71,9 @@ def test_every_process_logs_objects(child: Child, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("agent", ["claude", "codex", "opencode"])
+@pytest.mark.parametrize(
+    "agent", ["claude", *(pytest.param(n, marks=pytest.mark.slow) for n in ("codex", "opencode"))]
+)
 def test_an_agent_starts_with_the_server(child: Child, tmp_path: Path, agent: str) -> None:
     program = tmp_path / agent
     program.write_text(AGENT)

@@ -48,7 +48,9 @@ def streaming(child: Child) -> Iterator[InFlight]:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_an_answer_in_flight_ends_by_itself(tmp_path: Path, number: signal.Signals) -> None:
     with quire_serve(tmp_path, "--stop-grace", "200") as child:
         with streaming(child) as flight:

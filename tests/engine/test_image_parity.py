@@ -63,7 +63,7 @@ WHOLE = "images seen whole"
 RECURRENT = ("over recurrent layers", "experts over recurrent layers")
 DAILY = {
     "images seen whole": tuple(SCENARIOS),
-    "images read like text": tuple(SCENARIOS),
+    "images read like text": ("batch of unequal lengths", "pre-empted and resumed"),
     "three axes in turns, levels": ("in chunks of 33",),
     "over recurrent layers": ("pre-empted and resumed",),
     "tiles seen whole by full layers": ("in chunks of 33",),

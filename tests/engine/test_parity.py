@@ -22,13 +22,19 @@ from tests.support.tiny_models import CONFIGS, tiny_model
 Opened = tuple[LoadedModel, EngineConfig, dict[str, Generated]]
 
 
-DAILY = {"auto": tuple(CONFIGS), "openblas": ("llama", "gemma4_ple", "qwen3_5"), "mlx": ()}
-"""The families of every day by what multiplies; the others are slow."""
+DAILY = {"auto": ("llama", "gemma4_ple", "qwen3_5"), "openblas": ("gemma4_ple",), "mlx": ()}
+"""The families of every day by what multiplies; of the others one scenario."""
 if sys.platform != "linux" or mx.default_device() != mx.cpu:
-    DAILY = {"mlx": tuple(CONFIGS)}
+    DAILY = {"mlx": DAILY["auto"]}
+FIRST = next(iter(DAILY))
+
+
+def daily(products: str, family: str, scenario: str) -> bool:
+    return family in DAILY[products] or (products == FIRST and scenario.startswith("pre-empted"))
+
 
 CASES = [
-    pytest.param(*case, marks=() if case[1] in DAILY[case[0]] else pytest.mark.slow)
+    pytest.param(*case, marks=() if daily(*case) else pytest.mark.slow)
     for case in product(DAILY, CONFIGS, SCENARIOS)
 ]
 

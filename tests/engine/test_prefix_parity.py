@@ -54,6 +54,7 @@ FOLLOWERS: dict[str, tuple[tuple[int, ...], int]] = {
 
 DAILY = ("llama", "gemma4_ple", "qwen3_5")
 """The families of every day; the others have one follower, and the rest are slow."""
+FAMILIES = [pytest.param(n, marks=() if n in DAILY else pytest.mark.slow) for n in CONFIGS]
 CASES = [
     pytest.param(*case, marks=() if case[0] in DAILY or "middle" in case[1] else pytest.mark.slow)
     for case in product(CONFIGS, FOLLOWERS)
@@ -81,7 +82,7 @@ def test_warm_equals_cold(opened: Callable[[str], Opened], family: str, name: st
         assert reused >= FOLLOWERS[name][1]
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_warm_beside_cold(opened: Callable[[str], Opened], family: str) -> None:
     loaded, config = opened(family)
     wanted = [follower("parted in the middle of a page"), *prompts((70, 7), tokens=30, seed=5)]
@@ -92,7 +93,7 @@ def test_warm_beside_cold(opened: Callable[[str], Opened], family: str) -> None:
     assert_same(company.answers, expected, [request.id for request in wanted])
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_those_who_arrive_together_share_one_computation(
     opened: Callable[[str], Opened], family: str
 ) -> None:
@@ -108,7 +109,7 @@ def test_those_who_arrive_together_share_one_computation(
     assert all(tokens >= least for tokens in sorted(shared)[1:]), shared
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_cancelled_prefill_counts(opened: Callable[[str], Opened], family: str) -> None:
     loaded, config = opened(family)
     wanted = replace(LONG, id="second")
