@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
 from training.chat import MODEL_DIR
-from training.data import pictures, text, tools
+from training.configuration import FRAMES
+from training.data import pictures, sounds, text, tools
 from training.data.item import Item, draw
 from training.masks import dense_masks
 from training.model import Gemma4
-from training.packing import Packer, collate, encode
+from training.packing import Packer, collate, encode, kinds_of
 
 TOLERANCE = 2e-3
 
@@ -39,6 +40,8 @@ def samples() -> list[Item]:
         tools.several_calls,
         pictures.where,
         pictures.compare,
+        sounds.digits,
+        sounds.compare,
     )
     return [draw(one, rng, "test") for one in generators] + [text.retrieval(rng, 40)]
 
@@ -57,11 +60,16 @@ def difference(item: Item, mine: Gemma4, theirs: Any) -> float:
     logits = mine.logits(mine.hidden(batch, dense_masks(batch, window), torch.float32))
     inputs: dict[str, torch.Tensor] = {
         "input_ids": batch.tokens,
-        "mm_token_type_ids": (batch.pictures >= 0).long(),
+        "mm_token_type_ids": kinds_of(encoded)[None],
     }
     if item.images:
         inputs["pixel_values"] = batch.patches[: len(item.images)].float() / 255
         inputs["image_position_ids"] = batch.patch_positions[: len(item.images)]
+    if item.sounds:
+        heard = slice(0, len(item.sounds))
+        counts = batch.frame_counts[heard]
+        inputs["input_features"] = batch.frames[heard].float()
+        inputs["input_features_mask"] = torch.arange(FRAMES) < counts[:, None]
     return float((theirs(**inputs).logits - logits).abs().max())
 
 

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from training.chat import MODEL_DIR
@@ -54,6 +54,14 @@ def load(folder: Path, model: nn.Module, optimizer: Optimizer | None) -> dict[st
             optimizer.load(state)
     progress: dict[str, float] = json.loads((folder / "progress.json").read_text())
     return progress
+
+
+def begin_with(folder: Path, model: nn.Module) -> None:
+    """Take up the weights of a model folder; what it lacks keeps its first values."""
+    weights = load_file(str(folder / "model.safetensors"))
+    _, unknown = model.load_state_dict({n: t.float() for n, t in weights.items()}, strict=False)
+    if unknown:
+        raise ValueError(f"{folder}: tensors that the model has no place for: {unknown}")
 
 
 def export(folder: Path, model: nn.Module) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from training.chat import MODEL_DIR
+from training.data.sounds import RATE
 from training.tokenizer import NAMED
 
 LAYERS = (
@@ -25,6 +26,9 @@ LAYERS = (
 PATCH = 8
 POOLING = 2
 SOFT_TOKENS = 70
+MEL_BINS = 64
+FRAMES = 344
+"""Frames of the longest sound, 10 ms each; four are one soft token."""
 
 
 def text_config() -> dict[str, Any]:
@@ -99,8 +103,33 @@ def vision_config() -> dict[str, Any]:
     }
 
 
+def audio_config() -> dict[str, Any]:
+    """Sizes of the audio tower: a second of sound becomes 25 soft tokens."""
+    return {
+        "model_type": "gemma4_audio",
+        "hidden_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "hidden_act": "silu",
+        "subsampling_conv_channels": [MEL_BINS, 16],
+        "conv_kernel_size": 5,
+        "residual_weight": 0.5,
+        "attention_chunk_size": 12,
+        "attention_context_left": 13,
+        "attention_context_right": 0,
+        "attention_logit_cap": 50.0,
+        "attention_invalid_logits_value": -1e9,
+        "use_clipped_linears": False,
+        "rms_norm_eps": 1e-6,
+        "gradient_clipping": 1e10,
+        "output_proj_dims": 256,
+        "initializer_range": 0.02,
+        "dtype": "bfloat16",
+    }
+
+
 def processor_config() -> dict[str, Any]:
-    """How pictures become patches. There is no audio tower; its entry keeps loaders content."""
+    """How pictures become patches, and sounds frames."""
     picture = {
         "patch_size": PATCH,
         "pooling_kernel_size": POOLING,
@@ -120,7 +149,11 @@ def processor_config() -> dict[str, Any]:
         "audio_seq_length": 750,
         "audio_ms_per_token": 40,
         "image_processor": {"image_processor_type": "Gemma4ImageProcessor", **picture},
-        "feature_extractor": {"feature_extractor_type": "Gemma4AudioFeatureExtractor"},
+        "feature_extractor": {
+            "feature_extractor_type": "Gemma4AudioFeatureExtractor",
+            "feature_size": MEL_BINS,
+            "sampling_rate": RATE,
+        },
         "video_processor": {
             "video_processor_type": "Gemma4VideoProcessor",
             **picture,
@@ -150,7 +183,7 @@ def write() -> None:
         "eos_token_id": ends,
         "text_config": text_config(),
         "vision_config": vision_config(),
-        "audio_config": None,
+        "audio_config": audio_config(),
     }
     generation = {
         "bos_token_id": ids["bos_token"],

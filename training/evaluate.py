@@ -11,14 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText
 
 from quire.demo.skills import judge
 from training.chat import MODEL_DIR, answer_of, parse
 from training.data.item import Item
-from training.packing import encode, patches_of, tokenizer
-from training.testsets import PICTURE_SKILLS, TEXT_SKILLS, held_out, skill_item
+from training.packing import encode, kinds_of, patches_of, tokenizer
+from training.testsets import MEDIA_SKILLS, TEXT_SKILLS, held_out, skill_item
 
 TOKENS_PER_BATCH = 160_000
 
@@ -40,12 +41,21 @@ def inputs_of(items: list[Item], device: torch.device) -> dict[str, torch.Tensor
         size = one.answer_from
         ids[row, width - size :] = torch.tensor(one.tokens[:size])
         mask[row, width - size :] = 1
-        kinds[row, width - size :] = (torch.tensor(one.pictures[:size]) >= 0).long()
+        kinds[row, width - size :] = kinds_of(one)[:size]
     inputs = {"input_ids": ids, "attention_mask": mask, "mm_token_type_ids": kinds}
     images = [patches_of(image) for one in encoded for image in one.images]
     if images:
         inputs["pixel_values"] = torch.stack([torch.from_numpy(p) for p, _ in images]).float() / 255
         inputs["image_position_ids"] = torch.stack([torch.from_numpy(p) for _, p in images]).long()
+    frames = [one_sound for one in encoded for one_sound in one.frames]
+    if frames:
+        longest = max(map(len, frames))
+        padded = np.zeros((len(frames), longest, frames[0].shape[1]), np.float32)
+        known = torch.zeros(len(frames), longest, dtype=torch.bool)
+        for index, sound in enumerate(frames):
+            padded[index, : len(sound)] = sound
+            known[index, : len(sound)] = True
+        inputs |= {"input_features": torch.from_numpy(padded), "input_features_mask": known}
     return {name: value.to(device) for name, value in inputs.items()}
 
 
@@ -80,7 +90,7 @@ def evaluate(model: Any, skill: str, device: torch.device, show: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=MODEL_DIR)
-    parser.add_argument("--skills", nargs="*", default=[*TEXT_SKILLS, *PICTURE_SKILLS])
+    parser.add_argument("--skills", nargs="*", default=[*TEXT_SKILLS, *MEDIA_SKILLS])
     parser.add_argument("--show", type=int, default=0)
     parser.add_argument("--out", type=Path, help="also write the table as JSON")
     options = parser.parse_args()

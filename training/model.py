@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from transformers.models.gemma4.configuration_gemma4 import Gemma4AudioConfig
+from transformers.models.gemma4.modeling_gemma4 import Gemma4AudioModel
 
 Mask = BlockMask | Tensor
 """A flex block mask, or `[B, 1, L, L]` booleans where flex attention has no backward (the CPU)."""
@@ -20,15 +22,20 @@ Mask = BlockMask | Tensor
 
 @dataclass
 class Batch:
-    """`B` packed rows of `L` tokens, `I` pictures of at most `P` patches, `A` answer tokens."""
+    """`B` packed rows of `L` tokens, `A` of them in answers.
+
+    Beside them `I` pictures of at most `P` patches and `S` sounds of at most `F` frames.
+    """
 
     tokens: Tensor  # [B, L]
     positions: Tensor  # [B, L], from 0 in each conversation
     documents: Tensor  # [B, L], the conversation that a token belongs to; -1 is padding
     pictures: Tensor  # [B, L], the picture that a token stands for, counted over the row; or -1
-    soft_tokens: Tensor  # [B, L], index into the batch's I * P / pooling**2 soft tokens; or -1
+    soft_tokens: Tensor  # [B, L], index into the I * P / pooling**2 + S * F / 4 soft ones; or -1
     patches: Tensor  # [I, P, 3 * patch**2], bytes
     patch_positions: Tensor  # [I, P, 2], -1 where padding
+    frames: Tensor  # [S, F, bins], in half precision
+    frame_counts: Tensor  # [S], frames that are no padding
     answer_at: Tensor  # [A], index into B * L of the token before the one to predict
     answer: Tensor  # [A], token to predict; -100 is padding
 
@@ -356,13 +363,33 @@ class VisionTower(nn.Module):
         return out
 
 
-class Projector(nn.Module):
-    """Soft tokens of the tower to embeddings of the language model."""
+class AudioTower(Gemma4AudioModel):
+    """Frames to soft tokens, `[S, F, bins]` to `[S, F / 4, hidden]`: transformers' own module."""
 
-    def __init__(self, vision: int, text: int) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(Gemma4AudioConfig(**config))
+        for name, parameter in self.named_parameters():
+            if parameter.ndim > 1:
+                fan_in = parameter[0].numel()
+                nn.init.normal_(parameter, std=fan_in**-0.5)
+            elif name.endswith(("norm_post_attn.weight", "post_layer_norm.weight")):
+                nn.init.constant_(parameter, 0.5)
+
+    @torch.compiler.disable
+    def soft(self, frames: Tensor, counts: Tensor, dtype: torch.dtype) -> Tensor:
+        """Soft tokens; those of padding mean nothing."""
+        known = torch.arange(frames.shape[1], device=frames.device) < counts[:, None]
+        out: Tensor = self(frames.float(), known).last_hidden_state.to(dtype)
+        return out
+
+
+class Projector(nn.Module):
+    """Soft tokens of a tower to embeddings of the language model."""
+
+    def __init__(self, tower: int, text: int) -> None:
         super().__init__()
-        self.embedding_projection = linear(vision, text)
-        self.embedding_pre_projection_norm = Norm(vision, with_scale=False)
+        self.embedding_projection = linear(tower, text)
+        self.embedding_pre_projection_norm = Norm(tower, with_scale=False)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.embedding_projection(self.embedding_pre_projection_norm(x))
@@ -370,14 +397,16 @@ class Projector(nn.Module):
 
 
 class Multimodal(nn.Module):
-    """Holds the three parts under the checkpoint's names."""
+    """Holds the parts under the checkpoint's names."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        text, vision = config["text_config"], config["vision_config"]
+        text, vision, audio = (config[f"{part}_config"] for part in ("text", "vision", "audio"))
         self.language_model = TextModel(text)
         self.vision_tower = VisionTower(vision)
         self.embed_vision = Projector(vision["hidden_size"], text["hidden_size"])
+        self.audio_tower = AudioTower(audio)
+        self.embed_audio = Projector(audio["output_proj_dims"], text["hidden_size"])
 
 
 class Gemma4(nn.Module):
@@ -391,13 +420,14 @@ class Gemma4(nn.Module):
     def hidden(self, batch: Batch, masks: dict[str, Mask], dtype: torch.dtype) -> Tensor:
         """Last hidden states `[B, L, hidden]`."""
         language = self.model.language_model
-        soft = self.model.vision_tower(batch.patches.to(dtype) / 255, batch.patch_positions, dtype)
-        soft = self.model.embed_vision(soft).flatten(0, 1)
+        seen = self.model.vision_tower(batch.patches.to(dtype) / 255, batch.patch_positions, dtype)
+        heard = self.model.audio_tower.soft(batch.frames, batch.frame_counts, dtype)
+        rows = (self.model.embed_vision(seen), self.model.embed_audio(heard))
+        soft = torch.cat([media.flatten(0, 1).to(dtype) for media in rows])
         is_soft = batch.soft_tokens >= 0
         words = batch.tokens.masked_fill(is_soft, self.config["text_config"]["pad_token_id"])
         embeds = language.embed(words).to(dtype)
-        pictured = soft[batch.soft_tokens.clamp(min=0)].to(dtype)
-        embeds = torch.where(is_soft[..., None], pictured, embeds)
+        embeds = torch.where(is_soft[..., None], soft[batch.soft_tokens.clamp(min=0)], embeds)
         out: Tensor = language(words, embeds, batch.positions, masks)
         return out
 

@@ -8,19 +8,23 @@ from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL.Image import Image
 from tokenizers import Tokenizer
+from transformers.models.gemma4.feature_extraction_gemma4 import Gemma4AudioFeatureExtractor
 
 from training.chat import MODEL_DIR, answer_of, prompt_of
-from training.configuration import PATCH, POOLING, SOFT_TOKENS
+from training.configuration import FRAMES, MEL_BINS, PATCH, POOLING, SOFT_TOKENS
 from training.data.item import Item
+from training.data.sounds import RATE, Samples
 from training.model import Batch
 
 PATCHES = SOFT_TOKENS * POOLING**2
 ROW = 4608
 """Tokens of a row: a retrieval over 4,096 tokens and its question fit."""
 PICTURES_PER_ROW = 12
+SOUNDS_PER_ROW = 12
 ANSWERS_PER_ROW = 1536
 
 
@@ -44,6 +48,10 @@ class Encoded:
     pictures: list[int]
     """Per token the picture that it stands for, or -1."""
     images: list[Image]
+    sounds: list[int]
+    """Per token the sound that it stands for, or -1."""
+    frames: list[npt.NDArray[np.float16]]
+    """Of each sound, `[frames, bins]`."""
 
 
 def soft_token_count(image: Image) -> int:
@@ -53,27 +61,50 @@ def soft_token_count(image: Image) -> int:
 
 
 def encode(item: Item) -> Encoded:
-    """Tokens of an item, each picture's placeholder spread to as many as it has soft tokens."""
+    """Tokens of an item, each placeholder spread to as many as its medium has soft tokens."""
     tok = tokenizer()
     prompt = tok.encode(prompt_of(item), add_special_tokens=False).ids
     answer = tok.encode(answer_of(item), add_special_tokens=False).ids
-    if not item.images:
-        return Encoded(prompt + answer, len(prompt), [-1] * (len(prompt) + len(answer)), [])
-    vocabulary = _control_tokens()
-    begin, mark, end = (vocabulary[t] for t in ("<|image>", "<|image|>", "<image|>"))
+    frames = [frames_of(sound) for sound in item.sounds]
+    counts = {
+        "image": [soft_token_count(image) for image in item.images],
+        "audio": [-(-len(one) // 4) for one in frames],
+    }
     tokens: list[int] = []
-    pictures: list[int] = []
-    seen = 0
-    for token in prompt:
-        if token != mark:
-            tokens.append(token)
-            pictures.append(-1)
-            continue
-        count = soft_token_count(item.images[seen])
-        tokens += [begin, *[mark] * count, end]
-        pictures += [-1, *[seen] * count, -1]
-        seen += 1
-    return Encoded(tokens + answer, len(tokens), pictures + [-1] * len(answer), item.images)
+    owners: dict[str, list[int]] = {kind: [] for kind in counts}
+    vocabulary = _control_tokens()
+    kind_of = {vocabulary[f"<|{kind}|>"]: kind for kind in counts}
+    seen = dict.fromkeys(counts, 0)
+    for token in [*prompt, *answer]:
+        spread, owner, kind = [token], [-1], kind_of.get(token)
+        if kind is not None:
+            count = counts[kind][seen[kind]]
+            spread = [vocabulary[f"<|{kind}>"], *[token] * count, vocabulary[f"<{kind}|>"]]
+            owner = [-1, *[seen[kind]] * count, -1]
+            seen[kind] += 1
+        tokens += spread
+        for name, values in owners.items():
+            values += owner if name == kind else [-1] * len(spread)
+    answer_from = len(tokens) - len(answer)
+    return Encoded(tokens, answer_from, owners["image"], item.images, owners["audio"], frames)
+
+
+@cache
+def _extractor() -> Gemma4AudioFeatureExtractor:
+    return Gemma4AudioFeatureExtractor(feature_size=MEL_BINS, sampling_rate=RATE)
+
+
+def frames_of(sound: Samples) -> npt.NDArray[np.float16]:
+    """The log mel frames that lie within a sound, `[frames, bins]`."""
+    made = _extractor()([sound], return_tensors="np")
+    frames = made["input_features"][0][made["input_features_mask"][0]]
+    return np.asarray(frames, dtype=np.float16)
+
+
+def kinds_of(item: Encoded) -> torch.Tensor:
+    """What transformers calls a token's modality: 0 text, 1 picture, 3 sound."""
+    pictures, sounds = torch.tensor(item.pictures), torch.tensor(item.sounds)
+    return (pictures >= 0).long() + 3 * (sounds >= 0).long()
 
 
 def patches_of(image: Image) -> tuple[np.ndarray, np.ndarray]:
@@ -100,12 +131,15 @@ class Row:
     soft_tokens: np.ndarray
     patches: np.ndarray
     patch_positions: np.ndarray
+    heard: np.ndarray
+    frames: np.ndarray
+    frame_counts: np.ndarray
     answer_at: np.ndarray
     answer: np.ndarray
 
 
 def empty_row(length: int = ROW) -> Row:
-    """A row of padding. Its pictures have one real patch each, so that no attention is empty."""
+    """A row of padding. Its media have one patch or frame each, so that no attention is empty."""
     patch_positions = np.full((PICTURES_PER_ROW, PATCHES, 2), -1, dtype=np.int32)
     patch_positions[:, 0] = 0
     return Row(
@@ -116,6 +150,9 @@ def empty_row(length: int = ROW) -> Row:
         soft_tokens=np.full(length, -1, dtype=np.int32),
         patches=np.zeros((PICTURES_PER_ROW, PATCHES, 3 * PATCH**2), dtype=np.uint8),
         patch_positions=patch_positions,
+        heard=np.full(length, -1, dtype=np.int32),
+        frames=np.zeros((SOUNDS_PER_ROW, FRAMES, MEL_BINS), dtype=np.float16),
+        frame_counts=np.ones(SOUNDS_PER_ROW, dtype=np.int32),
         answer_at=np.zeros(ANSWERS_PER_ROW, dtype=np.int32),
         answer=np.full(ANSWERS_PER_ROW, -100, dtype=np.int32),
     )
@@ -126,13 +163,14 @@ class Packer:
 
     def __init__(self) -> None:
         self.row = empty_row()
-        self.used = self.count = self.images = self.answers = 0
+        self.used = self.count = self.images = self.sounds = self.answers = 0
 
     def fits(self, item: Encoded) -> bool:
         answers = len(item.tokens) - item.answer_from
         return (
             self.used + len(item.tokens) <= ROW
             and self.images + len(item.images) <= PICTURES_PER_ROW
+            and self.sounds + len(item.frames) <= SOUNDS_PER_ROW
             and self.answers + answers <= ANSWERS_PER_ROW
         )
 
@@ -149,6 +187,13 @@ class Packer:
             row.patches[slot], row.patch_positions[slot] = patches_of(image)
             at = self.used + np.flatnonzero(pictures == index)
             row.soft_tokens[at] = slot * SOFT_TOKENS + np.arange(len(at))
+        sounds = np.asarray(item.sounds, dtype=np.int32)
+        for index, frames in enumerate(item.frames):
+            slot = self.sounds + index
+            row.frames[slot, : len(frames)] = frames
+            row.frame_counts[slot] = len(frames)
+            at = self.used + np.flatnonzero(sounds == index)
+            row.heard[at] = slot * FRAMES // 4 + np.arange(len(at))
         answers = size - item.answer_from
         learnt = slice(self.answers, self.answers + answers)
         row.answer_at[learnt] = self.used + np.arange(item.answer_from, size) - 1
@@ -156,6 +201,7 @@ class Packer:
         self.used += size
         self.count += 1
         self.images += len(item.images)
+        self.sounds += len(item.frames)
         self.answers += answers
 
 
@@ -190,12 +236,16 @@ def collate(chunk: list[Row]) -> Batch:
     for index, row in enumerate(chunk):
         shift = index * PICTURES_PER_ROW * SOFT_TOKENS
         row.soft_tokens[row.soft_tokens >= 0] += shift
+        heard = row.heard >= 0
+        before = len(chunk) * PICTURES_PER_ROW * SOFT_TOKENS + index * SOUNDS_PER_ROW * FRAMES // 4
+        row.soft_tokens[heard] = row.heard[heard] + before
         row.answer_at += index * len(row.tokens)
     stacked = {
         name: torch.from_numpy(np.stack([getattr(row, name) for row in chunk]))
         for name in Row.__dataclass_fields__
+        if name != "heard"
     }
-    for name in ("patches", "patch_positions", "answer_at", "answer"):
+    for name in ("patches", "patch_positions", "frames", "frame_counts", "answer_at", "answer"):
         stacked[name] = stacked[name].flatten(0, 1)
     for name in ("tokens", "soft_tokens", "answer_at", "answer"):
         stacked[name] = stacked[name].long()

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import random
+import wave
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -16,13 +17,14 @@ from PIL.Image import Image
 
 from quire.demo.skills import SkillItem
 from training.chat import REPOSITORY
-from training.data import pictures, text, tools
+from training.data import pictures, sounds, text, tools
 from training.data.item import Generator, Item, Message, distinct
+from training.data.sounds import Samples
 from training.packing import encode
 
 SEED = 20261122
-SHIPPED_PICTURES = 60
-"""Items of each skill that has pictures; the others ship whole."""
+SHIPPED_MEDIA = 60
+"""Items of each skill that has pictures or sounds; the others ship whole."""
 FOLDER: Path = REPOSITORY / "tests" / "data" / "skills"
 
 TOKENS_PER_SENTENCE = 9.7
@@ -60,31 +62,42 @@ PICTURE_SKILLS: dict[str, tuple[Generator, int]] = {
     "picture_where": (pictures.where, 150),
     "picture_digits": (pictures.digits, 150),
     "picture_compare": (pictures.compare, 150),
+    "picture_both": (pictures.both, 150),
 }
+SOUND_SKILLS: dict[str, tuple[Generator, int]] = {
+    "sound_digits": (sounds.digits, 150),
+    "sound_pitch": (sounds.pitch, 150),
+    "sound_beeps": (sounds.beeps, 150),
+    "sound_compare": (sounds.compare, 150),
+}
+MEDIA_SKILLS = PICTURE_SKILLS | SOUND_SKILLS
 
 
 def held_out(skill: str) -> Iterator[Item]:
     """The test items of a skill, the same in every run."""
-    generator, count = (TEXT_SKILLS | PICTURE_SKILLS)[skill]
+    generator, count = (TEXT_SKILLS | MEDIA_SKILLS)[skill]
     drawn = distinct(generator, random.Random(f"{SEED}:{skill}"), "test")
     for _ in range(count):
         yield next(drawn)
 
 
-def on_the_wire(message: Message, images: Iterator[Image]) -> Message:
-    """A message as a client sends it: arguments of calls as JSON strings, pictures as data URLs.
+def on_the_wire(message: Message, images: Iterator[Image], heard: Iterator[Samples]) -> Message:
+    """A message as a client sends it: arguments of calls as JSON strings, media as base64.
 
     Args:
-        images: those of the item that have not been sent yet.
+        images, heard: those of the item that have not been sent yet.
     """
+
+    def part_on_the_wire(part: dict[str, Any]) -> dict[str, Any]:
+        if part["type"] == "image":
+            return {"type": "image_url", "image_url": {"url": data_url(next(images))}}
+        if part["type"] == "audio":
+            sound = {"data": wav(next(heard)), "format": "wav"}
+            return {"type": "input_audio", "input_audio": sound}
+        return part
+
     if isinstance(message["content"], list):
-        parts = [
-            {"type": "image_url", "image_url": {"url": data_url(next(images))}}
-            if part["type"] == "image"
-            else part
-            for part in message["content"]
-        ]
-        return {**message, "content": parts}
+        return {**message, "content": [part_on_the_wire(part) for part in message["content"]]}
     if "tool_calls" not in message:
         return message
     sent = []
@@ -102,6 +115,17 @@ def data_url(image: Image) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
+def wav(sound: Samples) -> str:
+    """A sound as a WAV file of 16 bits, in base64."""
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(sounds.RATE)
+        out.writeframes((sound * 32767).astype("<i2").tobytes())
+    return base64.b64encode(file.getvalue()).decode()
+
+
 def expected(item: Item) -> Any:
     """What the judge compares with: the text, or the calls."""
     if item.match != "tools":
@@ -112,16 +136,17 @@ def expected(item: Item) -> Any:
 def skill_item(skill: str, item: Item) -> SkillItem:
     """An item in the form that ships."""
     images = iter(item.images)
-    messages = [on_the_wire(message, images) for message in item.messages]
+    heard = iter(item.sounds)
+    messages = [on_the_wire(message, images, heard) for message in item.messages]
     return SkillItem(skill, messages, expected(item), item.match, item.tools, item.enable_thinking)
 
 
 def main() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
-    for skill in (*TEXT_SKILLS, *PICTURE_SKILLS):
+    for skill in (*TEXT_SKILLS, *MEDIA_SKILLS):
         items = held_out(skill)
-        if skill in PICTURE_SKILLS:
-            items = islice(items, SHIPPED_PICTURES)
+        if skill in MEDIA_SKILLS:
+            items = islice(items, SHIPPED_MEDIA)
         lines = [json.dumps(skill_item(skill, item).__dict__, ensure_ascii=False) for item in items]
         (FOLDER / f"{skill}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{skill:16s} {len(lines)} items")

@@ -3,7 +3,8 @@
     python -m training.train --out .train --total-steps 12000 --minutes 9
     python -m training.train --out .train --total-steps 12000 --minutes 9 --resume .train
 
-Stops at its time or at the last step, whichever is first, and leaves in `--out` the checkpoint, the
+Stops at its time or at the last step, whichever is first (without `--total-steps` the schedules
+follow the clock), and leaves in `--out` the checkpoint, the
 log and, under `model/`, a folder that transformers loads.
 """
 
@@ -44,13 +45,14 @@ class Stage:
     long_share: float
     longest: int
     picture_share: float
+    sound_share: float
 
 
 STAGES = (
-    Stage(0.05, 0.03, 40, 0.25),
-    Stage(0.15, 0.03, 120, 0.30),
-    Stage(0.30, 0.02, 240, 0.30),
-    Stage(1.01, 0.015, 440, 0.30),
+    Stage(0.05, 0.03, 40, 0.25, 0.25),
+    Stage(0.15, 0.03, 120, 0.27, 0.25),
+    Stage(0.30, 0.02, 240, 0.27, 0.25),
+    Stage(1.01, 0.015, 440, 0.27, 0.23),
 )
 
 
@@ -71,15 +73,18 @@ class Stream(IterableDataset[Batch]):
         rng = random.Random(f"{self.seed}:{worker.id if worker else 0}")
         while True:
             stage = stage_at(self.progress.value)
-            packed = rows(items(rng, stage.long_share, stage.longest, stage.picture_share), rng)
+            stream = items(
+                rng, stage.long_share, stage.longest, stage.picture_share, stage.sound_share
+            )
+            packed = rows(stream, rng)
             while stage_at(self.progress.value) is stage:
                 yield collate([next(packed) for _ in range(self.batch_rows)])
 
 
-def rate(step: int, start: int, total: int) -> float:
+def rate(steps: int, progress: float) -> float:
     """Learning-rate factor: a short warm-up in each piece, a plateau, a line down to zero."""
-    warm = (step - start + 1) / WARMUP
-    left = (total - step) / (total * (1 - DECAY_FROM))
+    warm = (steps + 1) / WARMUP
+    left = (1 - progress) / (1 - DECAY_FROM)
     return max(0.0, min(1.0, left, warm))
 
 
@@ -90,8 +95,9 @@ class Run:
     model: Gemma4
     optimizer: Optimizer
     device: torch.device
-    total: int
+    total: int | None
     out: Path
+    peak: float
     step: int = 0
     tokens: int = 0
 
@@ -109,7 +115,7 @@ class Run:
         )
 
     def save(self) -> None:
-        progress: dict[str, float] = {"step": self.step, "tokens": self.tokens, "total": self.total}
+        progress: dict[str, float] = {"step": self.step, "tokens": self.tokens}
         checkpoint.save(self.out, self.model, self.optimizer, progress)
         checkpoint.export(self.out / "model", self.model)
 
@@ -121,16 +127,21 @@ class Run:
         forward: Any = torch.compile(self.model, dynamic=False) if cuda else self.model
         masks = block_masks if cuda else dense_masks
         sums, count, since = torch.zeros(2, device=self.device), 0, time.monotonic()
-        while self.step < self.total and time.monotonic() < deadline:
+        began = since
+        while progress.value < 1:
             batch = next(batches).to(self.device)
             with torch.autocast(self.device.type, dtype, enabled=cuda):
                 loss, right = forward(batch, masks(batch, window), dtype)
             loss.backward()
-            self.optimizer.step(rate(self.step, start, self.total))
+            self.optimizer.step(self.peak * rate(self.step - start, progress.value))
             self.model.zero_grad(set_to_none=True)
             self.step += 1
             self.tokens += batch.tokens.numel()
-            progress.value = self.step / self.total
+            passed = (time.monotonic() - began) / (deadline - began)
+            if self.total is None:
+                progress.value = passed
+            else:
+                progress.value = 1 if passed >= 1 else self.step / self.total
             sums += torch.stack([loss.detach(), right])
             count += 1
             if self.step % every == 0:
@@ -150,7 +161,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--resume", type=Path)
-    parser.add_argument("--total-steps", type=int, required=True)
+    parser.add_argument("--start", type=Path, help="a model folder whose weights to begin with")
+    parser.add_argument("--peak", type=float, default=1.0, help="factor of the learning rates")
+    parser.add_argument("--total-steps", type=int)
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--workers", type=int, default=15)
@@ -166,11 +179,14 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = Gemma4(json.loads((MODEL_DIR / "config.json").read_text())).to(device)
-    run = Run(model, Optimizer(model), device, options.total_steps, options.out)
+    if options.start:
+        checkpoint.begin_with(options.start, model)
+    run = Run(model, Optimizer(model), device, options.total_steps, options.out, options.peak)
     if options.resume:
         done = checkpoint.load(options.resume, model, run.optimizer)
         run.step, run.tokens = int(done["step"]), int(done["tokens"])
-    progress = multiprocessing.Value("d", run.step / run.total, lock=False)
+    done_before = run.step / run.total if run.total else 0.0
+    progress = multiprocessing.Value("d", done_before, lock=False)
     batches = run.batches(options.rows, options.workers, progress)
     run.train(batches, progress, deadline, options.log_every)
     run.save()

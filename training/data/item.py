@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 from PIL.Image import Image
 
 Message = dict[str, Any]
@@ -32,6 +34,8 @@ class Item:
     tools: list[Tool] | None = None
     enable_thinking: bool = False
     images: list[Image] = field(default_factory=list)
+    sounds: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    """At 16,000 samples a second."""
 
 
 def split_of(key: str) -> Split:

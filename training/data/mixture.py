@@ -9,7 +9,7 @@ from functools import cache, partial
 from tokenizers import Tokenizer
 
 from training.chat import MODEL_DIR
-from training.data import pictures, text, tools
+from training.data import pictures, sounds, text, tools
 from training.data.item import Generator, Item, assistant, draw, user
 
 
@@ -69,8 +69,17 @@ PICTURE_MIXTURE: dict[Generator, float] = {
     pictures.where: 7,
     pictures.digits: 6,
     pictures.compare: 5,
+    pictures.both: 6,
 }
 """Picture skills, by how often they are drawn."""
+
+SOUND_MIXTURE: dict[Generator, float] = {
+    sounds.digits: 12,
+    sounds.pitch: 3,
+    sounds.beeps: 4,
+    sounds.compare: 5,
+}
+"""Skills of hearing, by how often they are drawn."""
 
 COMPANY_SHARE = 0.15
 """Share of the short items that stand in a longer conversation, where their skill allows."""
@@ -80,22 +89,25 @@ THINK_SHARE = 0.05
 
 
 def items(
-    rng: random.Random, long_share: float, longest: int, picture_share: float
+    rng: random.Random,
+    long_share: float,
+    longest: int,
+    picture_share: float,
+    sound_share: float,
 ) -> Iterator[Item]:
     """The endless training stream.
 
     `long_share` of the items are retrievals over up to `longest` sentences of filler (about 13
-    tokens each), `picture_share` have pictures.
+    tokens each), `picture_share` have pictures, `sound_share` sounds.
     """
     text_mixture = TEXT_MIXTURE | TRAINING_ONLY
-    short = (list(text_mixture), list(text_mixture.values()))
-    pictured = (list(PICTURE_MIXTURE), list(PICTURE_MIXTURE.values()))
+    kinds = [(list(m), list(m.values())) for m in (PICTURE_MIXTURE, SOUND_MIXTURE, text_mixture)]
+    shares = [picture_share, sound_share, 1 - long_share - picture_share - sound_share]
     while True:
-        roll = rng.random()
-        if roll < long_share:
+        if rng.random() < long_share:
             yield draw(partial(_long, longest // 4, longest), rng, "train")
             continue
-        generators, weights = pictured if roll < long_share + picture_share else short
+        generators, weights = rng.choices(kinds, shares)[0]
         item = draw(rng.choices(generators, weights)[0], rng, "train")
         if rng.random() < COMPANY_SHARE:
             item = text.in_company(item, rng)

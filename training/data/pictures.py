@@ -37,6 +37,54 @@ ROWS = ("top", "middle", "bottom")
 
 Box = tuple[float, float, float, float]
 
+ASK_SHAPE = (
+    "What shape is in the picture?",
+    "Which shape is this?",
+    "Name the shape.",
+    "What shape is it?",
+    "Which shape do you see?",
+    "What shape do you see in this picture?",
+)
+ASK_COLOUR_OF = (
+    "What colour is the {}?",
+    "Which colour has the {}?",
+    "Colour of the {}?",
+    "What is the colour of the {}?",
+    "Which colour is the {}?",
+    "What color is the {}?",
+    "Tell me the colour of the {}.",
+)
+ASK_COLOUR = ("What colour is it?", "Which colour is it?", "Name the colour.")
+ASK_BOTH = (
+    "What is in the picture?",
+    "What do you see?",
+    "What colour and shape is it?",
+    "Which colour and which shape do you see?",
+    "Name the colour and the shape.",
+    "Describe the picture.",
+    "What colour and what shape is in the picture?",
+    "What does the picture show?",
+)
+ASK_ONE_OF_TWO = (
+    "What {} is in the {} picture?",
+    "Which {} does the {} picture show?",
+    "Name the {} in the {} picture.",
+)
+ASK_TWO = {
+    "shape": ("Which shapes are in the two pictures?", "Name both shapes.", "Which two shapes?"),
+    "colour": (
+        "Which colours are in the two pictures?",
+        "Name both colours.",
+        "Which two colours?",
+    ),
+    "both": (
+        "What is in the two pictures?",
+        "What do the pictures show?",
+        "Describe both pictures.",
+        "What do you see in each picture?",
+    ),
+}
+
 
 @dataclass(frozen=True)
 class Thing:
@@ -191,9 +239,7 @@ def shape(rng: random.Random) -> Item:
     things = _things(rng, rng.choice((1, 1, 2, 3)))
     asked = things[0]
     if len(things) == 1:
-        question = rng.choice(
-            ("What shape is in the picture?", "Which shape is this?", "Name the shape.")
-        )
+        question = rng.choice(ASK_SHAPE)
     else:
         question = rng.choice((f"What shape is {asked.colour}?", f"Which shape is {asked.colour}?"))
     key = f"{asked.colour}:{_description(things)}"
@@ -204,12 +250,39 @@ def colour(rng: random.Random) -> Item:
     """Name the colour of a shape."""
     things = _things(rng, rng.choice((1, 1, 2, 3)))
     asked = things[0]
-    question = rng.choice(
-        ("What colour is the {}?", "Which colour has the {}?", "Colour of the {}?")
-    )
+    questions = [ask.format(asked.shape) for ask in ASK_COLOUR_OF]
+    if len(things) == 1:
+        questions += [ask.format("shape") for ask in ASK_COLOUR_OF] + list(ASK_COLOUR)
+    question = rng.choice(questions)
     key = f"{asked.shape}:{_description(things)}"
-    question = question.format(asked.shape)
     return _item(rng, "picture_colour", key, question, asked.colour, [scene(rng, things)])
+
+
+def both(rng: random.Random) -> Item:
+    """Name colour and shape together, of one picture's shape or of each of two pictures'."""
+    first = _things(rng, 1)
+    if rng.random() < 0.6:
+        thing = first[0]
+        key = _description(first)
+        answer = f"{thing.colour} {thing.shape}"
+        return _item(rng, "picture_both", key, rng.choice(ASK_BOTH), answer, [scene(rng, first)])
+    second = _things(rng, 1)
+    kind = rng.choice(("shape", "colour", "both", "order"))
+    named = [_name(things[0], kind) for things in (first, second)]
+    pictures = [scene(rng, first), scene(rng, second)]
+    key = f"{kind}:{_description(first)}|{_description(second)}"
+    if kind == "order":
+        which = rng.randrange(2)
+        asked = rng.choice(("shape", "colour"))
+        question = rng.choice(ASK_ONE_OF_TWO).format(asked, ("first", "second")[which])
+        answer = _name((first, second)[which][0], asked)
+        return _item(rng, "picture_both", f"{which}{asked}:{key}", question, answer, pictures)
+    question = rng.choice(ASK_TWO[kind])
+    return _item(rng, "picture_both", key, question, f"{named[0]} and {named[1]}", pictures)
+
+
+def _name(thing: Thing, kind: str) -> str:
+    return {"shape": thing.shape, "colour": thing.colour}.get(kind, f"{thing.colour} {thing.shape}")
 
 
 def how_many(rng: random.Random) -> Item:
