@@ -6,13 +6,14 @@ import base64
 import io
 import json
 import random
-import wave
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
 from PIL.Image import Image
 
 from quire.demo.skills import SkillItem
@@ -92,7 +93,7 @@ def on_the_wire(message: Message, images: Iterator[Image], heard: Iterator[Sampl
         if part["type"] == "image":
             return {"type": "image_url", "image_url": {"url": data_url(next(images))}}
         if part["type"] == "audio":
-            sound = {"data": wav(next(heard)), "format": "wav"}
+            sound = {"data": mp3(next(heard)), "format": "mp3"}
             return {"type": "input_audio", "input_audio": sound}
         return part
 
@@ -115,14 +116,15 @@ def data_url(image: Image) -> str:
     return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
-def wav(sound: Samples) -> str:
-    """A sound as a WAV file of 16 bits, in base64."""
+def mp3(sound: Samples) -> str:
+    """A sound as an MP3 file, in base64."""
     file = io.BytesIO()
-    with wave.open(file, "wb") as out:
-        out.setnchannels(1)
-        out.setsampwidth(2)
-        out.setframerate(sounds.RATE)
-        out.writeframes((sound * 32767).astype("<i2").tobytes())
+    with av.open(file, "w", format="mp3") as out:
+        stream = out.add_stream("mp3", rate=sounds.RATE, bit_rate=32_000, layout="mono")
+        pcm = (sound * 32767).astype(np.int16)[None]
+        frame = av.AudioFrame.from_ndarray(pcm, format="s16p", layout="mono")
+        frame.sample_rate = sounds.RATE
+        out.mux(stream.encode(frame) + stream.encode(None))
     return base64.b64encode(file.getvalue()).decode()
 
 
