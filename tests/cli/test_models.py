@@ -142,7 +142,7 @@ def test_the_table_says_what_is_served(capsys: pytest.CaptureFixture[str]) -> No
     assert main(["models"]) == 0
     out = capsys.readouterr().out
     assert "gemma4" in out
-    assert "7.65M" in out
+    assert "9.37M" in out
     assert "not served" not in out
 
 

@@ -29,9 +29,10 @@ def test_the_expected_answer_is_right_and_another_wrong(path: Path) -> None:
         assert not judge(item, SkillAnswer("something else", reasoning="Because."))
 
 
-def test_fifteen_skills_in_text_and_six_with_pictures_ship() -> None:
-    assert len(SKILLS) == 21
-    assert sum(path.stem.startswith("picture_") for path in SKILLS) == 6
+def test_fifteen_skills_in_text_seven_with_pictures_and_four_with_sounds_ship() -> None:
+    assert len(SKILLS) == 26
+    assert sum(path.stem.startswith("picture_") for path in SKILLS) == 7
+    assert sum(path.stem.startswith("sound_") for path in SKILLS) == 4
 
 
 def ask(expected: Any, match: str) -> SkillItem:

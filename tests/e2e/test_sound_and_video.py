@@ -3,59 +3,34 @@
 from __future__ import annotations
 
 import base64
-import json
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import httpx
-import mlx.core as mx
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from quire.demo import MODEL_DIR
-from tests.e2e.client import CHAT, Client
+from quire.demo.skills import judge, load
+from tests.e2e.asking import SKILLS, ask
+from tests.e2e.client import CHAT, Client, at_once
 from tests.media.files import encoded_sound, greys, pdf, tone, video, wav
 from tests.support.child import Child, quire_serve
-from tests.support.tiny_models import random_weights
 
-AUDIO: dict[str, Any] = {
-    "model_type": "gemma4_audio",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "output_proj_dims": 64,
-}
-MODEL = "hearing"
+MODEL = "quire-demo"
 MARKS = {"audio": "<|audio|>", "video": "<|video|>"}
 ROWS = 25
 """Of a second of sound."""
 
 
-def hearing_model(folder: Path) -> Path:
-    """The embedded model with an audio encoder that was never trained."""
-    shutil.copytree(MODEL_DIR, folder)
-    config = json.loads((folder / "config.json").read_text()) | {"audio_config": AUDIO}
-    (folder / "config.json").write_text(json.dumps(config))
-    processors = json.loads((folder / "processor_config.json").read_text())
-    processors["feature_extractor"] = {"feature_extractor_type": "Gemma4AudioFeatureExtractor"}
-    (folder / "processor_config.json").write_text(json.dumps(processors))
-    tensors = {name: each for name, each in random_weights(config).items() if "audio" in name}
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    mx.save_safetensors(str(folder / "model-00002-of-00002.safetensors"), tensors)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def hearing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     root = tmp_path_factory.mktemp("hearing")
-    folder = hearing_model(root / MODEL)
     (root / "sounds").mkdir()
     (root / "sounds" / "tone.wav").write_bytes(wav(tone(1)))
     options = ("--max-audios", "2", "--max-video-seconds", "5", "--max-video-frames", "4")
-    with quire_serve(root, str(folder), *options, "--media-folder", str(root / "sounds")) as child:
+    with quire_serve(root, *options, "--media-folder", str(root / "sounds")) as child:
         yield child
         assert child.process.poll() is None, f"the server died: {child.log.read_text()}"
 
@@ -135,6 +110,14 @@ def test_a_sound_from_a_folder_is_the_same_sound(hearing: Child, client: Client)
     third = asked(client, heard(wav(tone(1, 880.0))), text("What is it?")).json()
     assert third["usage"]["prompt_tokens"] == first["usage"]["prompt_tokens"]
     assert third["usage"]["prompt_tokens_details"]["cached_tokens"] < ROWS
+
+
+@pytest.mark.parametrize("skill", ["sound_digits", "sound_pitch", "sound_compare"])
+def test_what_is_heard_is_understood(client: Client, skill: str) -> None:
+    items = load(SKILLS / f"{skill}.jsonl")[:6]
+    answers = at_once(partial(ask, client, item) for item in items)
+    right = [judge(item, answer) for item, answer in zip(items, answers, strict=True)]
+    assert sum(right) >= 5, answers
 
 
 def test_other_formats_are_heard(client: Client) -> None:
