@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
-from itertools import combinations, pairwise, product
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -417,23 +417,3 @@ def test_a_bad_image_ends_its_request_alone(
     assert end.error is not None
     assert end.error.status == 400
     assert_same(company.answers, expected("images seen whole", KVFormat()), ["r3", "r0"])
-
-
-def test_while_others_generate_a_step_reads_one_image_of_a_prompt(
-    opened: Callable[[str], Opened],
-) -> None:
-    loaded, config = opened("images read like text")
-    company = Company(loaded, config)
-    company.add(replace(prompts((5,), 60)[0], id="runs"))
-    for _ in range(3):
-        company.step()
-    many = showing(prompts((60,), 5)[0], ((2, 4, 4),) * 8)
-    company.add(many)
-    read = []
-    while "r0" not in {s.id for s in company.engine._scheduler.running}:
-        company.step()
-    while not company.answers["r0"].tokens:
-        sequence = next(s for s in company.engine._scheduler.running if s.id == "r0")
-        read.append(sum(placed.end <= sequence.progress.computed for placed in many.media))
-        company.step()
-    assert max(b - a for a, b in pairwise(read)) <= 1
