@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.ImageFont
 import pytest
 
 from quire.core.errors import ModelError
@@ -130,7 +132,59 @@ def test_bad_values_are_named(tmp_path: Path) -> None:
         opened(tmp_path, "qwen3_vl", QWEN3 | {"image_mean": [0.4] * 3})
 
 
+ERNIE: dict[str, Any] = {
+    "video_processor_type": "Ernie4_5_VLMoeVideoProcessor",
+    "size": {"shortest_edge": 234_416, "longest_edge": 937_664},
+    "font": "letters.ttf",
+    "fps": 2,
+    "min_frames": 4,
+}
+
+
+def test_ernie_writes_the_time_on_frames(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"letters\.ttf"):
+        opened(tmp_path, "ernie4_5_vl_moe", ERNIE)
+    font = PIL.ImageFont.load_default(10)
+    assert isinstance(font, PIL.ImageFont.FreeTypeFont)
+    assert isinstance(font.path, io.BytesIO)
+    (tmp_path / "letters.ttf").write_bytes(font.path.getvalue())
+    film = video(greys(25, (560, 420)))  # two and a half seconds
+    written, plain = (
+        opened(tmp_path, "ernie4_5_vl_moe", ERNIE | {"draw_on_frames": each}).read(film, param="p")
+        for each in (True, False)
+    )
+    (item,) = (part.item for part in written)
+    assert item.shape == (3, 30, 40, 0)  # of five frames the last counts twice
+    assert item.tokens == 3 * 300
+    ours, bare = (
+        np.frombuffer(parts[0].item.features, np.uint8).reshape(6, 15, 20, 4 * 14 * 14 * 3)
+        for parts in (written, plain)
+    )
+    changed = (ours.astype(int) != bare).any(axis=3)
+    assert changed[:, 0, 0].all()
+    assert not changed[:, 3:].any()
+    assert not changed[:, :, 15:].any()
+    assert (ours[4] == ours[5]).all()
+    assert not np.array_equal(ours[0] - bare[0], ours[1] - bare[1])
+
+
 class TestAgainstTransformers:
+    @pytest.mark.parametrize("fps", [None, 2])
+    def test_frames_of_ernie(self, tmp_path: Path, fps: int | None) -> None:
+        torch = pytest.importorskip("torch")
+        ours = opened(
+            tmp_path,
+            "ernie4_5_vl_moe",
+            ERNIE | {"draw_on_frames": False, "fps": fps, "min_frames": 16},
+        )
+        draw = random.Random(8)
+        for _ in range(300):
+            frames, rate = draw.randrange(1, 4000), draw.choice([1.0, 10.0, 23.976, 30.0, 60.0])
+            wanted = frames if fps is None else frames / rate * fps
+            wanted = min(max(wanted, 16), 180, frames)
+            expected = torch.arange(0, frames, frames / wanted).int().tolist()
+            assert ours.choose(VideoInfo(frames, rate), 1000) == expected
+
     def test_frames_and_times(self, tmp_path: Path) -> None:
         pytest.importorskip("torch")
         oracle = pytest.importorskip("transformers.models.qwen3_vl.video_processing_qwen3_vl")

@@ -12,6 +12,7 @@ from quire.media.kinds import KINDS, Open
 from quire.media.processors.base import MediaProcessor
 from quire.media.processors.deepseek import DeepseekImageProcessor
 from quire.media.processors.dynamic import InternVLVideoProcessor, open_dynamic
+from quire.media.processors.ernie_video import ErnieVideoProcessor
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
 from quire.media.processors.glm_video import Glm46VideoProcessor, GlmVideoProcessor
@@ -85,6 +86,8 @@ VIDEOS: dict[str, Open] = {
     "InternVLVideoProcessor": InternVLVideoProcessor.open,
     "LlavaOnevisionVideoProcessor": LlavaOnevisionVideoProcessor.open,
     "Gemma4VideoProcessor": Gemma4VideoProcessor.open,
+    "Ernie4_5_VLMoeVideoProcessor": ErnieVideoProcessor.open,
+    "Ernie4_5_VL_MoeVideoProcessor": ErnieVideoProcessor.open,
     "Glm4vVideoProcessor": GlmVideoProcessor.open,
     "Glm46VVideoProcessor": Glm46VideoProcessor.open,
     "Qwen2VLVideoProcessor": QwenVideoProcessor.open,

@@ -236,7 +236,7 @@ _ERNIE_PARTS = {
     **_layers("temporal_linear", "temporal"),
 }
 
-_ERNIE = "ERNIE 4.5 VL MoE, text and images"
+_ERNIE = "ERNIE 4.5 VL MoE, text, images and video"
 
 FAMILIES = (
     Family("paddleocr_vl", "PaddleOCR-VL, text and images", paddleocr_vl),

@@ -1,0 +1,124 @@
+"""Videos for ERNIE 4.5 VL: frames with their time written on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+import PIL.ImageDraw
+import PIL.ImageFont
+
+from quire.core.media import MediaItem
+from quire.media.processors.base import MediaPart, Parts, Placeholders, VideoProcessor
+from quire.media.processors.qwen import check_stretch, fitted, most_pixels, patches, resized
+from quire.media.processors.qwen_video import Sampling
+from quire.media.settings import Settings
+from quire.media.source import Detail
+from quire.media.video import Frame, VideoInfo
+
+_PAIR = 2
+"""Frames that become a row together."""
+_ROWS = 299, 1196
+"""Of a frame, the least and the most where the settings do not say."""
+_LETTERS = 0.1
+"""The height of letters, of a frame's shorter side; their outline is as much of theirs."""
+
+
+class ErnieVideoProcessor(VideoProcessor):
+    """A video is one item.
+
+    Args:
+        every: all frames are looked at, up to the most; else so many a second.
+        font: a file; None leaves frames as they are.
+    """
+
+    def __init__(
+        self, placeholders: Placeholders, sampling: Sampling, *, every: bool, font: Path | None
+    ) -> None:
+        super().__init__(placeholders)
+        self._sampling, self._every, self._font = sampling, every, font
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `video_preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value is missing, or asks for pixels other than this computes.
+        """
+        values = {"min_frames": 16, "max_frames": 180} | settings.values
+        every = values.get("fps") is None
+        if every:
+            values.pop("fps", None)
+        known = Settings(settings.path, settings.prefix, values)
+        placeholders = Placeholders(config.integer("video_token_id", least=0))
+        sampling = Sampling.open(known, config, 14, _ROWS)
+        return cls(placeholders, sampling, every=every, font=_font(known))
+
+    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
+        own = self._sampling
+        wanted = info.frames if self._every else info.frames / info.fps * own.fps
+        wanted = min(max(wanted, own.least), own.most, most, info.frames)
+        step = info.frames / wanted
+        # As published: in single precision, and one more where the division's rounding gives it.
+        count = min(math.ceil(info.frames / step), most)
+        return [int(each) for each in (np.arange(count) * step).astype(np.float32)]
+
+    def watch(
+        self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
+    ) -> Parts:
+        own = self._sampling
+        shown: list[npt.NDArray[np.uint8]] = []
+        for frame in frames:
+            if not shown:
+                check_stretch(frame.picture, param)
+                width, height = frame.picture.size
+                least, most = own.pixels
+                most = int(max(least, min(most, most_pixels(detail, own.cell))))
+                height, width = fitted(height, width, own.cell, least, most)
+            timed = self._timed(frame.picture, frame.index / info.fps)
+            shown.append(resized(timed, height, width))
+        shown += [shown[-1]] * (len(shown) % _PAIR)
+        features = b"".join(patches(each[None], own.patch, own.merge).tobytes() for each in shown)
+        moments, rows, columns = len(shown) // _PAIR, height // own.patch, width // own.patch
+        tokens = moments * rows * columns // own.merge**2
+        shape = (moments, rows, columns, 0)
+        item = MediaItem.of("video", features, shape, tokens, bidirectional=False)
+        return (MediaPart(item),)
+
+    def _timed(self, picture: PIL.Image.Image, seconds: float) -> PIL.Image.Image:
+        """With its time in black, outlined in white, in the first corner."""
+        if self._font is None:
+            return picture
+        minutes, rest = divmod(seconds, 60)
+        hours, minutes = divmod(int(minutes), 60)
+        size = int(min(picture.size) * _LETTERS)
+        if size < 1:
+            return picture
+        timed = picture.copy()
+        PIL.ImageDraw.Draw(timed).text(
+            (0, 0),
+            f"time: {hours:02d}:{minutes:02d}:{rest:05.02f}",
+            font=PIL.ImageFont.truetype(self._font, size),
+            fill=(0, 0, 0),
+            stroke_width=int(size * _LETTERS),
+            stroke_fill=(255, 255, 255),
+        )
+        return timed
+
+
+def _font(settings: Settings) -> Path | None:
+    """The file beside the settings that times are written with; None where they are not."""
+    if not settings.values.get("draw_on_frames", True):
+        return None
+    name = settings.values.get("font", "Roboto-Regular.ttf")
+    path = settings.path.parent / Path(str(name)).name
+    try:
+        PIL.ImageFont.truetype(path, 10)
+    except OSError as error:
+        raise settings.error("font", f"which is no font file beside {settings.path}") from error
+    return path
