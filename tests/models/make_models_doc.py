@@ -58,8 +58,7 @@ Each family is held against the implementation in the third column, on small ran
 float32, from checkpoints in float32, float16 and bfloat16: logits to 1e-4 of the largest and
 greedy tokens, of the whole sequence and read in chunks; and each request alone against the same
 request in company ([parity](../ARCHITECTURE.md)). Where mlx-lm has the family, its conversions,
-plain and of 8 bits, are opened in their own names. What is held against mlx-lm alone is held as a
-whole and in float32. No test downloads published weights.
+plain and of 8 bits, are opened in their own names. No test downloads published weights.
 
 | `model_type` | Models | Held against | Configurations |
 | --- | --- | --- | --- |

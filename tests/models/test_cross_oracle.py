@@ -30,11 +30,16 @@ TILES = 4
 Both = tuple[Any, LoadedModel]
 
 
-@pytest.fixture(scope="module")
-def opened(tmp_path_factory: pytest.TempPathFactory) -> Both:
+NARROW = [pytest.param(name, marks=pytest.mark.slow) for name in ("bfloat16", "float16")]
+
+
+@pytest.fixture(scope="module", params=["float32", *NARROW])
+def opened(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Both:
+    """Of a checkpoint in some type; both compute in float32."""
     folder = Path(tmp_path_factory.mktemp("mllama"))
     config = AutoConfig.for_model(**deepcopy(CONFIG))
-    return oracle.save_random(config, folder), open_model(str(folder))
+    reference = oracle.save_random(config, folder, dtype=getattr(torch, request.param))
+    return reference, open_model(str(folder))
 
 
 def given(items: list[MediaItem]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,14 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 
+from quire.core.config import EngineConfig
 from quire.models.loader import open_model
 from tests.models.solo import solo_logits
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
-from tests.support.family_shapes import FULL, LINEAR
-from tests.support.parity import TOLERANCE
+from tests.support.family_shapes import FULL, LINEAR, SLIDING
+from tests.support.parity import TOLERANCE, Company, prompts
+from tests.support.registered import CONFIGS as REGISTERED
+from tests.support.tiny_models import CONFIGS as TINY
 
 pytestmark = [pytest.mark.oracle, pytest.mark.slow]
 for library in ("torch", "transformers", "mlx_lm"):
@@ -66,14 +70,21 @@ def _save(model: nn.Module, folder: Path, config: dict[str, Any], **more: Any) -
     return str(folder)
 
 
-@pytest.mark.parametrize("name", [name for name in CONFIGS if _known(name)])
+OTHERS = {
+    f"{name}, text": TINY[name]() for name in ("qwen3_moe", "gemma4", "gemma4_moe", "gemma4_ple")
+}
+"""Of families that are held against transformers elsewhere."""
+
+
+@pytest.mark.parametrize("name", [*(name for name in CONFIGS if _known(name)), *OTHERS])
 def test_conversions_compute_the_same(name: str, tmp_path: Path) -> None:
     if name in NOT_THERE:
         pytest.skip(NOT_THERE[name])
+    given = (CONFIGS | OTHERS)[name]
     original = tmp_path / "original"
-    reference = oracle.save_random(AutoConfig.for_model(**deepcopy(CONFIGS[name])), original)
+    reference = oracle.save_random(AutoConfig.for_model(**deepcopy(given)), original)
     config = json.loads((original / "config.json").read_text())
-    needed = NEEDED | deepcopy(CONFIGS[name])
+    needed = NEEDED | deepcopy(given)
     if config["model_type"] == "deepseek_v2":  # mlx-lm wants its published rotation
         needed["rope_scaling"] = {"type": "yarn", "factor": 40, "mscale_all_dim": 0.7}
     if config["model_type"] == "granitemoehybrid":  # which knows the first names only
@@ -112,21 +123,95 @@ LLAMA4 = {
 }
 
 
-@pytest.mark.parametrize("name", [*HELD_AGAINST_MLX_LM, "llama4"])
-def test_what_transformers_lacks_computes_as_in_mlx_lm(name: str, tmp_path: Path) -> None:
-    config = (HELD_AGAINST_MLX_LM | {"llama4": LLAMA4})[name]
+FLAT = {"rope_theta": 10000.0, "rope_scaling": None}
+GEMMA3 = {
+    "rope_parameters": None,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "num_hidden_layers": 6,
+    "sliding_window_pattern": 6,
+    "layer_types": [SLIDING] * 5 + [FULL],
+}
+ONLY_EXPERTS = {"decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": []}
+
+
+def _with_text(whole: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return whole | {"text_config": whole["text_config"] | changes}
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "llama4": LLAMA4,
+    "gemma3": _with_text(REGISTERED["gemma3"] | {"vocab_size": 256}, **GEMMA3),
+    "gemma4": REGISTERED["gemma4"] | {"vocab_size": 256},
+    "mistral3": _with_text(
+        REGISTERED["mistral3"],
+        **FLAT,
+        rms_norm_eps=1e-6,
+        tie_word_embeddings=False,
+        sliding_window=None,
+    ),
+    "qwen3_5": _with_text(REGISTERED["qwen3_5"], full_attention_interval=3),
+    "qwen3_5_moe": _with_text(REGISTERED["qwen3_5_moe"], full_attention_interval=3),
+    "qwen2_vl": _with_text(REGISTERED["qwen2_vl"], **FLAT),
+    "qwen3_vl": REGISTERED["qwen3_vl"],
+    "qwen3_vl_moe": _with_text(REGISTERED["qwen3_vl_moe"], **FLAT, **ONLY_EXPERTS),
+}
+"""Multimodal models, of which mlx-lm has the text."""
+
+
+def _drawn(config: dict[str, Any], dtype: mx.Dtype) -> nn.Module:
+    """mlx-lm's model in float32 with weights as a checkpoint in `dtype` has them."""
     model_class, arguments = _get_classes(config)
-    model = model_class(arguments.from_dict(config))
+    model = model_class(arguments.from_dict(deepcopy(config)))
+    if config["model_type"] == "gemma3":  # tied, which mlx-lm learns from a checkpoint
+        model.language_model.tie_word_embeddings = True
+        model.language_model.pop("lm_head")
     key = mx.random.key(0)
     drawn = []
     for path, place in tree_flatten(model.parameters()):
         key, draw = mx.random.split(key)
         noise = mx.random.normal(place.shape, key=draw)
         spread = 0.04 if "embed" in path else 1.5 * place.shape[-1] ** -0.5
-        drawn.append((path, 1.0 + 0.1 * noise if place.ndim == 1 else spread * noise))
+        value = 1.0 + 0.1 * noise if place.ndim == 1 else spread * noise
+        drawn.append((path, value.astype(dtype).astype(mx.float32)))
     model.load_weights(drawn)
+    return model
 
-    ours = solo_logits(open_model(_save(model, tmp_path / "model", config)).model, PROMPT)
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_text_of_multimodal_models_computes_as_in_mlx_lm(name: str, tmp_path: Path) -> None:
+    model = _drawn(WHOLE[name], mx.float32)
+    loaded = open_model(_save(model, tmp_path / "model", WHOLE[name]))
     theirs = model(mx.array([PROMPT]))[0]
+    difference = solo_logits(loaded.model, PROMPT) - theirs
+    assert mx.max(mx.abs(difference)).item() < TOLERANCE * mx.max(mx.abs(theirs)).item()
 
-    assert mx.max(mx.abs(ours - theirs)).item() < TOLERANCE * mx.max(mx.abs(theirs)).item()
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16], ids=str)
+@pytest.mark.parametrize("name", HELD_AGAINST_MLX_LM)
+def test_what_transformers_lacks_computes_as_in_mlx_lm(
+    name: str, dtype: mx.Dtype, tmp_path: Path
+) -> None:
+    """As a whole, and read by nine tokens a step; of checkpoints in `dtype`."""
+    config = HELD_AGAINST_MLX_LM[name]
+    model = _drawn(config, dtype)
+    folder = _save(model, tmp_path / "model", config)
+    path = str(tmp_path / "model" / "model.safetensors")
+    weights = mx.load(path)
+    assert isinstance(weights, dict)
+    mx.save_safetensors(path, {key: each.astype(dtype) for key, each in weights.items()})
+    loaded = open_model(folder)
+    assert loaded.dtype == "float32"
+
+    (request,) = prompts([1], tokens=20)
+    small = EngineConfig("", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=9)
+    company = Company(loaded, small)
+    chunked = company.run([replace(request, prompt=tuple(PROMPT))])[request.id]
+    tokens = PROMPT + chunked.tokens
+    theirs = model(mx.array([tokens]))[0]
+
+    bound = TOLERANCE * mx.max(mx.abs(theirs)).item()
+    assert mx.max(mx.abs(solo_logits(loaded.model, tokens) - theirs)).item() < bound
+    assert mx.argmax(theirs, axis=-1).tolist()[len(PROMPT) - 1 : -1] == chunked.tokens
+    for position, logits in chunked.logits.items():
+        assert mx.max(mx.abs(logits - theirs[position - 1])).item() < bound

@@ -259,6 +259,17 @@ def test_positions_logits_and_tokens_match(
     check(opened, name, *PROMPTS[case])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_narrow_checkpoints_are_computed_in_float32(name: str, dtype: str, tmp_path: Path) -> None:
+    config = AutoConfig.for_model(**deepcopy(CONFIGS[name]))
+    both = oracle.save_random(config, tmp_path, dtype=getattr(torch, dtype))
+    loaded = open_model(str(tmp_path))
+    assert loaded.dtype == "float32"
+    check(lambda _: (both, loaded), name, *PROMPTS["a picture"])
+
+
 def their_positions(reference: Any, ids: Any, given: dict[str, Any]) -> np.ndarray:
     """`[3, tokens]`."""
     known = {key: value for key, value in given.items() if "pixel" not in key}
