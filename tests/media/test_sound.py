@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from quire.core.errors import ModelError, RequestError
 from quire.media.processors import KINDS
 from quire.media.processors.base import Placeholders
+from quire.media.processors.gemma3n import Gemma3nAudioProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
 from quire.media.processors.qwen_audio import QwenAudioProcessor
 from quire.media.sound import Samples, decode, resampled
@@ -202,6 +203,43 @@ class TestGemma4:
             assert np.abs(found - expected).max() < 1e-3
             mask = out["input_features_mask"][0]
             assert ours.listen(samples, "p").tokens == int(mask[::2][::2].sum())
+
+
+class TestGemma3n:
+    def open(self, folder: Path, **changes: Any) -> Gemma3nAudioProcessor:
+        config = {"model_type": "gemma3n", "audio_config": {}, "audio_token_id": 9}
+        (folder / "config.json").write_text(json.dumps(config))
+        values = {"feature_extractor_type": "Gemma3nAudioFeatureExtractor"} | changes
+        (folder / "preprocessor_config.json").write_text(json.dumps(values))
+        found = KINDS["audio"].open(folder)
+        assert isinstance(found, Gemma3nAudioProcessor)
+        return found
+
+    def test_opening(self, tmp_path: Path) -> None:
+        assert self.open(tmp_path).placeholders.token == 9
+        with pytest.raises(ModelError, match="preemphasis_htk_flavor"):
+            self.open(tmp_path, preemphasis_htk_flavor=False)
+
+    def test_any_sound_takes_as_many_rows(self, tmp_path: Path) -> None:
+        ours = self.open(tmp_path)
+        (part,) = ours.read(wav(np.zeros(8000)), param="p")
+        assert (part.item.tokens, part.item.bidirectional) == (188, False)
+        assert (part.before, part.after) == ("\n\n<start_of_audio>", "<end_of_audio>\n\n")
+        with pytest.raises(RequestError, match="less than"):
+            ours.listen(np.zeros(100, np.float32), "p")
+
+    def test_features_are_those_of_transformers(self, tmp_path: Path) -> None:
+        pytest.importorskip("torch")
+        oracle = pytest.importorskip("transformers.models.gemma3n.feature_extraction_gemma3n")
+        theirs, ours = oracle.Gemma3nAudioFeatureExtractor(), self.open(tmp_path)
+        rng = np.random.default_rng(3)
+        for length in (513, 640, 1000, 16_000, 40_001):
+            samples = (0.1 * rng.standard_normal(length)).astype(np.float32)
+            out = theirs([samples], return_tensors="np")
+            assert out["input_features_mask"].all()
+            found = ours.features(samples)
+            assert found.shape == out["input_features"][0].shape
+            assert np.abs(found - out["input_features"][0]).max() < 1e-3
 
 
 class TestQwen:

@@ -303,3 +303,25 @@ HELD_AGAINST_MLX_LM: dict[str, dict[str, Any]] = {
     ),
 }
 """Of families that transformers does not have."""
+
+
+def gemma3n_config() -> dict[str, Any]:
+    """Gemma 3n that hears: 16 frames of 16 bins are a row, of which a sound has 20."""
+    return {
+        "model_type": "gemma3n",
+        "text_config": CONFIGS["gemma3n_text"],
+        "audio_config": {
+            "model_type": "gemma3n_audio",
+            "hidden_size": 48,
+            "conf_num_hidden_layers": 2,
+            "conf_num_attention_heads": 3,
+            "input_feat_size": 16,
+            "sscp_conv_channel_size": [8, 4],
+            "conf_attention_chunk_size": 4,
+            "conf_attention_context_left": 5,
+            "vocab_size": 8,
+            "vocab_offset": 248,
+        },
+        "audio_soft_tokens_per_image": 20,
+        "audio_token_id": 249,
+    }

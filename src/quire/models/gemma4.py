@@ -176,7 +176,7 @@ class Decoder(Module):
         """Normalised hidden states `[T, hidden]`."""
         args = self._args
         tokens = self._looked_up(step)
-        x = embed(self.embed_tokens, tokens, self.norm.weight.dtype) * args.hidden_size**0.5
+        x = self._embedded(tokens)
         if step.media is not None:
             x = step.media.placed(x)
         rotations = self._rotations(step)
@@ -196,6 +196,12 @@ class Decoder(Module):
     def _layer(self, args: Gemma4Arguments, index: int) -> Module:
         """One layer."""
         return DecoderLayer(args, index)
+
+    def _embedded(self, tokens: mx.array) -> mx.array:
+        """`[T]` -> `[T, hidden]`."""
+        dtype = self.norm.weight.dtype
+        x = embed(self.embed_tokens, tokens, dtype)
+        return x * float(self._args.hidden_size**0.5)
 
     def _opened(self, x: mx.array) -> mx.array:
         """Embeddings `[T, hidden]` to what goes through the layers."""

@@ -98,6 +98,16 @@ class Gemma4AudioArguments:
         """Of the spectrogram."""
         return self.subsampling_conv_channels[0] // 4 * 4
 
+    @property
+    def seen(self) -> int:
+        """Rows that a row sees, itself among them."""
+        return self.block
+
+    @property
+    def key_scale(self) -> float:
+        """Multiplies keys."""
+        return math.log(1 + math.e) / math.log(2)
+
 
 class Subsampling(Module):
     """A convolution that halves frames and bins."""
@@ -147,7 +157,7 @@ class Distances:
         rows, keys = np.arange(args.block), np.arange(2 * args.block)
         distance = args.block + rows[:, None] - keys[None, :]
         self.index = mx.array(distance.clip(0, args.block).astype(np.int32))
-        self.visible = mx.array((distance >= 0) & (distance < args.block))
+        self.visible = mx.array((distance >= 0) & (distance < args.seen))
 
 
 class Attention(Module):
@@ -161,7 +171,7 @@ class Attention(Module):
             args.block,
             args.attention_logit_cap,
         )
-        self._head_dim = hidden // self._heads
+        self._key_scale, self._head_dim = args.key_scale, hidden // self._heads
         width = self._heads * self._head_dim
         self.q_proj = ClippedLinear(clips, hidden, width)
         self.k_proj = ClippedLinear(clips, hidden, width)
@@ -175,9 +185,7 @@ class Attention(Module):
         q_scale = self._head_dim**-0.5 / math.log(2)
         scale = q_scale * nn.softplus(self.per_dim_scale.astype(mx.float32))
         q = self._blocks(self.q_proj(x)) * scale  # [blocks, heads, block, head_dim]
-        k = self._with_block_before(self._blocks(self.k_proj(x))) * (
-            math.log(1 + math.e) / math.log(2)
-        )
+        k = self._with_block_before(self._blocks(self.k_proj(x))) * self._key_scale
         v = self._with_block_before(self._blocks(self.v_proj(x)))
         relative = self.relative_k_proj(distances.table.astype(x.dtype)).astype(mx.float32)
         relative = relative.reshape(-1, self._heads, self._head_dim).transpose(1, 2, 0)

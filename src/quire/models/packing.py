@@ -58,7 +58,8 @@ class AnyResolution:
 
     An item's shape is rows and columns of the grid's tiles; the grid's rows and columns of patches
     that are no padding, which is as wide on both sides; and those that these are shrunk to. A line
-    of them ends with the learned row. All are 0 for a picture as one tile alone.
+    of them ends with the learned row. A strip thinner than a patch has lines of nothing else. All
+    are 0 for a picture as one tile alone.
     """
 
     newline = True
@@ -72,7 +73,7 @@ class AnyResolution:
         if not any(shape):
             return side**2 + 1
         for tiles, seen, kept in ((down, rows, lines), (across, columns, line)):
-            if not 0 < kept <= seen <= tiles * side or (tiles * side - seen) % 2:
+            if not 0 <= kept <= seen <= tiles * side or (tiles * side - seen) % 2:
                 raise RequestError(
                     f"An image of {tiles} tiles of {side} patches cannot have {seen} patches, or "
                     f"{kept} of them."
@@ -92,7 +93,7 @@ class AnyResolution:
         seen = grid.reshape(down * side, across * side, hidden)[top : top + rows]
         seen = shrunk(seen[:, left : left + columns], lines, line)
         ends = mx.broadcast_to(end, (lines, 1, hidden))
-        grid = mx.concatenate([seen, ends], axis=1).reshape(-1, hidden)
+        grid = mx.concatenate([seen, ends], axis=1).reshape(lines * (line + 1), hidden)
         return mx.concatenate([tiles[0], grid])
 
 

@@ -13,6 +13,7 @@ from quire.media.processors.base import MediaProcessor
 from quire.media.processors.deepseek import DeepseekImageProcessor
 from quire.media.processors.dynamic import InternVLVideoProcessor, open_dynamic
 from quire.media.processors.ernie_video import ErnieVideoProcessor
+from quire.media.processors.gemma3n import Gemma3nAudioProcessor
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
 from quire.media.processors.glm_video import Glm46VideoProcessor, GlmVideoProcessor
@@ -79,6 +80,7 @@ IMAGES: dict[str, Open] = {
     "Glm46VImageProcessorFast": GlmImageProcessor.open,
 }
 SOUNDS: dict[str, Open] = {
+    "Gemma3nAudioFeatureExtractor": Gemma3nAudioProcessor.open,
     "Gemma4AudioFeatureExtractor": Gemma4AudioProcessor.open,
     "WhisperFeatureExtractor": QwenAudioProcessor.open,
 }

@@ -1,0 +1,270 @@
+"""Gemma 3n's audio encoder: Gemma 4's Conformer behind other convolutions (model cards).
+
+The convolutions look ahead, and are normalised by all that came before. A sound becomes as many
+rows as the longest one has: behind its own stands the embedding of a token.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Self
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from quire.core.errors import ModelError, RequestError
+from quire.core.media import Pieces
+from quire.models.arguments import read_arguments, require
+from quire.models.base import CutEncoder, Encoding, Module
+from quire.models.gemma4_audio import ConformerLayer, Distances, Gemma4AudioArguments
+from quire.models.layers import embed
+from quire.models.names import renamed
+from quire.models.norm import RMSNorm, unweighted_norm
+
+
+@dataclass(frozen=True)
+class Gemma3nAudioArguments(Gemma4AudioArguments):
+    """The keys of `audio_config` that decide the computation.
+
+    Attributes:
+        input_feat_size: bins of the spectrogram.
+        conf_reduction_factor: of so many rows one is left, behind the layers.
+        sscp_conv_group_norm_eps: of the convolutions' norms.
+        vocab_size, vocab_offset: of the tokens that are embedded here, and the first one's id.
+        rows: that a sound becomes.
+        padding: the token that stands behind a sound's own rows.
+    """
+
+    use_clipped_linears: bool = False
+    input_feat_size: int = 128
+    conf_reduction_factor: int = 4
+    sscp_conv_group_norm_eps: float = 1e-3
+    vocab_size: int = 128
+    vocab_offset: int = 262_272
+    rows: int = 188
+    padding: int = 262_399
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.padding - self.vocab_offset < self.vocab_size:
+            raise ModelError(
+                f"config.json: token {self.padding} is none of the {self.vocab_size} tokens from "
+                f"{self.vocab_offset} on of audio_config"
+            )
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self | None:
+        audio = config.get("audio_config")
+        if not audio:
+            return None
+        require("sscp_conv_kernel_size", _sides(audio, "kernel", 3), (((3, 3), (3, 3)),))
+        require("sscp_conv_stride_size", _sides(audio, "stride", 2), (((2, 2), (2, 2)),))
+        named = {ours: audio.get(theirs) for theirs, ours in _KEYS.items()}
+        text = config.get("text_config") or {}
+        channels = audio.get("sscp_conv_channel_size")
+        return read_arguments(
+            cls,
+            audio,
+            **named,
+            text_hidden_size=text.get("hidden_size", 2048),
+            hidden_size=audio.get("hidden_size", 1536),
+            subsampling_conv_channels=tuple(channels) if channels else None,
+            use_clipped_linears=False,
+            rows=config.get("audio_soft_tokens_per_image"),
+            padding=text.get("vocab_size", 262_400) - 1,
+        )
+
+    @property
+    def bins(self) -> int:
+        return self.input_feat_size
+
+    @property
+    def seen(self) -> int:
+        return self.attention_context_left
+
+    @property
+    def key_scale(self) -> float:
+        return 1.0
+
+
+_KEYS = {
+    "conf_attention_chunk_size": "attention_chunk_size",
+    "conf_attention_context_left": "attention_context_left",
+    "conf_attention_context_right": "attention_context_right",
+    "conf_attention_logit_cap": "attention_logit_cap",
+    "conf_num_attention_heads": "num_attention_heads",
+    "conf_num_hidden_layers": "num_hidden_layers",
+    "conf_conv_kernel_size": "conv_kernel_size",
+    "conf_residual_weight": "residual_weight",
+}
+
+
+def _sides(audio: dict[str, Any], name: str, usual: int) -> tuple[tuple[int, ...], ...]:
+    given = audio.get(f"sscp_conv_{name}_size") or [[usual, usual]] * 2
+    return tuple(tuple(each) for each in given)
+
+
+class CumulativeNorm(Module):
+    """Each frame is normalised by the mean and variance of itself and all before it."""
+
+    def __init__(self, channels: int, eps: float) -> None:
+        super().__init__()
+        self.weight = mx.ones((channels,))
+        self._eps = eps
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[1, frames, bins, channels]` -> the same."""
+        _, frames, bins, channels = x.shape
+        wide = x.astype(mx.float32)
+        count = mx.arange(1, frames + 1)[None, :, None, None] * (bins * channels)
+        mean = mx.cumsum(wide.sum(axis=(2, 3), keepdims=True), axis=1) / count
+        apart = mx.square(wide - mean).sum(axis=(2, 3), keepdims=True)
+        variance = mx.cumsum(apart, axis=1) / count
+        y = (wide - mean) * mx.rsqrt(variance + self._eps) * self.weight.astype(mx.float32)
+        return y.astype(x.dtype)
+
+
+class Subsampling(Module):
+    """A convolution that halves frames and bins, and looks two frames ahead."""
+
+    def __init__(self, inputs: int, outputs: int, eps: float) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, 3, stride=2, bias=False)
+        self.norm = CumulativeNorm(outputs, eps)
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[1, frames, bins, inputs]` -> `[1, frames / 2, bins / 2, outputs]`, both rounded up."""
+        padded = mx.pad(x, [(0, 0), (0, 2), (1, 1), (0, 0)])
+        return mx.maximum(self.norm(self.conv(padded)), 0.0)
+
+
+class SubsamplingProjection(Module):
+    """Frames of the spectrogram to a quarter as many rows."""
+
+    def __init__(self, args: Gemma3nAudioArguments) -> None:
+        super().__init__()
+        first, second = args.subsampling_conv_channels
+        self.layer0 = Subsampling(1, first, args.sscp_conv_group_norm_eps)
+        self.layer1 = Subsampling(first, second, args.sscp_conv_group_norm_eps)
+        bins = (args.bins + 3) // 4
+        self.input_proj_linear = nn.Linear(bins * second, args.hidden_size, bias=False)
+
+    def __call__(self, spectrogram: mx.array) -> mx.array:
+        """`[frames, bins]` -> `[rows, hidden]`."""
+        x = self.layer1(self.layer0(spectrogram[None, :, :, None]))[0]
+        y: mx.array = self.input_proj_linear(x.reshape(x.shape[0], -1))
+        return y
+
+
+class Gemma3nAudioTower(Module):
+    """A spectrogram to rows, `audio_tower.` in checkpoints."""
+
+    def __init__(self, args: Gemma3nAudioArguments) -> None:
+        super().__init__()
+        self.args = args
+        self.subsample_conv_projection = SubsamplingProjection(args)
+        self.layers = [ConformerLayer(args) for _ in range(args.num_hidden_layers)]
+        self._distances = Distances(args)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The activations' type: that of a tensor which is never packed."""
+        return self.subsample_conv_projection.layer0.norm.weight.dtype
+
+    def encode(self, spectrogram: mx.array) -> Encoding:
+        """float32 `[frames, bins]` -> `[rows, hidden]`; a piece a layer."""
+        x = self.subsample_conv_projection(spectrogram.astype(self.dtype))
+        for layer in self.layers:
+            x = layer(x, self._distances)
+            yield (x,)
+        return (x[:: self.args.conf_reduction_factor],)
+
+
+class Embedder(Module):
+    """An encoder's rows, and tokens of its own, in the decoder's width; `embed_audio.`."""
+
+    def __init__(self, args: Gemma3nAudioArguments, eps: float) -> None:
+        super().__init__()
+        width = args.hidden_size
+        self.args = args
+        self.embedding = nn.Embedding(args.vocab_size, width)
+        self.hard_embedding_norm = RMSNorm(width, eps=eps)
+        self.soft_embedding_norm = RMSNorm(width, eps=eps)
+        self.embedding_projection = nn.Linear(width, args.text_hidden_size, bias=False)
+        self._norm = unweighted_norm(eps)
+
+    def soft(self, rows: mx.array) -> mx.array:
+        """`[rows, hidden_size]` -> `[rows, text_hidden_size]`."""
+        return self._norm(self.embedding_projection(self.soft_embedding_norm(rows)))
+
+    def hard(self, tokens: mx.array) -> mx.array:
+        """Tokens' ids, less `vocab_offset`, `[T]` -> `[T, text_hidden_size]`."""
+        dtype = self.hard_embedding_norm.weight.dtype
+        rows = self.hard_embedding_norm(embed(self.embedding, tokens, dtype))
+        return self._norm(self.embedding_projection(rows))
+
+
+class Gemma3nAudioEncoder(CutEncoder):
+    """The tower and the embedder as one. A piece is a layer, and the last one what follows."""
+
+    def __init__(self, audio_tower: Gemma3nAudioTower, embed_audio: Embedder) -> None:
+        super().__init__()
+        self.args = audio_tower.args
+        self.audio_tower = audio_tower
+        self.embed_audio = embed_audio
+
+    def feature_bytes(self, shape: tuple[int, ...]) -> int:
+        frames, bins = shape
+        return frames * bins * 4
+
+    def rows(self, shape: tuple[int, ...]) -> int:
+        frames, bins = shape
+        args = self.args
+        most = args.rows * 4 * args.conf_reduction_factor
+        if not 0 < frames <= most or bins != args.bins:
+            raise RequestError(
+                f"A sound of {frames} frames of {bins} bins: the model takes {args.bins} bins, and "
+                f"at most {most} frames."
+            )
+        return args.rows
+
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
+        return Pieces(self.args.num_hidden_layers + 1, -(-shape[0] // 4))
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        (heard,) = yield from self.audio_tower.encode(features.view(mx.float32).reshape(shape))
+        rows = self.embed_audio.soft(heard)
+        token = mx.array([self.args.padding - self.args.vocab_offset])
+        padding = self.embed_audio.hard(token).astype(rows.dtype)
+        missing = self.args.rows - len(rows)
+        return (mx.concatenate([rows, mx.broadcast_to(padding, (missing, rows.shape[1]))]),)
+
+
+_PARTS = {
+    "subsample_conv_projection.conv_0": "subsample_conv_projection.layer0",
+    "subsample_conv_projection.conv_1": "subsample_conv_projection.layer1",
+    "conformer": "layers",
+    "ffw_layer_start": "feed_forward1",
+    "ffw_layer_end": "feed_forward2",
+    "attention.attn": "self_attn",
+    "attention.attn.relative_position_embedding.pos_proj": "self_attn.relative_k_proj",
+    **{
+        f"attention.attn.{part}": f"self_attn.{part}.linear"
+        for part in ("q_proj", "k_proj", "v_proj")
+    },
+    "attention.post": "self_attn.post.linear",
+    "attention.pre_attn_norm": "norm_pre_attn",
+    "attention.post_norm": "norm_post_attn",
+    **{
+        part: f"{part}.linear"
+        for part in ("ffw_layer_1", "ffw_layer_2", "linear_start", "linear_end")
+    },
+}
+
+
+def audio_name(name: str) -> str:
+    """A tensor of the tower by this package's name; one that has it already, as it is."""
+    if ".layers." in name or ".layer0." in name or ".layer1." in name:
+        return name
+    return renamed(re.sub(r"(conformer\.\d+)\.norm\.", r"\1.norm_out.", name), _PARTS)

@@ -1,0 +1,162 @@
+"""Gemma 3n's hearing: rows and tokens of its own against transformers, names, shapes, company."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ModelError, RequestError
+from quire.core.media import MediaItem, PlacedMedia
+from quire.models.base import LanguageModel
+from quire.models.loader import LoadedModel, open_model
+from quire.models.registry import build
+from tests.models.solo import encoded, solo_logits
+from tests.support.families import gemma3n_config
+from tests.support.parity import SCENARIOS, alone, assert_same, prompts
+from tests.support.tiny_models import random_weights
+
+Weights = dict[str, mx.array]
+ROWS, END = 20, 248
+
+
+def sound(seed: int, frames: int) -> MediaItem:
+    """A random spectrogram."""
+    features = np.random.default_rng(seed).normal(-2, 2, (frames, 16)).astype(np.float32).tobytes()
+    return MediaItem.of("audio", features, (frames, 16), ROWS, bidirectional=False)
+
+
+def opened(folder: Path, weights: Weights) -> LoadedModel:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(gemma3n_config()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return open_model(str(folder), dtype="float32")
+
+
+@pytest.mark.oracle
+def test_rows_and_tokens_match(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="the oracle needs torch")
+    theirs = pytest.importorskip("transformers.models.gemma3n.modeling_gemma3n")
+    configs = pytest.importorskip("transformers.models.gemma3n.configuration_gemma3n")
+    from tests.models.oracle import _draw
+
+    audio = configs.Gemma3nAudioConfig(**gemma3n_config()["audio_config"])
+    text = configs.Gemma3nTextConfig(**gemma3n_config()["text_config"])
+    torch.manual_seed(0)
+    tower = theirs.Gemma3nAudioEncoder(audio).eval()
+    embedder = theirs.Gemma3nMultimodalEmbedder(audio, text).eval()
+    published: Weights = {}
+    for prefix, module in (("audio_tower", tower), ("embed_audio", embedder)):
+        with torch.no_grad():
+            for name, weight in module.named_parameters():
+                weight.copy_(_draw(name, weight))
+        state = module.state_dict().items()
+        published |= {f"model.{prefix}.{name}": mx.array(w.numpy()) for name, w in state}
+    plain = random_weights(gemma3n_config()["text_config"])
+    published |= {k.replace("model.", "model.language_model.", 1): a for k, a in plain.items()}
+    model: Any = opened(tmp_path / "model", published).model
+
+    for number, frames in enumerate((16, 37, 64, 100)):
+        item = sound(number, frames)
+        heard = torch.from_numpy(np.frombuffer(item.features, np.float32).reshape(1, frames, 16))
+        with torch.no_grad():
+            out = tower(heard, torch.zeros(1, frames, dtype=torch.bool)).last_hidden_state
+            rows = embedder(inputs_embeds=out)[0]
+            padding = embedder(input_ids=torch.tensor([[255]]))[0]
+        wanted = torch.cat([rows, padding.expand(ROWS - len(rows), -1)]).numpy()
+        (ours,) = encoded(model.encoders["audio"], item)
+        assert np.abs(np.array(ours) - wanted).max() < 2e-4 * np.abs(wanted).max()
+    with torch.no_grad():
+        own = embedder(input_ids=torch.tensor([[END, 250]]))[0].numpy()
+    found = np.array(model.model._embedded(mx.array([END, 3, 250])))
+    assert np.abs(found[[0, 2]] - own).max() < 1e-4
+
+
+def prompt(item: MediaItem) -> tuple[list[int], list[PlacedMedia]]:
+    text = [(7 * i * i + 3 * i) % 190 for i in range(30)]
+    return [*text[:9], *[249] * ROWS, END, *text[9:]], [PlacedMedia(9, item)]
+
+
+def converted(weights: Weights) -> Weights:
+    """As mlx-vlm names them; convolutions have their channels last there and here."""
+    parts = {
+        "layers.": "conformer.",
+        "layer0.": "conv_0.",
+        "layer1.": "conv_1.",
+        "feed_forward1": "ffw_layer_start",
+        "feed_forward2": "ffw_layer_end",
+        ".linear.": ".",
+        "self_attn.relative_k_proj": "attention.attn.relative_position_embedding.pos_proj",
+        "self_attn.post": "attention.post",
+        "self_attn.": "attention.attn.",
+        "norm_pre_attn": "attention.pre_attn_norm",
+        "norm_post_attn": "attention.post_norm",
+        "norm_out": "norm",
+    }
+    ready: Weights = {}
+    for name, array in weights.items():
+        if name.startswith("audio_tower."):
+            for ours, other in parts.items():
+                name = name.replace(ours, other)
+        ready[name if "audio" in name else f"language_model.{name}"] = array
+    return ready | {"vision_tower.timm_model.conv_stem.conv.weight": mx.zeros((1,))}
+
+
+def test_names_of_conversions_are_read(tmp_path: Path) -> None:
+    weights = random_weights(gemma3n_config())
+    tokens, media = prompt(sound(1, 50))
+    own = opened(tmp_path / "own", weights).model
+    theirs = opened(tmp_path / "theirs", converted(weights)).model
+    assert mx.array_equal(solo_logits(own, tokens, media), solo_logits(theirs, tokens, media))
+    other = solo_logits(own, tokens, prompt(sound(2, 50))[1])
+    assert not mx.allclose(solo_logits(own, tokens, media), other, atol=1e-3)
+
+
+def test_without_its_tensors_a_model_takes_text_only(tmp_path: Path) -> None:
+    weights = random_weights(gemma3n_config())
+    text = {name: array for name, array in weights.items() if "audio" not in name}
+    assert not opened(tmp_path / "text", text).model.encoders
+
+
+def test_shapes_and_settings_that_are_not_taken_are_named() -> None:
+    model: LanguageModel = build(gemma3n_config())
+    encoder = model.encoders["audio"]
+    assert (encoder.rows((320, 16)), encoder.feature_bytes((320, 16))) == (ROWS, 320 * 64)
+    for shape in ((321, 16), (0, 16), (30, 8)):
+        with pytest.raises(RequestError, match="at most 320 frames"):
+            encoder.rows(shape)
+    config = gemma3n_config()
+    for changes, word in (
+        ({"conf_attention_context_right": 1}, "attention_context_right"),
+        ({"sscp_conv_stride_size": [[1, 2], [2, 2]]}, "sscp_conv_stride_size"),
+        ({"vocab_offset": 1000}, "1000"),
+    ):
+        with pytest.raises(ModelError, match=word):
+            build(config | {"audio_config": config["audio_config"] | changes})
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        pytest.param(name, marks=() if name == "in chunks of 33" else pytest.mark.slow)
+        for name in SCENARIOS
+    ],
+)
+def test_sounds_are_heard_as_if_alone(tmp_path: Path, scenario: str) -> None:
+    loaded = opened(tmp_path / "model", random_weights(gemma3n_config()))
+    config = EngineConfig("", kv_memory=64 << 20, prefix_cache=False, kv_skip_layers=())
+    plain = prompts((40, 50, 60), 12)
+    wanted = [
+        replace(each, prompt=tuple(tokens) + each.prompt, media=tuple(media))
+        for number, each in enumerate(plain)
+        for tokens, media in [prompt(sound(number, 40 + 90 * number))]
+    ]
+    wanted[1] = plain[1]  # text beside
+    got = SCENARIOS[scenario](loaded, config, wanted)
+    assert_same(got, alone(loaded, config, wanted), [request.id for request in wanted])
