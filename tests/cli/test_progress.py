@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import Callable
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from quire.cli.kv_quality import Plan, evaluate
 from quire.cli.load import Target, closed_loop
+from quire.cli.loading import Bars, Lines
 from quire.cli.progress import shown
 from quire.core.kv_choice import parse_format
+from quire.core.messages import Progress
 from quire.demo import MODEL_DIR
 
 
@@ -68,3 +71,30 @@ def test_the_bench_reports_every_answer() -> None:
 
     asyncio.run(run())
     assert done["answer"] == 3
+
+
+WEIGHTS = [Progress("weights", done, 8_000_000_000) for done in (0, 2_000_000_000, 8_000_000_000)]
+
+
+def test_a_model_that_loads_has_a_bar_until_it_is_loaded() -> None:
+    out = StringIO()
+    bars = Bars(Console(file=out, force_terminal=True, width=100))
+    for progress in (*WEIGHTS, Progress("warm-up", 3, 9), None):
+        bars("org/model", progress)
+    bars("org/other", None)
+    assert "loading org/model: 25% of 8.0GB of weights" in out.getvalue()
+    assert "100%" not in out.getvalue()
+    assert "loading org/model: warm-up, 3 of 9" in out.getvalue()
+    shown = len(out.getvalue())
+    bars("org/other", WEIGHTS[1])
+    assert "loading org/other: 25% of 8.0GB of weights" in out.getvalue()[shown:]
+    bars("org/other", None)
+
+
+def test_a_log_has_a_line_for_what_takes_long(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter((0.0, 0.0, 9.0, 9.0, 10.0, 10.0, 10.0, 12.0, 12.0))
+    lines = Lines(lambda: next(times))
+    with caplog.at_level("INFO", logger="quire.loading"):
+        for progress in (*WEIGHTS, Progress("warm-up", 3, 9), None):
+            lines("org/model", progress)
+    assert caplog.messages == ["loading org/model: 100% of 8.0GB of weights"]

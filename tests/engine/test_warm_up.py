@@ -33,7 +33,10 @@ def test_chunks_and_streams_of_every_size_are_run(
         return plan
 
     monkeypatch.setattr(Scheduler, "schedule", noted)
-    warm_up(loaded, config)
+    told: list[tuple[int, int]] = []
+    warm_up(loaded, config, lambda done, total: told.append((done, total)))
+    rounds = told[-1][1]
+    assert told == [(done, rounds) for done in range(rounds + 1)]
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
     chunks = {plan.prompt_rows.bit_length() for plan in plans if not plan.decode_rows}
     assert chunks >= {(16 << n).bit_length() for n in range(4)}  # 16 rows or so, to 128

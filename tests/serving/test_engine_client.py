@@ -9,6 +9,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure, ModelError
+from quire.core.messages import Progress
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.demo import MODEL_DIR
 from quire.serving.engine_client import ProcessEngine
@@ -31,6 +32,24 @@ def endless(name: str) -> Request:
 
 async def end_of(ticket: Ticket) -> Output:
     return [output async for output in ticket][-1]
+
+
+async def test_opening_tells_how_far_it_has_come() -> None:
+    told: list[Progress | None] = []
+    engine = await ProcessEngine.start(EngineConfig(str(MODEL_DIR)), "warning", told=told.append)
+    await engine.close()
+
+    *stages, last = told
+    weights = [each for each in stages if each is not None and each.stage == "weights"]
+    assert last is None
+    assert None not in stages
+    assert weights[0].done == 0 < weights[-1].done == weights[-1].total
+    assert [each.done for each in weights] == sorted(each.done for each in weights)
+
+    told.clear()
+    with pytest.raises(ModelError):
+        await ProcessEngine.start(EngineConfig("/nowhere"), "warning", told=told.append)
+    assert told == [None]
 
 
 @pytest.mark.timeout(120)

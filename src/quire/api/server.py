@@ -8,7 +8,7 @@ import gc
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -20,12 +20,14 @@ from quire.api.reading import ReadingContext
 from quire.api.stopping import StoppingServer, ToldToStop, unless_told_to_stop
 from quire.core.config import Offer, ServerConfig
 from quire.core.errors import QuireError
+from quire.core.messages import Progress
 from quire.media.kinds import inputs, limits_of
 from quire.serving.assembly import assemble
 from quire.serving.engine_client import WORKER, ProcessEngine
 from quire.serving.jobs import JobLimits, Jobs
-from quire.serving.models import Loaded, Models
+from quire.serving.models import Loaded, Models, Opener
 
+Told = Callable[[str, Progress | None], None]
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
 
 
@@ -35,6 +37,7 @@ def serve(
     worker: str = WORKER,
     *,
     memory: int | None = None,
+    told: Told = lambda name, progress: None,
 ) -> int:
     """Serves until interrupted; 1 if the only engine broke down.
 
@@ -43,6 +46,7 @@ def serve(
     Args:
         worker: see `ProcessEngine.start`.
         memory: bytes for all loaded models together; None is what the machine has.
+        told: by a model's name, how far its loading has come; None when that is over.
 
     Raises:
         QuireError: the address cannot be bound, or a model cannot be opened.
@@ -52,7 +56,9 @@ def serve(
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
         try:
-            return runner.run(_serve(offers, config, listener, worker, memory))
+            return runner.run(
+                _serve(offers, config, listener, partial(_open, worker, told), memory)
+            )
         except ToldToStop as told:
             return 128 + told.number
 
@@ -78,7 +84,7 @@ async def _serve(
     offers: Sequence[Offer],
     config: ServerConfig,
     listener: socket.socket,
-    worker: str,
+    opener: Opener,
     memory: int | None,
 ) -> int:
     # One for all processes.
@@ -88,7 +94,7 @@ async def _serve(
             replace(each, serving=replace(each.serving, signing_key=config.signing_key))
             for each in offers
         ],
-        partial(_open, worker),
+        opener,
         memory=memory,
     )
     try:
@@ -120,7 +126,7 @@ async def _serve(
     return 1 if models.broken.is_set() else 0
 
 
-async def _open(worker: str, offer: Offer) -> Loaded:
+async def _open(worker: str, told: Told, offer: Offer) -> Loaded:
     """Starts a model's processes; the first job waits for those that read requests.
 
     Raises:
@@ -133,6 +139,7 @@ async def _open(worker: str, offer: Offer) -> Loaded:
         worker,
         patience_s=config.engine_timeout_s,
         log_format=config.log_format,
+        told=partial(told, offer.name),
     )
     try:
         service = assemble(client, offer.name, config)

@@ -284,12 +284,13 @@ def run(args: argparse.Namespace) -> int:
     # Here, because every command loads this module and no other needs a web server.
     from quire.api.server import serve
     from quire.api.shared.auth import check_exposure
+    from quire.cli.loading import loading
     from quire.text.dialects import named
 
     check_exposure(server, allow_anyone=args.allow_anyone)
     for dialect in filter(None, (offer.serving.dialect for offer in offered)):
         named(dialect)  # a wrong name is known before the weights are loaded
-    return serve(offered, server, memory=args.memory)
+    return serve(offered, server, memory=args.memory, told=loading(args.log_format))
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:

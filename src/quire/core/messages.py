@@ -46,6 +46,19 @@ class AskStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """From the engine, while it opens: how far it has come.
+
+    Attributes:
+        stage: "weights", counted in bytes, or "warm-up", in batches of requests.
+    """
+
+    stage: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """From the engine: the model is open."""
 
@@ -91,7 +104,7 @@ class Broken:
 
 
 ToEngine = Open | Submit | Abort | AskStats
-FromEngine = Ready | Refused | StepOutputs | Stats | Broken
+FromEngine = Progress | Ready | Refused | StepOutputs | Stats | Broken
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from quire.core.config import EngineConfig
+from quire.core.messages import Progress
 from quire.device.device import current_device, open_device
 from quire.engine.engine import Engine
 from quire.engine.memory import weight_limit
@@ -14,8 +16,13 @@ from quire.models.loader import open_model
 log = logging.getLogger("quire.engine")
 
 
-def open_engine(config: EngineConfig) -> Engine:
+def open_engine(
+    config: EngineConfig, told: Callable[[Progress], None] = lambda progress: None
+) -> Engine:
     """Opens the model, sizes the KV budget from what memory it leaves, and makes the engine.
+
+    Args:
+        told: how far it has come, again and again.
 
     Raises:
         ModelError: the model cannot be opened, or memory does not suffice.
@@ -27,9 +34,10 @@ def open_engine(config: EngineConfig) -> Engine:
         adapter=config.adapter,
         max_context=config.max_context,
         memory_limit=weight_limit(config),
+        told=lambda done, total: told(Progress("weights", done, total)),
     )
     if current_device().compiles:
-        warm_up(loaded, config)
+        warm_up(loaded, config, lambda done, total: told(Progress("warm-up", done, total)))
     engine = Engine(loaded, config)
     info = engine.info
     log.info(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import mlx.core as mx
@@ -27,20 +27,31 @@ _TOKENS = 4
 _SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=0)
 
 
-def warm_up(loaded: LoadedModel, config: EngineConfig) -> None:
-    """Runs an engine of its own, which is thrown away: nothing that it learns or keeps is left."""
+def warm_up(
+    loaded: LoadedModel,
+    config: EngineConfig,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> None:
+    """Runs an engine of its own, which is thrown away: nothing that it learns or keeps is left.
+
+    Args:
+        told: called with the batches of requests that have run, and with the number of all.
+    """
     begun = time.perf_counter()
     own = replace(
         config, step_ms=_NO_HURRY_MS, stall_factor=_NO_HURRY_MS, prefix_cache=False, disk=None
     )
     engine = Engine(loaded, own)
-    for requests in _rounds(config, loaded.model.vocab_size, engine.info.context_length):
+    rounds = list(_rounds(config, loaded.model.vocab_size, engine.info.context_length))
+    for number, requests in enumerate(rounds):
+        told(number, len(rounds))
         for request in requests:
             engine.add(request)
         while engine.has_work:
             for output in engine.step():
                 if output.error is not None:
                     log.warning("warming up: %s", output.error.message)
+    told(len(rounds), len(rounds))
     del engine
     mx.clear_cache()
     log.info("kernels are ready after %.1f s", time.perf_counter() - begun)

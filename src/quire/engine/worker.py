@@ -66,17 +66,20 @@ def main() -> int:
         # Here, because loading MLX takes a while, in which Ctrl-C has to be ignored already.
         from quire.engine.opening import open_engine
 
-        engine = open_engine(opening[0].config)
+        engine = open_engine(opening[0].config, lambda progress: _tell(pipe, progress))
     except QuireError as error:
-        with contextlib.suppress(ConnectionError):  # nobody waits for it any more
-            pipe.sendall(encode(Refused(str(error), isinstance(error, NoRoom))))
+        _tell(pipe, Refused(str(error), isinstance(error, NoRoom)))
         return 1
     # What is here now stays. The collector need not look at it again, while streams wait for it.
     gc.collect()
     gc.freeze()
-    with contextlib.suppress(ConnectionError):
-        pipe.sendall(encode(Ready(engine.info)))
+    _tell(pipe, Ready(engine.info))
     return _Worker(pipe, frames, engine).run()
+
+
+def _tell(pipe: socket.socket, message: FromEngine) -> None:
+    with contextlib.suppress(ConnectionError):  # nobody waits for it any more
+        pipe.sendall(encode(message))
 
 
 class _Worker:

@@ -12,7 +12,7 @@ import logging
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import psutil
 
@@ -25,6 +25,7 @@ from quire.core.messages import (
     Broken,
     Frames,
     Open,
+    Progress,
     Ready,
     Refused,
     Stats,
@@ -68,6 +69,7 @@ class ProcessEngine:
         self._heard = False
         self._watch = asyncio.create_task(self._watch_silence(patience_s))
         self._closing = False
+        self._told: Callable[[Progress | None], None] = lambda progress: None
         self.broken = asyncio.Event()
         """Set when the engine cannot go on."""
 
@@ -79,6 +81,7 @@ class ProcessEngine:
         worker: str = WORKER,
         patience_s: float = 30.0,
         log_format: str = "text",
+        told: Callable[[Progress | None], None] = lambda progress: None,
     ) -> ProcessEngine:
         """Starts the process and waits until the model is open.
 
@@ -86,6 +89,7 @@ class ProcessEngine:
             worker: the module that the process runs; one that registers families of its own ends in
                 `quire.engine.worker.main`.
             patience_s: silence without work after which what is in flight fails.
+            told: how far it has come, again and again; None when it is open or cannot be.
 
         Raises:
             ModelError: it cannot be opened.
@@ -99,6 +103,7 @@ class ProcessEngine:
         theirs.close()
         ours.setblocking(False)
         engine = cls(process, ours, patience_s)
+        engine._told = told
         engine._loop.add_reader(ours, engine._read)
         engine._send(Open(config, log_level, log_format))
         try:
@@ -106,6 +111,8 @@ class ProcessEngine:
         except BaseException:
             await engine.close()
             raise
+        finally:
+            told(None)
         return engine
 
     @property
@@ -205,6 +212,8 @@ class ProcessEngine:
             elif isinstance(message, Stats):
                 if (answer := self._stats.pop(message.number, None)) is not None:
                     answer.set_result(message.stats)
+            elif isinstance(message, Progress):
+                self._told(message)
             elif isinstance(message, Ready):
                 self._opened.set_result(message.info)
             elif isinstance(message, Refused):

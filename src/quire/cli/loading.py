@@ -1,0 +1,81 @@
+"""How far the loading of models has come: bars in a terminal, lines of the log elsewhere."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from quire.cli.models import shortened
+from quire.core import messages
+
+log = logging.getLogger("quire.loading")
+
+_EVERY_S = 10.0
+"""Between two lines of the log; what loads faster is not worth one."""
+
+Told = Callable[[str, "messages.Progress | None"], None]
+
+
+def loading(log_format: str) -> Told:
+    """What shows it: a bar where people look and the log is theirs."""
+    console = Console(stderr=True)
+    return Bars(console) if console.is_terminal and log_format == "text" else Lines()
+
+
+def described(progress: messages.Progress) -> str:
+    """The share in per cent, and of what."""
+    share = 100 * progress.done // max(1, progress.total)
+    if progress.stage == "weights":
+        return f"{share}% of {shortened(progress.total)} of weights"
+    return f"warm-up, {progress.done} of {progress.total}"
+
+
+class Lines:
+    """A line every ten seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._said: dict[str, float] = {}
+
+    def __call__(self, name: str, progress: messages.Progress | None) -> None:
+        """Takes what an engine says; None when it is open or cannot be."""
+        if progress is None:
+            self._said.pop(name, None)
+        elif self._clock() - self._said.setdefault(name, self._clock()) >= _EVERY_S:
+            self._said[name] = self._clock()
+            log.info("loading %s: %s", name, described(progress))
+
+
+class Bars:
+    """A bar for each model that loads, a stage after the other.
+
+    It goes when a stage is over: what the engine logs then has a line of its own.
+    """
+
+    def __init__(self, console: Console) -> None:
+        columns = (TextColumn("loading {task.description}"), BarColumn(), TimeRemainingColumn())
+        self._bars = Progress(*columns, console=console, transient=True, refresh_per_second=4)
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, name: str, progress: messages.Progress | None) -> None:
+        """As `Lines`."""
+        if progress is None or progress.done >= progress.total:
+            if (task := self._tasks.pop(name, None)) is not None:
+                self._bars.remove_task(task)
+            if not self._tasks:
+                self._bars.stop()
+            return
+        if name not in self._tasks:
+            self._bars.start()
+            self._tasks[name] = self._bars.add_task(name)
+        self._bars.update(
+            self._tasks[name],
+            description=f"{name}: {described(progress)}",
+            completed=progress.done,
+            total=progress.total,
+            refresh=True,
+        )
