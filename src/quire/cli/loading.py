@@ -45,8 +45,8 @@ class Lines:
         """Takes what an engine says; None when it is open or cannot be."""
         if progress is None:
             self._said.pop(name, None)
-        elif self._clock() - self._said.setdefault(name, self._clock()) >= _EVERY_S:
-            self._said[name] = self._clock()
+        elif (now := self._clock()) - self._said.setdefault(name, now) >= _EVERY_S:
+            self._said[name] = now
             log.info("loading %s: %s", name, described(progress))
 
 
