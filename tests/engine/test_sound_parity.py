@@ -179,35 +179,39 @@ def test_packed_pre_empted_and_resumed(opened: Opened, family: str) -> None:
     assert_same(company.answers, alone(loaded, config, wanted), [each.id for each in wanted])
 
 
-LONG = holding(prompts((150,), 20)[0], ((20, sound(200)), (70, sound(120, 1))))
-"""Sounds at 20 to 70 and at 140 to 170."""
+def long(family: str, *seeds: int) -> Request:
+    """Two sounds, among 150 tokens of text."""
+    hear = FAMILIES[family].hear
+    held = ((20, hear(seeds[0], 200)), (70, hear(seeds[1], 120)))
+    return holding(prompts((150,), 20)[0], held)
 
 
-def followers() -> dict[str, tuple[Request, range]]:
-    """By name, a prompt that begins as `LONG` does, and how much of it may be reused."""
-    other = holding(prompts((150,), 20)[0], ((20, sound(200, 7)), (70, sound(120, 8))))
-    mixed = (LONG.media[0], other.media[1])
-    question = LONG.prompt[:-30] + prompts((30,), seed=9)[0].prompt
+def followers(family: str) -> dict[str, tuple[Request, int]]:
+    """By name, a prompt that begins as the long one does, and how much of it is reused."""
+    first = long(family, 0, 1)
+    length = len(first.prompt)
+    question = first.prompt[:-30] + prompts((30,), seed=9)[0].prompt
     return {
-        "exact repeat": (LONG, range(229, 230)),
-        "another question": (replace(LONG, prompt=question), range(200, 201)),
-        "another first sound of equal length": (other, range(20, 21)),
-        "another second sound of equal length": (replace(LONG, media=mixed), range(140, 141)),
+        "exact repeat": (first, length - 1),
+        "another question": (replace(first, prompt=question), length - 30),
+        "another first sound of equal length": (long(family, 7, 8), first.media[0].start),
+        "another second sound of equal length": (long(family, 0, 8), first.media[1].start),
     }
 
 
-@pytest.mark.parametrize("name", followers())
-def test_warm_equals_cold(opened: Opened, name: str) -> None:
-    loaded, config = opened(GEMMA)
+@pytest.mark.parametrize("name", followers(GEMMA))
+@pytest.mark.parametrize("family", [GEMMA, pytest.param("Qwen3-Omni", marks=pytest.mark.slow)])
+def test_warm_equals_cold(opened: Opened, family: str, name: str) -> None:
+    loaded, config = opened(family)
     config = replace(config, max_step_tokens=33)
-    request, reusable = followers()[name]
+    request, reused = followers(family)[name]
     wanted = replace(request, id="second")
     cold = alone(loaded, config, [wanted])
     company = Company(loaded, config)
-    company.run([LONG])
+    company.run([long(family, 0, 1)])
     company.run([wanted])
     assert_same(company.answers, cold, ["second"])
-    assert company.answers["second"].ends[0].cached_tokens in reusable
+    assert company.answers["second"].ends[0].cached_tokens == reused
 
 
 def test_a_sound_is_encoded_once_for_two_questions(

@@ -17,8 +17,8 @@ from quire.models.base import LanguageModel
 from quire.models.loader import context_length, open_model
 from quire.models.names import renamed
 from tests.models.solo import encoded, solo_logits
-from tests.support.seeing import CONFIGS, PATCH, PROMPTS, film, picture, prompt, speech
-from tests.support.tiny_models import random_weights
+from tests.support.seeing import CONFIGS, MERGE, PATCH, PROMPTS, film, picture, prompt, speech
+from tests.support.tiny_models import GLM_NORMS, random_weights, write_model
 
 Weights = dict[str, mx.array]
 TOKENS, MEDIA = PROMPTS["in a second turn"]
@@ -143,6 +143,52 @@ def test_a_thinker_is_read_from_a_model_that_speaks(tmp_path: Path) -> None:
     deaf = {key: array for key, array in weights.items() if not key.startswith("audio_tower.")}
     assert {*opened(tmp_path / "deaf", config, deaf).encoders} == {"image", "video"}
     assert context_length(whole) == 1024
+
+
+GLM_VISION = {
+    "pos_embed": "embeddings.position_embedding",
+    "patch_embed.norm": "post_conv_layernorm",
+    "merger.norm": "post_layernorm",
+    "merger.downsample": "downsample",
+}
+GLM_TEXT = {
+    "shared_expert": "shared_experts",
+    "e_score_correction_bias": "gate.e_score_correction_bias",
+    "experts": "switch_mlp",
+}
+
+
+def glm_converted(name: str, weights: Weights) -> Weights:
+    """GLM's tensors as mlx-vlm converts them: the dense decoder's gates in one, kernels last."""
+    ready: Weights = {}
+    for key, array in weights.items():
+        front, _, rest = key.partition(".")
+        if front == "visual":
+            if rest == "patch_embed.proj.weight":
+                array = array.reshape(-1, 2, PATCH, PATCH, 3)
+            elif rest == "merger.downsample.weight":
+                array = array.reshape(len(array), MERGE, MERGE, -1)
+            ready[f"vision_tower.{renamed(rest, GLM_VISION)}"] = array
+        elif name == "glm4v_moe":
+            ready[f"language_model.{renamed(key, GLM_TEXT)}"] = array
+        elif not key.endswith("up_proj.weight"):
+            if key.endswith("gate_proj.weight"):
+                array = mx.concatenate([array, weights[key.replace("gate_", "up_")]])
+                key = key.replace("gate_", "gate_up_")
+            ready[f"language_model.{renamed(key, GLM_NORMS)}"] = array
+    return ready
+
+
+@pytest.mark.parametrize("name", ["glm4v", "glm4v_moe", "glm_ocr"])
+def test_conversions_of_glm_are_read_packed_too(name: str, tmp_path: Path) -> None:
+    config = CONFIGS[name]
+    whole = open_model(str(write_model(tmp_path / "own", config))).model
+    converted = glm_converted(name, random_weights(config))
+    kinds = [converted, *packed(converted, "language_model.")]
+    models = [opened(tmp_path / str(number), config, kind) for number, kind in enumerate(kinds)]
+    logits = [solo_logits(model, TOKENS, MEDIA) for model in models]
+    assert mx.array_equal(logits[0], solo_logits(whole, TOKENS, MEDIA))
+    assert_near(logits[1], logits[2])
 
 
 PADDLE = {

@@ -41,7 +41,7 @@ _WIDE = {"hidden_size": 48, "intermediate_size": 80, "out_hidden_size": 64}
 _ROUTED = {
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
+    "moe_intermediate_size": 32,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
 }

@@ -313,12 +313,12 @@ def write_model(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     weights = random_weights(config, seed)
     if config["model_type"] in ("glm4v", "glm_ocr"):
-        weights = {renamed(name, _GLM_NORMS): array for name, array in weights.items()}
+        weights = {renamed(name, GLM_NORMS): array for name, array in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
     return folder
 
 
-_GLM_NORMS = {
+GLM_NORMS = {
     "post_attention_layernorm": "post_self_attn_layernorm",
     "pre_feedforward_layernorm": "post_attention_layernorm",
     "post_feedforward_layernorm": "post_mlp_layernorm",
