@@ -212,3 +212,17 @@ def test_json_with_only_ascii_keeps_the_marks() -> None:
     assert text == json.dumps(message["content"])
     assert tokenizer.decode(ids) == text
     assert tokenizer.special_ids.isdisjoint(ids)
+
+
+@pytest.mark.parametrize("kind", made.KINDS)
+def test_texts_that_are_no_tokens_are_covered_and_encoded_as_what_they_hold(kind: str) -> None:
+    """Where media takes the place of a text, that may be no token, or several."""
+    tokenizer = made_tokenizer(kind)
+    tokens = control_tokens(tokenizer, TURNS)
+    token = "<|turn>"
+    assert token in tokens
+    controls = Controls(tokenizer, tokens | {"<nowhere>", f"{token}user{token}"})
+    covered = controls.cover("a <nowhere> b")
+    assert SENTINEL in covered
+    ids = controls.encode(f"{token}user{token}{covered}")
+    assert ids.count(tokenizer.added_tokens[token]) == 2

@@ -63,7 +63,8 @@ class Controls:
     """Covers outside text for a template, and encodes what the template made of it.
 
     Args:
-        texts: of the control tokens that outside text must not become.
+        texts: of the control tokens that outside text must not become; and others that it must not
+            spell in a rendered template, where media takes their place.
         reasoning: the tokens around reasoning. Where a client sends back an answer that begins with
             reasoning, they keep their meaning: templates look for them there.
     """
@@ -81,6 +82,7 @@ class Controls:
         added = tokenizer.backend.get_added_tokens_decoder()
         tokens = {token.content: id for id, token in added.items() if token.content in texts}
         self._ids = tokens
+        self._tokens = _Spelled(tokens)
         self._forged = frozenset(tokens.values()) - {_unknown_of(tokenizer)}
         self._strip_before = {added[id].content for id in tokens.values() if added[id].lstrip}
         self._strip_after = {added[id].content for id in tokens.values() if added[id].rstrip}
@@ -124,7 +126,7 @@ class Controls:
         pieces = rendered.split(SENTINEL)
         text = "".join(pieces)
         cuts = list(accumulate(len(piece) for piece in pieces))[:-1]
-        spans = self._spelled.spans(text) if cuts or not self._literal else []
+        spans = self._tokens.spans(text) if cuts or not self._literal else []
         own = [span for span in spans if not _cut(span, cuts)]
         if len(own) == len(spans):
             ids = self._tokenizer.encode(text, add_special_tokens=False)
@@ -156,7 +158,7 @@ class Controls:
         if self._forged.isdisjoint(ids):
             return ids
         # The vocabulary spells a control token by itself, such as `<s>` from `<` and `s>`.
-        starts = [start + 1 for start, _ in self._spelled.spans(text)]
+        starts = [start + 1 for start, _ in self._tokens.spans(text)]
         edges = [0, *starts, len(text)]
         pieces = [text[left:right] for left, right in pairwise(edges)]
         return [
