@@ -11,6 +11,7 @@ from quire.attention.metadata import AttentionMetadata
 from quire.attention.reference.cuts import Chunk, DecodeBatch, cut
 from quire.cache.formats.base import LayerStore
 from quire.cache.specs import Ints
+from quire.device.device import current_device
 
 _ELEMENTS = 32 << 20
 """Scores (heads * rows * keys), or elements of gathered keys, that are in memory at once."""
@@ -99,8 +100,9 @@ class KeyChooser:
         for begin in range(0, count, tile):
             rows = slice(begin, min(begin + tile, count))
             keys = gathered(rows, [outs[-1][1]] if outs else [])
-            dots = mx.maximum(q[rows] @ keys.swapaxes(-1, -2), 0)  # [t, heads, seen]
-            scores = (weights[rows] @ dots)[:, 0]
+            some = q[rows].reshape(keys.shape[0], -1, dim)
+            dots = current_device().times_transposed(some, keys).reshape(-1, heads, seen)
+            scores = (weights[rows] @ mx.maximum(dots, 0))[:, 0]
             low, high = mx.array(first[rows, None]), mx.array(last[rows, None])
             scores = mx.where((places >= low) & (places <= high), scores, -mx.inf)
             outs.append((slice(start + rows.start, start + rows.stop), self._highest(scores)))
