@@ -297,12 +297,16 @@ LONG = showing(prompts((150,), 20)[0], ((20, 12, 16), (70, 12, 16)))
 """Images at 20 to 68 and at 138 to 186."""
 
 
+QUESTION = LONG.prompt[:-30] + prompts((30,), seed=9)[0].prompt
+
+
 def followers() -> dict[str, tuple[Request, range]]:
     """By name, a prompt that begins as `LONG` does, and how much of it may be reused."""
     other_first = showing(prompts((150,), 20)[0], ((20, 12, 16), (70, 12, 16)), seed=5)
     images = (LONG.media[0], other_first.media[1])
     return {
         "exact repeat": (LONG, range(245, 246)),
+        "another question": (replace(LONG, prompt=QUESTION), range(216, 217)),
         "another first image": (other_first, range(20, 21)),
         "another second image": (replace(LONG, media=images), range(138, 139)),
         "the marks of an image, and no image": (replace(LONG, media=()), range(20, 21)),
@@ -320,7 +324,7 @@ def followers() -> dict[str, tuple[Request, range]]:
         followers(),
         (2048, 33),
         daily=lambda family, name, chunk: (
-            DAILY.get(family) == tuple(SCENARIOS)
+            (DAILY.get(family) == tuple(SCENARIOS) and name != "another question")
             or (family in DAILY and "first" in name and chunk == 33)
         ),
     ),

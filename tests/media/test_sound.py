@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.errors import ModelError, RequestError
-from quire.media.processors import KINDS
+from quire.media.processors import KINDS, open_processors
 from quire.media.processors.base import Placeholders
 from quire.media.processors.gemma3n import Gemma3nAudioProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
@@ -262,6 +262,33 @@ class TestQwen:
         assert not item.bidirectional
         with pytest.raises(ModelError, match="dither"):
             self.open(tmp_path, dither=0.1)
+
+    def test_one_file_serves_all_kinds(self, tmp_path: Path) -> None:
+        """As Qwen3-Omni is published: the thinker's keys within, nothing of videos."""
+        thinker = {
+            "model_type": "qwen3_omni_moe_thinker",
+            "audio_config": {},
+            "vision_config": {},
+            "audio_token_id": 9,
+            "image_token_id": 7,
+            "video_token_id": 8,
+        }
+        settings = {
+            "feature_extractor_type": "WhisperFeatureExtractor",
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+            "patch_size": 16,
+        }
+        config = {"model_type": "qwen3_omni_moe", "thinker_config": thinker}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+        opened = open_processors(tmp_path, ("image", "audio", "video"))
+        assert {kind: each.placeholders.token for kind, each in opened.items()} == {
+            "image": 7,
+            "audio": 9,
+            "video": 8,
+        }
 
     def test_a_sound_may_be_long_but_not_of_a_moment(self, tmp_path: Path) -> None:
         ours = self.open(tmp_path)

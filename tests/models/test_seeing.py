@@ -402,3 +402,18 @@ def test_what_follows_a_long_video_goes_on_from_its_last_moment(tmp_path: Path) 
     assert found[0, 3::4][:5].tolist() == [3, 6, 9, 12, 15]
     assert found[1:, 3:7].tolist() == [[3, 3, 4, 4], [3, 4, 3, 4]]
     assert found[:, -2:].tolist() == [[16, 17]] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "error"), [("bfloat16", 0.1), ("float16", 0.02)])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_half_precision_is_near(name: str, dtype: str, error: float, tmp_path: Path) -> None:
+    folder = str(write_model(tmp_path / "model", CONFIGS[name]))
+    full, half = (open_model(folder, dtype=each).model for each in ("float32", dtype))
+    items = {"image": picture(1, 6, 10), "video": film(2, 2, 4, 6, 0), "audio": speech(3, 230)}
+    for kind, encoder in half.encoders.items():
+        wanted = encoded(full.encoders[kind], items[kind])
+        for ours, other in zip(encoded(encoder, items[kind]), wanted, strict=True):
+            assert str(ours.dtype) == f"mlx.core.{dtype}"
+            far = (mx.square(ours - other).mean() / mx.square(other).mean()).item() ** 0.5
+            assert 0 < far < error, kind
