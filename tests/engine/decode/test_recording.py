@@ -76,7 +76,7 @@ def test_each_kernel_gets_what_it_names_after_what_it_reads(family: str) -> None
 
 
 def _parameters(kernel: Kernel) -> list[str]:
-    found = re.search(r"__launch_bounds__\((\d+)\) kernel\((.*?)\) \{", kernel.source)
+    found = re.search(r"__launch_bounds__\((\d+)[, 2]*\) kernel\((.*?)\) \{", kernel.source)
     assert found is not None
     assert int(found[1]) == kernel.block
     return found[2].split(", ")

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -62,9 +63,8 @@ class Graph:
         graph, self._exec = ctypes.c_void_p(), ctypes.c_void_p()
         _call("cuGraphCreate", ctypes.byref(graph), 0)
         try:
-            nodes: list[int] = []
-            for launch in launches:
-                nodes.append(_added(graph, launch, [nodes[number] for number in launch.after]))
+            nodes = [_added(graph, launch) for launch in launches]
+            _depend(graph, nodes, launches)
             flags = ctypes.c_ulonglong(0)
             _call("cuGraphInstantiateWithFlags", ctypes.byref(self._exec), graph, flags)
         finally:
@@ -80,7 +80,7 @@ class Graph:
             _driver().cuGraphExecDestroy(self._exec)
 
 
-def _added(graph: ctypes.c_void_p, launch: Launch, before: list[int]) -> int:
+def _added(graph: ctypes.c_void_p, launch: Launch) -> int:
     """The node of a launch."""
     values = (ctypes.c_uint64 * len(launch.arguments))(*launch.arguments)
     places = (ctypes.c_void_p * len(values))(
@@ -89,12 +89,44 @@ def _added(graph: ctypes.c_void_p, launch: Launch, before: list[int]) -> int:
     node = ctypes.c_void_p()
     sizes = (*launch.grid, launch.block, 1, 1, launch.shared)
     described = _KernelNode(launch.function, *sizes, ctypes.addressof(places), None, None, None)
-    after = (ctypes.c_void_p * len(before))(*before)
-    count = ctypes.c_size_t(len(before))
-    arguments = ctypes.byref(node), graph, after, count, ctypes.byref(described)
+    no_others = ctypes.c_size_t(0)
+    arguments = ctypes.byref(node), graph, None, no_others, ctypes.byref(described)
     _call("cuGraphAddKernelNode_v2", *arguments)
     assert node.value is not None, "the driver made no node"
     return node.value
+
+
+class _Edge(ctypes.Structure):
+    """CUgraphEdgeData."""
+
+    _fields_ = (
+        ("from_port", ctypes.c_ubyte),
+        ("to_port", ctypes.c_ubyte),
+        ("type", ctypes.c_ubyte),
+        ("reserved", ctypes.c_ubyte * 5),
+    )
+
+
+def _depend(graph: ctypes.c_void_p, nodes: list[int], launches: Sequence[Launch]) -> None:
+    """Adds what each launch must wait for.
+
+    Where one launch alone waits for one other, it may start early: its kernel waits by itself
+    (`griddepcontrol.wait`).
+    """
+    edges = [(before, number) for number, each in enumerate(launches) for before in each.after]
+    if not edges:
+        return
+    following = Counter(before for before, _ in edges)
+    early = _capability() >= 90
+    data = (_Edge * len(edges))()
+    for edge, (before, number) in zip(data, edges, strict=True):
+        if early and following[before] == 1 and len(launches[number].after) == 1:
+            edge.from_port = edge.type = 1  # CU_GRAPH_KERNEL_NODE_PORT_PROGRAMMATIC, its type
+    sources, targets = (
+        (ctypes.c_void_p * len(edges))(*(nodes[edge[end]] for edge in edges)) for end in (0, 1)
+    )
+    count = ctypes.c_size_t(len(edges))
+    _call("cuGraphAddDependencies_v2", graph, sources, targets, data, count)
 
 
 class Compiler:
@@ -207,13 +239,13 @@ def _check(name: str, result: int) -> None:
 
 
 @cache
-def _capability() -> str:
+def _capability() -> int:
     found = []
     for attribute in (_MAJOR, _MINOR):
         value = ctypes.c_int()
         _call("cuDeviceGetAttribute", ctypes.byref(value), attribute, 0)
         found.append(str(value.value))
-    return "".join(found)
+    return int("".join(found))
 
 
 @cache

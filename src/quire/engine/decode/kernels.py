@@ -20,6 +20,29 @@ HEAD_THREADS = 128
 ROUTE_THREADS = 1024
 EXPERT_THREADS = 256
 
+# A kernel may be launched while the one before still runs (programmatic dependent launch): what it
+# does before it waits is hidden.
+_DEPENDENCIES = """
+__device__ __forceinline__ void others_may_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+__device__ __forceinline__ void wait_for_others() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+"""
+# Has the second-level cache fetch the 16 rows of a matrix that a thread block reads.
+_FETCH = """
+{{
+  const char* at = (const char*)({codes} + (size_t){part} * 16 * {words});
+  for (int i = threadIdx.x * 128; i < 64 * {words}; i += blockDim.x * 128)
+    asm volatile("prefetch.global.L2 [%0];" :: "l"(at + i));
+}}
+"""
+
 _WEIGHT = ("const unsigned* {0}", "const T* {1}", "const T* {2}")
 
 
@@ -40,7 +63,7 @@ class Tiling:
 
     @property
     def warps(self) -> int:
-        return 16 if self.tiles <= 2 else 8
+        return 16 if self.tiles == 1 else 8
 
     @property
     def blocks(self) -> int:
@@ -54,16 +77,29 @@ def _text(
     threads: int,
     defines: Mapping[str, object],
     head: str = "",
+    before: str = "",
+    resident: int | None = None,
 ) -> str:
+    """The source of a kernel.
+
+    Args:
+        resident: thread blocks that a multiprocessor should hold at a time.
+        before: runs while what the kernel depends on may still run.
+    """
     lines = [f"#define {name} {value}" for name, value in defines.items()]
-    signature = f'extern "C" __global__ void __launch_bounds__({threads})'
+    bounds = str(threads) if resident is None else f"{threads}, {resident}"
+    signature = f'extern "C" __global__ void __launch_bounds__({bounds})'
     return "\n".join(
         [
             "#include <cuda_bf16.h>",
             *lines,
             "typedef __nv_bfloat16 T;",
             head,
+            _DEPENDENCIES,
             f"{signature} kernel({', '.join(parameters)}) {{",
+            "others_may_start();",
+            before,
+            "" if "wait_for_others();" in body else "wait_for_others();",
             body,
             "}\n",
         ]
@@ -141,6 +177,7 @@ def linear(inputs: int, outputs: tuple[int, ...], group_size: int, tiling: Tilin
             f"w = w{n}; scales = s{n}; biases = b{n}; y = y{n}; outputs = {outputs[n]};",
         ]
     lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {inputs // 8}}};"]
+    lines.append(_FETCH.format(codes="w", part="part", words=inputs // 8))
     return _few(parameters, lines, _few_defines(group_size, tiling) | {"TILE_X": "part"})
 
 
@@ -150,6 +187,10 @@ def gated(inputs: int, outputs: int, group_size: int, activation: str, tiling: T
     lines = [
         "const int x_shape[1] = {*rows};",
         f"const int w_shape[2] = {{{outputs}, {inputs // 8}}};",
+        *(
+            _FETCH.format(codes=each, part="blockIdx.x", words=inputs // 8)
+            for each in ("w", "w_up")
+        ),
     ]
     more = {"GATED": 1, "GELU": ACTIVATIONS[activation]}
     return _few(parameters, lines, _few_defines(group_size, tiling) | more)
@@ -168,8 +209,13 @@ def experts_down(experts: int, inputs: int, outputs: int, group_size: int) -> st
     """x, codes, scales, biases, order, tiles, y."""
     parameters = ["const T* x", *(p.format("w", "scales", "biases") for p in _WEIGHT)]
     parameters += ["const int* order", "const int* tiles", "T* y"]
-    more = {"GATED": 0, "GELU": 0, "TOP": 1}
+    more = {"GATED": 0, "GELU": 0, "TOP": 1, "WARPS": down_warps(inputs)}
     return _experts(parameters, (experts, outputs, inputs // 8), group_size, more)
+
+
+def down_warps(inputs: int) -> int:
+    """That share a row of an expert's last matrix: its rows are short."""
+    return 4 if inputs <= 1024 else 8
 
 
 def _gate_and_up() -> list[str]:
@@ -192,7 +238,8 @@ def _few_defines(group_size: int, tiling: Tiling) -> dict[str, int]:
 def _few(parameters: list[str], lines: list[str], defines: Mapping[str, object]) -> str:
     head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, "few.cuh")
     threads = 32 * int(str(defines["WARPS"]))
-    return _text(parameters, "\n".join([*lines, body]), threads, defines, head)
+    resident = 2 if int(str(defines["TILES"])) > 1 else None
+    return _text(parameters, body, threads, defines, head, "\n".join(lines), resident)
 
 
 def route(
@@ -261,7 +308,7 @@ def attend(shape: paged.Shape) -> str:
     parameters += ["const int* table", "const int* visible", "const float* numbers"]
     parameters += ["float* partial", "float* stats"]
     body = "const float* sinks = nullptr; T* result = nullptr;\n" + paged.source("attend")
-    defines: Mapping[str, object] = dict(shape.defines(1, split=True))
+    defines: Mapping[str, object] = {**shape.defines(1, split=True), "LEAST_PASSES": 1}
     return _text(parameters, body, paged.LANES, defines, paged.source("tensor"))
 
 

@@ -203,7 +203,8 @@ class Recording:
         source = kernels.experts_down(count, outputs, hidden, size)
         arguments = at(Place.EXPERT_INNER), *self._matrix(experts.down), *order, at(Place.EXPERT_Y)
         grid = hidden // 16, most, 1
-        return self._add(source, grid, kernels.EXPERT_THREADS, arguments, (last,))
+        threads = 32 * kernels.down_warps(outputs)
+        return self._add(source, grid, threads, arguments, (last,))
 
     # -- kernels -------------------------------------------------------------------------------
 

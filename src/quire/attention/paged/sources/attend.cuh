@@ -21,7 +21,10 @@
 
   // Of this split: keys [begin, end), in whole passes of 64.
   const int first_pass = low / 64, passes = (high + 63) / 64 - first_pass;
-  const int each = max((passes + splits - 1) / splits, 2);
+#ifndef LEAST_PASSES
+#define LEAST_PASSES 2
+#endif
+  const int each = max((passes + splits - 1) / splits, LEAST_PASSES);
   const int begin = first_pass + split * each, end = min(first_pass + passes, begin + each);
 #if SPLIT
   if (begin >= end) {  // too few keys for so many: `combine` takes nothing from here

@@ -6,14 +6,15 @@
   const size_t begin = (size_t)row * HIDDEN;
   uint4 stream[PER], dense[PER], own[PER], dense_weight[PER], expert_weight[PER], post_weight[PER];
   uint4 weight0[PER], weight1[PER], weight2[PER];
-  load(stream, x + begin);
-  if (DENSE) load(dense, y + begin);
   if (DENSE_NORM) load(dense_weight, dense_norm);
   if (EXPERT_NORM) load(expert_weight, expert_norm);
   if (POST) load(post_weight, post_norm);
   load(weight0, norm0);
   if (OUTS > 1) load(weight1, norm1);
   if (OUTS > 2) load(weight2, norm2);
+  wait_for_others();
+  load(stream, x + begin);
+  if (DENSE) load(dense, y + begin);
   float sum[PER][8], v[PER][8];
   #pragma unroll
   for (int p = 0; p < PER; p++)
