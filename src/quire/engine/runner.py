@@ -49,6 +49,7 @@ class LaunchedStep:
         places: by sequence number, the first of its rows of `sampled`.
         vectors: by sequence number.
         features: bytes of those that it completes, by item.
+        whole: whether its layers are one operation, which MLX does not see writing to the pools.
         first: what the first layer stores.
         roots: everything that the step must have computed when it is done.
         seconds: how long it ran, once it is done.
@@ -60,6 +61,7 @@ class LaunchedStep:
     sampled: Sampled | None = None
     vectors: dict[int, mx.array] = field(default_factory=dict)
     features: Mapping[MediaKey, int] = field(default_factory=dict)
+    whole: bool = False
     first: list[mx.array] = field(default_factory=list)
     roots: list[mx.array] = field(default_factory=list)
     seconds: float = 0.0
@@ -69,7 +71,8 @@ class Runner:
     """Runs steps of one model, one at a time. The next one is built while a step runs.
 
     MLX writes into an array in place only when no pending computation still reads it. So a step is
-    begun when the one before is done, else the pools would be copied.
+    begun when the one before is done, else the pools would be copied. A step whose layers are one
+    operation writes to them by itself: it is launched at once, behind the one that runs.
 
     On a CPU MLX lets a hundred operations wait, and whoever launches more waits with them. When
     that takes long, a step is begun with its first layer only, so that the tokens of the step
@@ -113,12 +116,17 @@ class Runner:
         """Builds the plan's step while the one before runs, waits for that one, begins this one."""
         before, self._running = self._running, None
         step = self._build(plan, before) if plan is not None else None
-        if before is not None:
-            mx.synchronize()
-            before.seconds = time.perf_counter() - self._begun_at
-        if step is not None:
+        begun, early = self._begun_at, step is not None and step.whole
+        if step is not None and early:
             self._begin(step)
-            self._running = step
+        if before is not None:
+            # A step that follows early may run already: what this one computes is waited for.
+            mx.eval(before.roots) if early else mx.synchronize()
+            before.seconds = time.perf_counter() - begun
+            self._begun_at = time.perf_counter()
+        if step is not None and not early:
+            self._begin(step)
+        self._running = step
         return step
 
     def flush(self) -> None:
@@ -183,7 +191,7 @@ class Runner:
             inputs = StepInputs(plan, self._attention, places, previous)
             inputs.media = self.media.rows(inputs.sequences)
             inputs.cross = self._cross(inputs)
-            hidden = self._hidden(inputs)
+            hidden = self._hidden(step, inputs)
             if inputs.ending:
                 if inputs.wanted is not None and not inputs.narrowed:
                     hidden = hidden[inputs.wanted]
@@ -199,12 +207,13 @@ class Runner:
         states = self.media.looked_at(inputs.sequences, self.pools.block_tokens)
         return CrossRows(None if looking.all() else mx.array(looking[:, None]), states)
 
-    def _hidden(self, inputs: StepInputs) -> mx.array:
+    def _hidden(self, step: LaunchedStep, inputs: StepInputs) -> mx.array:
         """Normalised hidden states, in one operation where that serves, else layer by layer."""
         if self._whole is not None:
-            hidden = self._whole.hidden(inputs, lambda: self.model(inputs))
-            if hidden is not None:
-                return hidden
+            found = self._whole.hidden(inputs, lambda: self.model(inputs))
+            if found is not None:
+                step.whole = found.whole
+                return found.states
         return self.model(inputs)
 
     def _finish(

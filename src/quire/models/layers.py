@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -120,6 +121,12 @@ def project_logits(
 ) -> mx.array:
     """`[R, hidden]` -> `[R, vocab]` in float32, by the head or, where it is tied, by the table."""
     logits: mx.array = table.as_linear(hidden) if head is None else head(hidden)
-    if logits.dtype != mx.float32:
-        logits = logits.astype(mx.float32)
-    return logits if softcap is None else mx.tanh(logits / softcap) * softcap
+    if softcap is not None:
+        return _softcapped(softcap)(logits)
+    return logits if logits.dtype == mx.float32 else logits.astype(mx.float32)
+
+
+@cache
+def _softcapped(cap: float) -> Activation:
+    """`cap * tanh(x / cap)` in float32."""
+    return current_device().fused(lambda x: mx.tanh(x.astype(mx.float32) / cap) * cap)

@@ -99,7 +99,7 @@ def _text(
             f"{signature} kernel({', '.join(parameters)}) {{",
             "others_may_start();",
             before,
-            "" if "wait_for_others();" in body else "wait_for_others();",
+            "" if "wait_for_others();" in body or "READY" in defines else "wait_for_others();",
             body,
             "}\n",
         ]
@@ -308,7 +308,11 @@ def attend(shape: paged.Shape) -> str:
     parameters += ["const int* table", "const int* visible", "const float* numbers"]
     parameters += ["float* partial", "float* stats"]
     body = "const float* sinks = nullptr; T* result = nullptr;\n" + paged.source("attend")
-    defines: Mapping[str, object] = {**shape.defines(1, split=True), "LEAST_PASSES": 1}
+    defines: Mapping[str, object] = {
+        **shape.defines(1, split=True),
+        "LEAST_PASSES": 1,
+        "READY": "wait_for_others()",
+    }
     return _text(parameters, body, paged.LANES, defines, paged.source("tensor"))
 
 

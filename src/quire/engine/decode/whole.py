@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -60,6 +60,13 @@ def open_whole_decode(model: LanguageModel, layout: KVLayout, pools: Pools) -> W
         return None
 
 
+class Hidden(NamedTuple):
+    """Normalised hidden states `[T, hidden]`, and whether one operation computes them."""
+
+    states: mx.array
+    whole: bool
+
+
 class WholeDecode:
     """The recorded steps of a model.
 
@@ -79,8 +86,8 @@ class WholeDecode:
         self._sound: dict[int, bool] = {}
         """By the most rows of a graph, whether it computes what the model does."""
 
-    def hidden(self, inputs: StepInputs, reference: Callable[[], mx.array]) -> mx.array | None:
-        """Normalised hidden states `[T, hidden]`; None where the step must go layer by layer.
+    def hidden(self, inputs: StepInputs, reference: Callable[[], mx.array]) -> Hidden | None:
+        """Of a step; None where it must go layer by layer.
 
         Args:
             reference: computes them so, and writes to the pools.
@@ -91,8 +98,9 @@ class WholeDecode:
         if self._sound.get(most) is False:
             return None
         if most not in self._sound:
-            return self._tried(inputs, most, reference)
-        return self._launched(inputs, most)
+            return Hidden(self._tried(inputs, most, reference), False)
+        states = self._launched(inputs, most)
+        return None if states is None else Hidden(states, True)
 
     def _serves(self, inputs: StepInputs) -> bool:
         rows = inputs.sequences
@@ -116,9 +124,7 @@ class WholeDecode:
         hidden: mx.array = self._extension.replay(graph.handle, arrays, targets, self._out, count)
         return hidden
 
-    def _tried(
-        self, inputs: StepInputs, most: int, reference: Callable[[], mx.array]
-    ) -> mx.array | None:
+    def _tried(self, inputs: StepInputs, most: int, reference: Callable[[], mx.array]) -> mx.array:
         """What the model computes; whether the recorded step does so too is known then."""
         mx.synchronize()
         expected = reference()

@@ -26,6 +26,9 @@
 #endif
   const int each = max((passes + splits - 1) / splits, LEAST_PASSES);
   const int begin = first_pass + split * each, end = min(first_pass + passes, begin + each);
+#ifdef READY
+  READY;
+#endif
 #if SPLIT
   if (begin >= end) {  // too few keys for so many: `combine` takes nothing from here
     for (int m = threadIdx.x; m < vectors; m += 128) {

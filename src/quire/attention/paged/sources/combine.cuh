@@ -1,6 +1,7 @@
   // Joins what the splits of a row found: partial [T, HEADS, splits, V_DIM], stats [T, HEADS, splits, 2].
   // One thread block for each row and head.
   __shared__ float weight[64];
+  __shared__ int live;  // splits with keys: those without come last
   const int splits = stats_shape[2];
   const size_t place = blockIdx.x;
   const float* own = stats + place * splits * 2;
@@ -11,20 +12,26 @@
     for (int s = threadIdx.x; s < splits; s += 32) most = fmaxf(most, own[s * 2]);
     for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, by));
     float sum = 0.f;
+    int last = 0;
     for (int s = threadIdx.x; s < splits; s += 32) {
       const float total = own[s * 2 + 1];
+      if (total > 0.f) last = s + 1;
       weight[s] = total > 0.f ? exp2f(own[s * 2] - most) : 0.f;
       sum += total * weight[s];
     }
     for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
     if (SINKS) sum += exp2f(sink - most);
+    last = __reduce_max_sync(0xffffffffu, last);
+    if (threadIdx.x == 0) live = last;
     for (int s = threadIdx.x; s < splits; s += 32) weight[s] /= sum;
   }
   __syncthreads();
   for (int d = threadIdx.x; d < V_DIM; d += blockDim.x) {
     float x = 0.f;
-    #pragma unroll 4
-    for (int s = 0; s < splits; s++)
-      if (weight[s] != 0.f) x += weight[s] * partial[(place * splits + s) * V_DIM + d];
+    #pragma unroll 8
+    for (int s = 0; s < live; s++) {
+      const float own_sum = partial[(place * splits + s) * V_DIM + d];
+      if (weight[s] != 0.f) x += weight[s] * own_sum;
+    }
     result[place * V_DIM + d] = (T)x;
   }
