@@ -8,6 +8,7 @@ blocks of which most values are cut off.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -31,6 +32,8 @@ from quire.models.gemma4_arguments import FULL, SLIDING, Gemma4Arguments
 from quire.models.layers import GATES
 from quire.models.norm import RMSNorm
 from quire.models.rope import RopeParameters, Rotate
+
+log = logging.getLogger("quire.models")
 
 _THETA = {SLIDING: 1e4, FULL: 1e6}
 _LEAST_SQUARE = 1e-5
@@ -322,6 +325,8 @@ class Gemma3n(Gemma4):
         return {} if tower is None else {"audio": Gemma3nAudioEncoder(tower, embedder)}
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+        if any("vision_tower." in name for name in weights):
+            log.info("The checkpoint's encoder of pictures is left out: it is not supported")
         ready = super().sanitize(
             {
                 audio_name(name) if "audio_tower." in name else name: array
