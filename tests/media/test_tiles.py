@@ -323,3 +323,37 @@ def test_frames_of_internvl_are_numbered(tmp_path: Path) -> None:
     parts = ours.watch(info, frames, 2, "p", "auto")
     assert [part.before for part in parts] == ["Frame1: <img>", "\nFrame2: <img>"]
     assert [(part.item.kind, part.item.tokens) for part in parts] == [("video", 4)] * 2
+
+
+def test_deepseek_with_two_encoders_against_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    oracle = pytest.importorskip(
+        "transformers.models.deepseek_vl_hybrid.image_processing_pil_deepseek_vl_hybrid"
+    )
+    settings: dict[str, Any] = {
+        "size": {"height": 56, "width": 56},
+        "high_res_size": {"height": 112, "width": 112},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "high_res_image_mean": MEANS["image_mean"],
+        "high_res_image_std": MEANS["image_std"],
+    }
+    large = {"model_type": "clip_vision_model", "image_size": 112, "patch_size": 14}
+    config = DEEPSEEK | {"model_type": "deepseek_vl_hybrid", "high_res_vision_config": large}
+    theirs = oracle.DeepseekVLHybridImageProcessorPil(**settings)
+    named = settings | {"image_processor_type": "DeepseekVLHybridImageProcessor"}
+    ours = processor(tmp_path, config, named)
+    for seed, size in enumerate(SIZES):
+        picture = noise(*size, seed)
+        (part,) = ours.read(encoded(picture), param="p")
+        wanted = theirs.preprocess(picture, return_tensors="np")
+        first = 3 * 112**2
+        for begin, end, vision, key in (
+            (0, first, large, "high_res_pixel_values"),
+            (first, None, SIGLIP, "pixel_values"),
+        ):
+            item = MediaItem.of("image", part.item.features[begin:end], (1,), 16)
+            assert np.abs(pixels(item, {"vision_config": vision}) - wanted[key]).max() < 1e-3
+        assert part.item.tokens == 16
+    with pytest.raises(ModelError, match="high_res_image_std"):
+        processor(tmp_path, config, named | {"high_res_image_std": [1.0] * 3})

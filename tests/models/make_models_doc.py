@@ -16,6 +16,7 @@ from tests.support.crossing import CONFIG as CROSSING
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
 from tests.support.gguf_architectures import GGUF, NOT_FROM_GGUF
 from tests.support.hunyuan import CONFIG as HUNYUAN
+from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiny_models import CONFIGS as TINY
@@ -101,7 +102,8 @@ def rows() -> Iterator[str]:
     tested = dict.fromkeys(TINY.values())
     own = {config()["model_type"] for config in tested}
     seen = {
-        config["model_type"] for config in (*SEEING.values(), *TILED.values(), CROSSING, HUNYUAN)
+        config["model_type"]
+        for config in (*SEEING.values(), *TILED.values(), CROSSING, HUNYUAN, HYBRID)
     }
     held = own | HELD_AGAINST_MLX_LM.keys() | seen
     for model_type, family in sorted(FAMILIES.items()):

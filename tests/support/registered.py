@@ -8,6 +8,7 @@ from tests.support.crossing import CONFIG as CROSSING
 from tests.support.families import CONFIGS as DESCRIBED
 from tests.support.families import HELD_AGAINST_MLX_LM
 from tests.support.hunyuan import CONFIG as HUNYUAN
+from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiny_models import CONFIGS as TINY
@@ -24,6 +25,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "gemma4": _around("gemma4", TINY["gemma4"]()),
     "llama4": _around("llama4", DESCRIBED["llama4_text"]),
     "mistral3": _around("mistral3", DESCRIBED["mistral"]),
+    "deepseek_vl_hybrid": HYBRID,
     "hunyuan_vl": HUNYUAN,
     "mllama": CROSSING,
     "kimi_k2": DESCRIBED["deepseek_v3"] | {"model_type": "kimi_k2"},

@@ -40,7 +40,7 @@ PLAIN: tuple[Published, ...] = (
         {"</s>": 2},
     ),
     Published(
-        ("deepseek_vl",),
+        ("deepseek_vl", "deepseek_vl_hybrid"),
         "deepseek-community/deepseek-vl-1.3b-chat",
         "none",
         "User: {}\n\n",

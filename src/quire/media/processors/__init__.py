@@ -10,7 +10,7 @@ from pathlib import Path
 
 from quire.media.kinds import KINDS, Open
 from quire.media.processors.base import MediaProcessor
-from quire.media.processors.deepseek import DeepseekImageProcessor
+from quire.media.processors.deepseek import DeepseekImageProcessor, HybridImageProcessor
 from quire.media.processors.dynamic import InternVLVideoProcessor, open_dynamic
 from quire.media.processors.ernie_video import ErnieVideoProcessor
 from quire.media.processors.gemma3n import Gemma3nAudioProcessor
@@ -41,6 +41,9 @@ IMAGES: dict[str, Open] = {
     "DeepseekVLImageProcessor": DeepseekImageProcessor.open,
     "DeepseekVLImageProcessorFast": DeepseekImageProcessor.open,
     "DeepseekVLImageProcessorPil": DeepseekImageProcessor.open,
+    "DeepseekVLHybridImageProcessor": HybridImageProcessor.open,
+    "DeepseekVLHybridImageProcessorFast": HybridImageProcessor.open,
+    "DeepseekVLHybridImageProcessorPil": HybridImageProcessor.open,
     "Gemma3ImageProcessor": Gemma3ImageProcessor.open,
     "Gemma3ImageProcessorFast": Gemma3ImageProcessor.open,
     "GotOcr2ImageProcessor": open_dynamic,
