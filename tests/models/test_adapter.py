@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from quire.core.errors import ModelError
 from quire.models.loader import open_model
 from tests.models.solo import solo_logits
+from tests.support.families import CONFIGS
 from tests.support.tiny_models import llama_config, random_weights, write_model
 
 PROMPT = [(7 * i * i + 3 * i) % 251 for i in range(45)]
@@ -28,11 +30,12 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 ATTENTION = ["q_proj", "v_proj"]
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "usual": ("LlamaConfig", {"target_modules": ATTENTION}),
-    "rank-stabilised": ("LlamaConfig", {"target_modules": "all-linear", "use_rslora": True}),
+LLAMA = SHAPE | {"model_type": "llama"}
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "usual": (LLAMA, {"target_modules": ATTENTION}),
+    "rank-stabilised": (LLAMA, {"target_modules": "all-linear", "use_rslora": True}),
     "patterns": (
-        "LlamaConfig",
+        LLAMA,
         {
             "target_modules": ATTENTION,
             "rank_pattern": {"layers.1.self_attn.q_proj": 2},
@@ -40,23 +43,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "table-and-head": (
-        "LlamaConfig",
+        LLAMA,
         {"target_modules": ["embed_tokens", "o_proj"], "modules_to_save": ["lm_head"]},
     ),
-    "fused": ("Phi3Config", {"target_modules": ["qkv_proj", "gate_up_proj"]}),
+    "fused": (SHAPE | {"model_type": "phi3"}, {"target_modules": ["qkv_proj", "gate_up_proj"]}),
+    "latents": (
+        CONFIGS["glm_moe_dsa"],
+        {"target_modules": ["q_a_proj", "kv_b_proj", "o_proj", "wq_b"]},
+    ),
 }
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name == "latents" else ()) for name in VARIANTS],
+)
 def test_merged_weights_compute_what_peft_computes(name: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     peft = pytest.importorskip("peft")
     from tests.models import oracle
 
-    family, settings = VARIANTS[name]
-    config = getattr(transformers, family)(**SHAPE)
+    shape, settings = VARIANTS[name]
+    config = transformers.AutoConfig.for_model(**deepcopy(shape))
     reference = oracle.save_random(config, tmp_path / "base")
     lora = peft.LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=6, **settings)
     adapted = peft.get_peft_model(reference, lora).eval()
