@@ -154,11 +154,11 @@ def test_shapes_and_settings_that_are_not_taken_are_named() -> None:
 def test_sounds_are_heard_as_if_alone(tmp_path: Path, scenario: str) -> None:
     loaded = opened(tmp_path / "model", random_weights(gemma3n_config()))
     config = EngineConfig("", kv_memory=64 << 20, prefix_cache=False, kv_skip_layers=())
-    plain = prompts((40, 50, 60), 12)
+    plain = prompts((20, 30, 40), 6)
     wanted = [
         replace(each, prompt=tuple(tokens) + each.prompt, media=tuple(media))
         for number, each in enumerate(plain)
-        for tokens, media in [prompt(sound(number, 40 + 90 * number))]
+        for tokens, media in [prompt(sound(number, 40 + 60 * number))]
     ]
     wanted[1] = plain[1]  # text beside
     got = SCENARIOS[scenario](loaded, config, wanted)
