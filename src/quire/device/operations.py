@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -104,9 +104,17 @@ class Operations:
         """`x / sqrt(mean(x^2) + eps) * weight` over the last axis (arXiv:1910.07467)."""
         return mx.fast.rms_norm(x, weight, eps)
 
-    def add_rms_norm(self, x: mx.array, y: mx.array, weight: mx.array, eps: float) -> mx.array:
-        """`x + rms_norm(y, weight, eps)` of arrays of one shape."""
-        return x + self.rms_norm(y, weight, eps)
+    def add_rms_norm(
+        self,
+        x: mx.array,
+        y: mx.array,
+        weight: mx.array,
+        eps: float,
+        factor: mx.array | None = None,
+    ) -> mx.array:
+        """`(x + rms_norm(y, weight, eps)) * factor` of arrays of one shape; `factor` is `[1]`."""
+        added = x + self.rms_norm(y, weight, eps)
+        return added if factor is None else added * factor
 
     rotates = False
     """Whether there is a kernel behind `rotate`."""
@@ -120,6 +128,23 @@ class Operations:
             x: `[T, heads, dim]`.
         """
         raise NotImplementedError("see `rotates`")
+
+    def write_vectors(
+        self,
+        pools: Sequence[mx.array],
+        vectors: Sequence[mx.array],
+        rows: mx.array,
+        offsets: mx.array,
+    ) -> None:
+        """Mutates: `pool[rows, offsets] = vectors` of each pool, `[R, S, dim]`.
+
+        Args:
+            vectors: `[T, heads, dim]`, one a pool.
+            rows: `[T, heads]`.
+            offsets: `[T, 1]`.
+        """
+        for pool, each in zip(pools, vectors, strict=True):
+            pool[rows, offsets] = each.astype(pool.dtype)
 
     def gate(self, name: str, x: mx.array, y: mx.array) -> mx.array | None:
         """`activation(x) * y` for an activation by its name; None where there is no such kernel."""

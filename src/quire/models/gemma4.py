@@ -137,11 +137,12 @@ class DecoderLayer(Module):
         """`[T, hidden]` -> `[T, hidden]`; `own` is `[T, hidden_size_per_layer_input]` or None."""
         y = self.self_attn(self.input_layernorm(x), step, rotate)
         x = self.post_attention_layernorm.added(x, y)
-        x = self.post_feedforward_layernorm.added(x, self._feed_forward(x))
-        if own is not None:
-            y = self.per_layer_projection(self._gate(self.per_layer_input_gate(x), own))
-            x = self.post_per_layer_input_norm.added(x, y)
-        return x * self.layer_scalar
+        y = self._feed_forward(x)
+        if own is None:
+            return self.post_feedforward_layernorm.added(x, y, self.layer_scalar)
+        x = self.post_feedforward_layernorm.added(x, y)
+        y = self.per_layer_projection(self._gate(self.per_layer_input_gate(x), own))
+        return self.post_per_layer_input_norm.added(x, y, self.layer_scalar)
 
     def _feed_forward(self, x: mx.array) -> mx.array:
         y: mx.array = self.mlp(self.pre_feedforward_layernorm(x))

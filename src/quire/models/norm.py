@@ -63,6 +63,6 @@ class RMSNorm(Module):
         """`[..., dim]` -> the same."""
         return current_device().operations.rms_norm(x, self.weight, self._eps)
 
-    def added(self, x: mx.array, y: mx.array) -> mx.array:
-        """`x` plus the norm of `y`: `[..., dim]` both."""
-        return current_device().operations.add_rms_norm(x, y, self.weight, self._eps)
+    def added(self, x: mx.array, y: mx.array, factor: mx.array | None = None) -> mx.array:
+        """`x` plus the norm of `y`, `[..., dim]` both; their sum times `factor`, `[1]`."""
+        return current_device().operations.add_rms_norm(x, y, self.weight, self._eps, factor)

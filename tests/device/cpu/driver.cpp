@@ -108,7 +108,7 @@ void check_rows() {
     const Floats x = drawn(rows * depth, 5), w = drawn(depth, 6), up = drawn(rows * depth, 8);
     Floats out(x.size());
     std::vector<double> exact(x.size());
-    kernels.rms_norm(x.data(), w.data(), nullptr, 1e-5f, depth, 0, rows, out.data());
+    kernels.rms_norm(x.data(), w.data(), nullptr, nullptr, 1e-5f, depth, 0, rows, out.data());
     for (int64_t r = 0; r < rows; r++) {
         double squares = 0;
         for (int64_t i = 0; i < depth; i++) squares += (double)x[r * depth + i] * x[r * depth + i];

@@ -121,6 +121,8 @@ def test_norm_and_gates(ops: Any) -> None:
     assert mx.allclose(ops.rms_norm(x, None, 1e-6), mx.fast.rms_norm(x, None, 1e-6), atol=2e-6)
     added = ops.rms_norm(x, weight, 1e-6, 3 * x)
     assert mx.array_equal(added, 3 * x + ops.rms_norm(x, weight, 1e-6))
+    scaled = ops.rms_norm(x, weight, 1e-6, 3 * x, mx.array([0.3]))
+    assert mx.array_equal(scaled, added * mx.array([0.3]))
     wide = 8 * x
     assert mx.allclose(ops.gate(wide, x, "silu"), nn.silu(wide) * x, rtol=1e-6, atol=1e-6)
     gelu = ops.gate(wide, x, "gelu_pytorch_tanh")

@@ -9,6 +9,7 @@ from quire.cache.formats.paging import block_rows, resized
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import Ints
 from quire.core.kv_format import KVFormat
+from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 
 
@@ -41,9 +42,10 @@ class PlainStore(LayerStore):
             mx.eval(self._arrays[number])
 
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
-        rows, offsets = slots.head_rows, slots.head_offsets
-        for array, vectors in zip(self._arrays, (k, v), strict=False):
-            array[rows, offsets] = vectors.astype(self._dtype)
+        vectors = (k, v)[: len(self._arrays)]
+        current_device().operations.write_vectors(
+            self._arrays, vectors, slots.head_rows, slots.head_offsets
+        )
         return []
 
     def arrays(self) -> list[mx.array]:

@@ -97,10 +97,10 @@ struct Kernels {
     void (*product)(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch);
     int64_t (*scratch_floats)(const Weight& w);
 
-    // RMS norm of rows [begin, end): residual + x / sqrt(mean(x^2) + eps) * weight. Residual and
-    // weight may be null.
-    void (*rms_norm)(const float* x, const float* weight, const float* residual, float eps,
-                     int64_t depth, int64_t begin, int64_t end, float* out);
+    // RMS norm of rows [begin, end): (residual + x / sqrt(mean(x^2) + eps) * weight) * factor[0]. Residual,
+    // weight and factor may be null.
+    void (*rms_norm)(const float* x, const float* weight, const float* residual, const float* factor,
+                     float eps, int64_t depth, int64_t begin, int64_t end, float* out);
     // act(gate) * up over elements [begin, end); act: 0 silu, 1 gelu (tanh).
     void (*gate)(int act, const float* gate, const float* up, int64_t begin, int64_t end, float* out);
     // Rotates the first `dims` of each head in rows [begin, end), halves apart or neighbours paired.

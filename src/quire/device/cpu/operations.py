@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from quire.device.cpu.kernels import CPUKernels
@@ -77,10 +79,17 @@ class KernelOperations(UnfusedOperations):
         y: mx.array = self._ops.rms_norm(x, weight, eps)
         return y
 
-    def add_rms_norm(self, x: mx.array, y: mx.array, weight: mx.array, eps: float) -> mx.array:
-        if not x.dtype == y.dtype == weight.dtype == mx.float32:
-            return super().add_rms_norm(x, y, weight, eps)
-        added: mx.array = self._ops.rms_norm(y, weight, eps, x)
+    def add_rms_norm(
+        self,
+        x: mx.array,
+        y: mx.array,
+        weight: mx.array,
+        eps: float,
+        factor: mx.array | None = None,
+    ) -> mx.array:
+        if not all(each is None or each.dtype == mx.float32 for each in (x, y, weight, factor)):
+            return super().add_rms_norm(x, y, weight, eps, factor)
+        added: mx.array = self._ops.rms_norm(y, weight, eps, x, factor)
         return added
 
     rotates = True
@@ -88,6 +97,16 @@ class KernelOperations(UnfusedOperations):
     def rotate(self, angles: tuple[mx.array, mx.array], neighbours: bool, x: mx.array) -> mx.array:
         rotated: mx.array = self._ops.rotate(x.astype(mx.float32), *angles, neighbours)
         return rotated.astype(x.dtype)
+
+    def write_vectors(
+        self,
+        pools: Sequence[mx.array],
+        vectors: Sequence[mx.array],
+        rows: mx.array,
+        offsets: mx.array,
+    ) -> None:
+        for pool, each in zip(pools, vectors, strict=True):
+            self._ops.write_vectors(pool, each, rows, offsets)
 
     def gate(self, name: str, x: mx.array, y: mx.array) -> mx.array | None:
         if name not in _GATES or x.dtype != mx.float32:

@@ -73,6 +73,15 @@ auto copying(const array& from, array& to) {
     };
 }
 
+// A view's elements row by row.
+array copied(const array& from, mlx::core::cpu::CommandEncoder& encoder) {
+    array to(from.shape(), from.dtype(), nullptr, {});
+    to.set_data(mlx::core::allocator::malloc(to.nbytes()));
+    encoder.dispatch(copying(from, to));
+    encoder.add_temporary(to);
+    return to;
+}
+
 // An operation whose task is made from its inputs and its outputs, all of them floats.
 template <class Make> class Operation : public mlx::core::Primitive {
 public:
@@ -84,12 +93,7 @@ public:
         auto& encoder = mlx::core::cpu::get_command_encoder(stream());
         std::vector<array> rows = inputs;  // that lie row by row
         for (array& input : rows) {
-            if (input.flags().row_contiguous) continue;
-            array copy(input.shape(), input.dtype(), nullptr, {});
-            copy.set_data(mlx::core::allocator::malloc(copy.nbytes()));
-            encoder.dispatch(copying(input, copy));
-            encoder.add_temporary(copy);
-            input = copy;
+            if (!input.flags().row_contiguous) input = copied(input, encoder);
         }
         encoder.dispatch(make_(rows, outputs));
     }
@@ -305,27 +309,28 @@ array expert_product(const array& x, const array& experts, const array& weight,
 }
 
 array rms_norm(const array& x, const std::optional<array>& weight, float eps,
-               const std::optional<array>& residual) {
+               const std::optional<array>& residual, const std::optional<array>& factor) {
     using namespace mlx::core;
     require(x.dtype() == float32, "x must be float32");
     std::vector<array> inputs = {x};
-    if (weight) {
-        require(weight->dtype() == float32 && weight->size() == (size_t)x.shape(-1), "weight must be float32");
-        inputs.push_back(*weight);
-    }
-    if (residual) {
-        require(residual->dtype() == float32 && residual->shape() == x.shape(), "residual must be as x");
-        inputs.push_back(*residual);
-    }
+    const auto place = [&](const std::optional<array>& part) {  // among the inputs; 0 if there is none
+        if (part) inputs.push_back(*part);
+        return part ? inputs.size() - 1 : 0;
+    };
+    require(!weight || (weight->dtype() == float32 && weight->size() == (size_t)x.shape(-1)),
+            "weight must be float32");
+    require(!residual || (residual->dtype() == float32 && residual->shape() == x.shape()),
+            "residual must be as x");
+    require(!factor || (factor->dtype() == float32 && factor->size() == 1), "factor must be one float32");
+    const size_t places[] = {place(weight), place(residual), place(factor)};
     return operation("quire::rms_norm", {x.shape()}, inputs,
-                     [eps, weighted = weight.has_value(), adds = residual.has_value()](
+                     [eps, weighted = places[0], adds = places[1], scales = places[2]](
                          const std::vector<array>& in, std::vector<array>& out) {
-        const float* weight = weighted ? in[1].data<float>() : nullptr;
-        const float* residual = adds ? in.back().data<float>() : nullptr;
-        return [eps, weight, residual, x = in[0].data<float>(), y = out[0].data<float>(), depth = in[0].shape(-1),
-                rows = (int64_t)in[0].size() / in[0].shape(-1)] {
+        const auto part = [&](size_t at) { return at ? in[at].data<float>() : nullptr; };
+        return [eps, weight = part(weighted), residual = part(adds), factor = part(scales), x = in[0].data<float>(),
+                y = out[0].data<float>(), depth = in[0].shape(-1), rows = (int64_t)in[0].size() / in[0].shape(-1)] {
             split(rows, kLeastWork / depth + 1, 1, [&](int64_t begin, int64_t end) {
-                kernels().rms_norm(x, weight, residual, eps, depth, begin, end, y);
+                kernels().rms_norm(x, weight, residual, factor, eps, depth, begin, end, y);
             });
         };
     })[0];
@@ -464,6 +469,55 @@ array attend(const array& q, const array& keys, const array& values, const std::
             });
         };
     })[0];
+}
+
+// Stores vectors of a step's tokens in the blocks of a pool, where they lie if nobody else reads the pool.
+// One pool each: outputs that belong together hold each other's inputs, which are copied then.
+class Write : public mlx::core::Primitive {
+public:
+    explicit Write(mlx::core::Stream stream) : Primitive(stream) {}
+
+    // Inputs: the pool, vectors, rows, offsets.
+    void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+        auto& encoder = mlx::core::cpu::get_command_encoder(stream());
+        array& pool = outputs[0];
+        if (inputs[0].is_donatable() && inputs[0].flags().row_contiguous) {
+            pool.copy_shared_buffer(inputs[0]);
+        } else {
+            pool.set_data(mlx::core::allocator::malloc(pool.nbytes()));
+            encoder.dispatch(copying(inputs[0], pool));
+        }
+        const auto in_order = [&](const array& input) {
+            return input.flags().row_contiguous ? input : copied(input, encoder);
+        };
+        const array vectors = in_order(inputs[1]), rows = in_order(inputs[2]), offsets = in_order(inputs[3]);
+        encoder.dispatch([tokens = (int64_t)rows.shape(0), heads = (int64_t)rows.shape(1),
+                          block = (int64_t)pool.shape(1), bytes = pool.shape(2) * (int64_t)pool.itemsize(),
+                          row = rows.data<int32_t>(), offset = offsets.data<int32_t>(),
+                          from = vectors.data<char>(), to = pool.data<char>()] {
+            for (int64_t n = 0; n < tokens * heads; n++)
+                std::memcpy(to + (row[n] * block + offset[n / heads]) * bytes, from + n * bytes, bytes);
+        });
+    }
+    void eval_gpu(const std::vector<array>&, std::vector<array>&) override {
+        throw std::runtime_error("quire's CPU kernels do not run on a GPU");
+    }
+    const char* name() const override { return "quire::write"; }
+};
+
+// The pool `[rows, block, dim]` gets vectors `[tokens, heads, dim]` at `rows` [tokens, heads] and `offsets`
+// [tokens, 1]. As where MLX assigns, the pool's Python object becomes the pool after it.
+void write_vectors(const nb::object& place, const array& vectors, const array& rows, const array& offsets) {
+    using namespace mlx::core;
+    array& pool = nb::cast<array&>(place);
+    require(rows.dtype() == int32 && rows.ndim() == 2 && offsets.dtype() == int32 &&
+                offsets.size() == (size_t)rows.shape(0),
+            "rows are int32 [tokens, heads], offsets int32 [tokens, 1]");
+    require(pool.ndim() == 3 && vectors.shape() == Shape{rows.shape(0), rows.shape(1), pool.shape(2)},
+            "vectors must be [tokens, heads, dim]");
+    std::vector<array> inputs = {pool, astype(vectors, pool.dtype()), rows, offsets};
+    auto primitive = std::make_shared<Write>(default_stream(Device(Device::cpu)));
+    pool.overwrite_descriptor(array(pool.shape(), pool.dtype(), primitive, std::move(inputs)));
 }
 
 // Codes, scales and biases of vectors, `[vectors, size * bits / 32]` and so on; with a codebook there
@@ -607,7 +661,7 @@ NB_MODULE(_cpu, m) {
           nb::arg("offsets").none() = nb::none(), nb::arg("group_size") = 0, nb::arg("bits") = 0,
           nb::arg("mode") = "affine");
     m.def("rms_norm", &rms_norm, nb::arg("x"), nb::arg("weight").none(), nb::arg("eps"),
-          nb::arg("residual").none() = nb::none());
+          nb::arg("residual").none() = nb::none(), nb::arg("factor").none() = nb::none());
     m.def("attend", &attend, nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("tables"),
           nb::arg("kv_heads"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
           nb::arg("sinks").none() = nb::none());
@@ -616,6 +670,7 @@ NB_MODULE(_cpu, m) {
           nb::arg("block_tokens"), nb::arg("tables"), nb::arg("written"), nb::arg("places"),
           nb::arg("kv_heads"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
           nb::arg("sinks").none() = nb::none());
+    m.def("write_vectors", &write_vectors, nb::arg("pool"), nb::arg("vectors"), nb::arg("rows"), nb::arg("offsets"));
     m.def("rotate", &rotate, nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("neighbours"));
     m.def("gate", &gate, nb::arg("gates"), nb::arg("up"), nb::arg("activation"));
 }

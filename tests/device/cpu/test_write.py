@@ -1,0 +1,48 @@
+"""Keys and values stored in the blocks of pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+ROWS, BLOCK = 6, 16
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_vectors_take_their_places(compiled: Any, dtype: mx.Dtype) -> None:
+    pools = [mx.zeros((ROWS, BLOCK, dim), dtype=dtype) for dim in (32, 48)]
+    expected = [np.zeros((ROWS, BLOCK, dim), dtype=np.float32) for dim in (32, 48)]
+    rows, offsets = mx.array([[0, 1], [4, 5], [0, 1]]), mx.array([[3], [0], [15]])
+    keys = mx.arange(3 * 2 * 32, dtype=mx.float32).reshape(3, 2, 32) % 100
+    values = mx.arange(2 * 3 * 48, dtype=mx.float32).reshape(2, 3, 48).swapaxes(0, 1) % 100
+    for pool, vectors in zip(pools, (keys, values), strict=True):
+        compiled.write_vectors(pool, vectors, rows, offsets)
+    for pool, place, vectors in zip(pools, expected, (keys, values), strict=True):
+        place[np.array(rows), np.array(offsets)] = np.array(vectors)
+        assert np.array_equal(np.array(pool.astype(mx.float32)), place)
+
+
+def test_a_pool_that_nobody_else_reads_stays_where_it_is(compiled: Any) -> None:
+    pool = mx.zeros((1 << 12, BLOCK, 64))
+    mx.eval(pool)
+    row, offset, vector = mx.array([[7]]), mx.array([[2]]), mx.ones((1, 1, 64))
+    mx.eval(row, offset, vector)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for _ in range(3):
+        compiled.write_vectors(pool, vector, row, offset)
+        mx.eval(pool)
+    assert mx.get_peak_memory() < before + pool.nbytes // 2
+    assert pool[7, 2].sum().item() == 64
+
+
+def test_who_reads_a_pool_as_it_was_keeps_it(compiled: Any) -> None:
+    pool = mx.zeros((2, BLOCK, 32))
+    mx.eval(pool)
+    before = pool + 0
+    compiled.write_vectors(pool, mx.ones((1, 1, 32)), mx.array([[1]]), mx.array([[0]]))
+    mx.eval(pool, before)
+    assert (before.sum().item(), pool.sum().item()) == (0, 32)
