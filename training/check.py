@@ -40,8 +40,8 @@ def samples() -> list[Item]:
         tools.several_calls,
         pictures.where,
         pictures.compare,
-        sounds.digits,
-        sounds.compare,
+        sounds.pitch,
+        sounds.beeps,
     )
     return [draw(one, rng, "test") for one in generators] + [text.retrieval(rng, 40)]
 

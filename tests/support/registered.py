@@ -29,6 +29,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "hunyuan_vl": HUNYUAN,
     "mllama": CROSSING,
     "kimi_k2": DESCRIBED["deepseek_v3"] | {"model_type": "kimi_k2"},
+    "ernie4_5_moe_vl": SEEING["ernie4_5_vl_moe"] | {"model_type": "ernie4_5_moe_vl"},
     "qwen3_omni_moe": {
         "model_type": "qwen3_omni_moe",
         "thinker_config": SEEING["qwen3_omni_moe_thinker"],
