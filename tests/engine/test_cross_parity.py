@@ -24,6 +24,7 @@ from tests.support.parity import (
     Generated,
     alone,
     assert_same,
+    count_encodes,
     prompts,
 )
 from tests.support.tiny_models import write_model
@@ -194,15 +195,7 @@ def test_a_picture_is_encoded_once_and_its_keys_are_kept(
 ) -> None:
     """Two questions at once, and one when nobody looks at it any more."""
     loaded, config = opened
-    asked: list[tuple[int, ...]] = []
-    encoder = type(loaded.model.encoders["image"])
-    encode = encoder.encode
-
-    def counted(self: Any, features: Any, shape: tuple[int, ...]) -> Any:
-        asked.append(shape)
-        return encode(self, features, shape)
-
-    monkeypatch.setattr(encoder, "encode", counted)
+    asked = count_encodes(loaded, "image", monkeypatch)
     company = Company(loaded, replace(config, max_step_tokens=9))
     questions = [showing(text, ((7, picture(1, 2, 2)),)) for text in prompts((30, 31, 32), 5)]
     company.run(questions[:2])

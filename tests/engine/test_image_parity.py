@@ -24,6 +24,7 @@ from tests.support.parity import (
     Generated,
     alone,
     assert_same,
+    count_encodes,
     prompts,
 )
 from tests.support.seeing import CONFIGS as SEEING
@@ -364,15 +365,7 @@ def test_equal_images_are_encoded_once(
     opened: Callable[[str], Opened], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, config = opened("images read like text")
-    asked: list[tuple[int, ...]] = []
-    encoder = type(loaded.model.encoders["image"])
-    encode = encoder.encode
-
-    def counted(self: Any, features: Any, shape: tuple[int, ...]) -> Any:
-        asked.append(shape)
-        return encode(self, features, shape)
-
-    monkeypatch.setattr(encoder, "encode", counted)
+    asked = count_encodes(loaded, "image", monkeypatch)
     texts = prompts((30, 31, 32), 5)
     company = Company(loaded, replace(config, max_step_tokens=9))
     company.run([showing(text, ((7, 8, 8),)) for text in texts])

@@ -17,7 +17,15 @@ from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import Request
 from quire.models.loader import LoadedModel, open_model
-from tests.support.parity import SCENARIOS, Company, Generated, alone, assert_same, prompts
+from tests.support.parity import (
+    SCENARIOS,
+    Company,
+    Generated,
+    alone,
+    assert_same,
+    count_encodes,
+    prompts,
+)
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.seeing import film, picture, speech
 from tests.support.tiny_models import (
@@ -218,15 +226,7 @@ def test_a_sound_is_encoded_once_for_two_questions(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded, config = opened(GEMMA)
-    asked: list[tuple[int, ...]] = []
-    encoder = type(loaded.model.encoders["audio"])
-    encode = encoder.encode
-
-    def counted(self: Any, features: Any, shape: tuple[int, ...]) -> Any:
-        asked.append(shape)
-        return encode(self, features, shape)
-
-    monkeypatch.setattr(encoder, "encode", counted)
+    asked = count_encodes(loaded, "audio", monkeypatch)
     company = Company(loaded, replace(config, max_step_tokens=9))
     company.run([holding(text, ((7, sound(100)),)) for text in prompts((30, 31, 32), 5)])
     assert asked == [(100, 16)]

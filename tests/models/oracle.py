@@ -73,17 +73,18 @@ def reference_logits(reference: Any, tokens: list[int]) -> mx.array:
     return mx.array(logits.float().numpy().astype(np.float32))
 
 
-def reference_greedy(reference: Any, prompt: list[int], count: int) -> list[int]:
-    """Greedy continuation of `count` tokens, end tokens ignored."""
+def reference_greedy(reference: Any, prompt: list[int], count: int, **media: Any) -> list[int]:
+    """Greedy continuation of `count` tokens, end tokens ignored; `media` as the model takes it."""
+    inputs = {"attention_mask": torch.ones(1, len(prompt), dtype=torch.long)} | media
     with torch.no_grad():
         out = reference.generate(
             torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             do_sample=False,
             max_new_tokens=count,
             min_new_tokens=count,
             eos_token_id=None,
             pad_token_id=0,
+            **inputs,
         )
     return out[0, len(prompt) :].tolist()
 

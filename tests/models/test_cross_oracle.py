@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quire.core.config import EngineConfig
 from quire.core.media import CLIP_COLOURS, MediaItem, PlacedMedia
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import encoded
 from tests.support.crossing import CONFIG, PATCH, PROMPTS, SIDE, picture
-from tests.support.parity import TOLERANCE, Company, prompts
+from tests.support.parity import TOLERANCE, answered
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
@@ -125,25 +123,13 @@ def test_logits_and_tokens_match(opened: Both, case: str) -> None:
     try:
         with torch.no_grad():
             logits = reference(ids, **pictures).logits[0].float().numpy()
-            greedy = reference.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=ANSWER,
-                min_new_tokens=ANSWER,
-                eos_token_id=None,
-                pad_token_id=0,
-                **pictures,
-            )[0, len(tokens) :].tolist()
+            greedy = oracle.reference_greedy(reference, tokens, ANSWER, **pictures)
     finally:
         for hook in hooks:
             hook.remove()
-    (request,) = prompts([1], tokens=ANSWER)
-    asked = replace(request, prompt=tuple(tokens), media=tuple(media))
     # Seven tokens a step, and all at once.
     for step in (7, 2048):
-        config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=step)
-        got = Company(loaded, config).run([asked])[request.id]
+        got = answered(loaded, tokens, media, ANSWER, step)
         assert got.tokens == greedy
         first = np.array(got.logits[len(tokens)])
         bound = (5 if media else 1) * TOLERANCE

@@ -18,7 +18,14 @@ from quire.core.media import CLIP_COLOURS, EVEN_COLOURS, Colours, MediaItem
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import encoded, solo_logits
 from tests.support.hybrid import CONFIG, LARGE, PATCH, PROMPTS, SMALL, picture
-from tests.support.parity import SCENARIOS, TOLERANCE, Company, alone, assert_same, prompts
+from tests.support.parity import (
+    SCENARIOS,
+    TOLERANCE,
+    alone,
+    answered,
+    assert_same,
+    prompts,
+)
 from tests.support.tiny_models import random_weights, write_model
 
 ANSWER = 12
@@ -84,27 +91,17 @@ def test_rows_match(both: Both) -> None:
 def test_logits_and_tokens_match(both: Both, case: str) -> None:
     import torch
 
+    from tests.models import oracle
+
     reference, loaded = both
     tokens, media = PROMPTS[case]
     ids, pictures = torch.tensor([tokens]), given([each.item for each in media]) if media else {}
     with torch.no_grad():
         logits = reference(ids, **pictures).logits[0]
-        greedy = reference.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=ANSWER,
-            min_new_tokens=ANSWER,
-            eos_token_id=None,
-            pad_token_id=0,
-            **pictures,
-        )[0, len(tokens) :].tolist()
+        greedy = oracle.reference_greedy(reference, tokens, ANSWER, **pictures)
     bound = (5 if media else 1) * TOLERANCE
     assert differ(solo_logits(loaded.model, tokens, media), logits) < bound
-    (request,) = prompts([1], tokens=ANSWER)
-    asked = replace(request, prompt=tuple(tokens), media=tuple(media))
-    config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=7)
-    assert Company(loaded, config).run([asked])[request.id].tokens == greedy
+    assert answered(loaded, tokens, media, ANSWER).tokens == greedy
     assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"
 
 

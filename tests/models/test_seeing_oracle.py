@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from quire.core.config import EngineConfig
 from quire.core.media import MediaItem, PlacedMedia
 from quire.models.base import MediaRows
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import SoloStep, encoded, solo_logits
-from tests.support.parity import TOLERANCE, Company, prompts
+from tests.support.parity import TOLERANCE, answered
 from tests.support.seeing import (
     BEGIN,
     CONFIGS,
@@ -299,23 +297,12 @@ def check(
 
     with torch.no_grad():
         logits = reference(ids, **given).logits[0]
-        greedy = reference.generate(
-            ids,
-            do_sample=False,
-            max_new_tokens=ANSWER,
-            min_new_tokens=ANSWER,
-            eos_token_id=None,
-            pad_token_id=0,
-            **given,
-        )[0, len(tokens) :].tolist()
+        greedy = oracle.reference_greedy(reference, ids[0].tolist(), ANSWER, **given)
 
     if media:  # random layers make much of the encoder's rounding, so theirs are placed, too
         assert differ(logits_of_their_rows(reference, loaded, tokens, media), logits) < TOLERANCE
     bound = 5 * TOLERANCE if media else TOLERANCE
     assert differ(solo_logits(loaded.model, tokens, media), logits) < bound
-    (request,) = prompts([1], tokens=ANSWER)
-    asked = replace(request, prompt=tuple(tokens), media=tuple(media))
     # Seven tokens a step: pictures are cut.
-    config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=7)
-    assert Company(loaded, config).run([asked])[request.id].tokens == greedy
+    assert answered(loaded, tokens, media, ANSWER).tokens == greedy
     assert len(set(greedy)) > 2, "a degenerate continuation proves nothing"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from quire.core.config import EngineConfig
 from quire.core.media import MediaItem, PlacedMedia
 from quire.models.base import MediaRows
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import SoloStep, encoded, marked_rows, solo_logits
-from tests.support.parity import TOLERANCE, Company, prompts
+from tests.support.parity import TOLERANCE, answered
 from tests.support.seeing import prompt
 from tests.support.tiled import CONFIGS, IN_GRIDS, SIZES, TILE, cases, film, in_grid
 
@@ -139,16 +137,7 @@ def test_logits_and_tokens_match(opened: Callable[[str], Both], name: str, case:
     given, ids = inputs(loaded, tokens, media), torch.tensor([tokens])
     with torch.no_grad():
         logits = reference(ids, **given).logits[0]
-        greedy = reference.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            do_sample=False,
-            max_new_tokens=ANSWER,
-            min_new_tokens=ANSWER,
-            eos_token_id=None,
-            pad_token_id=0,
-            **given,
-        )[0, len(tokens) :].tolist()
+        greedy = oracle.reference_greedy(reference, tokens, ANSWER, **given)
 
     model = loaded.model
     if media:  # random layers make much of the encoder's rounding, so theirs are placed, too
@@ -157,9 +146,6 @@ def test_logits_and_tokens_match(opened: Callable[[str], Both], name: str, case:
         placed = model.logits(model(SoloStep(model.layout, tokens, rows, media)))
         assert differ(placed, logits) < TOLERANCE
     assert differ(solo_logits(model, tokens, media), logits) < (5 if media else 1) * TOLERANCE
-    (request,) = prompts([1], tokens=ANSWER)
-    asked = replace(request, prompt=tuple(tokens), media=tuple(media))
     # Seven tokens a step: pictures are cut, where their rows do not see each other.
-    config = EngineConfig("", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=7)
-    assert Company(loaded, config).run([asked])[request.id].tokens == greedy
+    assert answered(loaded, tokens, media, ANSWER).tokens == greedy
     assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
+import pytest
 
 from quire.core.config import EngineConfig
+from quire.core.media import PlacedMedia
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.engine.engine import Engine, no_proposer
 from quire.engine.runner import SampledRow
@@ -99,6 +102,38 @@ def alone(
     for request in requests:
         answers |= Company(loaded, config).run([request])
     return answers
+
+
+def answered(
+    loaded: LoadedModel,
+    tokens: Sequence[int],
+    media: Sequence[PlacedMedia],
+    count: int,
+    max_step_tokens: int = 7,
+) -> Generated:
+    """What one prompt with its media gets, read so many tokens a step."""
+    (request,) = prompts([1], tokens=count)
+    asked = replace(request, prompt=tuple(tokens), media=tuple(media))
+    config = EngineConfig(
+        "", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=max_step_tokens
+    )
+    return Company(loaded, config).run([asked])[request.id]
+
+
+def count_encodes(
+    loaded: LoadedModel, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[int, ...]]:
+    """The shapes of a kind's items, one for each time that an item is encoded from now on."""
+    shapes: list[tuple[int, ...]] = []
+    encoder = type(loaded.model.encoders[kind])
+    encode = encoder.encode
+
+    def counted(self: Any, features: Any, shape: tuple[int, ...]) -> Any:
+        shapes.append(shape)
+        return encode(self, features, shape)
+
+    monkeypatch.setattr(encoder, "encode", counted)
+    return shapes
 
 
 def assert_same(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,16 @@ class Settings:
         if not isinstance(value, dict):
             raise self.error(key, "not an object")
         return Settings(self.path, f"{self.prefix}{key}.", value)
+
+    def require(self, only: Mapping[str, object]) -> None:
+        """Each key has the one value that is supported, or is left out.
+
+        Raises:
+            ModelError: another value.
+        """
+        for key, supported in only.items():
+            if self.values.get(key, supported) != supported:
+                raise self.error(key, f"and only {supported} is supported")
 
     def error(self, key: str, expected: str) -> ModelError:
         """For a value that is not what was `expected`."""

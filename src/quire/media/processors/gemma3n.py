@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from quire.core.media import MediaItem
 from quire.media.processors.base import AudioProcessor, Parts, Placeholders
-from quire.media.processors.mel import Filters, htk_filters
+from quire.media.processors.mel import Filters, hann_window, htk_filters
 from quire.media.settings import Settings
 from quire.media.sound import Samples
 from quire.media.source import Detail, FileLimits, refusal
@@ -56,8 +56,7 @@ class Gemma3nAudioProcessor(AudioProcessor):
         self._floor = floor
         self._emphasis = emphasis
         self._rows = rows
-        # Periodic, as for a spectrogram.
-        self._window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(frame) / frame)).astype(np.float32)
+        self._window = hann_window(frame)
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Self:
@@ -66,9 +65,7 @@ class Gemma3nAudioProcessor(AudioProcessor):
         Raises:
             ModelError: a value is missing, or asks for features other than this computes.
         """
-        for key, neutral in _NEUTRAL.items():
-            if settings.values.get(key, neutral) != neutral:
-                raise settings.error(key, f"and only {neutral} is supported")
+        settings.require(_NEUTRAL)
         rate = settings.integer("sampling_rate", 16_000)
         frame = round(rate * settings.number("frame_length_ms", 32.0) / 1000)
         overdrive = 2 if settings.values.get("fft_overdrive", True) else 1

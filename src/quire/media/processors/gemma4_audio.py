@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from quire.core.media import MediaItem
 from quire.media.processors.base import AudioProcessor, Placeholders
-from quire.media.processors.mel import htk_filters
+from quire.media.processors.mel import hann_window, htk_filters
 from quire.media.settings import Settings
 from quire.media.sound import Samples
 from quire.media.source import refusal
@@ -48,8 +48,7 @@ class Gemma4AudioProcessor(AudioProcessor):
         self._hop = hop
         self._filters = filters
         self._floor = floor
-        # Periodic, as for a spectrogram.
-        self._window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(frame) / frame)).astype(np.float32)
+        self._window = hann_window(frame)
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Gemma4AudioProcessor:
@@ -58,9 +57,7 @@ class Gemma4AudioProcessor(AudioProcessor):
         Raises:
             ModelError: a value is missing, or asks for features other than this computes.
         """
-        for key, neutral in _NEUTRAL.items():
-            if settings.values.get(key, neutral) != neutral:
-                raise settings.error(key, f"and only {neutral} is supported")
+        settings.require(_NEUTRAL)
         rate = settings.integer("sampling_rate", 16_000)
         frame = round(rate * settings.number("frame_length_ms", 20.0) / 1000)
         hop = round(rate * settings.number("hop_length_ms", 10.0) / 1000)

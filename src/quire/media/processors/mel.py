@@ -1,4 +1,4 @@
-"""Filters of mel spectrograms: triangles that overlap by half, evenly spaced in mels."""
+"""Mel spectrograms: the window, and filters, triangles that overlap by half, evenly in mels."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ Filters = npt.NDArray[np.float64]
 
 _SLANEY_STEP = math.log(6.4) / 27
 """Of a mel above 1000 Hz, which is 15 mels; below it a mel is 200/3 Hz."""
+
+
+def hann_window(frame: int) -> npt.NDArray[np.float32]:
+    """`[frame]`; periodic, as for a spectrogram."""
+    return (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(frame) / frame)).astype(np.float32)
 
 
 def htk_filters(frequencies: int, bins: int, lowest: float, highest: float, rate: int) -> Filters:

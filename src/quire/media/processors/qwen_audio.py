@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from quire.core.media import MediaItem
 from quire.media.processors.base import AudioProcessor, Placeholders
-from quire.media.processors.mel import Filters, slaney_filters
+from quire.media.processors.mel import Filters, hann_window, slaney_filters
 from quire.media.settings import Settings
 from quire.media.sound import Samples
 from quire.media.source import refusal
@@ -47,8 +47,7 @@ class QwenAudioProcessor(AudioProcessor):
     ) -> None:
         super().__init__(placeholders, rate=rate, seconds=math.inf)
         self._frame, self._hop, self._filters, self._chunk = frame, hop, filters, chunk
-        # Periodic, as for a spectrogram.
-        self._window = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(frame) / frame)).astype(np.float32)
+        self._window = hann_window(frame)
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> QwenAudioProcessor:
@@ -57,9 +56,7 @@ class QwenAudioProcessor(AudioProcessor):
         Raises:
             ModelError: a value is missing, or asks for features other than this computes.
         """
-        for key, neutral in _NEUTRAL.items():
-            if settings.values.get(key, neutral) != neutral:
-                raise settings.error(key, f"and only {neutral} is supported")
+        settings.require(_NEUTRAL)
         rate = settings.integer("sampling_rate", 16_000)
         frame, bins = settings.integer("n_fft", 400), settings.integer("feature_size", 128)
         encoder = Settings(config.path, "audio_config.", config.values["audio_config"])
