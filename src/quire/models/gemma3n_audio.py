@@ -17,7 +17,7 @@ from quire.core.errors import ModelError, RequestError
 from quire.core.media import Pieces
 from quire.models.arguments import read_arguments, require
 from quire.models.base import CutEncoder, Encoding, Module
-from quire.models.gemma4_audio import ConformerLayer, Distances, Gemma4AudioArguments
+from quire.models.gemma4_audio import ConformerTower, Gemma4AudioArguments
 from quire.models.layers import embed
 from quire.models.names import renamed
 from quire.models.norm import RMSNorm, unweighted_norm
@@ -157,28 +157,12 @@ class SubsamplingProjection(Module):
         return y
 
 
-class Gemma3nAudioTower(Module):
-    """A spectrogram to rows, `audio_tower.` in checkpoints."""
+class Gemma3nAudioTower(ConformerTower):
+    """Gemma 3n's, `audio_tower.` in checkpoints."""
 
     def __init__(self, args: Gemma3nAudioArguments) -> None:
-        super().__init__()
+        super().__init__(args, SubsamplingProjection(args))
         self.args = args
-        self.subsample_conv_projection = SubsamplingProjection(args)
-        self.layers = [ConformerLayer(args) for _ in range(args.num_hidden_layers)]
-        self._distances = Distances(args)
-
-    @property
-    def dtype(self) -> mx.Dtype:
-        """The activations' type: that of a tensor which is never packed."""
-        return self.subsample_conv_projection.layer0.norm.weight.dtype
-
-    def encode(self, spectrogram: mx.array) -> Encoding:
-        """float32 `[frames, bins]` -> `[rows, hidden]`; a piece a layer."""
-        x = self.subsample_conv_projection(spectrogram.astype(self.dtype))
-        for layer in self.layers:
-            x = layer(x, self._distances)
-            yield (x,)
-        return (x[:: self.args.conf_reduction_factor],)
 
 
 class Embedder(Module):
@@ -233,8 +217,10 @@ class Gemma3nAudioEncoder(CutEncoder):
         return Pieces(self.args.num_hidden_layers + 1, -(-shape[0] // 4))
 
     def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
-        (heard,) = yield from self.audio_tower.encode(features.view(mx.float32).reshape(shape))
-        rows = self.embed_audio.soft(heard)
+        x = spectrogram = features.view(mx.float32).reshape(shape)
+        for x in self.audio_tower.states(spectrogram):
+            yield (x,)
+        rows = self.embed_audio.soft(x[:: self.args.conf_reduction_factor])
         token = mx.array([self.args.padding - self.args.vocab_offset])
         padding = self.embed_audio.hard(token).astype(rows.dtype)
         missing = self.args.rows - len(rows)

@@ -279,21 +279,24 @@ class ConformerLayer(Module):
         return self.norm_out(_bounded(x, self._bound))
 
 
-class AudioTower(Module):
-    """A spectrogram to rows, `audio_tower.` in checkpoints."""
+class ConformerTower(Module):
+    """A spectrogram to the layers' rows.
 
-    def __init__(self, args: Gemma4AudioArguments) -> None:
+    Args:
+        subsampling: frames to a quarter as many rows; its first convolution is `layer0`.
+    """
+
+    def __init__(self, args: Gemma4AudioArguments, subsampling: Any) -> None:
         super().__init__()
-        self.args = args
-        self.subsample_conv_projection = SubsamplingProjection(args)
+        self.subsample_conv_projection = subsampling
         self.layers = [ConformerLayer(args) for _ in range(args.num_hidden_layers)]
-        self.output_proj = nn.Linear(args.hidden_size, args.output_proj_dims)
         self._distances = Distances(args)
 
     @property
     def dtype(self) -> mx.Dtype:
         """The activations' type: that of a tensor which is never packed."""
-        return self.subsample_conv_projection.layer0.norm.weight.dtype
+        dtype: mx.Dtype = self.subsample_conv_projection.layer0.norm.weight.dtype
+        return dtype
 
     def states(self, spectrogram: mx.array) -> Iterator[mx.array]:
         """float32 `[frames, bins]` -> `[rows, hidden]` of each layer."""
@@ -301,6 +304,15 @@ class AudioTower(Module):
         for layer in self.layers:
             x = layer(x, self._distances)
             yield x
+
+
+class AudioTower(ConformerTower):
+    """Gemma 4's, `audio_tower.` in checkpoints."""
+
+    def __init__(self, args: Gemma4AudioArguments) -> None:
+        super().__init__(args, SubsamplingProjection(args))
+        self.args = args
+        self.output_proj = nn.Linear(args.hidden_size, args.output_proj_dims)
 
 
 class Gemma4AudioEncoder(CutEncoder):

@@ -71,7 +71,9 @@ def _listed(repository: str) -> list[str]:
         return [file.rfilename for file in HfApi().model_info(repository).siblings or ()]
     except HfHubHTTPError as error:
         raise _not_downloaded(repository, error) from error
-    except Exception:  # not reached: of the hub's own HTTP client, another one in each version
+    except Exception:
+        # Not reached. The library lets its HTTP client's errors through, and its client was
+        # requests, then httpx, then httpx2.
         return _listed_here(repository)
 
 
