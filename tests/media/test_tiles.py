@@ -70,6 +70,32 @@ def test_gemma3_against_transformers(tmp_path: Path) -> None:
         assert (part.before, part.after) == ("\n\n<start_of_image>", "<end_of_image>\n\n")
 
 
+def test_gemma3n_against_transformers(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    oracle = pytest.importorskip("transformers.models.siglip.image_processing_pil_siglip")
+    config = {"model_type": "gemma3n", "vision_config": {}, "vision_soft_tokens_per_image": 4}
+    settings: dict[str, Any] = {
+        "size": {"height": 64, "width": 64},
+        "resample": 2,
+        "do_normalize": False,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    theirs = oracle.SiglipImageProcessorPil(**settings)
+    ours = processor(tmp_path, config, settings | {"image_processor_type": "SiglipImageProcessor"})
+    for seed, size in enumerate(SIZES):
+        picture = noise(*size, seed)
+        (part,) = ours.read(encoded(picture), param="p")
+        wanted = theirs.preprocess(picture, return_tensors="np")["pixel_values"][0]
+        found = np.frombuffer(part.item.features, np.uint8).reshape(64, 64, 3) / 255
+        assert np.abs(found.transpose(2, 0, 1) - wanted).max() < 1e-3
+        assert (part.item.tokens, part.item.shape, part.item.bidirectional) == (4, (64, 64), False)
+        assert (part.before, part.after) == ("\n\n<start_of_image>", "<end_of_image>\n\n")
+    normalised = settings | {"image_processor_type": "SiglipImageProcessor", "do_normalize": True}
+    with pytest.raises(ModelError, match="image_mean"):
+        processor(tmp_path, config, normalised)
+
+
 def test_a_picture_cannot_take_fewer_tokens_than_a_tile(tmp_path: Path) -> None:
     ours = processor(tmp_path, GEMMA3, GEMMA3_SETTINGS)
     with pytest.raises(RequestError, match="max_soft_tokens is 3"):

@@ -55,7 +55,7 @@ def _draw(name: str, weight: torch.Tensor) -> torch.Tensor:
     noise = torch.randn_like(weight)
     if name.endswith("conv1d.weight"):
         return 0.6 * noise
-    if ".conv2d" in name:
+    if ".conv2d" in name or (".timm_model." in name and weight.ndim == 4):
         return 1.5 * noise * weight[0].numel() ** -0.5
     if weight.shape == (1,) and "gate" in name:  # else next to nothing comes through
         return 1.0 + 0.3 * noise

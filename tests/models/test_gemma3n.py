@@ -105,17 +105,14 @@ def converted(weights: Weights) -> Weights:
             for ours, other in parts.items():
                 name = name.replace(ours, other)
         ready[name if "audio" in name else f"language_model.{name}"] = array
-    return ready | {"vision_tower.timm_model.conv_stem.conv.weight": mx.zeros((1,))}
+    return ready
 
 
-def test_names_of_conversions_are_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "quire.models")
+def test_names_of_conversions_are_read(tmp_path: Path) -> None:
     weights = random_weights(gemma3n_config())
     tokens, media = prompt(sound(1, 50))
     own = opened(tmp_path / "own", weights).model
-    assert "pictures" not in caplog.text
     theirs = opened(tmp_path / "theirs", converted(weights)).model
-    assert "encoder of pictures is left out" in caplog.text
     assert mx.array_equal(solo_logits(own, tokens, media), solo_logits(theirs, tokens, media))
     other = solo_logits(own, tokens, prompt(sound(2, 50))[1])
     assert not mx.allclose(solo_logits(own, tokens, media), other, atol=1e-3)

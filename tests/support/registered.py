@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.support.crossing import CONFIG as CROSSING
 from tests.support.families import CONFIGS as DESCRIBED
-from tests.support.families import HELD_AGAINST_MLX_LM
+from tests.support.families import HELD_AGAINST_MLX_LM, gemma3n_seeing_config
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.seeing import CONFIGS as SEEING
@@ -22,6 +22,7 @@ def _around(model_type: str, text: dict[str, Any]) -> dict[str, Any]:
 _WHOLE: dict[str, dict[str, Any]] = {
     "gemma3, text": _around("gemma3", DESCRIBED["gemma3_text"]),
     "gemma3n": _around("gemma3n", DESCRIBED["gemma3n_text"]),
+    "gemma3n, all": gemma3n_seeing_config(),
     "gemma4": _around("gemma4", TINY["gemma4"]()),
     "llama4": _around("llama4", DESCRIBED["llama4_text"]),
     "mistral3": _around("mistral3", DESCRIBED["mistral"]),

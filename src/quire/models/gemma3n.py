@@ -8,7 +8,6 @@ blocks of which most values are cut off.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -21,19 +20,23 @@ from quire.core.errors import ModelError
 from quire.models.arguments import read_arguments
 from quire.models.base import MediaEncoder, Module, Step
 from quire.models.gemma3n_audio import (
-    Embedder,
     Gemma3nAudioArguments,
     Gemma3nAudioEncoder,
     Gemma3nAudioTower,
     audio_name,
 )
+from quire.models.gemma3n_embedder import Embedder, OwnTokens
+from quire.models.gemma3n_vision import (
+    Gemma3nVisionArguments,
+    Gemma3nVisionEncoder,
+    vision_tensors,
+)
 from quire.models.gemma4 import Attention, Decoder, Gemma4
 from quire.models.gemma4_arguments import FULL, SLIDING, Gemma4Arguments
 from quire.models.layers import GATES
+from quire.models.mobilenet import MobileNetTower
 from quire.models.norm import RMSNorm
 from quire.models.rope import RopeParameters, Rotate
-
-log = logging.getLogger("quire.models")
 
 _THETA = {SLIDING: 1e4, FULL: 1e6}
 _LEAST_SQUARE = 1e-5
@@ -240,30 +243,12 @@ class DecoderLayer(Module):
         return mx.concatenate([corrected[:, :1], rest], axis=1)
 
 
-class OwnTokens:
-    """The embeddings of tokens that an encoder has of its own, such as the one that ends sounds."""
-
-    def __init__(self, embedder: Embedder) -> None:
-        self._embedder = embedder
-        self._table: mx.array | None = None
-
-    def placed(self, x: mx.array, tokens: mx.array) -> mx.array:
-        """Embeddings of all tokens `[T, hidden]`, with these in their places."""
-        args = self._embedder.args
-        if self._table is None:  # of weights that never change
-            self._table = self._embedder.hard(mx.arange(args.vocab_size))
-            mx.eval(self._table)
-        own = tokens - args.vocab_offset
-        rows = self._table[mx.clip(own, 0, args.vocab_size - 1)]
-        return mx.where((own >= 0)[:, None], rows.astype(x.dtype), x)
-
-
 class Gemma3nDecoder(Decoder):
     """Everything but the head."""
 
     def __init__(self, args: Gemma3nArguments) -> None:
         super().__init__(args)
-        self._own_tokens: OwnTokens | None = None
+        self._own_tokens: list[OwnTokens] = []
         hidden, others = args.hidden_size, args.altup_num_inputs - 1
         self.altup_projections = [nn.Linear(hidden, hidden, bias=False) for _ in range(others)]
         self.altup_unembed_projections = [
@@ -272,11 +257,13 @@ class Gemma3nDecoder(Decoder):
 
     def embed_own(self, embedder: Embedder) -> None:
         """Takes the embeddings of an encoder's own tokens from it from now on."""
-        self._own_tokens = OwnTokens(embedder)
+        self._own_tokens.append(OwnTokens(embedder))
 
     def _embedded(self, tokens: mx.array) -> mx.array:
         x = super()._embedded(tokens)
-        return x if self._own_tokens is None else self._own_tokens.placed(x, tokens)
+        for own in self._own_tokens:
+            x = own.placed(x, tokens)
+        return x
 
     def _layer(self, args: Gemma4Arguments, index: int) -> Module:
         assert isinstance(args, Gemma3nArguments)
@@ -305,38 +292,53 @@ def _as_large(x: mx.array, other: mx.array) -> mx.array:
 
 
 class Gemma3n(Gemma4):
-    """The text decoder with its head, and the audio encoder that the checkpoint has."""
+    """The text decoder with its head, and the encoders that the checkpoint has."""
 
-    def __init__(self, args: Gemma3nArguments, audio: Gemma3nAudioArguments | None = None) -> None:
+    def __init__(
+        self,
+        args: Gemma3nArguments,
+        vision: Gemma3nVisionArguments | None = None,
+        audio: Gemma3nAudioArguments | None = None,
+    ) -> None:
         super().__init__(args)
+        # Other modules by the names of Gemma 4's.
+        if vision is not None:
+            self.vision_tower = cast("Any", MobileNetTower(vision.net))
+            self.embed_vision = cast("Any", Embedder(vision))
         if audio is not None:
-            # Other modules by the names of Gemma 4's.
             self.audio_tower = cast("Any", Gemma3nAudioTower(audio))
-            self.embed_audio = cast("Any", Embedder(audio, audio.rms_norm_eps))
+            self.embed_audio = cast("Any", Embedder(audio))
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        return cls(Gemma3nArguments.from_config(config), Gemma3nAudioArguments.from_config(config))
+        return cls(
+            Gemma3nArguments.from_config(config),
+            Gemma3nVisionArguments.from_config(config),
+            Gemma3nAudioArguments.from_config(config),
+        )
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
-        tower: Any = self.audio_tower
-        embedder: Any = self.embed_audio
-        return {} if tower is None else {"audio": Gemma3nAudioEncoder(tower, embedder)}
+        found: dict[str, MediaEncoder] = {}
+        eye, ear = cast("Any", self.vision_tower), cast("Any", self.audio_tower)
+        if eye is not None:
+            found["image"] = Gemma3nVisionEncoder(eye, cast("Any", self.embed_vision))
+        if ear is not None:
+            found["audio"] = Gemma3nAudioEncoder(ear, cast("Any", self.embed_audio))
+        return found
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        if any("vision_tower." in name for name in weights):
-            log.info("The checkpoint's encoder of pictures is left out: it is not supported")
-        ready = super().sanitize(
-            {
-                audio_name(name) if "audio_tower." in name else name: array
-                for name, array in weights.items()
-            }
-        )
-        embedder: Any = self.embed_audio
+        seen = {name: array for name, array in weights.items() if "vision_tower." in name}
+        others = {
+            audio_name(name) if "audio_tower." in name else name: array
+            for name, array in weights.items()
+            if name not in seen
+        }
+        ready = super().sanitize(others | vision_tensors(seen))
         decoder: Any = self.model
-        if embedder is not None:
-            decoder.embed_own(embedder)
+        for embedder in (self.embed_vision, self.embed_audio):
+            if embedder is not None:
+                decoder.embed_own(embedder)
         return ready
 
     def _decoder(self, args: Gemma4Arguments) -> Decoder:

@@ -17,10 +17,9 @@ from quire.core.errors import ModelError, RequestError
 from quire.core.media import Pieces
 from quire.models.arguments import read_arguments, require
 from quire.models.base import CutEncoder, Encoding, Module
+from quire.models.gemma3n_embedder import Embedder
 from quire.models.gemma4_audio import ConformerTower, Gemma4AudioArguments
-from quire.models.layers import embed
 from quire.models.names import renamed
-from quire.models.norm import RMSNorm, unweighted_norm
 
 
 @dataclass(frozen=True)
@@ -163,30 +162,6 @@ class Gemma3nAudioTower(ConformerTower):
     def __init__(self, args: Gemma3nAudioArguments) -> None:
         super().__init__(args, SubsamplingProjection(args))
         self.args = args
-
-
-class Embedder(Module):
-    """An encoder's rows, and tokens of its own, in the decoder's width; `embed_audio.`."""
-
-    def __init__(self, args: Gemma3nAudioArguments, eps: float) -> None:
-        super().__init__()
-        width = args.hidden_size
-        self.args = args
-        self.embedding = nn.Embedding(args.vocab_size, width)
-        self.hard_embedding_norm = RMSNorm(width, eps=eps)
-        self.soft_embedding_norm = RMSNorm(width, eps=eps)
-        self.embedding_projection = nn.Linear(width, args.text_hidden_size, bias=False)
-        self._norm = unweighted_norm(eps)
-
-    def soft(self, rows: mx.array) -> mx.array:
-        """`[rows, hidden_size]` -> `[rows, text_hidden_size]`."""
-        return self._norm(self.embedding_projection(self.soft_embedding_norm(rows)))
-
-    def hard(self, tokens: mx.array) -> mx.array:
-        """Tokens' ids, less `vocab_offset`, `[T]` -> `[T, text_hidden_size]`."""
-        dtype = self.hard_embedding_norm.weight.dtype
-        rows = self.hard_embedding_norm(embed(self.embedding, tokens, dtype))
-        return self._norm(self.embedding_projection(rows))
 
 
 class Gemma3nAudioEncoder(CutEncoder):

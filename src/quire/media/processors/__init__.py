@@ -14,6 +14,7 @@ from quire.media.processors.deepseek import DeepseekImageProcessor, HybridImageP
 from quire.media.processors.dynamic import InternVLVideoProcessor, open_dynamic
 from quire.media.processors.ernie_video import ErnieVideoProcessor
 from quire.media.processors.gemma3n import Gemma3nAudioProcessor
+from quire.media.processors.gemma3n_pictures import open_siglip
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
 from quire.media.processors.gemma4_audio import Gemma4AudioProcessor
 from quire.media.processors.glm_video import Glm46VideoProcessor, GlmVideoProcessor
@@ -50,8 +51,9 @@ IMAGES: dict[str, Open] = {
     "GotOcr2ImageProcessorFast": open_dynamic,
     "CLIPImageProcessor": LlavaImageProcessor.open,
     "CLIPImageProcessorFast": LlavaImageProcessor.open,
-    "SiglipImageProcessor": LlavaImageProcessor.open,
-    "SiglipImageProcessorFast": LlavaImageProcessor.open,
+    "SiglipImageProcessor": open_siglip,
+    "SiglipImageProcessorFast": open_siglip,
+    "SiglipImageProcessorPil": open_siglip,
     "LlavaImageProcessor": LlavaImageProcessor.open,
     "LlavaImageProcessorFast": LlavaImageProcessor.open,
     "LlavaNextImageProcessor": LlavaNextImageProcessor.open,

@@ -125,7 +125,7 @@ FAMILIES = (
     Family("gemma2", "Gemma 2", gemma2),
     Family("gemma3", "Gemma 3, text and images", gemma3),
     Family("gemma3_text", "Gemma 3, text", gemma3_text),
-    Family("gemma3n", "Gemma 3n, text and sound", lambda s: Gemma3n.from_config(s.values)),
+    Family("gemma3n", "Gemma 3n, text, images, sound", lambda s: Gemma3n.from_config(s.values)),
     Family("gemma3n_text", "Gemma 3n, text", lambda s: Gemma3n.from_config(s.values)),
     Family("gemma4", "Gemma 4, text, images, video, sound", lambda s: Gemma4.from_config(s.values)),
     Family("gemma4_text", "Gemma 4, text", lambda s: Gemma4.from_config(s.values)),

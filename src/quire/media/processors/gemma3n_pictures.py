@@ -1,0 +1,74 @@
+"""Gemma 3n: a picture is squeezed into one square.
+
+The pixels equal those of transformers' `SiglipImageProcessorPil`, but stay uint8.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import PIL.Image
+
+from quire.core.media import RAW_COLOURS, MediaItem
+from quire.media.processors.base import (
+    BILINEAR,
+    ImageProcessor,
+    MediaPart,
+    Parts,
+    Placeholders,
+    check_pixels,
+)
+from quire.media.processors.llava import LlavaImageProcessor
+from quire.media.processors.tiles import check_room
+from quire.media.settings import Settings
+from quire.media.source import Detail
+
+
+class Gemma3nImageProcessor(ImageProcessor):
+    """SigLIP's processor as Gemma 3n has it.
+
+    Args:
+        height, width: of all pictures, in pixels.
+        rows: that a picture becomes.
+    """
+
+    def __init__(self, placeholders: Placeholders, height: int, width: int, rows: int) -> None:
+        super().__init__(placeholders)
+        self._height, self._width = height, width
+        self._rows = rows
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value asks for pixels other than this computes.
+        """
+        check_pixels(settings, RAW_COLOURS, BILINEAR)
+        size = settings.within("size") if "size" in settings.values else settings
+        return cls(
+            Placeholders(config.integer("image_token_id", 262_145, least=0)),
+            size.integer("height", 768),
+            size.integer("width", 768),
+            config.integer("vision_soft_tokens_per_image", 256),
+        )
+
+    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+        check_room(param, detail, self._rows)
+        if picture.size != (self._width, self._height):
+            picture = picture.resize((self._width, self._height), PIL.Image.Resampling.BILINEAR)
+        pixels, shape = np.asarray(picture).tobytes(), (self._height, self._width)
+        item = MediaItem.of("image", pixels, shape, self._rows, bidirectional=False)
+        return (MediaPart(item, "\n\n<start_of_image>", "<end_of_image>\n\n"),)
+
+
+def open_siglip(settings: Settings, config: Settings) -> ImageProcessor:
+    """The processor of a model whose settings name SigLIP's: Gemma 3n's, or LLaVA 1.5's.
+
+    Raises:
+        ModelError: see `Gemma3nImageProcessor.open`.
+    """
+    known = config.values.get("model_type") == "gemma3n"
+    kind = Gemma3nImageProcessor if known else LlavaImageProcessor
+    return kind.open(settings, config)

@@ -1,0 +1,166 @@
+"""Gemma 3n's encoder of pictures: MobileNetV5, whose map's pixels become rows (model cards)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import isqrt
+from typing import Any, Self
+
+import mlx.core as mx
+
+from quire.core.errors import ModelError, RequestError
+from quire.core.media import Pieces
+from quire.models.arguments import read_arguments, require
+from quire.models.base import CutEncoder, Encoding
+from quire.models.gemma3n_embedder import Embedder, OwnVocabulary
+from quire.models.mobilenet import Attending, Block, Edge, Inverted, MobileNet, MobileNetTower
+
+_ARCHITECTURE = "mobilenetv5_300m_enc"
+_CELL = 16
+"""Pixels on the side of what becomes a pixel of the larger of the fused maps."""
+_MOST_PIXELS = 1536**2
+
+
+@dataclass(frozen=True)
+class Gemma3nVisionArguments(OwnVocabulary):
+    """The keys of `vision_config` that decide the computation.
+
+    Attributes:
+        net: the encoder.
+    """
+
+    net: MobileNet
+    hidden_size: int = 2048
+    vocab_size: int = 128
+    vocab_offset: int = 262_144
+    text_hidden_size: int = 2048
+    rms_norm_eps: float = 1e-6
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Self | None:
+        vision = config.get("vision_config")
+        if not vision:
+            return None
+        require(
+            "vision_config.architecture", vision.get("architecture", _ARCHITECTURE), [_ARCHITECTURE]
+        )
+        rows = config.get("vision_soft_tokens_per_image", 256)
+        side = isqrt(rows)
+        if side * side != rows:
+            raise ModelError(f"config.json: vision_soft_tokens_per_image = {rows} is not a square")
+        args = vision.get("model_args") or {}
+        known = ("block_args", "stem_size", "msfa_output_resolution")
+        for name in args:
+            require("vision_config.model_args", name, known)
+        require("msfa_output_resolution", args.get("msfa_output_resolution", side), [side])
+        stages = args.get("block_args")
+        net = MobileNet(
+            stem=args.get("stem_size", 64),
+            stages=_STAGES if stages is None else tuple(tuple(map(_block, s)) for s in stages),
+            side=side,
+            output_size=vision.get("hidden_size", 2048),
+        )
+        text = config.get("text_config") or {}
+        return read_arguments(cls, vision, net=net, text_hidden_size=text.get("hidden_size", 2048))
+
+
+def _block(args: dict[str, Any]) -> Block:
+    """A block by timm's names of its settings."""
+    kind = args["block_type"]
+    require("block_type", kind, ("er", "uir", "mqa"))
+    for name, value in args.items():
+        require(name, value, [*_NEUTRAL[name]] if name in _NEUTRAL else [value])
+    channels, stride = args["out_chs"], args["stride"]
+    if kind == "mqa":
+        require("value_dim", args["value_dim"], [args["key_dim"]])
+        require("stride", stride, [1])
+        kernel = args["dw_kernel_size"]
+        return Attending(channels, args["num_heads"], args["key_dim"], kernel, args["kv_stride"])
+    if kind == "er":
+        return Edge(channels, args["exp_kernel_size"], stride, args["exp_ratio"])
+    start, middle = args["dw_kernel_size_start"], args["dw_kernel_size_mid"]
+    return Inverted(channels, start, middle, stride, args["exp_ratio"])
+
+
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "act_layer": (None,),
+    "dw_kernel_size_end": (0,),
+    "force_in_chs": (0,),
+    "group_size": (None,),
+    "noskip": (False,),
+    "pw_kernel_size": (1,),
+    "se_ratio": (0,),
+}
+
+
+def _published() -> tuple[tuple[Block, ...], ...]:
+    """The stages of `mobilenetv5_300m_enc`."""
+
+    def alternating(heads: int, width: int, stride: int, channels: int, count: int) -> list[Block]:
+        attending = Attending(channels, heads, width, 3, stride)
+        return [attending, Inverted(channels, 0, 0, 1, 2.0)] * count
+
+    return (
+        (Edge(128, 3, 2, 4.0), *[Edge(128, 3, 1, 4.0)] * 2),
+        (Inverted(256, 3, 5, 2, 6.0), *(Inverted(256, k, 0, 1, 4.0) for k in (5, 3, 5, 3))),
+        (
+            Inverted(640, 5, 5, 2, 6.0),
+            *[Inverted(640, 5, 0, 1, 4.0)] * 7,
+            Inverted(640, 0, 0, 1, 1.0),
+            *alternating(12, 64, 2, 640, 14),
+        ),
+        (Inverted(1280, 5, 5, 2, 6.0), *alternating(16, 96, 1, 1280, 19)),
+    )
+
+
+_STAGES = _published()
+
+
+class Gemma3nVisionEncoder(CutEncoder):
+    """The tower and the embedder as one. A piece is a block, or a strip of the fused map."""
+
+    def __init__(self, vision_tower: MobileNetTower, embed_vision: Embedder) -> None:
+        super().__init__()
+        self.vision_tower = vision_tower
+        self.embed_vision = embed_vision
+
+    def feature_bytes(self, shape: tuple[int, ...]) -> int:
+        height, width = shape
+        return height * width * 3
+
+    def rows(self, shape: tuple[int, ...]) -> int:
+        height, width = shape
+        side = self.vision_tower.kind.side
+        cell = side * _CELL
+        if not 0 < height * width <= _MOST_PIXELS or height % cell or width % cell:
+            raise RequestError(
+                f"An image of {width} x {height} pixels: the model takes multiples of {cell}, and "
+                f"at most {_MOST_PIXELS} pixels."
+            )
+        return side**2
+
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
+        height, width = shape
+        return Pieces(self.vision_tower.pieces, height * width // _CELL**2)
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        (x,) = yield from self.vision_tower.encode(features.reshape(*shape, 3))
+        return (self.embed_vision.soft(x * x.shape[-1] ** 0.5),)
+
+
+def vision_tensors(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
+    """The tower's tensors, of timm's names behind `vision_tower.`, in this package's layouts.
+
+    Kernels have their channels second (PyTorch) or last (MLX). Those of one pixel become matrices,
+    and so do those over all channels.
+    """
+    second = any(a.ndim == 4 and a.shape[1] != a.shape[2] for a in weights.values())
+    ready = {}
+    for name, array in weights.items():
+        if array.ndim == 4:
+            array = array.moveaxis(1, -1) if second else array
+            depthwise = array.shape[1] > 1 and array.shape[-1] == 1
+            array = array if depthwise else array.flatten(1)
+        ready[name.replace("vision_tower.timm_model.", "vision_tower.")] = array
+    return ready
