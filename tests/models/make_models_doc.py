@@ -14,6 +14,7 @@ from quire.models.registry import FAMILIES
 from quire.text.dialects import DIALECTS
 from tests.support.crossing import CONFIG as CROSSING
 from tests.support.families import CONFIGS, HELD_AGAINST_MLX_LM
+from tests.support.fused import CONFIG as FUSED
 from tests.support.gguf_architectures import GGUF, NOT_FROM_GGUF
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
@@ -95,6 +96,7 @@ _SAME_AS = {
     "mistral3": "mistral` and `ministral3",
     "qwen3_omni_moe": "qwen3_omni_moe_thinker",
 }
+HELD_AGAINST_MLX_VLM = {FUSED["model_type"]}
 
 
 def rows() -> Iterator[str]:
@@ -105,11 +107,12 @@ def rows() -> Iterator[str]:
         config["model_type"]
         for config in (*SEEING.values(), *TILED.values(), CROSSING, HUNYUAN, HYBRID)
     }
-    held = own | HELD_AGAINST_MLX_LM.keys() | seen
+    held = own | HELD_AGAINST_MLX_LM.keys() | HELD_AGAINST_MLX_VLM | seen
     for model_type, family in sorted(FAMILIES.items()):
         variants = [n for n, config in CONFIGS.items() if config["model_type"] == model_type]
         names = ", ".join(name.removeprefix(model_type).strip("-") or "usual" for name in variants)
         library = "mlx-lm" if model_type in HELD_AGAINST_MLX_LM else "transformers"
+        library = "mlx-vlm" if model_type in HELD_AGAINST_MLX_VLM else library
         if same := _SAME_AS.get(model_type):
             names = f"as `{same}`"
         elif not variants and model_type not in held:

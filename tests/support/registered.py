@@ -7,6 +7,7 @@ from typing import Any
 from tests.support.crossing import CONFIG as CROSSING
 from tests.support.families import CONFIGS as DESCRIBED
 from tests.support.families import HELD_AGAINST_MLX_LM, gemma3n_seeing_config
+from tests.support.fused import CONFIG as FUSED
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.seeing import CONFIGS as SEEING
@@ -27,6 +28,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "llama4": _around("llama4", DESCRIBED["llama4_text"]),
     "mistral3": _around("mistral3", DESCRIBED["mistral"]),
     "deepseek_vl_hybrid": HYBRID,
+    "falcon_ocr": FUSED,
     "hunyuan_vl": HUNYUAN,
     "mllama": CROSSING,
     "kimi_k2": DESCRIBED["deepseek_v3"] | {"model_type": "kimi_k2"},

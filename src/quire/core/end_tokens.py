@@ -23,12 +23,17 @@ def end_token_ids(folder: Path) -> frozenset[int]:
     ids = _as_ids(config.get("eos_token_id"), path)
     ids |= _as_ids(text.get("eos_token_id") if isinstance(text, dict) else None, path)
     ids |= _as_ids(read_object(generation).get("eos_token_id"), generation)
-    return frozenset(ids | _tokenizer_end(folder))
-
-
-def _tokenizer_end(folder: Path) -> set[int]:
     tokenizer = read_object(folder / "tokenizer_config.json")
-    token = tokenizer.get("eos_token")
+    ids |= _id_of(tokenizer.get("eos_token"), tokenizer, folder)
+    unsaid = _UNSAID.get(str(config.get("model_type")))
+    return frozenset(ids | _id_of(unsaid, tokenizer, folder))
+
+
+_UNSAID = {"falcon_ocr": "<|end_of_query|>"}
+"""By `model_type`, an end that only the published code knows of."""
+
+
+def _id_of(token: Any, tokenizer: dict[str, Any], folder: Path) -> set[int]:
     if isinstance(token, dict):
         token = token.get("content")
     if not token:

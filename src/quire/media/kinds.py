@@ -85,6 +85,7 @@ class Kind:
         table: `module:name` of what opens a processor, by the processor's name.
         table_beside_pictures: the like by the name of the processor of pictures, for folders that
             say nothing of this kind; what it opens takes that one's settings.
+        table_by_model: the like by the `model_type` of models whose `config.json` says all of it.
     """
 
     input: MediaInput
@@ -94,6 +95,7 @@ class Kind:
     type_key: str
     table: str
     table_beside_pictures: str = ""
+    table_by_model: str = ""
 
     @property
     def processors(self) -> Mapping[str, Open]:
@@ -111,6 +113,8 @@ class Kind:
         """
         config = _config(folder)
         settings = self._find_settings(folder)
+        if (own := self._by_model(config)) is not None:
+            return own(settings or config, config)
         if config.values.get(self.part) is None:
             return None
         if settings is None:
@@ -121,6 +125,11 @@ class Kind:
             log.warning("%s: no support for %r; serving without it", settings.path, name)
             return None
         return build(settings, config)
+
+    def _by_model(self, config: Settings) -> Open | None:
+        name = config.values.get("model_type")
+        known = _table(self.table_by_model) if self.table_by_model else {}
+        return known.get(name) if isinstance(name, str) else None
 
     def _open_beside_pictures(self, folder: Path, config: Settings) -> MediaProcessor | None:
         pictures = KINDS["image"]
@@ -183,6 +192,7 @@ KINDS: dict[str, Kind] = {
         old_file="preprocessor_config.json",
         type_key="image_processor_type",
         table=f"{_TABLES}:IMAGES",
+        table_by_model=f"{_TABLES}:IMAGES_BY_MODEL",
     ),
     "audio": Kind(
         MediaInput(

@@ -142,7 +142,7 @@ class SelfAttention(Module):
         q, k = self._prepared(q, k, rotate)
         if kind.temperature is not None:
             q = (q * kind.temperature.of(step.positions)).astype(x.dtype)
-        v = self._clipped(v).reshape(rows, kind.kv_heads, kind.head_dim)
+        v = self._values(v)
         sinks = self.get("sinks")
         # [T, heads, head_dim]
         out = step.attend(self._layer, q, k, v, scale=kind.scale, softcap=kind.softcap, sinks=sinks)
@@ -167,6 +167,10 @@ class SelfAttention(Module):
         if norm is not None and norm.after_rotation:
             q, k = self.q_norm(q), self.k_norm(k)
         return q, k
+
+    def _values(self, v: mx.array) -> mx.array:
+        """By head: `[T, heads, head_dim]`."""
+        return self._clipped(v).reshape(len(v), self._kind.kv_heads, self._kind.head_dim)
 
     def _clipped(self, x: mx.array) -> mx.array:
         clip = self._kind.clip

@@ -39,8 +39,9 @@ class DecoderLayer(Module):
             self[mixer.attribute] = mixer.module(whole.hidden_size, first + number)
         if layer.feed_forward is not None:
             self.mlp = layer.feed_forward.module(whole.hidden_size)
+        norm = whole.block_norm or whole.norm
         for name in self._norms(layer):
-            self[name] = whole.norm.module(whole.hidden_size)
+            self[name] = norm.module(whole.hidden_size)
 
     @staticmethod
     def _norms(layer: Layer) -> tuple[str, ...]:

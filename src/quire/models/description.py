@@ -111,6 +111,8 @@ class Description:
     """A decoder.
 
     Attributes:
+        norm: behind the last layer, and in all.
+        block_norm: of the layers, where it is another.
         embedding_multiplier: multiplies what the embedding table says of a token.
         residual_multiplier: multiplies what a block adds.
         head_multiplier: multiplies what the head reads.
@@ -124,6 +126,7 @@ class Description:
     layers: tuple[Layer, ...]
     norm: Norm
     placement: Placement = Placement.PRE
+    block_norm: Norm | None = None
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     head_multiplier: float = 1.0

@@ -27,8 +27,9 @@ from quire.models.safetensors import fingerprint
 from quire.models.settings import Settings
 from quire.models.weight_files import WeightFiles, find_weights
 
-_WIDE = ("e_score_correction_bias", "expert_bias")
-"""Ends of names of what is never narrowed: experts are ranked by differences in its last digits."""
+_WIDE = ("e_score_correction_bias", "expert_bias", "freqs_cis_golden")
+"""Ends of names of what is never narrowed: experts are ranked by differences in its last digits,
+and an angle needs all of its own."""
 
 _EVAL_BYTES = 256 << 20  # weights made ready at once; bounds what a conversion holds twice
 

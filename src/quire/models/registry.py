@@ -22,6 +22,7 @@ _MODULES = (
     "cohere",
     "deepseek",
     "deepseek_vl",
+    "falcon_vl",
     "glm_vl",
     "google",
     "huggingface",

@@ -24,6 +24,7 @@ import jinja2.utils
 from quire.core.errors import ModelError, RequestError
 from quire.core.folder import read_object, read_text
 from quire.text.controls import SENTINEL
+from quire.text.own_templates import OWN
 
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"
@@ -72,7 +73,8 @@ class ChatTemplate:
         """Reads the templates of a model folder; there may be none (see `exists`).
 
         Files (`chat_template.jinja`, `additional_chat_templates/NAME.jinja`) take the place of
-        what `tokenizer_config.json` says; `chat_template.json` is read where neither has any.
+        what `tokenizer_config.json` says; `chat_template.json` is read where neither has any. A
+        model whose prompts are made by its publisher's code has the template of `own_templates`.
 
         Raises:
             ModelError: a file cannot be understood.
@@ -191,7 +193,8 @@ def _sources_of(folder: Path) -> dict[str, str]:
         sources = _sources_in(read_object(folder / name).get("chat_template"), folder / name)
         if sources:
             break
-    return sources
+    own = OWN.get(str(read_object(folder / "config.json").get("model_type")))
+    return sources or ({} if own is None else {_DEFAULT: own})
 
 
 def _sources_in(value: Any, path: Path) -> dict[str, str]:

@@ -66,6 +66,13 @@ PLAIN: tuple[Published, ...] = (
         "",
         {"<|im_end|>": 151645},
     ),
+    Published(
+        ("falcon_ocr",),
+        "tiiuae/Falcon-OCR",
+        "none",
+        ends={"<|end_of_text|>": 11, "<|end_of_query|>": 263},
+        marks={"<|image|>": 227},
+    ),
     Published(("phi",), "microsoft/phi-2", "none", ends={"<|endoftext|>": 50256}),
     Published(
         ("phi3", "phimoe"),

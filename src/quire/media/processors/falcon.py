@@ -1,0 +1,72 @@
+"""Falcon-OCR: pictures of any shape within bounds on their sides, then as Qwen2-VL's.
+
+The pixels equal those of mlx-vlm's processor, but stay uint8: the model scales them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Self
+
+import PIL.Image
+
+from quire.core.media import MediaItem
+from quire.media.processors.base import Placeholders
+from quire.media.processors.qwen import QwenImageProcessor, check_stretch
+from quire.media.settings import Settings
+from quire.media.source import Detail
+
+_AROUND = 5
+"""Rows before a picture's patches."""
+_LONGEST = 1024
+"""Pixels of a side."""
+
+
+class FalconImageProcessor(QwenImageProcessor):
+    """The pictures of Falcon-OCR. Nothing but `config.json` describes them."""
+
+    _shortest = 64
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `config.json` says.
+
+        Raises:
+            ModelError: a value is of another type.
+        """
+        token = config.integer("img_id", 227, least=0)
+        after = config.integer("img_end_id", 230, least=0)
+        return cls(
+            Placeholders(token, after=(after,)),
+            patch=config.integer("spatial_patch_size", 16),
+            merge=1,
+            pixels=cls._usual_pixels,
+        )
+
+    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+        check_stretch(picture, param)
+        size = bounded(*picture.size, self._shortest, _LONGEST)
+        if size != picture.size:
+            picture = picture.resize(size, PIL.Image.Resampling.BICUBIC)
+        item = super().cut(picture, param, detail)
+        return replace(item, tokens=item.tokens + _AROUND, bidirectional=True)
+
+
+def bounded(width: int, height: int, shortest: int, longest: int) -> tuple[int, int]:
+    """Width and height of a picture none of whose sides is longer than `longest`, or shorter than
+
+    `shortest` as far as its shape allows.
+    """
+    if shortest <= min(width, height) and max(width, height) <= longest:
+        return width, height
+    shape = width / height
+    wanted = shortest if min(width, height) < shortest else longest
+    if width < height:
+        width, height = wanted, int(wanted / shape)
+    else:
+        width, height = int(wanted * shape), wanted
+    if width > longest:
+        width, height = longest, int(longest / shape)
+    if height > longest:
+        width, height = int(longest * shape), longest
+    return width, height

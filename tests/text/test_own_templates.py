@@ -1,0 +1,45 @@
+"""Templates and ends of models that say neither in their files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from quire.core.end_tokens import end_token_ids
+from quire.text.template import ChatTemplate
+
+PICTURE, QUESTION = {"type": "image"}, {"type": "text", "text": "Why?"}
+PROMPTS = {"falcon_ocr": "<|image|>Why?\n<|OCR_PLAIN|>"}
+AGAIN = {"falcon_ocr": "Oh.<|end_of_query|>Why?\n<|OCR_PLAIN|>"}
+
+
+def folder(path: Path, model_type: str) -> Path:
+    (path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    return path
+
+
+@pytest.mark.parametrize("model_type", PROMPTS)
+def test_a_question_is_written_as_by_the_publisher(model_type: str, tmp_path: Path) -> None:
+    template = ChatTemplate.open(folder(tmp_path, model_type), {"eos_token": "<|endoftext|>"})
+    first = {"role": "user", "content": [PICTURE, QUESTION]}
+    assert template.render([first]) == PROMPTS[model_type]
+    answer = {"role": "assistant", "content": "Oh."}
+    again = template.render([first, answer, {"role": "user", "content": "Why?"}])
+    assert again == PROMPTS[model_type] + AGAIN[model_type]
+    begun = template.render([first, answer], continue_final=True)
+    assert begun == PROMPTS[model_type] + "Oh."
+
+
+def test_the_files_of_a_model_come_first(tmp_path: Path) -> None:
+    (folder(tmp_path, "falcon_ocr") / "chat_template.jinja").write_text("{{ messages | length }}")
+    assert ChatTemplate.open(tmp_path, {}).render([{"role": "user", "content": "hi"}]) == "1"
+
+
+def test_an_end_that_only_published_code_knows(tmp_path: Path) -> None:
+    added = [{"id": 263, "content": "<|end_of_query|>"}, {"id": 11, "content": "<|end_of_text|>"}]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"added_tokens": added}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end_of_text|>"}))
+    assert end_token_ids(folder(tmp_path, "llama")) == {11}
+    assert end_token_ids(folder(tmp_path, "falcon_ocr")) == {11, 263}
