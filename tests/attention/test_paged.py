@@ -11,7 +11,7 @@ import pytest
 
 from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
-from quire.attention.paged import PagedBackend, cuda, packed
+from quire.attention.paged import PagedBackend, check, cuda, packed
 from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.check import differs
 from quire.attention.paged.tiles import cut
@@ -20,6 +20,8 @@ from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
 from tests.attention.rows import HandRows
+from tests.support.emulated_cuda import emulate
+from tests.support.emulated_metal import why_not
 from tests.support.nvcc import assert_compiles
 
 PLAIN = KVFormat()
@@ -112,7 +114,43 @@ def test_sources_for_codes_compile(
         "const int* stats_shape, const float* own_partial, const float* own_stats,"
         "const float* signs, const float* sinks, T* result) {" + cuda.source("join") + "}\n"
     )
-    assert_compiles(text, tmp_path, spilled=16 if shape.value_dim == 512 else 0)
+    assert_compiles(text, tmp_path)
+
+
+EMULATED = [
+    (FullKV(2, 64), 4, (4, 4), False),
+    (FullKV(2, 128), 4, (4, 4), False),
+    (FullKV(1, 128), 16, (8, 8), True),
+    (WindowKV(1, 256, 100), 2, (8, 4), True),
+    (FullKV(1, 512), 8, (4, 4), False),
+    (FullKV(1, 512), 8, (8, 8), False),
+    (FullKV(1, 96, value_dim=64), 5, (4, 8), True),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(("spec", "group", "bits", "extras"), EMULATED)
+def test_sources_for_codes_agree_with_the_reference(
+    spec: AttentionSpec,
+    group: int,
+    bits: tuple[int, int],
+    extras: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cuda, "cuda_kernel", emulate)
+    monkeypatch.setitem(check._TOLERANCE, mx.bfloat16, 5e-3)
+    _forget()
+    format, heads = KVFormat("page", *bits), group * spec.kv_heads
+    case = AttentionCase(format, spec, 64, heads, 1, mx.bfloat16, extras, extras)
+    assert differs(PagedBackend(), case) is None
+    _forget()
+
+
+def _forget() -> None:
+    """Kernels are made once a process."""
+    for made in (packed._coded_kernel, packed._join_kernel, cuda._attend_kernel):
+        made.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from quire.device.gpu_kernels import Kernel
 
 BLOCK_TOKENS = 64
 BITS = (4, 8)
-_STREAMS = 4  # warps that read blocks of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +96,18 @@ def defines(shape: Shape, key_bits: int, value_bits: int, value_group: int) -> d
     return shape.defines(1, split=True) | more
 
 
-def shared_memory(shape: Shape) -> int:
+def shared_memory(shape: Shape, key_bits: int, value_bits: int, value_group: int) -> int:
     """Bytes that `packed.cuh` lays out."""
-    return max(2 * 16 * (shape.key_dim + 8), 4 * 16 * shape.value_dim + 4 * 2 * 16 * _STREAMS)
+    share = warps_together(shape.value_dim)
+    columns = -(-shape.part // 8)
+    keys = shape.key_dim // share * (8 * key_bits + 4)
+    values = shape.value_dim // share * value_bits // 8 + 4 * shape.value_dim // value_group
+    return 4 * (keys + 64 * values) + columns * (256 if share == 1 else 16384)
+
+
+def warps_together(value_dim: int) -> int:
+    """Warps that take a block together, each some of a vector's elements."""
+    return max(1, value_dim // 128)
 
 
 @cache
@@ -116,7 +124,7 @@ def _coded_kernel(shape: Shape, key_bits: int, value_bits: int, value_group: int
         defines(shape, key_bits, value_bits, value_group),
         cuda.source("tensor") + cuda.source("codes"),
         cuda.source("packed"),
-        shared_memory(shape),
+        shared_memory(shape, key_bits, value_bits, value_group),
     )
 
 

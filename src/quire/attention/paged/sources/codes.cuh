@@ -1,38 +1,109 @@
-// Codes as operands. A lane's eight neighbours are one word of 4-bit codes, or two of 8-bit codes.
-struct Words { unsigned x, y; };
+// Codes as operands of tensor cores, in float16: a code n is 1024 + n there, exactly.
 
-template <int BITS>
-__device__ __forceinline__ Words read_words(const unsigned* from) {
-  if (BITS == 4) return {*from, 0};
-  const uint2 both = *(const uint2*)from;
-  return {both.x, both.y};
+// Adds a product of 16 codes' rows [16, 16] and 8 columns of numbers [16, 8].
+__device__ __forceinline__ void product16(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                                          unsigned b0, unsigned b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-
+// Transposes 8 x 8 numbers: row r is in lanes 4 * r to 4 * r + 3.
+__device__ __forceinline__ unsigned transposed(unsigned two) {
+  unsigned to;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(two));
+  return to;
+}
+__device__ __forceinline__ unsigned pack16(float low, float high) {
+  unsigned to;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(to) : "f"(high), "f"(low));
+  return to;
+}
+__device__ __forceinline__ unsigned times16(unsigned x, unsigned y) {
+  unsigned to;
+  asm("mul.f16x2 %0, %1, %2;" : "=r"(to) : "r"(x), "r"(y));
+  return to;
+}
 __device__ __forceinline__ float2 halves(unsigned two) {
   return __half22float2(*(const __half2*)&two);
 }
-__device__ __forceinline__ unsigned times(unsigned pair, float2 by) {
-#if BF16
-  const float2 x = __bfloat1622float2(*(const __nv_bfloat162*)&pair);
-#else
-  const float2 x = __half22float2(*(const __half2*)&pair);
-#endif
-  return pack(x.x * by.x, x.y * by.y);
+__device__ __forceinline__ float column_max(float x) {
+  #pragma unroll
+  for (int by = 4; by < 32; by *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, by));
+  return x;
 }
-__device__ __forceinline__ unsigned sixteenfold(unsigned pair) {
-  return times(pair, make_float2(16.f, 16.f));
+__device__ __forceinline__ float column_sum(float x) {
+  #pragma unroll
+  for (int by = 4; by < 32; by *= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
+  return x;
 }
-// Pair i of a lane's eight codes as 128 + n: numbers first_of(i) and second_of(i). Of 8 bits, the
-// half of each that begins at bit `from`.
+__device__ __forceinline__ float power(float x) {
+  float to;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(to) : "f"(x));
+  return to;
+}
+
+// 16 bytes from global to shared memory, in the background; copies of a turn arrive together.
+__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+    :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void end_turn() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Until all turns but the last have arrived.
+__device__ __forceinline__ void await_turn() {
+  asm volatile("cp.async.wait_group 1;" ::: "memory");
+  __syncwarp();
+}
+__device__ __forceinline__ void meet(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
+}
+
+// Eight neighbouring codes are one word of 4 bits each, or two of 8.
+struct Words { unsigned x, y; };
+
 template <int BITS>
-__device__ __forceinline__ unsigned codes_of(Words words, int i, int from) {
-  const unsigned word = BITS == 8 && i >= 2 ? words.y : words.x;
-  const int shift = BITS == 4 ? 4 * i : 8 * (i & 1) + from;
-  return ((word >> shift) & 0x000F000Fu) | 0x43004300u;
+__device__ __forceinline__ Words read_words(const unsigned char* from) {
+  if (BITS == 4) return {*(const unsigned*)from, 0};
+  const uint2 both = *(const uint2*)from;
+  return {both.x, both.y};
 }
-template <int BITS> __device__ __forceinline__ constexpr int first_of(int i) {
-  return BITS == 4 ? i : 4 * (i / 2) + i % 2;
+// Codes i of two runs of eight, side by side. Of 4 bits, those of odd i count sixteen times.
+template <int BITS>
+__device__ __forceinline__ void pairs(Words a, Words b, unsigned* to) {
+  if (BITS == 4) {
+    #pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const unsigned both = __byte_perm(a.x, b.x, half ? 0x7632 : 0x5410);
+      to[4 * half] = (both & 0x000F000Fu) | 0x64006400u;
+      to[4 * half + 1] = (both & 0x00F000F0u) | 0x64006400u;
+      to[4 * half + 2] = (both >> 8 & 0x000F000Fu) | 0x64006400u;
+      to[4 * half + 3] = (both >> 8 & 0x00F000F0u) | 0x64006400u;
+    }
+  } else {
+    #pragma unroll
+    for (int half = 0; half < 2; half++) {
+      const unsigned u = half ? a.y : a.x, v = half ? b.y : b.x;
+      const unsigned low = __byte_perm(u, v, 0x5140), high = __byte_perm(u, v, 0x7362);
+      to[4 * half] = __byte_perm(low, 0x64646464u, 0x4140);
+      to[4 * half + 1] = __byte_perm(low, 0x64646464u, 0x4342);
+      to[4 * half + 2] = __byte_perm(high, 0x64646464u, 0x4140);
+      to[4 * half + 3] = __byte_perm(high, 0x64646464u, 0x4342);
+    }
+  }
 }
-template <int BITS> __device__ __forceinline__ constexpr int second_of(int i) {
-  return BITS == 4 ? i + 4 : 4 * (i / 2) + i % 2 + 2;
+// A tile of a product has the codes first_of(t) of eight runs, and the second ones after them.
+__device__ __forceinline__ constexpr int first_of(int t) { return 4 * (t & 1) + (t >> 1); }
+__device__ __forceinline__ constexpr int second_of(int t) { return first_of(t) + 2; }
+template <int BITS> __device__ __forceinline__ constexpr float weight_of(int t) {
+  return BITS == 4 && t >= 2 ? 0.0625f : 1.f;
+}
+// Where 16 bytes of a row of codes stand in shared memory, so that the lanes of a load, which read
+// four neighbouring rows, meet in no bank.
+template <int ROW>
+__device__ __forceinline__ int place_of(int row, int chunk) {
+  const int turn = row & 3;
+  return row * ROW + (chunk ^ (ROW == 32 ? 0 : ROW == 64 ? turn >> 1 << 1 : turn << 1)) * 16;
+}
+template <int ROW, int BITS>
+__device__ __forceinline__ Words words_at(const unsigned char* codes, int row, int run) {
+  return read_words<BITS>(codes + place_of<ROW>(row, run * BITS / 16) + run * BITS % 16);
 }

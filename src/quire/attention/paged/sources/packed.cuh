@@ -3,28 +3,86 @@
   // [blocks * KV_HEADS, 64, V_DIM], a scale and a bias for each token's V_GROUP elements.
   // What comes out is in the values' rotated coordinates, to be turned back by `join`.
   //
-  // A thread block has four warps. Each takes blocks of its own and all query heads of a KV head, so
-  // none waits for another; STREAMS of them take different blocks, and 4 / STREAMS different
-  // elements of the values, by registers. At the end they are joined through shared memory.
+  // A thread block has four warps. SHARE of them take a block of keys together, each its part of the
+  // channels, then of the values' elements: they add up scores through shared memory. The others take
+  // other blocks; at the end all are joined. A warp fetches its codes by itself: keys while it adds
+  // up values, values while it scores keys.
   //
-  // Codes of two channels (or tokens) side by side make an operand, as 128 + n; the queries (or the
-  // weights) carry the scale. What 128 and the biases add is a product of its own, in `extra`.
-  constexpr int STREAMS = V_DIM > 128 ? 2 : 4;
-  constexpr int V_OWN = V_DIM > 128 ? V_DIM / 2 : V_DIM;  // elements of the values that a warp adds up
-  constexpr int CHUNKS = V_OWN / 64;
+  // Codes are the rows of a product, query heads its columns. The queries carry the scales of the
+  // channels, the weights those of the tokens, so that codes go in as 1024 + n. What 1024 and the
+  // biases add is found apart.
+  constexpr int SHARE = V_DIM > 128 ? V_DIM / 128 : 1, STREAMS = 4 / SHARE;
+  constexpr int K_OWN = K_DIM / SHARE, V_OWN = V_DIM / SHARE;
+  constexpr int COLUMNS = (PART + 7) / 8;             // times eight query heads
+  constexpr int K_ROW = 8 * K_BITS;                   // bytes of a channel's codes
+  constexpr int V_ROW = V_OWN * V_BITS / 8;           // bytes of a token's codes that a warp reads
+  constexpr int V_GROUPS = V_DIM / V_GROUP, OWN_GROUPS = V_OWN / V_GROUP, RUNS = V_OWN / 64;
+  constexpr int V_AT = K_OWN * (K_ROW + 4), WARP = V_AT + 64 * (V_ROW + 4 * V_GROUPS);
+  constexpr unsigned ONES = 0x3C003C00u;
   extern __shared__ __align__(16) unsigned char shared[];
-  T* q_tile = (T*)shared;                             // [16, K_DIM + 8]
-  constexpr int Q_STRIDE = K_DIM + 8;
+  float* met = (float*)(shared + 4 * WARP);           // [2, 4, 4 * COLUMNS, 32, 4] scores, where shared
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, group = lane >> 2;
+  const int stream = warp % STREAMS, share = warp / STREAMS;
+  unsigned char* k_codes_here = shared + warp * WARP;
+  unsigned char* v_codes_here = k_codes_here + V_AT;
+  const __half* k_scales_here = (const __half*)(k_codes_here + K_OWN * K_ROW);
+  const __half* v_scales_here = (const __half*)(v_codes_here + 64 * V_ROW);
+
   const int* tile = tiles + blockIdx.x * 6;
   const int row = tile[0], low = tile[2], high = tile[3];
   const int* blocks = table + tile[4];
   const int kv_head = blockIdx.y / PARTS, head0 = kv_head * GROUP + blockIdx.y % PARTS * PART;
   const int split = blockIdx.z, splits = gridDim.z;
-  const float scale = numbers[0], cap = numbers[1];
   const int first_pass = low / 64, passes = max((high + 63) / 64 - first_pass, 0);
   const int each = (max((passes + splits - 1) / splits, 2) + STREAMS - 1) / STREAMS * STREAMS;
   const int begin = first_pass + split * each, end = min(first_pass + passes, begin + each);
+
+  const auto fetch_keys = [&](int block) {
+    const size_t head = (size_t)block * KV_HEADS + kv_head, channel0 = head * K_DIM + share * K_OWN;
+    const unsigned char* from = (const unsigned char*)k_codes + channel0 * K_ROW;
+    constexpr int CHUNKS = K_ROW / 16;
+    #pragma unroll
+    for (int i = 0; i < K_OWN * CHUNKS / 32; i++) {
+      const int n = i * 32 + lane, channel = n / CHUNKS;
+      const int at = (channel & ~15) | (channel & 3) << 2 | (channel >> 2 & 3);
+      copy_ahead(k_codes_here + place_of<K_ROW>(at, n % CHUNKS), from + n * 16);
+    }
+    #pragma unroll
+    for (int n = lane; n < K_OWN / 4; n += 32) {
+      const bool scale = n < K_OWN / 8;
+      const __half* own = (scale ? k_scales : k_biases) + channel0 + (scale ? n : n - K_OWN / 8) * 8;
+      copy_ahead((unsigned char*)k_scales_here + n * 16, own);
+    }
+  };
+  const auto fetch_values = [&](int block) {
+    const size_t token0 = ((size_t)block * KV_HEADS + kv_head) * 64;
+    const unsigned char* from = (const unsigned char*)v_codes + token0 * (V_DIM * V_BITS / 8) + share * V_ROW;
+    constexpr int CHUNKS = V_ROW / 16;
+    #pragma unroll
+    for (int i = 0; i < 64 * CHUNKS / 32; i++) {
+      const int n = i * 32 + lane, token = n / CHUNKS, chunk = n % CHUNKS;
+      const int at = (token & 7) << 3 | (token >> 3 & 1) << 2 | token >> 4;
+      copy_ahead(v_codes_here + place_of<V_ROW>(at, chunk), from + token * (V_DIM * V_BITS / 8) + chunk * 16);
+    }
+    #pragma unroll
+    for (int n = lane; n < 16 * V_GROUPS; n += 32) {
+      const bool scale = n < 8 * V_GROUPS;
+      const __half* own = (scale ? v_scales : v_biases) + token0 * V_GROUPS + (scale ? n : n - 8 * V_GROUPS) * 8;
+      copy_ahead((unsigned char*)v_scales_here + n * 16, own);
+    }
+  };
+  int following = 0;  // the block after this one
+  if (begin + stream < end) {
+    const int block = blocks[begin + stream];
+    if (begin + stream + STREAMS < end) following = blocks[begin + stream + STREAMS];
+    fetch_keys(block);
+    end_turn();
+    fetch_values(block);
+    end_turn();
+  }
+#ifdef READY
+  READY;
+#endif
   if (begin >= end) {
     for (int m = threadIdx.x; m < PART; m += 128) {
       const size_t at = ((size_t)row * HEADS + head0 + m) * splits + split;
@@ -33,203 +91,273 @@
     }
     return;
   }
-  for (int i = threadIdx.x; i < 16 * (K_DIM / 8); i += 128) {
-    const int m = i / (K_DIM / 8), part = i % (K_DIM / 8);
-    uint4 value = make_uint4(0, 0, 0, 0);
-    if (m < PART) value = ((const uint4*)(q + ((size_t)row * HEADS + head0 + m) * K_DIM))[part];
-    *(uint4*)(q_tile + m * Q_STRIDE + part * 8) = value;
-  }
-  __syncthreads();
-  const int stream = warp % STREAMS, v_first = warp / STREAMS * V_OWN;
-  float most[2] = {-1e30f, -1e30f}, total[2] = {0.f, 0.f};
-  float out[CHUNKS][8][4], v_extra[CHUNKS][4];
+
+  // Queries as a product's columns. A power of two for each head keeps them within float16.
+  unsigned queries[COLUMNS][K_OWN / 16][2];
+  float factor[COLUMNS][2];  // of columns 2 * quad and the next, back to scores
   #pragma unroll
-  for (int c = 0; c < CHUNKS; c++)
+  for (int c = 0; c < COLUMNS; c++) {
+    const int m = c * 8 + group;
+    uint2 own[K_OWN / 16];
+    float largest = 0.f;
+    #pragma unroll
+    for (int k = 0; k < K_OWN / 16; k++) {
+      own[k] = make_uint2(0, 0);
+      if (m < PART) own[k] = *(const uint2*)(q + ((size_t)row * HEADS + head0 + m) * K_DIM + share * K_OWN + k * 16 + quad * 4);
+      const T* four = (const T*)&own[k];
+      #pragma unroll
+      for (int i = 0; i < 4; i++) largest = fmaxf(largest, fabsf((float)four[i]));
+    }
+    largest = row_max(largest);
+    const unsigned exponent = min(max(__float_as_uint(largest) & 0x7F800000u, 0x01000000u), 0x7D000000u);
+    const float smaller = __uint_as_float(0x7E800000u - exponent);
+    #pragma unroll
+    for (int k = 0; k < K_OWN / 16; k++) {
+      const T* four = (const T*)&own[k];
+      queries[c][k][0] = pack16((float)four[0] * smaller, (float)four[1] * smaller);
+      queries[c][k][1] = pack16((float)four[2] * smaller, (float)four[3] * smaller);
+    }
+    const float larger = __uint_as_float(exponent) * 2.f * numbers[0];
+    factor[c][0] = __shfl_sync(0xffffffffu, larger, quad * 8);
+    factor[c][1] = __shfl_sync(0xffffffffu, larger, quad * 8 + 4);
+  }
+  const float cap = numbers[1];
+
+  float most[COLUMNS][2], total[COLUMNS][2], out[COLUMNS][RUNS][4][4];
+  float v_ones[COLUMNS][OWN_GROUPS][4], v_bias[COLUMNS][OWN_GROUPS][2];
+  #pragma unroll
+  for (int c = 0; c < COLUMNS; c++) {
     #pragma unroll
     for (int i = 0; i < 4; i++) {
-      v_extra[c][i] = 0.f;
       #pragma unroll
-      for (int j = 0; j < 8; j++) out[c][j][i] = 0.f;
+      for (int e = 0; e < RUNS * 4; e++) out[c][e / 4][e % 4][i] = 0.f;
+      #pragma unroll
+      for (int g = 0; g < OWN_GROUPS; g++) v_ones[c][g][i] = 0.f;
     }
-  const unsigned less = pack(-128.f, -128.f);
-
-  for (int pass = begin + stream; pass < end; pass += STREAMS) {
-    const size_t head = (size_t)blocks[pass] * KV_HEADS + kv_head;
-    // Scores: tile t has the keys 8 * (0 to 7) + t of the block.
-    float s[8][4], extra[4] = {};
-    #pragma unroll
-    for (int t = 0; t < 8; t++)
-      #pragma unroll
-      for (int i = 0; i < 4; i++) s[t][i] = 0.f;
-    #pragma unroll
-    for (int d = 0; d < K_DIM; d += 16) {
-      const size_t channel = head * K_DIM + d + quad * 4;  // of four that the lane reads
-      Words codes[4];
-      #pragma unroll
-      for (int i = 0; i < 4; i++) codes[i] = read_words<K_BITS>(k_codes + (channel + i) * (2 * K_BITS) + group * (K_BITS / 4));
-      const uint2 scales = *(const uint2*)(k_scales + channel), biases = *(const uint2*)(k_biases + channel);
-      const float2 s01 = halves(scales.x), s23 = halves(scales.y), b01 = halves(biases.x), b23 = halves(biases.y);
-      const uint2 qa = *(const uint2*)(q_tile + group * Q_STRIDE + d + quad * 4);
-      const uint2 qb = *(const uint2*)(q_tile + (group + 8) * Q_STRIDE + d + quad * 4);
-      const unsigned a0 = times(qa.x, s01), a1 = times(qb.x, s01), a2 = times(qa.y, s23), a3 = times(qb.y, s23);
-      product(extra, qa.x, qb.x, qa.y, qb.y, pack(b01.x, b01.y), pack(b23.x, b23.y));
-      product(extra, a0, a1, a2, a3, less, less);
-#if K_BITS == 8
-      const unsigned h0 = sixteenfold(a0), h1 = sixteenfold(a1), h2 = sixteenfold(a2), h3 = sixteenfold(a3);
-      product(extra, h0, h1, h2, h3, less, less);
-#endif
-      #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const unsigned c0 = codes_of<K_BITS>(codes[0], i, 0), c1 = codes_of<K_BITS>(codes[1], i, 0);
-        const unsigned c2 = codes_of<K_BITS>(codes[2], i, 0), c3 = codes_of<K_BITS>(codes[3], i, 0);
-        float* x = s[first_of<K_BITS>(i)];
-        float* y = s[second_of<K_BITS>(i)];
-        product(x, a0, a1, a2, a3, __byte_perm(c0, c1, 0x5410), __byte_perm(c2, c3, 0x5410));
-        product(y, a0, a1, a2, a3, __byte_perm(c0, c1, 0x7632), __byte_perm(c2, c3, 0x7632));
-#if K_BITS == 8
-        const unsigned e0 = codes_of<8>(codes[0], i, 4), e1 = codes_of<8>(codes[1], i, 4);
-        const unsigned e2 = codes_of<8>(codes[2], i, 4), e3 = codes_of<8>(codes[3], i, 4);
-        product(x, h0, h1, h2, h3, __byte_perm(e0, e1, 0x5410), __byte_perm(e2, e3, 0x5410));
-        product(y, h0, h1, h2, h3, __byte_perm(e0, e1, 0x7632), __byte_perm(e2, e3, 0x7632));
-#endif
-      }
-    }
-    // Weights of this warp's block.
-    float now[2] = {most[0], most[1]};
-    #pragma unroll
-    for (int t = 0; t < 8; t++)
-      #pragma unroll
-      for (int i = 0; i < 4; i++) {
-        const int key = pass * 64 + 8 * (quad * 2 + (i & 1)) + t, h = i >> 1;
-        float x = (s[t][i] + extra[i]) * scale;
-        if (CAPPED) x = cap * tanhf(x / cap);
-        x = key >= low && key < high ? x : -1e30f;
-        s[t][i] = x;
-        now[h] = fmaxf(now[h], x);
-      }
     #pragma unroll
     for (int h = 0; h < 2; h++) {
-      now[h] = row_max(now[h]);
-      const float kept = exp2f(most[h] - now[h]);
-      most[h] = now[h];
-      float sum = 0.f;
+      most[c][h] = -1e30f;
+      total[c][h] = 0.f;
       #pragma unroll
-      for (int t = 0; t < 8; t++)
-        #pragma unroll
-        for (int i = 2 * h; i < 2 * h + 2; i++) {
-          s[t][i] = s[t][i] > -1e29f ? exp2f(s[t][i] - now[h]) : 0.f;
-          sum += s[t][i];
-        }
-      total[h] = total[h] * kept + sum;
-      #pragma unroll
-      for (int c = 0; c < CHUNKS; c++)
-        #pragma unroll
-        for (int i = 2 * h; i < 2 * h + 2; i++) {
-          v_extra[c][i] *= kept;
-          #pragma unroll
-          for (int j = 0; j < 8; j++) out[c][j][i] *= kept;
-        }
-    }
-    // Values: of each 64 elements, tile j has the elements 8 * (0 to 7) + j.
-    #pragma unroll
-    for (int u = 0; u < 4; u++) {
-      const size_t token = head * 64 + quad * 16 + 2 * u;  // and 8, 1 and 9 after it
-      const unsigned p0 = pack(s[2 * u][0], s[2 * u][1]), p1 = pack(s[2 * u][2], s[2 * u][3]);
-      const unsigned p2 = pack(s[2 * u + 1][0], s[2 * u + 1][1]), p3 = pack(s[2 * u + 1][2], s[2 * u + 1][3]);
-      #pragma unroll
-      for (int c = 0; c < CHUNKS; c++) {
-        const int element = v_first + c * 64;
-        Words codes[4];
-        float scales[4], biases[4];
-        #pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const size_t at = token + (i & 1) * 8 + (i >> 1);
-          codes[i] = read_words<V_BITS>(v_codes + (at * V_DIM + element) / 32 * V_BITS + group * (V_BITS / 4));
-          scales[i] = (float)v_scales[at * (V_DIM / V_GROUP) + element / V_GROUP];
-          biases[i] = (float)v_biases[at * (V_DIM / V_GROUP) + element / V_GROUP];
-        }
-        const unsigned a0 = pack(s[2 * u][0] * scales[0], s[2 * u][1] * scales[1]);
-        const unsigned a1 = pack(s[2 * u][2] * scales[0], s[2 * u][3] * scales[1]);
-        const unsigned a2 = pack(s[2 * u + 1][0] * scales[2], s[2 * u + 1][1] * scales[3]);
-        const unsigned a3 = pack(s[2 * u + 1][2] * scales[2], s[2 * u + 1][3] * scales[3]);
-        product(v_extra[c], p0, p1, p2, p3, pack(biases[0], biases[1]), pack(biases[2], biases[3]));
-        product(v_extra[c], a0, a1, a2, a3, less, less);
-#if V_BITS == 8
-        const unsigned h0 = sixteenfold(a0), h1 = sixteenfold(a1), h2 = sixteenfold(a2), h3 = sixteenfold(a3);
-        product(v_extra[c], h0, h1, h2, h3, less, less);
-#endif
-        #pragma unroll
-        for (int i = 0; i < 4; i++) {
-          const unsigned c0 = codes_of<V_BITS>(codes[0], i, 0), c1 = codes_of<V_BITS>(codes[1], i, 0);
-          const unsigned c2 = codes_of<V_BITS>(codes[2], i, 0), c3 = codes_of<V_BITS>(codes[3], i, 0);
-          float* x = out[c][first_of<V_BITS>(i)];
-          float* y = out[c][second_of<V_BITS>(i)];
-          product(x, a0, a1, a2, a3, __byte_perm(c0, c1, 0x5410), __byte_perm(c2, c3, 0x5410));
-          product(y, a0, a1, a2, a3, __byte_perm(c0, c1, 0x7632), __byte_perm(c2, c3, 0x7632));
-#if V_BITS == 8
-          const unsigned e0 = codes_of<8>(codes[0], i, 4), e1 = codes_of<8>(codes[1], i, 4);
-          const unsigned e2 = codes_of<8>(codes[2], i, 4), e3 = codes_of<8>(codes[3], i, 4);
-          product(x, h0, h1, h2, h3, __byte_perm(e0, e1, 0x5410), __byte_perm(e2, e3, 0x5410));
-          product(y, h0, h1, h2, h3, __byte_perm(e0, e1, 0x7632), __byte_perm(e2, e3, 0x7632));
-#endif
-        }
-      }
+      for (int g = 0; g < OWN_GROUPS; g++) v_bias[c][g][h] = 0.f;
     }
   }
 
-  // The warps' streams together, one after the other, in shared memory: [16, V_DIM] and two a row.
-  float* joined = (float*)shared;
-  float* found = joined + 16 * V_DIM;  // [4, 16, 2]: most and total
-  __syncthreads();
-  #pragma unroll
-  for (int h = 0; h < 2; h++) {
-    const float sum = row_sum(total[h]);
-    if (quad == 0) {
-      found[(warp * 16 + group + h * 8) * 2] = most[h];
-      found[(warp * 16 + group + h * 8) * 2 + 1] = sum;
-    }
-  }
-  __syncthreads();
-  float factor[2], best[2], sums[2];
-  #pragma unroll
-  for (int h = 0; h < 2; h++) {
-    best[h] = -1e30f;
-    sums[h] = 0.f;
+  for (int pass = begin + stream; pass < end; pass += STREAMS) {
+    const int next = following;
+    if (pass + 2 * STREAMS < end) following = blocks[pass + 2 * STREAMS];
+
+    // Scores: tile t has the keys first_of(t) of each eight, then the second ones.
+    float s[COLUMNS][4][4], k_ones[COLUMNS][4], k_bias[COLUMNS][4];
     #pragma unroll
-    for (int w = 0; w < STREAMS; w++) best[h] = fmaxf(best[h], found[(w * 16 + group + h * 8) * 2]);
-    #pragma unroll
-    for (int w = 0; w < STREAMS; w++) {
-      const float* own = found + (w * 16 + group + h * 8) * 2;
-      sums[h] += own[1] * exp2f(own[0] - best[h]);
-    }
-    factor[h] = exp2f(most[h] - best[h]);
-  }
-  for (int turn = 0; turn < STREAMS; turn++) {
-    if (turn == stream) {
+    for (int c = 0; c < COLUMNS; c++)
       #pragma unroll
-      for (int c = 0; c < CHUNKS; c++)
+      for (int i = 0; i < 4; i++) {
+        k_ones[c][i] = k_bias[c][i] = 0.f;
         #pragma unroll
-        for (int j = 0; j < 8; j++)
+        for (int t = 0; t < 4; t++) s[c][t][i] = 0.f;
+      }
+    await_turn();
+    #pragma unroll
+    for (int k = 0; k < K_OWN / 16; k++) {
+      const uint2 scales = *(const uint2*)(k_scales_here + k * 16 + quad * 4);
+      const uint2 biases = *(const uint2*)(k_scales_here + K_OWN + k * 16 + quad * 4);
+      unsigned x[8], y[8];
+      pairs<K_BITS>(words_at<K_ROW, K_BITS>(k_codes_here, k * 16 + quad, group),
+                    words_at<K_ROW, K_BITS>(k_codes_here, k * 16 + 4 + quad, group), x);
+      pairs<K_BITS>(words_at<K_ROW, K_BITS>(k_codes_here, k * 16 + 8 + quad, group),
+                    words_at<K_ROW, K_BITS>(k_codes_here, k * 16 + 12 + quad, group), y);
+      #pragma unroll
+      for (int c = 0; c < COLUMNS; c++) {
+        const unsigned q0 = queries[c][k][0], q1 = queries[c][k][1];
+        const unsigned b0 = times16(q0, scales.x), b1 = times16(q1, scales.y);
+        product16(k_bias[c], biases.x, biases.x, biases.y, biases.y, q0, q1);
+        product16(k_ones[c], ONES, ONES, ONES, ONES, b0, b1);
+        #pragma unroll
+        for (int t = 0; t < 4; t++)
+          product16(s[c][t], x[first_of(t)], x[second_of(t)], y[first_of(t)], y[second_of(t)], b0, b1);
+      }
+    }
+    __syncwarp();
+    if (pass + STREAMS < end) fetch_keys(next);
+    end_turn();
+
+    #pragma unroll
+    for (int c = 0; c < COLUMNS; c++)
+      #pragma unroll
+      for (int t = 0; t < 4; t++)
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const float x = (s[c][t][i] - 1024.f * k_ones[c][i]) * weight_of<K_BITS>(t) + k_bias[c][i];
+          s[c][t][i] = x * factor[c][i & 1];
+        }
+    if (SHARE > 1) {
+      float4* given = (float4*)met + (pass - begin) / STREAMS % 2 * (4 * 4 * COLUMNS * 32);
+      #pragma unroll
+      for (int n = 0; n < 4 * COLUMNS; n++)
+        given[(warp * 4 * COLUMNS + n) * 32 + lane] = *(const float4*)s[n / 4][n % 4];
+      meet(1 + stream, 32 * SHARE);
+      #pragma unroll
+      for (int n = 0; n < 4 * COLUMNS; n++) {
+        float* to = s[n / 4][n % 4];
+        #pragma unroll
+        for (int other = 0; other < SHARE; other++) {
+          const float4 x = given[((other * STREAMS + stream) * 4 * COLUMNS + n) * 32 + lane];
+          to[0] = other ? to[0] + x.x : x.x;
+          to[1] = other ? to[1] + x.y : x.y;
+          to[2] = other ? to[2] + x.z : x.z;
+          to[3] = other ? to[3] + x.w : x.w;
+        }
+      }
+    }
+
+    // Weights, times 256: what is left of small ones in float16 suffices.
+    const bool all = pass * 64 >= low && pass * 64 + 64 <= high;
+    unsigned weights[COLUMNS][8];
+    #pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+      if (CAPPED || !all)
+        #pragma unroll
+        for (int t = 0; t < 4; t++)
           #pragma unroll
           for (int i = 0; i < 4; i++) {
-            const int h = i >> 1;
-            float* to = joined + (group + h * 8) * V_DIM + v_first + c * 64 + 8 * (quad * 2 + (i & 1)) + j;
-            const float x = (out[c][j][i] + v_extra[c][i]) * factor[h];
-            *to = turn == 0 ? x : *to + x;
+            const int key = pass * 64 + 8 * group + (i < 2 ? first_of(t) : second_of(t));
+            float x = s[c][t][i];
+            if (CAPPED) x = cap * tanhf(x / cap);
+            s[c][t][i] = key >= low && key < high ? x : -1e30f;
           }
+      bool moved = false;
+      float kept[2];
+      #pragma unroll
+      for (int h = 0; h < 2; h++) {
+        float now = fmaxf(s[c][0][h], s[c][0][h + 2]);
+        #pragma unroll
+        for (int t = 1; t < 4; t++) now = fmaxf(now, fmaxf(s[c][t][h], s[c][t][h + 2]));
+        now = fmaxf(column_max(now) - 8.f, most[c][h]);
+        moved = moved || now > most[c][h];
+        kept[h] = power(most[c][h] - now);
+        most[c][h] = now;
+      }
+      if (__any_sync(0xffffffffu, moved)) {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+          #pragma unroll
+          for (int e = 0; e < RUNS * 4; e++) out[c][e / 4][e % 4][i] *= kept[i & 1];
+          #pragma unroll
+          for (int g = 0; g < OWN_GROUPS; g++) v_ones[c][g][i] *= kept[i & 1];
+        }
+        #pragma unroll
+        for (int h = 0; h < 2; h++) {
+          total[c][h] *= kept[h];
+          #pragma unroll
+          for (int g = 0; g < OWN_GROUPS; g++) v_bias[c][g][h] *= kept[h];
+        }
+      }
+      #pragma unroll
+      for (int t = 0; t < 4; t++) {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+          s[c][t][i] = power(s[c][t][i] - most[c][i & 1]);
+          total[c][i & 1] += s[c][t][i];
+        }
+        weights[c][first_of(t)] = pack16(s[c][t][0], s[c][t][1]);
+        weights[c][second_of(t)] = pack16(s[c][t][2], s[c][t][3]);
+      }
     }
-    __syncthreads();
+
+    // Values: of each 64 elements, tile t has the elements first_of(t) of each eight, then the second ones.
+    await_turn();
+    unsigned columns[COLUMNS][OWN_GROUPS][8];
+    #pragma unroll
+    for (int j = 0; j < 8; j++)
+      #pragma unroll
+      for (int g = 0; g < OWN_GROUPS; g++) {
+        const __half* at = v_scales_here + (group * 8 + j) * V_GROUPS + share * OWN_GROUPS + g;
+        const __half2 scale = __half2half2(*at);
+        const float bias = __half2float(at[64 * V_GROUPS]);
+        const int t = (j >> 2) + 2 * (j & 1), i = j & 2;  // where this token's weights are
+        #pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+          columns[c][g][j] = transposed(times16(weights[c][j], *(const unsigned*)&scale));
+          v_bias[c][g][0] += s[c][t][i] * bias;
+          v_bias[c][g][1] += s[c][t][i + 1] * bias;
+        }
+      }
+    #pragma unroll
+    for (int u = 0; u < 4; u++) {
+      #pragma unroll
+      for (int c = 0; c < COLUMNS; c++)
+        #pragma unroll
+        for (int g = 0; g < OWN_GROUPS; g++)
+          product16(v_ones[c][g], ONES, ONES, ONES, ONES, columns[c][g][first_of(u)], columns[c][g][second_of(u)]);
+      #pragma unroll
+      for (int e = 0; e < RUNS; e++) {
+        unsigned x[8], y[8];
+        const int at0 = first_of(u) * 8 + quad, at1 = second_of(u) * 8 + quad, run = e * 8 + group;
+        pairs<V_BITS>(words_at<V_ROW, V_BITS>(v_codes_here, at0, run),
+                      words_at<V_ROW, V_BITS>(v_codes_here, at0 + 4, run), x);
+        pairs<V_BITS>(words_at<V_ROW, V_BITS>(v_codes_here, at1, run),
+                      words_at<V_ROW, V_BITS>(v_codes_here, at1 + 4, run), y);
+        #pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+          #pragma unroll
+          for (int t = 0; t < 4; t++) {
+            const unsigned* column = columns[c][e * 64 / V_GROUP];
+            product16(out[c][e][t], x[first_of(t)], x[second_of(t)], y[first_of(t)], y[second_of(t)],
+                      column[first_of(u)], column[second_of(u)]);
+          }
+      }
+    }
+    __syncwarp();
+    if (pass + STREAMS < end) fetch_values(next);
+    end_turn();
   }
-  for (int i = threadIdx.x; i < PART * V_DIM; i += 128) {
-    const size_t at = ((size_t)row * HEADS + head0 + i / V_DIM) * splits + split;
-    partial[at * V_DIM + i % V_DIM] = joined[i];
-  }
-  if (warp == 0 && quad == 0)
+
+  // The warps' streams together, through shared memory: of each warp [8 * COLUMNS, V_OWN].
+  constexpr int ROWS = 8 * COLUMNS;
+  float* own_sums = (float*)(shared + warp * WARP);
+  float* found = (float*)(shared + 4 * WARP);  // [4, ROWS, 2]: most and total
+  __syncthreads();
+  #pragma unroll
+  for (int c = 0; c < COLUMNS; c++) {
     #pragma unroll
     for (int h = 0; h < 2; h++) {
-      const int m = group + h * 8;
-      if (m >= PART) continue;
-      const size_t at = ((size_t)row * HEADS + head0 + m) * splits + split;
-      stats[at * 2] = best[h];
-      stats[at * 2 + 1] = sums[h];
+      const float sum = column_sum(total[c][h]);
+      if (group == 0) {
+        found[(warp * ROWS + c * 8 + quad * 2 + h) * 2] = most[c][h];
+        found[(warp * ROWS + c * 8 + quad * 2 + h) * 2 + 1] = sum;
+      }
+      #pragma unroll
+      for (int g = 0; g < OWN_GROUPS; g++) v_bias[c][g][h] = column_sum(v_bias[c][g][h]);
     }
+    #pragma unroll
+    for (int e = 0; e < RUNS; e++)
+      #pragma unroll
+      for (int t = 0; t < 4; t++)
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int g = e * 64 / V_GROUP, d = e * 64 + group * 8 + (i < 2 ? first_of(t) : second_of(t));
+          own_sums[(c * 8 + quad * 2 + (i & 1)) * V_OWN + d] =
+              (out[c][e][t][i] - 1024.f * v_ones[c][g][i]) * weight_of<V_BITS>(t) + v_bias[c][g][i & 1];
+        }
+  }
+  __syncthreads();
+  for (int n = threadIdx.x; n < PART * V_DIM; n += 128) {
+    const int m = n / V_DIM, d = n % V_DIM;
+    float best = -1e30f, sum = 0.f, x = 0.f;
+    #pragma unroll
+    for (int w = 0; w < STREAMS; w++) best = fmaxf(best, found[(w * ROWS + m) * 2]);
+    #pragma unroll
+    for (int w = 0; w < STREAMS; w++) {
+      const float* own = found + (w * ROWS + m) * 2;
+      const float scale = power(own[0] - best);
+      sum += own[1] * scale;
+      x += ((const float*)(shared + (d / V_OWN * STREAMS + w) * WARP))[m * V_OWN + d % V_OWN] * scale;
+    }
+    const size_t at = ((size_t)row * HEADS + head0 + m) * splits + split;
+    partial[at * V_DIM + d] = x;
+    if (d == 0) {
+      stats[at * 2] = best;
+      stats[at * 2 + 1] = sum;
+    }
+  }

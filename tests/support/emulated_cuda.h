@@ -1,0 +1,146 @@
+// Enough of CUDA to run the attention kernels on a CPU, on the thread groups of `emulated_metal.h`.
+// What a kernel says in PTX is said here in C++, under the same names.
+#include "emulated_metal.h"
+
+#undef threadgroup
+#define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
+#define __device__
+#define __forceinline__ inline
+#define __syncthreads() emulated::wait(emulated::AT_BARRIER)
+
+struct __half { float16_t value; explicit operator float() const { return value; } };
+typedef bfloat16_t __nv_bfloat16;
+struct __half2 { __half x, y; };
+struct float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) uint2 { uint x, y; };
+struct alignas(16) uint4 { uint x, y, z, w; };
+static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
+static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline __half2 __half2half2(__half x) { return {x, x}; }
+static inline float __half2float(__half x) { return x.value; }
+static inline float2 __half22float2(__half2 x) { return {x.x.value, x.y.value}; }
+static inline int max(int a, int b) { return a > b ? a : b; }
+static inline int min(int a, int b) { return a < b ? a : b; }
+static inline uint max(uint a, uint b) { return a > b ? a : b; }
+static inline uint min(uint a, uint b) { return a < b ? a : b; }
+static inline float fmaxf(float a, float b) { return a > b ? a : b; }
+static inline float fabsf(float x) { return __builtin_fabsf(x); }
+static inline float exp2f(float x) { return __builtin_exp2f(x); }
+static inline float tanhf(float x) { return __builtin_tanhf(x); }
+static inline float rsqrtf(float x) { return 1.f / __builtin_sqrtf(x); }
+static inline uint __float_as_uint(float x) { uint y; memcpy(&y, &x, 4); return y; }
+static inline float __uint_as_float(uint x) { float y; memcpy(&y, &x, 4); return y; }
+static inline uint __byte_perm(uint a, uint b, uint which) {
+  const uint64_t both = (uint64_t)b << 32 | a;
+  uint to = 0;
+  for (int i = 0; i < 4; i++) to |= (uint)(both >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
+  return to;
+}
+
+namespace emulated {
+static uint3 block, blocks;
+alignas(16) static unsigned char dynamic[256 << 10];
+static uint posted[1024][2][6];
+
+// What the lanes of a warp say, once all have.
+struct Posts {
+  int first, turn;
+  const uint* operator[](int lane) const { return posted[first + lane][turn]; }
+};
+static Posts post(const uint* what, int size) {
+  const int turn = threads[current].turn ^= 1;
+  memcpy(posted[current][turn], what, 4 * size);
+  wait(AT_LANES);
+  return {current / 32 * 32, turn};
+}
+static float half_of(uint pair, int which) {
+  float16_t x;
+  const uint16_t bits = pair >> 16 * which;
+  memcpy(&x, &bits, 2);
+  return (float)x;
+}
+static float brain_of(uint pair, int which) {
+  return __uint_as_float(which ? pair & 0xFFFF0000u : pair << 16);
+}
+static uint halves_of(float low, float high) {
+  const float most = 65504.f;
+  const float16_t x = (float16_t)(low > most ? most : low < -most ? -most : low);
+  const float16_t y = (float16_t)(high > most ? most : high < -most ? -most : high);
+  uint16_t a, b;
+  memcpy(&a, &x, 2);
+  memcpy(&b, &y, 2);
+  return (uint)b << 16 | a;
+}
+// m16n8k16.
+static void multiply(float* c, const uint (&own)[6], float (*read)(uint, int)) {
+  const Posts all = post(own, 6);
+  const int lane = current % 32, quad = lane % 4, group = lane / 4;
+  for (int i = 0; i < 4; i++) {
+    const int row = i / 2, column = 2 * quad + i % 2;
+    float sum = 0.f;
+    for (int k = 0; k < 16; k++) {
+      const int pair = k % 8 / 2, high = k / 8;
+      const float a = read(all[group * 4 + pair][row + 2 * high], k % 2);
+      const float b = read(all[column * 4 + pair][4 + high], k % 2);
+      sum += a * b;
+    }
+    c[i] += sum;
+  }
+}
+}  // namespace emulated
+
+#define threadIdx (uint3{(uint)emulated::current, 0, 0})
+#define blockDim (uint3{(uint)emulated::count, 1, 1})
+#define blockIdx emulated::block
+#define gridDim emulated::blocks
+
+static inline float __shfl_sync(uint, float x, int lane) {
+  const uint own = __float_as_uint(x);
+  return __uint_as_float(emulated::post(&own, 1)[lane][0]);
+}
+static inline float __shfl_xor_sync(uint mask, float x, int by) {
+  return __shfl_sync(mask, x, emulated::current % 32 ^ by);
+}
+static inline bool __any_sync(uint, bool x) {
+  return emulated::over_lanes(x, [](float a, float b) { return a + b; }) > 0.f;
+}
+static inline int __reduce_max_sync(uint, int x) {
+  return emulated::over_lanes(x, [](float a, float b) { return a > b ? a : b; });
+}
+static inline void __syncwarp() { emulated::over_lanes(0.f, [](float a, float) { return a; }); }
+static inline void product16(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
+  emulated::multiply(c, {a0, a1, a2, a3, b0, b1}, emulated::half_of);
+}
+static inline void product(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {
+  emulated::multiply(c, {a0, a1, a2, a3, b0, b1}, emulated::brain_of);
+}
+static inline uint pack(float low, float high) {
+  return (uint)bfloat16_t(high).bits << 16 | bfloat16_t(low).bits;
+}
+static inline uint pack16(float low, float high) { return emulated::halves_of(low, high); }
+static inline uint times16(uint x, uint y) {
+  using emulated::half_of;
+  return pack16(half_of(x, 0) * half_of(y, 0), half_of(x, 1) * half_of(y, 1));
+}
+static inline uint transposed(uint two) {
+  const emulated::Posts all = emulated::post(&two, 1);
+  const int lane = emulated::current % 32, row = lane / 4, column = lane % 4 * 2;
+  const uint low = all[column * 4 + row / 2][0], high = all[(column + 1) * 4 + row / 2][0];
+  return (row % 2 ? low >> 16 : low & 0xFFFF) | (row % 2 ? high >> 16 : high & 0xFFFF) << 16;
+}
+static inline float power(float x) { return __builtin_exp2f(x); }
+static inline void copy_ahead(void* to, const void* from) { memcpy(to, from, 16); }
+static inline void end_turn() {}
+static inline void await_turn() { __syncwarp(); }
+static inline void meet(int barrier, int threads) {
+  static int arrived[16], turns[16];
+  const int turn = turns[barrier];
+  if (++arrived[barrier] == threads) {
+    arrived[barrier] = 0;
+    turns[barrier]++;
+  }
+  while (turns[barrier] == turn) emulated::wait(emulated::READY);
+}

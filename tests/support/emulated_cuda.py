@@ -1,0 +1,88 @@
+"""Runs sources written for `mx.fast.cuda_kernel` on the CPU, as far as attention needs.
+
+Functions that are PTX in the sources come from `emulated_cuda.h`; all else is the same text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from quire.device.gpu_kernels import Kernel
+from tests.support.emulated_metal import Emulated
+
+_TYPES = {"float16_t": "__half", "bfloat16_t": "__nv_bfloat16", "uint32_t": "unsigned"}
+_HEADER = Path(__file__).with_suffix(".h")
+_OWN = set(re.findall(r"^static inline \w+ (\w+)\(", _HEADER.read_text(), re.MULTILINE))
+
+
+def emulate(
+    name: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    body: str,
+    header: str,
+    shared_memory: int = 0,
+) -> Kernel:
+    """In the place of `cuda_kernel`."""
+    assert shared_memory <= 227 << 10, "more shared memory than a multiprocessor has"
+    return EmulatedCUDA(name, inputs, outputs, body, header)
+
+
+class EmulatedCUDA(Emulated):
+    """A kernel; called as those of `mx.fast`. Accesses outside arrays are not seen."""
+
+    def _source(self, given: Sequence[str], results: Sequence[str]) -> str:
+        types = [*(f"const {_named(each)}" for each in given), *map(_named, results)]
+        names = [*self.inputs, *self.outputs]
+        parameters = [f"{t}* {name}" for t, name in zip(types, names, strict=True)]
+        arguments = [f"({t}*)arrays[{n}]" for n, t in enumerate(types)]
+        # As MLX does: the shape of an input that the body names. Splits are the one read.
+        stats = names.index("stats") if "stats" in names else 0
+        if "stats_shape" in self.body:
+            parameters.append("const int* stats_shape")
+            arguments.append("stats_shape")
+        header = re.sub(r"#include <.*>", "", self.header)
+        body = re.sub(r"extern __shared__ .*;", "auto shared = emulated::dynamic;", self.body)
+        return "\n".join(
+            [
+                f'#include "{_HEADER}"',
+                "".join(_without_own(header)),
+                f"static void kernel({', '.join(parameters)}) {{",
+                body,
+                "}",
+                "static void* const* arrays;",
+                "static int stats_shape[3];",
+                f"static void call() {{ kernel({', '.join(arguments)}); }}",
+                'extern "C" const char* run(',
+                "    void* const* a, const size_t* s, const int* g, int threads) {",
+                "  arrays = a; emulated::count = threads;",
+                f"  stats_shape[2] = s[{stats}] / g[0] / 2;",
+                "  emulated::blocks = {(uint)g[0], (uint)g[1], (uint)g[2]};",
+                "  return emulated::run(g, &emulated::block, call);",
+                "}",
+                "",
+            ]
+        )
+
+
+def _named(element: str) -> str:
+    return _TYPES.get(element, element)
+
+
+def _without_own(header: str) -> Iterator[str]:
+    """What is left of a kernel's functions: the header here has its own of some."""
+    while found := re.search(
+        r"^__device__ __forceinline__ [\w ]*?(\w+)\([^)]*\) ", header, re.MULTILINE
+    ):
+        end = depth = 0
+        for end in range(found.end(), len(header)):
+            depth += {"{": 1, "}": -1}.get(header[end], 0)
+            if depth == 0:
+                break
+        yield header[: found.start()]
+        if found[1] not in _OWN:
+            yield header[found.start() : end + 1].replace("__device__ ", "static ")
+        header = header[end + 1 :]
+    yield header
