@@ -29,6 +29,7 @@ from tests.support.parity import (
 )
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.seeing import film
+from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiled import WHOLE as TILED_WHOLE
 from tests.support.tiny_models import (
@@ -59,9 +60,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "tiles by InternViT": TILED["internvl"],
     "tiles, windows": TILED["aya_vision"],
     "experts by token": SEEING["ernie4_5_vl_moe"],
+    "latents, windows in the encoder": SIGLIP["youtu_vl"],
 }
 WHOLE = "images seen whole"
 RECURRENT = ("over recurrent layers", "experts over recurrent layers")
+LATENT = "latents, windows in the encoder"
+SHARES = {**dict.fromkeys(RECURRENT, 9 / 5), LATENT: 8 / 5}
+"""Of what the longest request needs, in a budget that two outgrow. Of recurrent layers most is the
+same for all requests, of latents a block that still fills."""
 DAILY = {
     "images seen whole": tuple(SCENARIOS),
     "images read like text": ("batch of unequal lengths", "pre-empted and resumed"),
@@ -230,7 +236,11 @@ def videos(family: str) -> list[Request]:
     return wanted
 
 
-STILL = ("a linear table", *(name for name in FAMILIES if name.startswith("tiles")))
+STILL = (
+    "a linear table",
+    LATENT,
+    *(name for name in FAMILIES if name.startswith("tiles")),
+)
 """They watch no videos."""
 WATCHED = "three axes, windows in the encoder"
 
@@ -284,8 +294,8 @@ def test_formats_pre_empted_and_resumed(
     wanted = requests(family)
     probe = Company(loaded, replace(config, kv_format=format))
     # Room for one of the longest with an image of 48 tokens, which is read at once, and half as
-    # much again, so that two begin that outgrow it. Of recurrent layers most is the same for all.
-    share = 9 / 5 if family in RECURRENT else 3 / 2
+    # much again, so that two begin that outgrow it.
+    share = SHARES.get(family, 3 / 2)
     budget = int(probe.engine._scheduler.limits.worst_case_bytes(format, 256, 48) * share)
     company = Company(loaded, replace(config, kv_format=format, kv_memory=budget))
     company.run(wanted)

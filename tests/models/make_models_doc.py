@@ -19,6 +19,7 @@ from tests.support.gguf_architectures import GGUF, NOT_FROM_GGUF
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.seeing import CONFIGS as SEEING
+from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiny_models import CONFIGS as TINY
 from tests.text.published import PUBLISHED
@@ -95,6 +96,7 @@ _SAME_AS = {
     "llama4": "llama4_text",
     "mistral3": "mistral` and `ministral3",
     "qwen3_omni_moe": "qwen3_omni_moe_thinker",
+    "youtu_llm": "youtu",
 }
 HELD_AGAINST_MLX_VLM = {FUSED["model_type"]}
 
@@ -105,7 +107,14 @@ def rows() -> Iterator[str]:
     own = {config()["model_type"] for config in tested}
     seen = {
         config["model_type"]
-        for config in (*SEEING.values(), *TILED.values(), CROSSING, HUNYUAN, HYBRID)
+        for config in (
+            *SEEING.values(),
+            *SIGLIP.values(),
+            *TILED.values(),
+            CROSSING,
+            HUNYUAN,
+            HYBRID,
+        )
     }
     held = own | HELD_AGAINST_MLX_LM.keys() | HELD_AGAINST_MLX_VLM | seen
     for model_type, family in sorted(FAMILIES.items()):

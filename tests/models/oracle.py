@@ -29,10 +29,20 @@ def save_random(
     model = transformers.AutoModelForImageTextToText if _nested(config) else None
     auto = model or transformers.AutoModelForCausalLM
     reference = auto.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    draw_anew(reference)
     with torch.no_grad():
-        for name, weight in reference.named_parameters():
+        saved = {name: value.to(dtype) for name, value in reference.state_dict().items()}
+        reference.load_state_dict(saved)
+    reference.save_pretrained(folder, state_dict=saved)
+    return reference.eval()
+
+
+def draw_anew(model: Any) -> None:
+    """Random parameters and buffers, in place."""
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
             weight.copy_(_draw(name, weight))
-        for name, buffer in reference.named_buffers():
+        for name, buffer in model.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.copy_(0.8 + 0.2 * torch.rand_like(buffer))
             elif name.endswith(("std_bias", "std_scale")):
@@ -40,11 +50,7 @@ def save_random(
             elif name.endswith(("put_min", "put_max")):  # bounds of inputs and outputs
                 sign = -1.0 if name.endswith("min") else 1.0
                 buffer.copy_(sign * (0.5 + 0.5 * torch.rand_like(buffer)))
-        reference.tie_weights()
-        saved = {name: value.to(dtype) for name, value in reference.state_dict().items()}
-        reference.load_state_dict(saved)
-    reference.save_pretrained(folder, state_dict=saved)
-    return reference.eval()
+        model.tie_weights()
 
 
 def _nested(config: Any) -> bool:

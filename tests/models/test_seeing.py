@@ -313,7 +313,8 @@ def packed(weights: Weights, prefix: str) -> tuple[Weights, Weights]:
     plain: Weights = {}
     for key, array in weights.items():
         base = key.removesuffix(".weight")
-        if key.startswith(prefix) and array.ndim > 1 and base != key and "conv1d" not in key:
+        whole = array.ndim > 1 and array.shape[-1] % 32 == 0 and "conv1d" not in key
+        if key.startswith(prefix) and base != key and whole:
             parts = mx.quantize(array, group_size=32, bits=4)
             codes |= dict(zip((key, f"{base}.scales", f"{base}.biases"), parts, strict=True))
             plain[key] = mx.dequantize(*parts, group_size=32, bits=4)

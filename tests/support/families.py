@@ -269,6 +269,16 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
     "glm4_moe_lite": config(
         "glm4_moe_lite", **_latent(norm_topk_prob=True), q_lora_rank=24, rope_interleave=True
     ),
+    "youtu": config(
+        "youtu",
+        num_key_value_heads=4,
+        kv_lora_rank=32,
+        q_lora_rank=24,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=24,
+        tie_word_embeddings=True,
+    ),
     "gpt_oss": config(
         "gpt_oss",
         num_local_experts=4,

@@ -11,6 +11,7 @@ from tests.support.fused import CONFIG as FUSED
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.seeing import CONFIGS as SEEING
+from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiny_models import CONFIGS as TINY
 
@@ -31,6 +32,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "falcon_ocr": FUSED,
     "hunyuan_vl": HUNYUAN,
     "mllama": CROSSING,
+    "youtu_llm": DESCRIBED["youtu"] | {"model_type": "youtu_llm"},
     "kimi_k2": DESCRIBED["deepseek_v3"] | {"model_type": "kimi_k2"},
     "ernie4_5_moe_vl": SEEING["ernie4_5_vl_moe"] | {"model_type": "ernie4_5_moe_vl"},
     "qwen3_omni_moe": {
@@ -41,5 +43,5 @@ _WHOLE: dict[str, dict[str, Any]] = {
 _OWN = {f"{name}, text": config() for name, config in TINY.items()}
 
 CONFIGS: dict[str, dict[str, Any]] = (
-    DESCRIBED | HELD_AGAINST_MLX_LM | _OWN | SEEING | TILED | _WHOLE
+    DESCRIBED | HELD_AGAINST_MLX_LM | _OWN | SEEING | SIGLIP | TILED | _WHOLE
 )

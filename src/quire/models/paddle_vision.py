@@ -1,4 +1,4 @@
-"""How PaddleOCR-VL brings squares of patches to the decoder's width (arXiv:2510.14528)."""
+"""How PaddleOCR-VL (arXiv:2510.14528) and Youtu-VL bring squares of patches to rows."""
 
 from __future__ import annotations
 
@@ -8,24 +8,30 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from quire.models.base import MediaEncoder, Module
-from quire.models.norm import LayerNorm
+from quire.models.description import Norm
 from quire.models.qwen_vision import Merger, QwenPictureEncoder, QwenVision, VisionTower
 
 
 @dataclass(frozen=True)
 class PaddleMerging:
-    """By the encoder's last norm, one more, and two layers."""
+    """By the encoder's last norm, one more, and two layers.
+
+    Attributes:
+        norm: the second.
+    """
+
+    norm: Norm
 
     def module(self, kind: QwenVision) -> Module:
-        return PaddleMerger(kind)
+        return PaddleMerger(self, kind)
 
 
 class PaddleMerger(Merger):
     """Computes a `PaddleMerging`."""
 
-    def __init__(self, kind: QwenVision) -> None:
+    def __init__(self, merging: PaddleMerging, kind: QwenVision) -> None:
         super().__init__(kind)
-        self.norm = LayerNorm((kind.hidden_size,), 1e-5, True)
+        self.norm = merging.norm.module(kind.hidden_size)
         self.post_layernorm = kind.norm.module(kind.hidden_size)
 
     def __call__(self, x: mx.array) -> mx.array:

@@ -49,6 +49,7 @@ _MODULES = (
     "stability",
     "tencent",
     "tii",
+    "youtu",
     "zhipu",
 )
 """Of `models.families`, a name each."""

@@ -31,6 +31,10 @@ VISUAL = {
     # ERNIE 4.5 VL's
     "vision_model.": "",
     "resampler_model.": "resampler.",
+    # Youtu-VL's
+    "siglip2.vision_model.": "",
+    "siglip2.": "",
+    "merger.": "merger.",
 }
 """What checkpoints call the encoder's parts, and what they are here."""
 SEEN = ("image", "video")
@@ -110,6 +114,15 @@ class SeeingModel(DecoderModel):
             self.visual = None
         translated = self._visual_names(visual)
         return super().sanitize(text) | {f"visual.{n}": array for n, array in translated.items()}
+
+
+class CountingModel(SeeingModel):
+    """A decoder that sees, in which a picture's rows have positions as tokens have."""
+
+    def positions(
+        self, tokens: Sequence[int], media: Sequence[PlacedMedia]
+    ) -> npt.NDArray[np.int32] | None:
+        return None
 
 
 class HearingModel(SeeingModel):

@@ -143,4 +143,19 @@ PLAIN: tuple[Published, ...] = (
         "",
         {"</s>": 2},
     ),
+    Published(
+        ("youtu_vl",),
+        "tencent/Youtu-VL-4B-Instruct",
+        "none",
+        "<|begin_of_text|>user\n{}<|end_of_text|>\n",
+        "<|begin_of_text|>assistant\n",
+        "",
+        {"<|end_of_text|>": 128001},
+        {
+            "<|begin_of_text|>": 128000,
+            "<|vision_start|>": 128262,
+            "<|vision_end|>": 128263,
+            "<|image_pad|>": 128264,
+        },
+    ),
 )

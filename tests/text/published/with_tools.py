@@ -412,4 +412,13 @@ WITH_TOOLS: tuple[Published, ...] = (
         "<|assistant|>",
         "<|tool|><|/tool|>",
     ),
+    Published(
+        ("youtu", "youtu_llm"),
+        "tencent/Youtu-LLM-2B",
+        "qwen3",
+        "<|User|>{}",
+        "<|Assistant|>",
+        "<tool_call>",
+        {"<|end_of_text|>": 128001},
+    ),
 )

@@ -35,6 +35,7 @@ from quire.media.processors.qwen import (
 )
 from quire.media.processors.qwen_audio import QwenAudioProcessor
 from quire.media.processors.qwen_video import Qwen3VideoProcessor, QwenVideoProcessor
+from quire.media.processors.siglip import YoutuImageProcessor
 from quire.media.processors.tiles import Gemma3ImageProcessor
 
 __all__ = ["KINDS", "MediaProcessor", "open_processors"]
@@ -71,6 +72,9 @@ IMAGES: dict[str, Open] = {
     "HunYuanVLImageProcessor": HunyuanImageProcessor.open,
     "HunYuanVLImageProcessorFast": HunyuanImageProcessor.open,
     "HunYuanVLImageProcessorPil": HunyuanImageProcessor.open,
+    "Siglip2ImageProcessor": YoutuImageProcessor.open,
+    "Siglip2ImageProcessorFast": YoutuImageProcessor.open,
+    "Siglip2ImageProcessorPil": YoutuImageProcessor.open,
     "MllamaImageProcessor": LlamaImageProcessor.open,
     "MllamaImageProcessorFast": LlamaImageProcessor.open,
     "MllamaImageProcessorPil": LlamaImageProcessor.open,

@@ -93,10 +93,15 @@ def most_pixels(detail: Detail, cell: int) -> float:
     return rows * cell**2 if isinstance(rows, int) else math.inf
 
 
-def resized(picture: PIL.Image.Image, height: int, width: int) -> npt.NDArray[np.uint8]:
+def resized(
+    picture: PIL.Image.Image,
+    height: int,
+    width: int,
+    filter: PIL.Image.Resampling = PIL.Image.Resampling.BICUBIC,
+) -> npt.NDArray[np.uint8]:
     """`[height, width, 3]`."""
     if (width, height) != picture.size:
-        picture = picture.resize((width, height), PIL.Image.Resampling.BICUBIC)
+        picture = picture.resize((width, height), filter)
     return np.asarray(picture)
 
 
@@ -112,6 +117,7 @@ class QwenImageProcessor(WholeImageProcessor):
     _usual_pixels = 56 * 56, 28 * 28 * 1280
     _frames = 1
     """How many times the bounds count a picture."""
+    _filter = PIL.Image.Resampling.BICUBIC
 
     def __init__(
         self,
@@ -153,7 +159,7 @@ class QwenImageProcessor(WholeImageProcessor):
         most = max(least, min(usual, self._frames * most_pixels(detail, cell)))
         height, width = self._fitted(picture.height, picture.width, least, most)
         rows, columns = height // self._patch, width // self._patch
-        cut = patches(resized(picture, height, width)[None], self._patch, self._merge)
+        cut = patches(resized(picture, height, width, self._filter)[None], self._patch, self._merge)
         tokens = rows * columns // self._merge**2
         return MediaItem.of("image", cut.tobytes(), (rows, columns), tokens, bidirectional=False)
 

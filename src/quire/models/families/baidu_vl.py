@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from functools import partial
 
-from quire.core.media import CLIP_COLOURS, EVEN_COLOURS
+from quire.core.media import CLIP_COLOURS
 from quire.models.arguments import require
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Norm
@@ -22,6 +22,7 @@ from quire.models.families.common import (
 )
 from quire.models.families.qwen import with_axes
 from quire.models.families.qwen_vl import seeing, text_of
+from quire.models.families.siglip import SIGLIP_PARTS, siglip
 from quire.models.feed_forward import MLP
 from quire.models.moe import Mixture
 from quire.models.moe_by_token import MixtureByToken
@@ -44,36 +45,13 @@ def paddleocr_vl(s: Settings) -> LanguageModel:
 
 
 def _vision(v: Settings, width: int) -> QwenVision:
-    patch = v.integer("patch_size", default=14)
-    inner = v.integer("intermediate_size")
-    return QwenVision(
-        depth=v.integer("num_hidden_layers"),
-        hidden_size=v.integer("hidden_size"),
-        heads=v.integer("num_attention_heads"),
-        mlp=MLP(inner, activation(v, "gelu_pytorch_tanh"), gated=False, bias=True),
-        norm=Norm(v.number("layer_norm_eps", default=1e-6), centred=True, bias=True),
-        output_size=width,
-        patch=patch,
-        frames=1,
-        merge=v.integer("spatial_merge_size", default=2),
-        colours=EVEN_COLOURS,
-        merging=PaddleMerging(),
-        patch_bias=True,
-        table=Table(v.integer("image_size", default=384) // patch, ends=False),
-    )
+    merging = PaddleMerging(Norm(1e-5, centred=True, bias=True))
+    usual = siglip(v, width, patch=14, merging=merging)
+    side = v.integer("image_size", default=384) // usual.patch
+    return replace(usual, table=Table(side, ends=False))
 
 
-_PARTS = {
-    "embeddings.patch_embedding": "patch_embed.proj",
-    "embeddings.position_embedding": "pos_embed",
-    "encoder.layers": "blocks",
-    "layers": "blocks",
-    "layer_norm1": "norm1",
-    "layer_norm2": "norm2",
-    "self_attn": "attn",
-    "self_attn.out_proj": "attn.proj",
-    "mlp.fc1": "mlp.up_proj",
-    "mlp.fc2": "mlp.down_proj",
+_PARTS = SIGLIP_PARTS | {
     "post_layernorm": "merger.post_layernorm",
     "merger.post_layernorm": "merger.post_layernorm",
     "merger.pre_norm": "merger.norm",

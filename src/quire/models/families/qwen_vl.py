@@ -102,18 +102,20 @@ def seeing(
     names: Names | None = None,
     tower: Callable[[QwenVision], VisionTower] = VisionTower,
     parts: Mapping[str, str] | None = None,
+    model: type[SeeingModel] = SeeingModel,
 ) -> LanguageModel:
     """The described decoder with the vision encoder that the configuration has, if it has one.
 
     Args:
         parts: of the names of the encoder's tensors, and what they are here; see `Names.renamed`.
+        model: says which positions a prompt has.
     """
     names = names or Names()
     if not s.has("vision_config"):
         return DecoderModel(description, replace(names, unused=(*names.unused, *VISUAL)))
     kind = vision(s.within("vision_config"), description.hidden_size)
     brought = partial(_visual_names, kind, parts=parts or _PARTS)
-    return SeeingModel(description, names, tower(kind), brought)
+    return model(description, names, tower(kind), brought)
 
 
 def text_of(s: Settings) -> Settings:
@@ -194,7 +196,7 @@ _PARTS = {
     "merger.downsample": "merger.downsample",
 }
 _UNREAD = ("head.", "embeddings.packing_position_embedding.")
-"""Beginnings of names of what PaddleOCR-VL's encoder was trained with."""
+"""Beginnings of names of what SigLIP's and PaddleOCR-VL's encoders were trained with."""
 _KERNELS = ("patch_embed.proj.weight", "merger.downsample.weight")
 
 
@@ -204,19 +206,23 @@ def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) 
     Their second axis is what they read, colours or channels; in conversions it is the last one.
     """
     channels = {3, kind.hidden_size}
-    ready = joined(
-        {
-            renamed(name, parts): array
-            for name, array in weights.items()
-            if not name.startswith(_UNREAD)
-        }
-    )
+    named = {
+        renamed(name, parts): array
+        for name, array in weights.items()
+        if not name.startswith(_UNREAD)
+    }
+    ready = joined({name: array for name, array in named.items() if not _is_unused(kind, name)})
     for name in _KERNELS:
         kernel = ready.get(name)
         if kernel is not None and kernel.ndim > 2:
             last = kernel.shape[-1] in channels
             ready[name] = (kernel if last else kernel.moveaxis(1, -1)).flatten(1)
     return ready
+
+
+def _is_unused(kind: QwenVision, name: str) -> bool:
+    """Whether a tensor is of a part that the encoder was trained with and does not have."""
+    return name == "pos_embed.weight" and kind.table is None
 
 
 def joined(weights: Weights) -> Weights:

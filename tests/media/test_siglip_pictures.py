@@ -1,0 +1,101 @@
+"""Pictures for Youtu-VL: sizes, layout, pixels, settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from quire.core.errors import ModelError
+from quire.media.processors import KINDS
+from quire.media.processors.base import MediaProcessor, Placeholders
+from quire.media.processors.siglip import shrunk
+from tests.media.test_images import encoded, noise, read
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "youtu_vl": {
+        "model_type": "youtu_vl",
+        "image_token_id": 7,
+        "vision_config": {"model_type": "siglip2_vision_model", "patch_size": 16},
+    },
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "youtu_vl": {
+        "image_processor_type": "Siglip2ImageProcessorFast",
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "max_num_patches": 256,
+        "patch_size": 16,
+        "resample": 2,
+    },
+}
+
+
+def opened(path: Path, name: str, **changes: Any) -> MediaProcessor:
+    (path / "config.json").write_text(json.dumps(CONFIGS[name]))
+    values = {k: v for k, v in (SETTINGS[name] | changes).items() if v is not None}
+    (path / "preprocessor_config.json").write_text(json.dumps(values))
+    found = KINDS["image"].open(path)
+    assert found is not None
+    return found
+
+
+def pixels(picture: PIL.Image.Image, height: int, width: int) -> np.ndarray:
+    """As transformers resizes and scales them, `[height, width, 3]`."""
+    pytest.importorskip("torch")
+    transforms = pytest.importorskip("transformers.image_transforms")
+    last = {"input_data_format": "channels_last"}
+    whole = transforms.resize(np.asarray(picture), (height, width), resample=2, **last)
+    scaled = transforms.normalize(whole / 255, [0.5] * 3, [0.5] * 3, **last)
+    assert scaled.shape == (height, width, 3)
+    return np.array(scaled)
+
+
+@pytest.mark.parametrize(
+    ("size", "wanted"),
+    [
+        ((1, 1), (32, 32)),
+        ((33, 64), (64, 64)),  # rounded up, and no further
+        ((480, 640), (480, 640)),
+        ((4000, 3000), (3520, 2656)),  # by 0.88, the first that fits
+        ((2, 40_000), (32, 40_000)),
+    ],
+)
+def test_youtu_shrinks_what_is_too_large(size: tuple[int, int], wanted: tuple[int, int]) -> None:
+    assert shrunk(*size, 32, 36_864 * 16**2) == wanted
+
+
+def test_youtus_pixels_come_square_by_square(tmp_path: Path) -> None:
+    processor = opened(tmp_path, "youtu_vl")
+    assert processor.placeholders == Placeholders(7)
+    for seed, (width, height) in enumerate([(9, 70), (100, 50), (64, 96), (301, 255)]):
+        picture = noise(width, height, seed)
+        item = read(processor, encoded(picture), param="p")
+        rows, columns = item.shape
+        assert (rows * 16, columns * 16) == shrunk(height, width, 32, 36_864 * 256)
+        assert item.tokens == rows * columns // 4
+        squares = np.frombuffer(item.features, np.uint8).reshape(
+            rows // 2, columns // 2, 2, 2, 16, 16, 3
+        )
+        whole = squares.transpose(0, 2, 4, 1, 3, 5, 6).reshape(rows * 16, columns * 16, 3)
+        expected = pixels(picture, rows * 16, columns * 16)
+        assert np.abs(whole / 127.5 - 1 - expected).max() < 1e-3
+
+
+def test_low_detail_takes_fewer_rows(tmp_path: Path) -> None:
+    data = encoded(noise(1200, 900))
+    processor = opened(tmp_path, "youtu_vl")
+    low, high = (read(processor, data, param="p", detail=detail) for detail in ("low", "high"))
+    assert low.tokens <= 256 < high.tokens == 38 * 29
+
+
+@pytest.mark.parametrize(
+    "changes", [{"resample": 3}, {"image_mean": [0.4] * 3}, {"do_resize": False}]
+)
+def test_other_pixels_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match=next(iter(changes))):
+        opened(tmp_path, "youtu_vl", **changes)

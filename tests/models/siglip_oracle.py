@@ -1,0 +1,126 @@
+"""References for families that transformers lacks, made of parts that it has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import nn
+from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as qwen
+from transformers.models.siglip2 import modeling_siglip2 as siglip2
+
+from quire.core.media import MediaItem, PlacedMedia
+from tests.models.oracle import draw_anew
+from tests.support.seeing import PATCH
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A decoder, and what makes a picture's rows.
+
+    Attributes:
+        rows: of one picture, `[rows, hidden]`.
+    """
+
+    text: Any
+    rows: Callable[[MediaItem], torch.Tensor]
+
+    def embeddings(self, tokens: Sequence[int], media: Sequence[PlacedMedia]) -> torch.Tensor:
+        """`[1, tokens, hidden]`, with pictures in their places."""
+        with torch.no_grad():
+            embedded: torch.Tensor = self.text.get_input_embeddings()(torch.tensor([tokens]))
+            for each in media:
+                embedded[0, each.start : each.end] = self.rows(each.item)
+        return embedded
+
+
+def youtu_vl(config: dict[str, Any], folder: Path) -> Reference:
+    """Youtu's decoder, and Qwen2.5-VL's encoder with SigLIP's layers. Saved by published names."""
+    torch.manual_seed(0)
+    text = _decoder(config, "youtu")
+    vision = config["vision_config"]
+    tower = qwen.Qwen2_5_VisionTransformerPretrainedModel(
+        transformers.Qwen2_5_VLConfig(
+            vision_config={
+                **{key: value for key, value in vision.items() if key != "model_type"},
+                "depth": vision["num_hidden_layers"],
+                "num_heads": vision["num_attention_heads"],
+            }
+        ).vision_config
+    )
+    layers = transformers.Siglip2VisionConfig(**vision)
+    hidden = layers.hidden_size
+    tower.patch_embed = nn.Linear(3 * PATCH**2, hidden)
+    for block in tower.blocks:
+        block.norm1, block.norm2 = nn.LayerNorm(hidden, 1e-6), nn.LayerNorm(hidden, 1e-6)
+        block.mlp = siglip2.Siglip2MLP(layers)
+    tower.merger = nn.Sequential(nn.LayerNorm(hidden, 1e-6), tower.merger)
+    draw_anew(tower)
+    _save(config, folder, text, _youtu_names(tower))
+
+    def rows(item: MediaItem) -> torch.Tensor:
+        with torch.no_grad():
+            grid = torch.tensor([(1, *item.shape)])
+            found: torch.Tensor = tower(_pixels(item), grid_thw=grid).pooler_output
+        return found
+
+    return Reference(text, rows)
+
+
+def _decoder(config: dict[str, Any], model_type: str) -> Any:
+    keys = {key: value for key, value in deepcopy(config).items() if key != "vision_config"}
+    own = transformers.AutoConfig.for_model(**keys | {"model_type": model_type})
+    text = transformers.AutoModelForCausalLM.from_config(own, attn_implementation="eager")
+    draw_anew(text)
+    return text.float().eval()
+
+
+def _pixels(item: MediaItem) -> torch.Tensor:
+    """`[patches, values]`, pixel by pixel."""
+    raw = np.frombuffer(item.features, np.uint8).reshape(item.shape[0] * item.shape[1], -1)
+    return torch.from_numpy((raw / 127.5 - 1).astype(np.float32))
+
+
+def _save(config: dict[str, Any], folder: Path, text: Any, vision: dict[str, torch.Tensor]) -> None:
+    text.save_pretrained(folder)
+    saved = {name: array for name, array in text.state_dict().items() if "lm_head" not in name}
+    if not config["tie_word_embeddings"]:
+        saved["lm_head.weight"] = text.lm_head.weight
+    contiguous = {name: array.contiguous() for name, array in (saved | vision).items()}
+    save_file(contiguous, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+_YOUTU = {
+    "patch_embed.": "embeddings.patch_embedding.",
+    "blocks.": "encoder.layers.",
+    ".norm": ".layer_norm",
+    ".attn.proj.": ".self_attn.out_proj.",
+    "merger.0.": "post_layernorm.",
+}
+
+
+def _youtu_names(tower: nn.Module) -> dict[str, torch.Tensor]:
+    """The encoder's tensors as Tencent publishes them."""
+    named: dict[str, torch.Tensor] = {}
+    for name, array in tower.state_dict().items():
+        if name.startswith("merger.1."):
+            named["merger." + name.removeprefix("merger.1.")] = array
+            continue
+        for theirs, published in _YOUTU.items():
+            name = name.replace(theirs, published)
+        name = f"siglip2.vision_model.{name}"
+        if ".attn.qkv." in name:
+            for part, rows in zip("qkv", array.chunk(3), strict=True):
+                named[name.replace("attn.qkv", f"self_attn.{part}_proj")] = rows
+        else:
+            named[name] = array
+    return named

@@ -1,0 +1,172 @@
+"""Youtu-VL against parts of transformers and in company; other names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.models.loader import LoadedModel, open_model
+from tests.models.solo import encoded, solo_logits
+from tests.models.test_seeing import assert_near, packed
+from tests.support.parity import TOLERANCE, alone, answered, assert_same, in_batch, prompts
+from tests.support.siglip import CONFIGS, cases, shown
+from tests.support.tiny_models import random_weights
+
+ANSWER = 12
+DAILY = "two of different sizes"
+Weights = dict[str, mx.array]
+Both = tuple[Any, LoadedModel]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
+    pytest.importorskip("torch", reason="the oracle needs torch")
+    pytest.importorskip("transformers", reason="the oracle is transformers")
+    from tests.models import siglip_oracle
+
+    known: dict[str, Both] = {}
+
+    def find(name: str) -> Both:
+        if name not in known:
+            folder = Path(tmp_path_factory.mktemp(name))
+            build = getattr(siglip_oracle, name.replace("-", "_"))
+            known[name] = build(CONFIGS[name], folder), open_model(str(folder))
+        return known[name]
+
+    return find
+
+
+def differ(ours: mx.array, theirs: Any) -> float:
+    found, wanted = np.array(ours), theirs.float().numpy()
+    assert found.shape == wanted.shape
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("name", CONFIGS)
+def test_rows_of_pictures_match(both: Callable[[str], Both], name: str) -> None:
+    reference, loaded = both(name)
+    encoder = loaded.model.encoders["image"]
+    for number, grid in enumerate(((2, 4), (6, 10), (14, 4), (8, 8), (2, 18))):
+        item = shown(name, number, *grid)
+        (ours,) = encoded(encoder, item)
+        assert len(ours) == encoder.rows(item.shape) == item.tokens
+        assert differ(ours, reference.rows(item)) < 2e-4
+
+
+CASES = [
+    pytest.param(name, case, marks=() if case == DAILY else pytest.mark.slow)
+    for name in CONFIGS
+    for case in cases(name)
+]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(("name", "case"), CASES)
+def test_logits_and_tokens_match(both: Callable[[str], Both], name: str, case: str) -> None:
+    import torch
+
+    from tests.models import oracle
+
+    reference, loaded = both(name)
+    tokens, media = cases(name)[case]
+    embedded = reference.embeddings(tokens, media)
+    assert loaded.model.positions(tokens, media) is None
+    with torch.no_grad():
+        logits = reference.text(inputs_embeds=embedded).logits[0]
+    greedy = oracle.reference_greedy(reference.text, tokens, ANSWER, inputs_embeds=embedded)
+    bound = (5 if media else 1) * TOLERANCE
+    assert differ(solo_logits(loaded.model, tokens, media), logits) < bound
+    # Seven tokens a step: pictures are cut.
+    assert answered(loaded, tokens, media, ANSWER).tokens == greedy
+    assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_two_in_a_batch_are_as_if_alone(tmp_path: Path, name: str) -> None:
+    loaded = opened(tmp_path / "model", CONFIGS[name], random_weights(CONFIGS[name]))
+    config = EngineConfig("", kv_memory=16 << 20, kv_skip_layers=(), prefix_cache=False)
+    wanted = [
+        replace(request, prompt=tuple(tokens), media=tuple(media))
+        for request, (tokens, media) in zip(
+            prompts([1, 1], tokens=8), list(cases(name).values())[::2], strict=False
+        )
+    ]
+    got = in_batch(loaded, config, wanted)
+    assert_same(got, alone(loaded, config, wanted), [request.id for request in wanted])
+
+
+def opened(folder: Path, config: dict[str, Any], weights: Weights) -> LoadedModel:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return open_model(str(folder))
+
+
+_CONVERTED = {
+    "youtu_vl": (
+        ("visual.", "vision_tower."),
+        ("merger.norm.", "merger.ln_q."),
+        ("merger.linear_fc1.", "merger.mlp.0."),
+        ("merger.linear_fc2.", "merger.mlp.2."),
+        ("merger.post_layernorm.", "post_layernorm."),
+        (".attn.proj.", ".self_attn.out_proj."),
+        (".blocks.", ".encoder.layers."),
+        (".norm", ".layer_norm"),
+        (".mlp.up_proj.", ".mlp.fc1."),
+        (".mlp.down_proj.", ".mlp.fc2."),
+        (".patch_embed.proj.", ".embeddings.patch_embedding."),
+    ),
+}
+
+
+def converted(name: str, weights: Weights) -> Weights:
+    """The tensors as mlx-vlm names them; those that it publishes are what the oracle saves."""
+    ready: Weights = {}
+    for key, array in weights.items():
+        if not key.startswith("visual."):
+            ready[f"language_model.{key}"] = array
+            continue
+        for ours, theirs in _CONVERTED[name]:
+            key = key.replace(ours, theirs)
+        if ".attn.qkv." not in key:
+            ready[key] = array
+            continue
+        for part, rows in zip("qkv", mx.split(array, 3), strict=True):
+            ready[key.replace("attn.qkv", f"self_attn.{part}_proj")] = rows
+    return ready
+
+
+@pytest.mark.parametrize(
+    "prefix", ["", pytest.param("model.", marks=pytest.mark.slow)], ids=["all", "decoder"]
+)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_conversions_are_read(name: str, prefix: str, tmp_path: Path) -> None:
+    """Plain and packed, of which the encoder may be either."""
+    tokens, media = cases(name)[DAILY]
+    codes, plain = packed(random_weights(CONFIGS[name]), prefix)
+    models = [
+        opened(tmp_path / str(number), CONFIGS[name], weights).model
+        for number, weights in enumerate((plain, converted(name, plain), converted(name, codes)))
+    ]
+    ours, other, narrow = (solo_logits(model, tokens, media) for model in models)
+    assert mx.array_equal(ours, other)
+    assert_near(narrow, ours)
+
+
+def test_a_file_without_the_encoder_is_served_as_text(tmp_path: Path) -> None:
+    config = CONFIGS["youtu_vl"]
+    weights = random_weights(config)
+    text = {key: array for key, array in weights.items() if not key.startswith("visual.")}
+    whole = opened(tmp_path / "whole", config, weights).model
+    part = opened(tmp_path / "part", config, text).model
+    assert not part.encoders
+    assert mx.array_equal(solo_logits(part, [3, 4]), solo_logits(whole, [3, 4]))

@@ -1,0 +1,76 @@
+"""A small configuration of each family with SigLIP's encoder of any shape, and pictures for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from quire.core.media import MediaItem
+from tests.support.seeing import PATCH, Prompt, picture, prompt
+from tests.support.tiny_models import IMAGE
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "bos_token_id": 2,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+_TOWER = {
+    "model_type": "siglip2_vision_model",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+}
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "youtu_vl": _TEXT
+    | {
+        "model_type": "youtu_vl",
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 32,
+        "q_lora_rank": 24,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+        "rope_theta": 10000.0,
+        "rope_interleave": True,
+        "tie_word_embeddings": True,
+        "image_token_id": IMAGE,
+        "vision_config": _TOWER
+        | {
+            "patch_size": PATCH,
+            "spatial_merge_size": 2,
+            "out_hidden_size": 64,
+            "window_size": 16,  # pixels: windows of 2 by 2 squares
+            "fullatt_block_indexes": [1],
+        },
+    },
+}
+EVERY_PATCH = ("phi4-siglip",)
+"""Families in which each patch is a row. Theirs are twice as large on each side."""
+
+
+def shown(name: str, seed: int, rows: int, columns: int) -> MediaItem:
+    """A picture for a family, of random colours."""
+    item = picture(seed, rows, columns)
+    return replace(item, shape=(rows // 2, columns // 2)) if name in EVERY_PATCH else item
+
+
+def cases(name: str) -> dict[str, Prompt]:
+    """Prompts for a family."""
+    return {
+        "two of different sizes": prompt(3, shown(name, 2, 4, 4), shown(name, 3, 10, 6), 8),
+        "text alone": prompt(40),
+        "a picture": prompt(shown(name, 1, 6, 10), 5),
+        "between texts": prompt(20, shown(name, 4, 2, 12), 20),
+        "after long text": prompt(150, shown(name, 5, 8, 8), 4),
+        "in a second turn": prompt(9, shown(name, 6, 6, 6), 30, shown(name, 7, 14, 4), 7),
+    }
