@@ -10,6 +10,7 @@ import numpy as np
 from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
+from quire.cache.formats.rotation import Turn
 from quire.cache.specs import Ints
 from quire.device.cpu.kernels import CPUKernels
 
@@ -77,8 +78,8 @@ class _Prepared(PreparedAttention):
             for blocks in written:
                 as_written += (blocks.keys.flatten(0, 1), blocks.values.flatten(0, 1))
         codes = store.coded()
-        outs: list[mx.array] = self._ops.attend_coded(
-            store.transform(q),
+        out: mx.array = self._ops.attend_coded(
+            q,
             codes.keys,
             codes.key_bits,
             codes.values,
@@ -86,16 +87,25 @@ class _Prepared(PreparedAttention):
             codebook=codes.codebook,
             by_channel=codes.by_channel,
             block_tokens=self._block_tokens,
+            **_turn("key", codes.key_turn),
+            **_turn("value", codes.value_turn),
             tables=self._tables,
             written=as_written,
             places=self._places,
             kv_heads=self._kv_heads,
+            value_dim=store.shape.value_dim,
             scale=scoring.scale,
             softcap=scoring.softcap or 0.0,
             sinks=scoring.sinks,
         )
-        coded = store.inverse_transform(outs[0])
-        return coded + outs[1] if as_written else coded
+        return out
+
+
+def _turn(of: str, turn: Turn | None) -> dict[str, mx.array | float | None]:
+    """The arguments that say how something is rotated."""
+    if turn is None:
+        return {f"{of}_turn": None, f"{of}_scale": 1.0}
+    return {f"{of}_turn": turn.map, f"{of}_scale": turn.scale}
 
 
 def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[mx.array]:

@@ -149,7 +149,7 @@ void check_attention() {
     p.last = last.data();
     p.heads = heads;
     p.kv_heads = kv_heads;
-    p.key_dim = p.value_dim = dim;
+    p.key_dim = p.value_dim = p.q_dim = p.out_dim = dim;
     p.block = block;
     p.blocks = Blocks::floats;
     p.keys = k.data();

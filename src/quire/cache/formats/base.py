@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 
 import mlx.core as mx
 
+from quire.cache.formats.rotation import Turn
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import Ints, KVSpec
 from quire.core.kv_format import KVFormat
@@ -130,6 +131,8 @@ class CodedArrays:
             codebook a scale a vector, and in place of biases the levels, float32 `[2 ** bits]`. The
             same arrays where values begin their keys.
         by_channel: whether a vector of keys is a channel of a block, not a token.
+        key_turn: of queries, see `PackedStore.transform`; None where they stay as they are.
+        value_turn: undone in sums of values, see `PackedStore.inverse_transform`; likewise.
     """
 
     keys: list[mx.array]
@@ -138,6 +141,8 @@ class CodedArrays:
     value_bits: int
     codebook: bool
     by_channel: bool
+    key_turn: Turn | None
+    value_turn: Turn | None
 
 
 class LayerStore(ABC):

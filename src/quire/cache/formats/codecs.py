@@ -20,7 +20,7 @@ from quire.cache.formats.packing import (
     multiplies_codes,
     shifts,
 )
-from quire.cache.formats.rotation import rotation
+from quire.cache.formats.rotation import Turn, rotation
 from quire.device.device import current_device
 
 _F16_MAX = 65504.0
@@ -50,6 +50,11 @@ class Codec(ABC):
     @property
     def levels(self) -> mx.array | None:
         """`[2 ** bits]` the numbers that codes stand for, if they are no affine ones."""
+        return None
+
+    @property
+    def turn(self) -> Turn | None:
+        """`transform`, and likewise `inverse_transform`, but for what pads and cuts off."""
         return None
 
     @abstractmethod
@@ -115,6 +120,10 @@ class AffineCodec(Codec):
     def bits(self) -> int:
         return self._layout.bits
 
+    @property
+    def turn(self) -> Turn | None:
+        return None if self._rotation is None else self._rotation.turn()
+
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return affine_parts(self.size, self._layout)
 
@@ -170,6 +179,10 @@ class CodebookCodec(Codec):
     @property
     def levels(self) -> mx.array:
         return self._levels
+
+    @property
+    def turn(self) -> Turn:
+        return self._rotation.turn(self._step)
 
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return [(self.size * self.bits // 32, mx.uint32), (1, SCALE)]

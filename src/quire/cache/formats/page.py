@@ -190,7 +190,15 @@ class PageStore(PackedStore):
     def coded(self) -> CodedArrays:
         bits = self._key_codec.bits
         values = (self._values, self._value_codec.bits) if self._value_codec else (self._keys, bits)
-        return CodedArrays(self._keys, bits, *values, codebook=False, by_channel=True)
+        return CodedArrays(
+            self._keys,
+            bits,
+            *values,
+            codebook=False,
+            by_channel=True,
+            key_turn=None,
+            value_turn=self._value_codec.turn if self._value_codec else None,
+        )
 
     def inverse_transform(self, x: mx.array) -> mx.array:
         return self._read_values.inverse_transform(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 import mlx.core as mx
@@ -11,6 +12,20 @@ from quire.device.device import current_device
 
 _SEED = 20250428
 """Part of the meaning of stored codes: another seed reads them as noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A rotation of vectors as a kernel computes it.
+
+    Attributes:
+        map: float32; signs `[size]`, products with which take a Hadamard transform, or a matrix
+            `[size, size]`, with which vectors are multiplied from the left.
+        scale: of the result, as of what undoes the rotation.
+    """
+
+    map: mx.array
+    scale: float
 
 
 class Rotation:
@@ -40,6 +55,10 @@ class Rotation:
         is a matrix.
         """
         return self._map if self._fast else None
+
+    def turn(self, scale: float = 1.0) -> Turn:
+        """`forward`, and likewise `back`, for kernels."""
+        return Turn(self._map, scale * self._map.shape[0] ** -0.5 if self._fast else scale)
 
     def forward(self, x: mx.array, scale: float = 1.0) -> mx.array:
         """`[..., dim]` to its rotated form times `scale`, of the same type."""

@@ -110,6 +110,8 @@ class TokenStore(PackedStore):
             values.bits,
             codebook=codebook,
             by_channel=False,
+            key_turn=keys.turn,
+            value_turn=values.turn,
         )
 
     def inverse_transform(self, x: mx.array) -> mx.array:

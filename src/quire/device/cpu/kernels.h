@@ -49,6 +49,16 @@ struct Coded {
     int size, bits, group;
 };
 
+// A rotation of vectors: a Hadamard transform of their products with signs, or a product with a matrix
+// `[size, size]`. `scale` multiplies the result.
+struct Turn {
+    const float* signs;   // null: none
+    const float* matrix;  // null: none
+    int size;
+    float scale;
+    bool any() const { return signs || matrix; }
+};
+
 // How the blocks of a pool are stored.
 enum class Blocks : int {
     floats,    // keys and values as they are
@@ -58,13 +68,16 @@ enum class Blocks : int {
 
 // A step's rows of one sequence, and its blocks. Head sizes and blocks are multiples of 16.
 struct PagedRows {
-    const float* q;        // [rows, heads, key_dim]
-    float* out;            // [rows, heads, value_dim]
+    const float* q;        // [rows, heads, q_dim]
+    float* out;            // [rows, heads, out_dim]
     const int32_t* table;  // block ids, by a block's number in the sequence
     const int32_t* first;  // [rows] first visible key
     const int32_t* last;   // [rows] last visible key
     int heads, kv_heads, key_dim, value_dim;
+    int q_dim, out_dim;    // codes may be longer: queries are padded with zeros, outputs cut off
     int block;             // tokens
+    Turn key_turn;         // of queries, before they meet codes
+    Turn value_turn;       // undone in sums of coded values
     Blocks blocks;
     const void* keys;      // floats: [blocks * kv_heads, block, key_dim]
     const void* values;    // floats: [blocks * kv_heads, block, value_dim]
@@ -75,9 +88,7 @@ struct PagedRows {
     int first_written;     // INT32_MAX: none
     int64_t written_place;
     const float* written_keys;    // [places * kv_heads, block, key_dim]
-    const float* written_values;  // [places * kv_heads, block, written_dim]
-    float* written_out;           // [rows, heads, written_dim], the sum over blocks as written
-    int written_dim;
+    const float* written_values;  // [places * kv_heads, block, out_dim]
     float scale, softcap;  // softcap 0: none
     const float* sinks;    // [heads], or null
 };

@@ -439,6 +439,8 @@ array attend(const array& q, const array& keys, const array& values, const std::
     p.kv_heads = kv_heads;
     p.key_dim = q.shape(2);
     p.value_dim = values.shape(2);
+    p.q_dim = p.key_dim;
+    p.out_dim = p.value_dim;
     p.block = keys.shape(1);
     p.blocks = Blocks::floats;
     p.storage = storage_of(keys);
@@ -543,7 +545,8 @@ struct CodedShape {
     explicit CodedShape(const Codes& c)
         : bits(c.bits), size(c.size()), group(c.codebook ? 0 : c.size() / (int)c.scales.shape(-1)),
           codebook(c.codebook) {
-        require(codebook || group % 16 == 0, "groups must be multiples of 16");
+        require(size % 32 == 0 && group % 32 == 0, "coded vectors and groups must be multiples of 32");
+        require(!codebook || bits <= 4, "codebooks are of 4 bits at most");
     }
     Coded at(const std::vector<array>& in, size_t first) const {
         const auto halves = [&](size_t i) { return (const uint16_t*)in[i].data<char>(); };
@@ -552,66 +555,111 @@ struct CodedShape {
     }
 };
 
-// The same over blocks of codes. Where `written` holds arrays, row r of sequence s reads the block
-// `first_written[r] + n` as written: its keys are those at place `written_places[r] + n` of
-// `written[2 * written_sources[s]]`, its values of the array after that. `places` are these three:
-// first_written, written_sources, written_places.
-//
-// Returns [rows, heads, value size] in the coordinates of the coded values, and the part that comes
-// from blocks as written, in the model's; one array alone where nothing is.
-std::vector<array> attend_coded(const array& q, const std::vector<array>& keys, int key_bits,
-                                const std::vector<array>& values, int value_bits, bool codebook,
-                                bool by_channel, int block, const std::vector<array>& tables,
-                                const std::vector<array>& written, const std::vector<array>& places,
-                                int kv_heads, float scale, float softcap,
-                                const std::optional<array>& sinks) {
+// Where a rotation is among an operation's inputs, if there is one: signs `[size]` or a matrix `[size, size]`.
+struct TurnShape {
+    size_t place = 0;
+    bool signs = false;
+    int size = 0;
+    float scale = 1;
+
+    // Adds the rotation to the inputs.
+    TurnShape(const std::optional<array>& turn, float scale, int size, std::vector<array>& inputs)
+        : place(inputs.size()), size(size), scale(scale) {
+        if (!turn) {
+            place = 0;
+            return;
+        }
+        signs = turn->ndim() == 1;
+        require(turn->dtype() == mlx::core::float32 && turn->shape(-1) == size && turn->shape(0) == size,
+                "a rotation is float32, signs [size] or a matrix [size, size]");
+        require(!signs || (size & (size - 1)) == 0, "signs belong to powers of two");
+        inputs.push_back(*turn);
+    }
+    Turn at(const std::vector<array>& in) const {
+        const float* map = place ? in[place].data<float>() : nullptr;
+        return {signs ? map : nullptr, signs ? nullptr : map, size, scale};
+    }
+};
+
+// Blocks of codes, as `cache.formats.base.CodedArrays` lists them.
+struct CodedBlocks {
+    std::vector<array> keys, values;
+    int key_bits, value_bits;
+    bool codebook, by_channel;
+    int block;
+    std::optional<array> key_turn, value_turn;
+    float key_scale, value_scale;
+};
+
+// Blocks that are read as written: row r of sequence s reads the block `first_written[r] + n` so. Its keys
+// are those at place `written_places[r] + n` of `arrays[2 * written_sources[s]]`, its values of the array
+// after that. `places` are these three: first_written, written_sources, written_places.
+struct Written {
+    std::vector<array> arrays, places;
+
+    // Adds them to the inputs.
+    Written(const std::vector<array>& arrays, const std::vector<array>& places, int out_dim,
+            std::vector<array>& inputs)
+        : arrays(arrays), places(places) {
+        using namespace mlx::core;
+        if (arrays.empty()) return;
+        require(places.size() == 3, "written blocks need their three tables");
+        for (const array& each : places) require(each.dtype() == int32, "places must be int32");
+        for (const array& each : arrays) require(each.dtype() == float32, "written blocks must be float32");
+        require(arrays[1].shape(-1) == out_dim, "written values must be as long as outputs");
+        inputs.insert(inputs.end(), places.begin(), places.end());
+        inputs.insert(inputs.end(), arrays.begin(), arrays.end());
+    }
+};
+
+// The same over blocks of codes, and over blocks as written: [rows, heads, out_dim].
+array attend_coded(const array& q, const CodedBlocks& blocks, const std::vector<array>& tables,
+                   const std::vector<array>& written_arrays, const std::vector<array>& written_tables,
+                   int kv_heads, int out_dim, float scale, float softcap, const std::optional<array>& sinks) {
     using namespace mlx::core;
-    require(q.dtype() == float32 && q.ndim() == 3, "q must be float32 [rows, heads, key_dim]");
+    require(q.dtype() == float32 && q.ndim() == 3, "q must be float32 [rows, heads, dim]");
     check_tables(tables);
-    const Codes k(keys, key_bits, codebook), v(values, value_bits, codebook);
+    const Codes k(blocks.keys, blocks.key_bits, blocks.codebook), v(blocks.values, blocks.value_bits, blocks.codebook);
     const CodedShape k_shape(k), v_shape(v);
-    require(k_shape.size == (by_channel ? block : (int)q.shape(2)), "q does not fit the keys");
-    require(written.empty() || places.size() == 3, "written blocks need their three tables");
     PagedRows p{};
     p.heads = q.shape(1);
     p.kv_heads = kv_heads;
-    p.key_dim = q.shape(2);
+    p.q_dim = q.shape(2);
+    p.key_dim = blocks.by_channel ? p.q_dim : k_shape.size;
     p.value_dim = v_shape.size;
-    p.block = block;
-    p.blocks = by_channel ? Blocks::channels : Blocks::tokens;
+    p.out_dim = out_dim;
+    p.block = blocks.block;
+    p.blocks = blocks.by_channel ? Blocks::channels : Blocks::tokens;
     p.storage = Storage::float32;
     p.first_written = INT32_MAX;
     p.scale = scale;
     p.softcap = softcap;
+    require(!blocks.by_channel || k_shape.size == p.block, "a channel is as long as a block");
+    require(p.q_dim <= p.key_dim && out_dim <= p.value_dim && p.q_dim % 16 == 0 && out_dim % 16 == 0,
+            "q does not fit the keys, or outputs the values");
     check_heads(p);
     std::vector<array> inputs = {q, k.codes, k.scales, k.offsets, v.codes, v.scales, v.offsets};
     inputs.insert(inputs.end(), tables.begin(), tables.end());
-    std::vector<Shape> shapes = {Shape{q.shape(0), p.heads, p.value_dim}};
-    const bool tails = !written.empty();
-    if (tails) {
-        for (const array& each : places) require(each.dtype() == int32, "places must be int32");
-        for (const array& each : written) require(each.dtype() == float32, "written blocks must be float32");
-        p.written_dim = written[1].shape(-1);
-        require(p.written_dim % 16 == 0, "head sizes must be multiples of 16");
-        shapes.push_back(Shape{q.shape(0), p.heads, p.written_dim});
-        inputs.insert(inputs.end(), places.begin(), places.end());
-        inputs.insert(inputs.end(), written.begin(), written.end());
-    }
-    const size_t sink_at = inputs.size();
+    const size_t places_at = inputs.size();
+    const Written written(written_arrays, written_tables, out_dim, inputs);
+    const TurnShape key_turn(blocks.key_turn, blocks.key_scale, p.key_dim, inputs);
+    const TurnShape value_turn(blocks.value_turn, blocks.value_scale, p.value_dim, inputs);
+    const size_t sinks_at = sinks ? inputs.size() : 0, sources_count = written.arrays.size();
     if (sinks) inputs.push_back(astype(*sinks, float32));
-    return operation("quire::attend_coded", shapes, inputs,
-                     [p, k_shape, v_shape, tails, sink_at](const std::vector<array>& in,
-                                                           std::vector<array>& out) mutable {
-        constexpr size_t kTables = 7, kPlaces = kTables + Tables::kCount, kWritten = kPlaces + 3;
+    return operation("quire::attend_coded", {Shape{q.shape(0), p.heads, out_dim}}, inputs,
+                     [=](const std::vector<array>& in, std::vector<array>& out) mutable {
+        constexpr size_t kTables = 7;
         p.q = in[0].data<float>();
         p.coded_keys = k_shape.at(in, 1);
         p.coded_values = v_shape.at(in, 4);
-        p.sinks = in.size() > sink_at ? in[sink_at].data<float>() : nullptr;
+        p.key_turn = key_turn.at(in);
+        p.value_turn = value_turn.at(in);
+        p.sinks = sinks_at ? in[sinks_at].data<float>() : nullptr;
         p.out = out[0].data<float>();
-        p.written_out = tails ? out[1].data<float>() : nullptr;
+        const bool tails = sources_count > 0;
         std::vector<const float*> sources;
-        for (size_t i = kWritten; tails && i < sink_at; i++) sources.push_back(in[i].data<float>());
-        const auto place = [&](size_t i) { return tails ? in[kPlaces + i].data<int32_t>() : nullptr; };
+        for (size_t i = 0; i < sources_count; i++) sources.push_back(in[places_at + 3 + i].data<float>());
+        const auto place = [&](size_t i) { return tails ? in[places_at + i].data<int32_t>() : nullptr; };
         return [p, t = Tables(in, kTables), sources, first_written = place(0), source = place(1),
                 at = place(2), tails] {
             // Rows that are read together have one own block, from which on blocks are as written.
@@ -636,7 +684,7 @@ std::vector<array> attend_coded(const array& q, const std::vector<array>& keys, 
                                  scratch(kernels().attend_scratch_floats(part)));
             });
         };
-    });
+    })[0];
 }
 
 }  // namespace
@@ -665,11 +713,23 @@ NB_MODULE(_cpu, m) {
     m.def("attend", &attend, nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("tables"),
           nb::arg("kv_heads"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
           nb::arg("sinks").none() = nb::none());
-    m.def("attend_coded", &attend_coded, nb::arg("q"), nb::arg("keys"), nb::arg("key_bits"),
-          nb::arg("values"), nb::arg("value_bits"), nb::arg("codebook"), nb::arg("by_channel"),
-          nb::arg("block_tokens"), nb::arg("tables"), nb::arg("written"), nb::arg("places"),
-          nb::arg("kv_heads"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
-          nb::arg("sinks").none() = nb::none());
+    m.def(
+        "attend_coded",
+        [](const array& q, const std::vector<array>& keys, int key_bits, const std::vector<array>& values,
+           int value_bits, bool codebook, bool by_channel, int block, const std::optional<array>& key_turn,
+           float key_scale, const std::optional<array>& value_turn, float value_scale,
+           const std::vector<array>& tables, const std::vector<array>& written,
+           const std::vector<array>& places, int kv_heads, int value_dim, float scale, float softcap,
+           const std::optional<array>& sinks) {
+            const CodedBlocks blocks{keys, values, key_bits, value_bits, codebook, by_channel, block, key_turn,
+                                     value_turn, key_scale, value_scale};
+            return attend_coded(q, blocks, tables, written, places, kv_heads, value_dim, scale, softcap, sinks);
+        },
+        nb::arg("q"), nb::arg("keys"), nb::arg("key_bits"), nb::arg("values"), nb::arg("value_bits"),
+        nb::arg("codebook"), nb::arg("by_channel"), nb::arg("block_tokens"), nb::arg("key_turn").none(),
+        nb::arg("key_scale"), nb::arg("value_turn").none(), nb::arg("value_scale"), nb::arg("tables"),
+        nb::arg("written"), nb::arg("places"), nb::arg("kv_heads"), nb::arg("value_dim"), nb::arg("scale"),
+        nb::arg("softcap") = 0.0f, nb::arg("sinks").none() = nb::none());
     m.def("write_vectors", &write_vectors, nb::arg("pool"), nb::arg("vectors"), nb::arg("rows"), nb::arg("offsets"));
     m.def("rotate", &rotate, nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("neighbours"));
     m.def("gate", &gate, nb::arg("gates"), nb::arg("up"), nb::arg("activation"));
