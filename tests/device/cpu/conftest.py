@@ -22,7 +22,7 @@ def compiled() -> Any:
         pytest.skip(str(error))
 
 
-@pytest.fixture(params=["amx", "avx512", "avx2", "neon", "scalar"])
+@pytest.fixture(params=["amx", "vnni", "avx512", "avx2", "neon", "scalar"])
 def ops(compiled: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     """The extension with each instruction set that this processor has."""
     if not compiled.use(request.param):

@@ -45,6 +45,34 @@ def test_packed_weights_multiply_as_their_values(
         assert mx.array_equal(fewer, y[:rows]), f"{rows} rows have other bits than {ROWS}"
 
 
+@pytest.mark.parametrize(
+    ("mode", "bits", "group"), [("affine", 4, 64), ("affine", 8, 128), ("nvfp4", 4, 16)]
+)
+def test_packed_weights_with_hundreds_of_rows(ops: Any, mode: str, bits: int, group: int) -> None:
+    depth, columns = 384, 70
+    packed = mx.quantize(drawn(columns, depth), group_size=group, bits=bits, mode=mode)
+    values = mx.dequantize(*packed, group_size=group, bits=bits, mode=mode).astype(mx.float32)
+    x = drawn(300, depth, seed=1) * mx.power(2.0, mx.arange(300) % 200 - 100)[:, None]
+    y = ops.product(x, *packed, group_size=group, bits=bits, mode=mode)
+    for row in (0, 30, 299):
+        assert relative_error(y[row], x[row], values) < 2e-6
+    for rows in (1, 3, 16, 17, 270):
+        fewer = ops.product(x[-rows:], *packed, group_size=group, bits=bits, mode=mode)
+        assert mx.array_equal(fewer, y[-rows:])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_row(ops: Any, value: float) -> None:
+    packed = mx.quantize(drawn(20, 128), group_size=64, bits=4)
+    x = drawn(18, 128, seed=1)
+    y = ops.product(x, *packed, group_size=64, bits=4)
+    x[3, 70] = value
+    spoilt = ops.product(x, *packed, group_size=64, bits=4)
+    finite = mx.isfinite(spoilt).all(axis=1)
+    assert finite.tolist() == [row != 3 for row in range(18)]
+    assert mx.array_equal(spoilt[4:], y[4:])
+
+
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
 @pytest.mark.parametrize(("depth", "columns"), [(100, 70), (32, 1), (2176, 33)])
 def test_float_weights(ops: Any, dtype: mx.Dtype, depth: int, columns: int) -> None:
@@ -88,14 +116,16 @@ def test_experts_multiply_their_rows(ops: Any, shared: bool, packed: bool) -> No
     assert mx.array_equal(few, y[:2])
 
 
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.uint32])
 def test_threads_change_no_bit(compiled: Any, dtype: mx.Dtype) -> None:
-    weight, x = drawn(1000, 512).astype(dtype), drawn(33, 512, seed=1)
-    alone = compiled.product(x, weight)
+    weight, x = drawn(1000, 512), drawn(33, 512, seed=1)
+    packing = {"group_size": 64, "bits": 4} if dtype == mx.uint32 else {}
+    tensors = mx.quantize(weight, **packing) if packing else [weight.astype(dtype)]
+    alone = compiled.product(x, *tensors, **packing)
     mx.eval(alone)
     compiled.set_threads(3)
     try:
-        assert mx.array_equal(compiled.product(x, weight), alone)
+        assert mx.array_equal(compiled.product(x, *tensors, **packing), alone)
     finally:
         compiled.set_threads(1)
 

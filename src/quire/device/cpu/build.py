@@ -35,8 +35,10 @@ FLAGS = [
 bits must not depend on the compiler's choice in one of several loops."""
 
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"]
+_VNNI = [*_AVX512, "-mavx512vnni", "-mavx512vbmi"]
 _X86_FLAGS = {
-    "isa_amx.cpp": [*_AVX512, "-mavx512bf16"],
+    "isa_amx.cpp": [*_VNNI, "-mavx512bf16"],
+    "isa_vnni.cpp": _VNNI,
     "isa_avx512.cpp": _AVX512,
     "isa_avx2.cpp": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
 }

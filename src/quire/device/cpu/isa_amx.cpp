@@ -1,13 +1,14 @@
 // Products on AMX's tiles, and AVX-512's kernels for everything else.
 //
 // bfloat16 weights: a row of x is cut into three bfloat16 parts whose sum is the row to the last bit, so each
-// product is exact, and sums are float32's as everywhere.
+// product is exact, and sums are float32's as everywhere. Packed weights: see integers.h.
 #include "kernels.h"
-#if defined(__x86_64__) && defined(__AVX512BF16__)
+#if defined(__x86_64__) && defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "integers.h"
 #include "tiles.h"
 
 namespace quire {
@@ -137,25 +138,87 @@ struct Product {
     }
 };
 
+// -- products in integers -------------------------------------------------------------------------
+
+constexpr int64_t kFewIntegers = 1;  // rows for which VNNI is faster
+
+// Tiles 0 to 2 sum, 3 to 5 are the digits of rows of x, and 6 is codes.
+struct Integers {
+    static constexpr int64_t kScratch = 16 + kDigits * kSum;
+    float* sums;
+    explicit Integers(float* scratch) : sums(aligned(scratch)) {}
+
+    void begin(int rows, int group) const {
+        Config config;
+        const int depth = std::min(group, 64);
+        for (int tile = 0; tile < 7; tile++) {
+            config.rows[tile] = (uint8_t)(tile == 6 ? depth / 4 : rows);
+            config.row_bytes[tile] = (uint16_t)(tile >= 3 && tile < 6 ? depth : 64);
+        }
+        load(config);
+    }
+    void end() const { release(); }
+
+    void operator()(const Group& g) const {
+        const int depth = std::min(g.size, 64);
+        const float* scales = (const float*)(g.digits + kDigits * g.rows * g.size);
+        for (int tile = 0; tile < g.tiles; tile++) {
+            zero_tile<0>();
+            zero_tile<1>();
+            zero_tile<2>();
+            for (int at = 0; at < g.size; at += depth) {
+                load_tile<6>(g.codes + tile * kSpanBytes + at * kTile, kUnit);
+                if (tile == 0 || depth < g.size) load_digits(g.digits + at, g.size, g.rows);
+                multiply<0, 3>();
+                multiply<1, 4>();
+                multiply<2, 5>();
+            }
+            store_tile<0>(sums, 64);
+            store_tile<1>(sums + kSum, 64);
+            store_tile<2>(sums + 2 * kSum, 64);
+            const Accumulator add(g, tile);
+            float* to = g.sums + tile * kSum;
+            for (int row = 0; row < g.rows; row++) {
+                const float* own = sums + row * kTile;
+                add(_mm512_load_si512(own), _mm512_load_si512(own + kSum), _mm512_load_si512(own + 2 * kSum),
+                    scales + row, g.rows, to + row * kTile);
+            }
+        }
+    }
+
+private:
+    static void load_digits(const uint8_t* digits, int size, int rows) {
+        load_tile<3>(digits, size);
+        load_tile<4>(digits + rows * size, size);
+        load_tile<5>(digits + 2 * rows * size, size);
+    }
+    template <int to, int a> static void multiply() {
+        asm volatile("tdpbsud %%tmm6, %%tmm%c1, %%tmm%c0" ::"i"(to), "i"(a));
+    }
+};
+
 // -- the table's entries --------------------------------------------------------------------------
 
 int64_t arranged_floats(const Weight& w, int64_t count) {
-    if (!serves(w)) return avx512_kernels()->arranged_floats(w, count);
+    if (!serves(w)) return vnni_kernels()->arranged_floats(w, count);
     return (count + kTile - 1) / kTile * block_floats(w);
 }
 
 void arrange(const Weight& w, const Source& x, int64_t begin, int64_t end, float* arranged) {
-    if (!serves(w)) return avx512_kernels()->arrange(w, x, begin, end, arranged);
+    if (!serves(w)) return vnni_kernels()->arrange(w, x, begin, end, arranged);
     for (int64_t row = begin; row < end; row += kTile)
         arrange_block(w, x, row, (int)std::min<int64_t>(kTile, end - row), arranged + row / kTile * block_floats(w));
 }
 
 int64_t scratch_floats(const Weight& w) {
-    return serves(w) ? Product::scratch_floats() : avx512_kernels()->scratch_floats(w);
+    if (in_integers(w)) return IntegerProduct<Integers>::scratch_floats();
+    return serves(w) ? Product::scratch_floats() : vnni_kernels()->scratch_floats(w);
 }
 
 void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
-    if (!serves(w)) return avx512_kernels()->product(w, rows, begin, end, scratch);
+    if (in_integers(w) && rows.count > kFewIntegers)
+        return IntegerProduct<Integers>(w, rows, scratch).run(begin, end);
+    if (!serves(w)) return vnni_kernels()->product(w, rows, begin, end, scratch);
     Product(w, rows, scratch).run(begin, end);
 }
 
@@ -188,11 +251,11 @@ bool tiles_work() {
 
 const Kernels* amx_kernels() {
     static const Kernels* found = [] {
-        const bool here = avx512_kernels() && __builtin_cpu_supports("amx-tile") &&
+        const bool here = vnni_kernels() && __builtin_cpu_supports("amx-tile") &&
                           __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8") &&
                           __builtin_cpu_supports("avx512bf16") && tiles_work();
         if (!here) return (const Kernels*)nullptr;
-        static Kernels kernels = *avx512_kernels();
+        static Kernels kernels = *vnni_kernels();
         kernels.name = "amx";
         kernels.arranged_floats = arranged_floats;
         kernels.arrange = arrange;

@@ -124,6 +124,7 @@ struct Kernels {
 
 // Those of an instruction set, or null where this build or this processor has it not.
 const Kernels* amx_kernels();  // the other operations are AVX-512's
+const Kernels* vnni_kernels();  // likewise
 const Kernels* avx512_kernels();
 const Kernels* avx2_kernels();
 const Kernels* baseline_kernels();

@@ -21,8 +21,8 @@ class CPUKernels:
 
     Attributes:
         ops: the extension module: `product`, `expert_product`, `rms_norm`, `gate`.
-        instructions: the instruction set that was chosen: "amx", "avx512", "avx2", "neon" or
-            "scalar".
+        instructions: the instruction set that was chosen: "amx", "vnni", "avx512", "avx2", "neon"
+            or "scalar".
         threads: that share a kernel's work.
     """
 
@@ -72,7 +72,10 @@ def _extension() -> Any:
         )
     if getattr(ops, "SOURCES", "") != sources_digest():
         raise NoKernels("the CPU kernels were built from other sources: install Quire again")
-    if not _multiplies(ops) and not (ops.use("avx512") and _multiplies(ops)):  # AMX may be broken
+    # A machine may announce instructions that it does not have: AMX above all.
+    if not _multiplies(ops) and not any(
+        ops.use(s) and _multiplies(ops) for s in ("vnni", "avx512")
+    ):
         raise NoKernels("the CPU kernels compute something else than MLX on this machine")
     return ops
 

@@ -30,7 +30,7 @@ const Kernels* chosen = nullptr;
 const Kernels& kernels() { return *chosen; }
 
 bool use(const std::string& name) {
-    const Kernels* all[] = {amx_kernels(), avx512_kernels(), avx2_kernels(), baseline_kernels()};
+    const Kernels* all[] = {amx_kernels(), vnni_kernels(), avx512_kernels(), avx2_kernels(), baseline_kernels()};
     for (const Kernels* each : all) {
         if (each && (name.empty() || name == each->name)) {
             chosen = each;

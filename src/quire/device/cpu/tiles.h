@@ -30,6 +30,8 @@ struct __attribute__((packed)) Config {
     uint8_t rows[16] = {0};
 };
 
+inline void load(const Config& config) { asm volatile("ldtilecfg %0" ::"m"(config)); }
+
 // Tiles 0 to 2 sum, 3 and 4 are A, and 5 for few rows; 6, 7 and else 5 are B of `count` rows of x.
 inline void configure(int count) {
     Config config;
@@ -39,7 +41,7 @@ inline void configure(int count) {
         config.rows[tile] = kTile;
         config.row_bytes[tile] = (uint16_t)(a ? 64 : 4 * columns);
     }
-    asm volatile("ldtilecfg %0" ::"m"(config));
+    load(config);
 }
 inline void release() { asm volatile("tilerelease"); }
 template <int tile> inline void zero_tile() { asm volatile("tilezero %%tmm%c0" ::"i"(tile)); }

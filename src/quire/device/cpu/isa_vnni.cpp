@@ -1,0 +1,48 @@
+// Products with packed weights in integers, and AVX-512's kernels for everything else.
+#include "kernels.h"
+#if defined(__x86_64__) && defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
+#include "integers.h"
+
+namespace quire {
+namespace {
+
+int64_t arranged_floats(const Weight& w, int64_t count) {
+    return in_integers(w) ? integer_floats(w, count) : avx512_kernels()->arranged_floats(w, count);
+}
+
+void arrange(const Weight& w, const Source& x, int64_t begin, int64_t end, float* arranged) {
+    (in_integers(w) ? arrange_integers : avx512_kernels()->arrange)(w, x, begin, end, arranged);
+}
+
+int64_t scratch_floats(const Weight& w) {
+    return in_integers(w) ? IntegerProduct<Vnni>::scratch_floats() : avx512_kernels()->scratch_floats(w);
+}
+
+void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
+    if (!in_integers(w)) return avx512_kernels()->product(w, rows, begin, end, scratch);
+    IntegerProduct<Vnni>(w, rows, scratch).run(begin, end);
+}
+
+}  // namespace
+
+const Kernels* vnni_kernels() {
+    static const Kernels* found = [] {
+        const bool here = avx512_kernels() && __builtin_cpu_supports("avx512vnni") &&
+                          __builtin_cpu_supports("avx512vbmi");
+        if (!here) return (const Kernels*)nullptr;
+        static Kernels kernels = *avx512_kernels();
+        kernels.name = "vnni";
+        kernels.arranged_floats = arranged_floats;
+        kernels.arrange = arrange;
+        kernels.product = product;
+        kernels.scratch_floats = scratch_floats;
+        return (const Kernels*)&kernels;
+    }();
+    return found;
+}
+}  // namespace quire
+#else
+namespace quire {
+const Kernels* vnni_kernels() { return nullptr; }
+}  // namespace quire
+#endif
