@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import json
 import shutil
@@ -17,7 +16,7 @@ import pytest
 
 from quire.cache.formats.registry import SCHEMES
 from quire.cache.formats.uniform import UniformStore
-from quire.cli.media_flags import add_media_arguments, media_settings
+from quire.cli.media_options import MediaOptions, with_media_limits
 from quire.core.config import EngineConfig, ServerConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem
@@ -162,9 +161,8 @@ def test_a_kind_of_media(
 ) -> None:
     """From the doors of two protocols to the rows that its encoder makes, within its limits."""
     monkeypatch.setitem(KINDS, "scent", SCENT)
-    parser = argparse.ArgumentParser()
-    add_media_arguments(parser.add_argument_group())
-    config = ServerConfig(**media_settings(parser.parse_args(["--max-scent-seconds", "5"])))
+    options = with_media_limits(MediaOptions)(max_scent_seconds="5")
+    config = ServerConfig(**options.media_settings())
 
     def coded(smell: bytes) -> str:
         return base64.b64encode(smell).decode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -10,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.offers import engine_config, offers
-from quire.cli.serve import add_parser, server_config
+from quire.cli.commands import parse
+from quire.cli.model_options import ModelOptions
+from quire.cli.offers import offers
+from quire.cli.server_options import ServerOptions
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 from quire.media.kinds import limits_of
 
 
-def config(*options: str) -> ServerConfig:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    args = parser.parse_args(["serve", *options])
-    return offers(args, server_config(args))[0].serving
+def config(*arguments: str) -> ServerConfig:
+    options = parse(["serve", *arguments])
+    assert isinstance(options, ServerOptions)
+    return offers(options, options.server_config())[0].serving
 
 
 def test_by_default_the_key_is_the_process_own() -> None:
@@ -45,24 +45,25 @@ def test_a_file_without_a_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_engine_learns_of_an_adapter() -> None:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    assert engine_config(parser.parse_args(["serve"]), "m").adapter is None
-    assert engine_config(parser.parse_args(["serve", "--adapter", "lora"]), "m").adapter == "lora"
+    assert ModelOptions().engine_config("m").adapter is None
+    assert ModelOptions(adapter="lora").engine_config("m").adapter == "lora"
 
 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (("--stop-on-loop", "2"), "whole number from 3"),
-        (("--port", "65536"), "no port"),
+        (
+            ("--stop-on-loop", "2"),
+            "--stop-on-loop: '2': input should be greater than or equal to 3",
+        ),
+        (("--port", "65536"), "less than or equal to 65535"),
         (("--kv-memory", "inf"), "number of bytes"),
         (("--kv-memory", "8PB"), "number of bytes"),
-        (("--request-timeout", "0"), "above 0"),
-        (("--step-ms", "nan"), "above 0"),
-        (("--max-messages", "0"), "whole number from 1"),
-        (("--max-images", "-1"), "whole number from 1"),
-        (("--max-image-pixels", "1e6"), "whole number from 1"),
+        (("--request-timeout", "0"), "greater than 0"),
+        (("--step-ms", "nan"), "finite number"),
+        (("--max-messages", "0"), "greater than or equal to 1"),
+        (("--max-images", "-1"), "greater than or equal to 1"),
+        (("--max-image-pixels", "1e6"), "valid integer"),
         (("--max-image-bytes", "many"), "number of bytes"),
         (("--otlp-endpoint", "localhost:4318"), "no URL"),
     ],

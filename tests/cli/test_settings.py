@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,31 +9,11 @@ from typing import Any
 
 import pytest
 
-from quire.cli import commands, main
-from quire.cli.commands import COMMANDS
+from quire.cli import main
+from quire.cli.commands import COMMANDS, parse
+from quire.cli.reference import reference
+from quire.cli.settings import Command
 from quire.demo import MODEL_DIR
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty home, and no variable of ours."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in [name for name in os.environ if name.startswith("QUIRE_")]:
-        monkeypatch.delenv(name)
-    return tmp_path
-
-
-def parsed(monkeypatch: pytest.MonkeyPatch, command: str, *options: str) -> argparse.Namespace:
-    """What the command would run with."""
-    caught: list[argparse.Namespace] = []
-
-    def run(args: argparse.Namespace) -> int:
-        caught.append(args)
-        return 0
-
-    monkeypatch.setattr(COMMANDS[command], "run", run)
-    assert commands.run([command, *options]) == 0
-    return caught[0]
 
 
 def test_flags_come_before_variables_and_these_before_the_file(
@@ -46,7 +24,7 @@ def test_flags_come_before_variables_and_these_before_the_file(
     file.write_text('port = 1\nhost = "::1"\nmax-body = "1MB"\n[serve]\nmax-messages = 7\n')
     monkeypatch.setenv("QUIRE_PORT", "2")
     monkeypatch.setenv("QUIRE_MAX_MESSAGES", "8")
-    args = parsed(monkeypatch, "serve", "--max-messages", "9")
+    args = parse(["serve", "--max-messages", "9"])
     assert (args.max_messages, args.port, args.host) == (9, 2, "::1")
     assert (args.max_body, args.log_level) == (10**6, "info")
 
@@ -57,8 +35,8 @@ def test_a_file_may_be_named_by_flag_or_variable(
     for number in (1, 2):
         (home / f"{number}.toml").write_text(f"port = {number}\n")
     monkeypatch.setenv("QUIRE_CONFIG", str(home / "1.toml"))
-    assert parsed(monkeypatch, "serve").port == 1
-    assert parsed(monkeypatch, "serve", "--config", str(home / "2.toml")).port == 2
+    assert parse(["serve"]).port == 1
+    assert parse(["serve", "--config", str(home / "2.toml")]).port == 2
 
 
 @pytest.mark.parametrize(
@@ -71,13 +49,13 @@ def test_a_file_may_be_named_by_flag_or_variable(
             "QUIRE_CORS_ORIGIN",
             "http://a, http://b",
             "cors_origin",
-            ["http://a", "http://b"],
+            ("http://a", "http://b"),
         ),
         ("chat", "QUIRE_URL", "http://h:1", "url", "http://h:1"),
         ("bench", "QUIRE_URL", "http://h:1", "url", "http://h:1"),
-        ("bench", "QUIRE_CONCURRENCY", "1,2", "concurrency", [1, 2]),
+        ("bench", "QUIRE_CONCURRENCY", "1,2", "concurrency", (1, 2)),
         ("cache", "QUIRE_KV_DISK", "/x", "kv_disk", Path("/x")),
-        ("models", "QUIRE_DIR", "/x,/y", "dir", [Path("/x"), Path("/y")]),
+        ("models", "QUIRE_DIR", "/x,/y", "dir", (Path("/x"), Path("/y"))),
         ("eval-kv", "QUIRE_TOKENS", "99", "tokens", 99),
         ("doctor", "QUIRE_KV_DISK", "/x", "kv_disk", Path("/x")),
     ],
@@ -91,7 +69,7 @@ def test_every_command_honours_variables(
     expected: Any,
 ) -> None:
     monkeypatch.setenv(variable, value)
-    assert getattr(parsed(monkeypatch, command), name) == expected
+    assert getattr(parse([command]), name) == expected
 
 
 @pytest.mark.parametrize(
@@ -100,11 +78,13 @@ def test_every_command_honours_variables(
         ("prot = 80", "unknown key 'prot', did you mean port?"),
         ("[serve]\nkv-bitz = 4", "[serve] has the unknown key 'kv-bitz', did you mean kv-bits?"),
         ("[serv]\nport = 80", "no command is called [serv]"),
-        ("port = 'x'", "port: 'x' is no whole number from 0"),
-        ("[serve]\ndtype = 'int3'", "[serve] dtype: 'int3' is none of float32"),
-        ("no-page = 'perhaps'", "no-page: 'perhaps' is neither true nor false"),
+        ("port = 'x'", "port: 'x': input should be a valid integer"),
+        ("[serve]\ndtype = 'int3'", "dtype: 'int3': input should be 'float32'"),
+        ("port = 65536", "port: 65536: input should be less than or equal to 65535"),
+        ("no-page = 'perhaps'", "no-page: 'perhaps': input should be a valid boolean"),
         ("api-key = 'secret'", "api-key-file"),
         ("port = ", "config.toml: Invalid value"),
+        ("config = 'other.toml'", "unknown key 'config'"),
         ("models = 3", "[[models]]"),
         ("[[models]]\nname = 'a'\nport = 3", "[[models]] a: 'port' is not a model's own"),
         ("[[models]]\nname = 'a'\nkv-memory = 'x'", "[[models]] a: kv-memory: 'x' is no number"),
@@ -139,7 +119,6 @@ def test_models_of_a_file_have_settings_of_their_own(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from quire.cli.offers import offers
-    from quire.cli.serve import server_config
 
     file = home / "models.toml"
     file.write_text(
@@ -160,8 +139,8 @@ def test_models_of_a_file_have_settings_of_their_own(
         idle-unload = 5
         """
     )
-    args = parsed(monkeypatch, "serve", "--config", str(file))
-    small, other = offers(args, server_config(args))
+    args = parse(["serve", "--config", str(file)])
+    small, other = offers(args, args.server_config())
     assert (small.name, small.pinned, small.idle_unload_s) == ("small", True, 60)
     assert (small.engine.max_context, small.engine.kv_format.name) == (256, "page-4")
     assert small.serving.sampling_overrides == {"temperature": 0.5}
@@ -169,8 +148,29 @@ def test_models_of_a_file_have_settings_of_their_own(
     assert (other.engine.max_context, other.idle_unload_s) == (512, 5)
     assert other.engine.model == str(MODEL_DIR)
     assert other.serving.sampling_overrides == {}
-    given = parsed(monkeypatch, "serve", "--config", str(file), f"own={MODEL_DIR}")
-    assert [each.name for each in offers(given, server_config(given))] == ["own"]
+    given = parse(["serve", "--config", str(file), f"own={MODEL_DIR}"])
+    assert [each.name for each in offers(given, given.server_config())] == ["own"]
+
+
+def test_what_a_command_needs_may_come_from_anywhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(["cache"])
+    assert "required: --kv-disk" in capsys.readouterr().err
+    monkeypatch.setenv("QUIRE_KV_DISK", "/x")
+    assert parse(["cache"]).kv_disk == Path("/x")
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda command: command.command)
+def test_every_option_says_what_it_is(command: type[Command]) -> None:
+    for option in command.options():
+        assert option.help or option.flag.positional or option.flag.after_dashes, option.name
+
+
+def test_the_page_of_settings_is_made_from_them() -> None:
+    page = Path(__file__).parents[2] / "docs" / "settings.md"
+    assert page.read_text() == reference(), "python -m quire.cli.reference > docs/settings.md"
 
 
 def test_help_shows_defaults(capsys: pytest.CaptureFixture[str]) -> None:

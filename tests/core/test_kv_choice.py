@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 
@@ -10,7 +9,7 @@ import pytest
 
 from quire.cache.formats.skips import skipped_layers, with_skips
 from quire.cache.specs import FullKV, RecurrentState, SharedKV, WindowKV
-from quire.cli.kv_flags import add_kv_arguments, format_of
+from quire.cli.model_options import KVOptions
 from quire.core.errors import ModelError, RequestError
 from quire.core.kv_choice import choose_format, offered, parse_format
 from quire.core.kv_format import KVFormat
@@ -97,17 +96,15 @@ def test_layers_without_a_cache_cannot_be_skipped(layer: int, said: str) -> None
         skipped_layers(LAYOUT, (layer,))
 
 
-def test_flags() -> None:
-    parser = argparse.ArgumentParser()
-    add_kv_arguments(parser)
-    args = parser.parse_args(["--kv-bits", "8/4", "--kv-skip-layers", "1,3"])
-    assert (format_of(args), args.kv_skip_layers) == (KVFormat("page", 8, 4), (1, 3))
-    uniform = ["--kv-bits", "4", "--kv-scheme", "uniform", "--kv-group-size", "32"]
-    args = parser.parse_args([*uniform, "--kv-skip-layers", "none"])
-    assert (format_of(args), args.kv_skip_layers) == (KVFormat("uniform", 4, 4, 32), ())
-    assert format_of(parser.parse_args([])) == KVFormat()
+def test_options() -> None:
+    given = KVOptions(kv_bits="8/4", kv_skip_layers="1,3")
+    assert (given.kv_format(), given.kv_skip_layers) == (KVFormat("page", 8, 4), (1, 3))
+    uniform = {"kv_bits": 4, "kv_scheme": "uniform", "kv_group_size": "32"}
+    given = KVOptions(**uniform, kv_skip_layers="none")
+    assert (given.kv_format(), given.kv_skip_layers) == (KVFormat("uniform", 4, 4, 32), ())
+    assert KVOptions().kv_format() == KVFormat()
     with pytest.raises(RequestError):
-        format_of(parser.parse_args(["--kv-bits", "7"]))
+        KVOptions(kv_bits="7").kv_format()
 
 
 def test_choosing_needs_no_mlx() -> None:

@@ -1,4 +1,4 @@
-"""The `quire` command. One module a subcommand: `add_parser` declares it, `run` does it."""
+"""The `quire` command. One module a subcommand: a class of its settings, which runs it."""
 
 from __future__ import annotations
 

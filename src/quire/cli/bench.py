@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -10,18 +9,19 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
+from pydantic import Field
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from quire.cli.keys import add_client_key_arguments, client_key
+from quire.cli.keys import Asking
 from quire.cli.load import LoadError, Target, Timings, closed_loop, send, served_model
 from quire.cli.progress import Begin, shown
-from quire.cli.values import at_least, duration, positive
+from quire.cli.settings import Command
+from quire.cli.values import Count, Counts, File, Flag, Seconds
 
 T = TypeVar("T")
 
@@ -236,132 +236,126 @@ def table(levels: Sequence[Level], title: str) -> Table:
     return out
 
 
-async def _measure(
-    args: argparse.Namespace, target: Target, console: Console, begin: Begin
-) -> list[Level]:
-    prompt = Path(args.prompt_file).read_text() if args.prompt_file else None
-    load = Load(
-        model=args.model,
-        endpoint=args.endpoint,
-        prompt=prompt,
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        seed=args.seed,
-        ignore_eos=args.ignore_eos,
+class BenchCommand(Asking, Command):
+    """Closed-loop load: each of N streams sends its next request as soon as its last one is
+    answered. Reports time to first token (TTFT), time between tokens, and tokens/s over all
+    streams.
+    """
+
+    command: ClassVar[str] = "bench"
+    summary: ClassVar[str] = "measure any OpenAI-compatible server under load"
+
+    model: Annotated[str | None, Flag("NAME")] = Field(
+        None, description="default: the first that the server lists"
     )
-    if prompt is None:
-        words = await calibrate(target, load, args.prompt_tokens, args.timeout)
-        load = Load(**{**asdict(load), "prompt_words": words})
-    first = 0
-    if args.warmup:
-        warm = await run_level(
-            target,
-            load,
-            args.warmup,
-            args.warmup,
-            first=first,
-            timeout_s=args.timeout,
-            done=begin("warming up", args.warmup),
-        )
-        if warm.failed:
-            raise LoadError(warm.errors[0][0])
-        first += args.warmup
-    levels: list[Level] = []
-    for concurrency in args.concurrency:
-        requests = args.requests or 4 * concurrency
-        level = await run_level(
-            target,
-            load,
-            concurrency,
-            requests,
-            first=first,
-            timeout_s=args.timeout,
-            done=begin(f"requests in {concurrency} streams", requests),
-        )
-        first += requests
-        levels.append(level)
-        console.print(f"{concurrency} streams: {level.tokens_per_s:,.1f} tokens/s", style="dim")
-    return levels
+    endpoint: Literal["chat", "completions"] = Field("chat", description="what is asked")
+    concurrency: Counts = Field(
+        (1, 2, 4, 8), description="streams at once, one level after the other"
+    )
+    requests: Count | None = Field(None, description="of a level; default: 4 times the streams")
+    prompt_tokens: Count = Field(128, description="about this many")
+    prompt_file: File | None = Field(None, description="send this text with every request instead")
+    max_tokens: Count = Field(128, description="of an answer")
+    temperature: Annotated[float, Flag("N")] = Field(0.0, description="default: 0, greedy")
+    seed: Annotated[int, Flag("N")] = Field(
+        0, description="chooses the prompts; also the sampling seed; default: 0"
+    )
+    warmup: Annotated[int, Field(ge=0), Flag("N")] = Field(
+        2, description="requests sent first, not counted"
+    )
+    ignore_eos: bool = Field(False, description="ask for full-length answers, where supported")
+    timeout: Seconds = Field(600.0, description="that a request may take")
+    report: File | None = Field(None, alias="json", description="also write the figures here")
 
+    def run(self) -> int:
+        """Runs the levels and prints the table. 1 if a request failed, 2 if none could be sent."""
+        console = Console(stderr=True)
+        try:
+            target = Target.parse(self.url, self.key)
+            model = self.model or served_model(target, self.timeout)
+            with shown(console) as begin:
+                levels = run_async(self._measure(model, target, console, begin))
+        except (LoadError, ValueError, OSError) as error:
+            console.print(f"quire bench: {error}", style="red", markup=False)
+            return 2
+        return self._report(model, levels, Console())
 
-def _report(args: argparse.Namespace, levels: list[Level], console: Console) -> int:
-    title = f"{args.model} at {args.url}, {args.endpoint}, {args.max_tokens} tokens an answer"
-    console.print(table(levels, title))
-    joined = [level for level in levels if level.events < 0.9 * level.completion_tokens]
-    if joined:
-        console.print(
-            "Some events carried several tokens: times between tokens are between events."
+    async def _measure(
+        self, model: str, target: Target, console: Console, begin: Begin
+    ) -> list[Level]:
+        prompt = self.prompt_file.read_text() if self.prompt_file else None
+        load = Load(
+            model=model,
+            endpoint=self.endpoint,
+            prompt=prompt,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            seed=self.seed,
+            ignore_eos=self.ignore_eos,
         )
-    if not all(level.tokens_from_usage for level in levels):
-        console.print("The server reported no usage: tokens are counted as events with text.")
-    if max(level.client_cpu for level in levels) > 0.8:
-        console.print("The load client used most of a core: the server may be faster than shown.")
-    if args.json:
-        settings = {key: value for key, value in vars(args).items() if key not in _PRIVATE}
-        report = {"settings": settings, "levels": [asdict(level) for level in levels]}
-        Path(args.json).write_text(json.dumps(report, indent=2) + "\n")
-    failed = sum(level.failed for level in levels)
-    for level in levels:
-        for message, count in level.errors:
-            console.print(
-                f"{count} of {level.requests} requests at {level.concurrency} streams failed: "
-                f"{message}",
-                style="red",
-                markup=False,
+        if prompt is None:
+            words = await calibrate(target, load, self.prompt_tokens, self.timeout)
+            load = replace(load, prompt_words=words)
+        first = 0
+        if self.warmup:
+            warm = await run_level(
+                target,
+                load,
+                self.warmup,
+                self.warmup,
+                first=first,
+                timeout_s=self.timeout,
+                done=begin("warming up", self.warmup),
             )
-    return 1 if failed else 0
+            if warm.failed:
+                raise LoadError(warm.errors[0][0])
+            first += self.warmup
+        levels: list[Level] = []
+        for concurrency in self.concurrency:
+            requests = self.requests or 4 * concurrency
+            level = await run_level(
+                target,
+                load,
+                concurrency,
+                requests,
+                first=first,
+                timeout_s=self.timeout,
+                done=begin(f"requests in {concurrency} streams", requests),
+            )
+            first += requests
+            levels.append(level)
+            told = f"{concurrency} streams: {level.tokens_per_s:,.1f} tokens/s"
+            console.print(told, style="dim")
+        return levels
+
+    def _report(self, model: str, levels: list[Level], console: Console) -> int:
+        title = f"{model} at {self.url}, {self.endpoint}, {self.max_tokens} tokens an answer"
+        console.print(table(levels, title))
+        if any(level.events < 0.9 * level.completion_tokens for level in levels):
+            console.print(
+                "Some events carried several tokens: times between tokens are between events."
+            )
+        if not all(level.tokens_from_usage for level in levels):
+            console.print("The server reported no usage: tokens are counted as events with text.")
+        if max(level.client_cpu for level in levels) > 0.8:
+            console.print(
+                "The load client used most of a core: the server may be faster than shown."
+            )
+        if self.report:
+            settings = {**self.model_dump(mode="json", exclude=_PRIVATE), "model": model}
+            report = {"settings": settings, "levels": [asdict(level) for level in levels]}
+            self.report.write_text(json.dumps(report, indent=2) + "\n")
+        failed = sum(level.failed for level in levels)
+        for level in levels:
+            for message, count in level.errors:
+                console.print(
+                    f"{count} of {level.requests} requests at {level.concurrency} streams failed: "
+                    f"{message}",
+                    style="red",
+                    markup=False,
+                )
+        return 1 if failed else 0
 
 
-# Never written to a report: the key is a secret, the others are no settings of the load.
-_PRIVATE = frozenset({"api_key", "api_key_file", "json", "command"})
-
-
-def _levels(text: str) -> list[int]:
-    return [positive(part) for part in text.split(",")]
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `bench` to the command line."""
-    parser = subparsers.add_parser(
-        "bench",
-        help="measure any OpenAI-compatible server under load",
-        description="Closed-loop load: each of N streams sends its next request as soon as its "
-        "last one is answered. Reports time to first token (TTFT), time between tokens, and "
-        "tokens/s over all streams.",
-    )
-    add = parser.add_argument
-    add("--url", default="http://127.0.0.1:8000", help="server (default: %(default)s)")
-    add("--model", help="model name (default: the first that the server lists)")
-    add_client_key_arguments(parser)
-    add("--endpoint", choices=tuple(ROUTES), default="chat", help="default: %(default)s")
-    add("--concurrency", type=_levels, default=[1, 2, 4, 8], metavar="N,N,...",
-        help="streams at once, one level after the other (default: 1,2,4,8)")  # fmt: skip
-    add("--requests", type=positive, help="requests a level (default: 4 times the streams)")
-    add("--prompt-tokens", type=positive, default=128, help="about this many (default: 128)")
-    add("--prompt-file", help="send this text with every request instead")
-    add("--max-tokens", type=positive, default=128, help="tokens an answer (default: 128)")
-    add("--temperature", type=float, default=0.0, help="default: 0, greedy")
-    add("--seed", type=int, default=0, help="chooses the prompts; also the sampling seed")
-    add(
-        "--warmup",
-        type=at_least(0),
-        default=2,
-        help="requests sent first, not counted (default: 2)",
-    )
-    add("--ignore-eos", action="store_true", help="ask for full-length answers, where supported")
-    add("--timeout", type=duration, default=600.0, help="seconds a request may take (default: 600)")
-    add("--json", metavar="FILE", help="also write the figures here")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Runs the levels and prints the table. 1 if a request failed, 2 if none could be sent."""
-    console = Console(stderr=True)
-    try:
-        target = Target.parse(args.url, client_key(args))
-        args.model = args.model or served_model(target, args.timeout)
-        with shown(console) as begin:
-            levels = run_async(_measure(args, target, console, begin))
-    except (LoadError, ValueError, OSError) as error:
-        console.print(f"quire bench: {error}", style="red", markup=False)
-        return 2
-    return _report(args, levels, Console())
+_PRIVATE = {"api_key", "api_key_file", "report", "config"}
+"""Never written to a report: the key is a secret, the others are no settings of the load."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, ClassVar
 
+from pydantic import Field
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.filesize import decimal
@@ -15,43 +16,39 @@ from rich.table import Table
 
 from quire.cache.disk_store import clear
 from quire.cache.disk_usage import ModelUse, usage
+from quire.cli.settings import Command, Printed
+from quire.cli.values import Flag, Folder
 from quire.core.errors import QuireError
 
 _ALL = ""
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (0, "s"))
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declares the subcommand."""
-    parser = subparsers.add_parser(
-        "cache",
-        help="show or clear the KV pages kept on disk",
-        description="Shows what a folder given to `quire serve --kv-disk` keeps, by model, also "
-        "while a server uses it. Clearing needs the folder to be free.",
-    )
-    parser.add_argument("--kv-disk", metavar="DIR", type=Path, required=True)
-    parser.add_argument(
-        "--clear",
-        metavar="MODEL",
-        nargs="?",
-        const=_ALL,
-        help="remove the pages of a model, by its name or fingerprint as shown, or all pages",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+class CacheCommand(Printed, Command):
+    """Shows what a folder given to `quire serve --kv-disk` keeps, by model, also while a server
+    uses it. Clearing needs the folder to be free.
+    """
 
+    command: ClassVar[str] = "cache"
+    summary: ClassVar[str] = "show or clear the KV pages kept on disk"
 
-def run(args: argparse.Namespace) -> int:
-    """Prints what is kept, or clears it."""
-    folder = args.kv_disk.expanduser()
-    if args.clear is not None:
-        print(f"{_clear(folder, args.clear):,} pages removed from {folder}")
+    kv_disk: Folder = Field(description="the folder; required")
+    clear: Annotated[str | None, Flag("MODEL", bare=_ALL)] = Field(
+        None, description="remove the pages of a model (its name or fingerprint), or all pages"
+    )
+
+    def run(self) -> int:
+        """Prints what is kept, or clears it."""
+        folder = self.kv_disk.expanduser()
+        if self.clear is not None:
+            print(f"{_clear(folder, self.clear):,} pages removed from {folder}")
+            return 0
+        models = usage(folder)
+        if self.as_json:
+            print(json.dumps([asdict(model) for model in models], indent=2))
+        else:
+            Console().print(table(models, time.time()))
         return 0
-    models = usage(folder)
-    if args.json:
-        print(json.dumps([asdict(model) for model in models], indent=2))
-    else:
-        Console().print(table(models, time.time()))
-    return 0
 
 
 def _clear(folder: Path, which: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -13,16 +12,18 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import httpx
+from pydantic import Field
 from rich.console import Console
 
 from quire.cli.chat_terminal import HELP, Terminal
 from quire.cli.conversation import Chat, ChatError, Message
-from quire.cli.keys import add_client_key_arguments, client_key
+from quire.cli.keys import Asking
 from quire.cli.load import Target, served_model
-from quire.cli.settings import PREFIX
-from quire.cli.values import positive
+from quire.cli.settings import PREFIX, Command
+from quire.cli.values import Count, File, Flag
 from quire.core.errors import QuireError
 
 
@@ -82,74 +83,73 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `chat` to the command line."""
-    parser = subparsers.add_parser(
-        "chat",
-        help="talk to a model in the terminal",
-        description="Talks to the server at --url, or to a model that it serves itself (--model). "
-        "Reads from a pipe too: one message a line.",
-        epilog=HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+class ChatCommand(Asking, Command):
+    """Talks to the server at --url, or to a model that it serves itself (--model). Reads from a
+    pipe too: one message a line.
+    """
+
+    command: ClassVar[str] = "chat"
+    summary: ClassVar[str] = "talk to a model in the terminal"
+    epilog: ClassVar[str] = HELP
+    alternatives: ClassVar[tuple[str, ...]] = ("url", "model")
+
+    model: Annotated[str | None, Flag(bare="")] = Field(
+        None,
+        description="instead of --url: serve this folder or hub id for this chat; the embedded "
+        "model if none is named",
     )
-    add = parser.add_argument
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
-    where.add_argument(
-        "--model",
-        nargs="?",
-        const="",
-        help="serve this folder or hub id for this chat; the embedded model if none is named",
+    adapter: Annotated[str | None, Flag("FOLDER")] = Field(
+        None, description="a LoRA adapter for the model of --model"
     )
-    add("--adapter", metavar="FOLDER", help="a LoRA adapter for the model of --model")
-    add("--served-model", help="model name at --url (default: the first that it lists)")
-    add_client_key_arguments(parser)
-    add("--system", default="", help="system message")
-    add("--tools", metavar="FILE", help="JSON list of OpenAI tools; you type their results")
-    add("--temperature", type=float, help="default: the server's")
-    add("--max-tokens", type=positive, help="tokens an answer at most")
-    add("--reasoning-effort", help="none, low, medium or high, for models that think")
+    served_model: Annotated[str | None, Flag("NAME")] = Field(
+        None, description="model name at --url; default: the first that it lists"
+    )
+    system: Annotated[str, Flag("TEXT")] = Field("", description="system message")
+    tools: File | None = Field(
+        None, description="JSON list of OpenAI tools; you type their results"
+    )
+    temperature: Annotated[float | None, Flag("N")] = Field(
+        None, description="default: the server's"
+    )
+    max_tokens: Count | None = Field(None, description="tokens an answer at most")
+    reasoning_effort: Annotated[str | None, Flag("EFFORT")] = Field(
+        None, description="none, low, medium or high, for models that think"
+    )
 
+    def run(self) -> int:
+        """Chats until the user leaves. 1 if an answer failed, 2 if no server could be reached."""
+        console = Console()
+        try:
+            with contextlib.ExitStack() as stack:
+                url, key = self._server(stack, console)
+                target = Target.parse(url, key)
+                model = self.served_model or served_model(target, timeout_s=30)
+                headers = {"Authorization": f"Bearer {key}"} if key else {}
+                client = stack.enter_context(httpx.Client(headers=headers, timeout=None))
+                scheme = "https" if target.tls else "http"
+                base = f"{scheme}://{target.host}:{target.port}{target.path}"
+                chat = Chat(client, base, self._asked(model), console, self.system)
+                if sys.stdin.isatty():
+                    console.print(f"{model} at {url}; /? for commands", style="dim")
+                return Terminal(chat, console).talk()
+        except (QuireError, ValueError, OSError) as error:
+            print(f"quire chat: {error}", file=sys.stderr)
+            return 2
 
-def _settings(args: argparse.Namespace, model: str) -> Message:
-    settings: Message = {"model": model}
-    for name in ("temperature", "max_tokens", "reasoning_effort"):
-        value = getattr(args, name)
-        if value is not None:
-            settings[name] = value
-    if args.tools:
-        settings["tools"] = json.loads(Path(args.tools).read_text())
-    return settings
-
-
-def run(args: argparse.Namespace) -> int:
-    """Chats until the user leaves. 1 if an answer failed, 2 if no server could be reached."""
-    console = Console()
-    try:
-        with contextlib.ExitStack() as stack:
-            if args.model is not None:
-                loading = (
-                    console.status("loading the model")
-                    if console.is_terminal
-                    else contextlib.nullcontext()
-                )
-                with loading:
-                    url = stack.enter_context(own_server(args.model, args.adapter))
-            elif args.adapter is not None:
+    def _server(self, stack: contextlib.ExitStack, console: Console) -> tuple[str, str | None]:
+        """URL and key of the server to talk to; one of our own ends with the stack."""
+        if self.model is None:
+            if self.adapter is not None:
                 raise ChatError("--adapter goes with --model: the server at --url has its own")
-            else:
-                url = args.url
-            key = client_key(args) if args.model is None else None
-            target = Target.parse(url, key)
-            model = args.served_model or served_model(target, timeout_s=30)
-            headers = {"Authorization": f"Bearer {key}"} if key else {}
-            client = stack.enter_context(httpx.Client(headers=headers, timeout=None))
-            scheme = "https" if target.tls else "http"
-            base = f"{scheme}://{target.host}:{target.port}{target.path}"
-            chat = Chat(client, base, _settings(args, model), console, args.system)
-            if sys.stdin.isatty():
-                console.print(f"{model} at {url}; /? for commands", style="dim")
-            return Terminal(chat, console).talk()
-    except (QuireError, ValueError, OSError) as error:
-        print(f"quire chat: {error}", file=sys.stderr)
-        return 2
+            return self.url, self.key
+        terminal = console.is_terminal
+        with console.status("loading the model") if terminal else contextlib.nullcontext():
+            return stack.enter_context(own_server(self.model, self.adapter)), None
+
+    def _asked(self, model: str) -> Message:
+        """What each request says beside the conversation."""
+        names = {"temperature", "max_tokens", "reasoning_effort"}
+        asked = {"model": model, **self.model_dump(include=names, exclude_none=True)}
+        if self.tools:
+            asked["tools"] = json.loads(self.tools.read_text())
+        return asked

@@ -10,9 +10,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from prompt_toolkit import PromptSession
-from prompt_toolkit.completion import WordCompleter
-from prompt_toolkit.history import FileHistory
 from rich.console import Console
 
 from quire.cli.conversation import Chat, ChatError, Message
@@ -25,8 +22,9 @@ HELP = """/image FILE      send a picture along with the next message; may be gi
 /save FILE       write the conversation as JSON
 /exit            leave (Ctrl-D and Ctrl-C too)
 /? or /help      this
-Ctrl-C stops an answer; one more leaves. What is pasted is one message, however many lines it has.
-Begin a message with a space to send one that starts with a slash."""
+Ctrl-C stops an answer; one more leaves. What is pasted is one message, however
+many lines it has. Begin a message with a space to send one that starts with a
+slash."""
 
 _COMMANDS = ("/image", "/model", "/system", "/reset", "/stats", "/save", "/exit", "/?", "/help")
 
@@ -39,6 +37,11 @@ def history_file() -> Path:
 
 def typed_lines() -> Callable[[str], str]:
     """Reads a terminal's messages, with editing, history and completion of commands."""
+    # Here, because every command loads this module and the library takes a while.
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.history import FileHistory
+
     place = history_file()
     place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     place.touch(mode=0o600)

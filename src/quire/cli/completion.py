@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
+from typing import Annotated, ClassVar, Literal
 
 import shtab
 
-_SHELLS = ("bash", "zsh", "fish")
+from quire.cli.settings import Command
+from quire.cli.values import Flag
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declares the subcommand."""
-    parser = subparsers.add_parser(
-        "completion",
-        help="print a shell's completion script",
-        description="Prints a script that completes commands and options. bash: eval it in "
-        "~/.bashrc; zsh: write it to _quire in a folder of $fpath; fish: write it to "
-        "~/.config/fish/completions/quire.fish.",
-    )
-    parser.add_argument("shell", choices=_SHELLS)
+class CompletionCommand(Command):
+    """Prints a script that completes commands and options. bash: eval it in ~/.bashrc; zsh: write
+    it to _quire in a folder of $fpath; fish: write it to ~/.config/fish/completions/quire.fish.
+    """
 
+    command: ClassVar[str] = "completion"
+    summary: ClassVar[str] = "print a shell's completion script"
 
-def run(args: argparse.Namespace) -> int:
-    """Prints the script of `args.parser`, the whole command line."""
-    print(shtab.complete(args.parser, shell=args.shell))
-    return 0
+    shell: Annotated[Literal["bash", "zsh", "fish"], Flag(positional=True)]
+
+    def run(self) -> int:
+        """Prints the script."""
+        # Here, because the commands are made of this one, too.
+        from quire.cli.commands import COMMANDS
+        from quire.cli.flags import build_parser
+
+        print(shtab.complete(build_parser(COMMANDS)[0], shell=self.shell))
+        return 0

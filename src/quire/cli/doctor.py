@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import os
@@ -13,14 +12,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
+from pydantic import Field
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
 import quire
-from quire.cli.values import byte_count
+from quire.cli.settings import Command, Printed
+from quire.cli.values import Bytes, Flag, Folder
 from quire.core.errors import QuireError
 from quire.demo import MODEL_DIR
 
@@ -44,36 +45,34 @@ class Finding:
     text: str
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declares the subcommand."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="say what this machine can do, and what is wrong",
-        description="Looks at the device, its memory, MLX, compiled kernels, attention, the disk "
-        "tier and a model. Ends with status 1 if something is wrong.",
-    )
-    parser.add_argument("model", nargs="?", help="a folder; the embedded model if left out")
-    parser.add_argument("--kv-disk", metavar="DIR", type=Path, help="a folder for `quire serve`")
-    parser.add_argument(
-        "--kv-disk-size", metavar="BYTES", type=byte_count, default="20GB", help="default: 20GB"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+class DoctorCommand(Printed, Command):
+    """Looks at the device, its memory, MLX, compiled kernels, attention, the disk tier and a model.
+    Ends with status 1 if something is wrong.
+    """
 
+    command: ClassVar[str] = "doctor"
+    summary: ClassVar[str] = "say what this machine can do, and what is wrong"
 
-def run(args: argparse.Namespace) -> int:
-    """Prints what was found; 1 if something is wrong."""
-    logging.disable(logging.WARNING)  # what is logged at opening is said here
-    try:
-        findings = [*_machine(), *_model(args.model)]
-        if args.kv_disk is not None:
-            findings.append(_disk(args.kv_disk.expanduser(), args.kv_disk_size))
-    finally:
-        logging.disable(logging.NOTSET)
-    if args.json:
-        print(json.dumps([asdict(finding) for finding in findings], indent=2))
-    else:
-        Console().print(_table(findings))
-    return 1 if any(finding.state == "wrong" for finding in findings) else 0
+    model: Annotated[str | None, Flag(positional=True)] = Field(
+        None, description="a folder; the embedded model if left out"
+    )
+    kv_disk: Folder | None = Field(None, description="a folder for `quire serve`")
+    kv_disk_size: Bytes = Field(20 * 10**9, description="that the folder may take")
+
+    def run(self) -> int:
+        """Prints what was found; 1 if something is wrong."""
+        logging.disable(logging.WARNING)  # what is logged at opening is said here
+        try:
+            findings = [*_machine(), *_model(self.model)]
+            if self.kv_disk is not None:
+                findings.append(_disk(self.kv_disk.expanduser(), self.kv_disk_size))
+        finally:
+            logging.disable(logging.NOTSET)
+        if self.as_json:
+            print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        else:
+            Console().print(_table(findings))
+        return 1 if any(finding.state == "wrong" for finding in findings) else 0
 
 
 def _table(findings: list[Finding]) -> Table:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
+from typing import Annotated, ClassVar
 
+from pydantic import Field
 from rich.console import Console
 
 from quire.cli.kv_scores import plot, table
 from quire.cli.progress import shown
+from quire.cli.settings import Command
+from quire.cli.values import Count, File, Flag, Names, Numbers, Paths
 from quire.core.errors import QuireError
 from quire.core.kv_choice import offered, parse_format
 from quire.core.kv_format import KVFormat
@@ -19,97 +22,85 @@ from quire.demo import MODEL_DIR
 from quire.device.loading import load_mlx
 from quire.device.private import use_private_cache
 
-_FORMATS = "page-8,page-6,page-8/4,page-4,page-4/3,page-3,page-2,"
-_FORMATS += "uniform-8-g64,uniform-4-g64,turbo-4,turbo-3.5"
+_FORMATS = (
+    *("page-8", "page-6", "page-8/4", "page-4", "page-4/3", "page-3", "page-2"),
+    *("uniform-8-g64", "uniform-4-g64", "turbo-4", "turbo-3.5"),
+)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declares the subcommand."""
-    parser = subparsers.add_parser(
-        "eval-kv", help="measure what KV formats cost in quality", description=__doc__
+class EvalKVCommand(Command):
+    """Measures what each KV format costs in quality, on one model, against plain blocks."""
+
+    command: ClassVar[str] = "eval-kv"
+    summary: ClassVar[str] = "measure what KV formats cost in quality"
+
+    model: Annotated[str | None, Flag(positional=True)] = Field(
+        None, description="a folder or a hub id; the embedded one if left out"
     )
-    parser.add_argument(
-        "model", nargs="?", help="a folder or a hub id; the embedded one if left out"
+    adapter: Annotated[str | None, Flag("FOLDER")] = Field(
+        None, description="a LoRA adapter, as for serve"
     )
-    parser.add_argument("--adapter", metavar="FOLDER", help="a LoRA adapter, as for serve")
-    parser.add_argument(
-        "--text", type=Path, help="a file, all of it judged; else the answers of conversations"
+    text: File | None = Field(
+        None, description="a file, all of it judged; else the answers of conversations"
     )
-    parser.add_argument("--tokens", type=int, default=8192, help="of text, about")
-    parser.add_argument("--formats", default=_FORMATS, help=f"default: {_FORMATS}")
-    parser.add_argument(
-        "--needles", default="256,1024", metavar="LENGTHS", help="prompt tokens, or none"
+    tokens: Count = Field(8192, description="of text, about")
+    formats: Annotated[Names, Flag("NAMES")] = Field(_FORMATS, description="with commas between")
+    needles: Annotated[Numbers, Flag("LENGTHS")] = Field(
+        (256, 1024), description="prompt tokens, or none"
     )
-    parser.add_argument("--needles-each", type=int, default=1, help="for each length and depth")
-    parser.add_argument("--prompts", type=int, default=16, help="continued greedily, at most")
-    parser.add_argument(
-        "--skills",
-        type=Path,
-        nargs="+",
-        default=(),
-        metavar="FILE",
-        help="questions with their right answers, as in tests/data/skills",
+    needles_each: Count = Field(1, description="for each length and depth")
+    prompts: Annotated[int, Field(ge=0), Flag("N")] = Field(
+        16, description="continued greedily, at most"
     )
-    parser.add_argument("--skill-items", type=int, default=12, help="of each file of --skills")
-    parser.add_argument(
-        "--as-served",
-        action="store_true",
-        help="leave plain what `quire serve` does by default; else every key is coded",
+    skills: Annotated[Paths, Flag("FILE", several=True)] = Field(
+        (), description="questions with their right answers, as in tests/data/skills"
     )
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--plot", type=Path, help="write an SVG of divergence over bits here")
+    skill_items: Count = Field(12, description="of each file of --skills")
+    as_served: bool = Field(
+        False, description="leave plain what `quire serve` does by default; else every key is coded"
+    )
+    report: File | None = Field(None, alias="json", description="write the figures here")
+    plot: File | None = Field(None, description="write an SVG of divergence over bits here")
+
+    def run(self) -> int:
+        """Measures, prints the table; 1 if a format misses the bars of its gate.
+
+        Raises:
+            QuireError: the model cannot be opened, or a format is not offered.
+        """
+        formats = _formats(self.formats)
+        use_private_cache()
+        load_mlx()
+        # Here, because every command loads this module and few need mlx.
+        from quire.cli.kv_quality import Plan, evaluate
+
+        plan = Plan(
+            adapter=self.adapter,
+            text=self.text,
+            tokens=self.tokens,
+            lengths=self.needles,
+            needles_each=self.needles_each,
+            prompts=self.prompts,
+            as_served=self.as_served,
+            skills=self.skills,
+            items=self.skill_items,
+        )
+        with shown(Console(stderr=True)) as begin_stage:
+            scores = evaluate(self.model or str(MODEL_DIR), formats, plan, begin_stage)
+        print(table(scores))
+        if self.report is not None:
+            self.report.write_text(json.dumps([asdict(score) for score in scores], indent=1) + "\n")
+        if self.plot is not None:
+            self.plot.write_text(plot(scores[1:]))
+        missed = [miss for score in scores[1:] for miss in score.misses(scores[0])]
+        for miss in missed:
+            print(f"missed: {miss}", file=sys.stderr)
+        return 1 if missed else 0
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measures, prints the table; 1 if a format misses the bars of its gate.
-
-    Raises:
-        QuireError: the model cannot be opened, or a format is not offered.
-    """
-    formats = _formats(args.formats)
-    lengths = _lengths(args.needles)
-    use_private_cache()
-    load_mlx()
-    # Here, because every command loads this module and few need mlx.
-    from quire.cli.kv_quality import Plan, evaluate
-
-    plan = Plan(
-        adapter=args.adapter,
-        text=args.text,
-        tokens=args.tokens,
-        lengths=lengths,
-        needles_each=args.needles_each,
-        prompts=args.prompts,
-        as_served=args.as_served,
-        skills=tuple(args.skills),
-        items=args.skill_items,
-    )
-    with shown(Console(stderr=True)) as begin_stage:
-        scores = evaluate(args.model or str(MODEL_DIR), formats, plan, begin_stage)
-    print(table(scores))
-    if args.json is not None:
-        args.json.write_text(json.dumps([asdict(score) for score in scores], indent=1) + "\n")
-    if args.plot is not None:
-        args.plot.write_text(plot(scores[1:]))
-    missed = [miss for score in scores[1:] for miss in score.misses(scores[0])]
-    for miss in missed:
-        print(f"missed: {miss}", file=sys.stderr)
-    return 1 if missed else 0
-
-
-def _formats(text: str) -> list[KVFormat]:
+def _formats(names: Sequence[str]) -> list[KVFormat]:
     known = {each.name for each in offered(page_tokens=64)}
-    names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in known:
             raise QuireError(f"--formats: {name!r} is not offered; offered are {sorted(known)}")
     return [parse_format(name) for name in names]
-
-
-def _lengths(text: str) -> tuple[int, ...]:
-    if text.strip().lower() == "none":
-        return ()
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise QuireError(f"--needles: {text!r} is no list of lengths, nor 'none'") from None

@@ -2,70 +2,74 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 from pathlib import Path
+from typing import Annotated, ClassVar
 
+from pydantic import Field
+
+from quire.cli.settings import Options
+from quire.cli.values import File, Flag, Names
 from quire.core.errors import QuireError
 
 KEY_VARIABLE = "QUIRE_API_KEY"
 _SHOWN = "shows in the process list: --api-key-file and " + KEY_VARIABLE + " do not"
 
 
-def add_client_key_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of commands that ask a server."""
-    parser.add_argument("--api-key", help=f"sent as a bearer token; {_SHOWN}")
-    parser.add_argument("--api-key-file", metavar="FILE", help="holds the key")
+class Asking(Options):
+    """The options of commands that ask a server."""
 
-
-def add_server_key_arguments(group: argparse._ArgumentGroup) -> None:
-    """Declares the options of a server."""
-    group.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help=f"may be given again; {_SHOWN}",
+    url: str = Field("http://127.0.0.1:8000", description="server")
+    api_key: Annotated[str | None, Flag("KEY")] = Field(
+        None, description=f"sent as a bearer token; {_SHOWN}"
     )
-    group.add_argument(
-        "--api-key-file",
-        metavar="FILE",
-        help=f"one key a line; also, with commas between, in {KEY_VARIABLE}",
+    api_key_file: File | None = Field(None, description="holds the key")
+
+    @property
+    def key(self) -> str | None:
+        """The key to send: the option's, the file's first, or the environment's first.
+
+        Raises:
+            QuireError: the file holds none.
+        """
+        in_file = key_in(self.api_key_file, "--api-key-file")
+        return self.api_key or in_file or next(iter(_variable()), None)
+
+
+class Keys(Options):
+    """The options that say which keys open a server."""
+
+    title: ClassVar[str] = "access"
+
+    api_key: Annotated[Names, Flag("KEY", again=True)] = Field(
+        (), description=f"may be given again; {_SHOWN}"
+    )
+    api_key_file: File | None = Field(
+        None, description=f"one key a line; also, with commas between, in {KEY_VARIABLE}"
     )
 
+    def keys(self) -> tuple[str, ...]:
+        """The keys that open a server, from everywhere.
 
-def client_key(args: argparse.Namespace) -> str | None:
-    """The key to send: the option's, the file's first, or the environment's first.
-
-    Raises:
-        QuireError: the file holds none.
-    """
-    given: str | None = args.api_key
-    return given or key_in(args.api_key_file, "--api-key-file") or next(iter(_variable()), None)
-
-
-def server_keys(args: argparse.Namespace) -> tuple[str, ...]:
-    """The keys that open a server, from everywhere.
-
-    Raises:
-        QuireError: the file cannot be read.
-    """
-    keys = [key.strip() for key in args.api_key]
-    if any(keys):
-        logging.getLogger("quire").warning("--api-key %s", _SHOWN)
-    if args.api_key_file:
-        keys += read(args.api_key_file, "--api-key-file").split()
-    return tuple(dict.fromkeys(key for key in [*keys, *_variable()] if key))
+        Raises:
+            QuireError: the file cannot be read.
+        """
+        keys = [key.strip() for key in self.api_key]
+        if any(keys):
+            logging.getLogger("quire").warning("--api-key %s", _SHOWN)
+        if self.api_key_file:
+            keys += read(self.api_key_file, "--api-key-file").split()
+        return tuple(dict.fromkeys(key for key in [*keys, *_variable()] if key))
 
 
-def key_in(path: str | None, option: str) -> str | None:
+def key_in(path: Path | None, option: str) -> str | None:
     """The first key in a file; None where none is named.
 
     Raises:
         QuireError: the file holds none.
     """
-    if not path:
+    if path is None:
         return None
     keys = read(path, option).split()
     if not keys:
@@ -73,14 +77,14 @@ def key_in(path: str | None, option: str) -> str | None:
     return keys[0]
 
 
-def read(path: str, option: str) -> str:
+def read(path: Path, option: str) -> str:
     """A file's text.
 
     Raises:
         QuireError: it cannot be read.
     """
     try:
-        return Path(path).read_text()
+        return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise QuireError(f"{option}: {error}") from error
 

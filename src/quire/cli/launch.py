@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
-from quire.cli.keys import add_client_key_arguments, client_key
+from pydantic import Field
+
+from quire.cli.keys import Asking
 from quire.cli.load import Target, served_model
+from quire.cli.settings import Command
+from quire.cli.values import Flag
 from quire.core.errors import QuireError
 
 _KEY = "QUIRE_LAUNCH_KEY"
@@ -69,37 +73,33 @@ AGENTS: dict[str, Callable[[str, str, str], Start]] = {
 }
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declares the subcommand."""
-    parser = subparsers.add_parser(
-        "launch",
-        help="start a coding agent with this server",
-        description="Starts an agent so that it talks to a running server. What follows -- goes "
-        "to the agent.",
+class LaunchCommand(Asking, Command):
+    """Starts an agent so that it talks to a running server. What follows -- goes to the agent."""
+
+    command: ClassVar[str] = "launch"
+    summary: ClassVar[str] = "start a coding agent with this server"
+
+    agent: Annotated[Literal["claude", "codex", "opencode"], Flag(positional=True)]
+    served_model: Annotated[str | None, Flag("NAME")] = Field(
+        None, description="default: the first that the server lists"
     )
-    parser.add_argument("agent", choices=tuple(AGENTS))
-    parser.set_defaults(arguments=())  # what follows --
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
-    parser.add_argument("--served-model", help="default: the first that the server lists")
-    add_client_key_arguments(parser)
+    arguments: Annotated[tuple[str, ...], Flag(after_dashes=True)] = ()
 
+    def run(self) -> int:
+        """Becomes the agent.
 
-def run(args: argparse.Namespace) -> int:
-    """Becomes the agent.
-
-    Raises:
-        QuireError: it is not installed, or the server is not there.
-    """
-    program = shutil.which(args.agent)
-    if program is None:
-        raise QuireError(f"{args.agent} is not installed: no such program in PATH")
-    key = client_key(args)
-    try:
-        target = Target.parse(args.url, key)
-    except ValueError as error:
-        raise QuireError(str(error)) from error
-    model = args.served_model or served_model(target, timeout_s=30)
-    base = args.url.rstrip("/").removesuffix("/v1")
-    start = AGENTS[args.agent](base, model, key or "none")
-    command = [args.agent, *start.arguments, *args.arguments]
-    os.execve(program, command, os.environ | start.variables)
+        Raises:
+            QuireError: it is not installed, or the server is not there.
+        """
+        program = shutil.which(self.agent)
+        if program is None:
+            raise QuireError(f"{self.agent} is not installed: no such program in PATH")
+        try:
+            target = Target.parse(self.url, self.key)
+        except ValueError as error:
+            raise QuireError(str(error)) from error
+        model = self.served_model or served_model(target, timeout_s=30)
+        base = self.url.rstrip("/").removesuffix("/v1")
+        start = AGENTS[self.agent](base, model, self.key or "none")
+        command = [self.agent, *start.arguments, *self.arguments]
+        os.execve(program, command, os.environ | start.variables)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from pydantic import Field
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from quire.cli.settings import Command, Printed
+from quire.cli.values import Paths
 from quire.core.errors import ModelError
 from quire.demo import MODEL_DIR
 
@@ -256,25 +258,21 @@ def table(models: list[Found]) -> Table:
     return out
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds `models` to the command line."""
-    parser = subparsers.add_parser(
-        "models",
-        help="list the models on this disk",
-        description="Lists the embedded model, the Hugging Face cache, and the folders named, with "
-        "what Quire can serve and, where it cannot, why not. Nothing is loaded or downloaded.",
-    )
-    parser.add_argument(
-        "--dir", action="append", type=Path, default=[], help="also look here; may be given again"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+class ModelsCommand(Printed, Command):
+    """Lists the embedded model, the Hugging Face cache, and the folders named, with what Quire can
+    serve and, where it cannot, why not. Nothing is loaded or downloaded.
+    """
 
+    command: ClassVar[str] = "models"
+    summary: ClassVar[str] = "list the models on this disk"
 
-def run(args: argparse.Namespace) -> int:
-    """Prints what was found."""
-    models = find_models([folder.expanduser() for folder in args.dir])
-    if args.json:
-        print(json.dumps([asdict(model) for model in models], indent=2))
-    else:
-        Console().print(table(models))
-    return 0
+    dir: Paths = Field((), description="also look here; may be given again")
+
+    def run(self) -> int:
+        """Prints what was found."""
+        models = find_models([folder.expanduser() for folder in self.dir])
+        if self.as_json:
+            print(json.dumps([asdict(model) for model in models], indent=2))
+        else:
+            Console().print(table(models))
+        return 0

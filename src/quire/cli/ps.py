@@ -2,67 +2,64 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 import httpx
+from pydantic import Field
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from quire.cli.keys import add_client_key_arguments, client_key
+from quire.cli.keys import Asking
 from quire.cli.load import Target
 from quire.cli.models import shortened
+from quire.cli.settings import Command, Printed
+from quire.cli.values import Flag
 from quire.core.errors import QuireError
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declares the subcommand."""
-    parser = subparsers.add_parser(
-        "ps",
-        help="list the models of a server, load or unload one",
-        description="Lists the models of a running server: which are loaded, what they hold, how "
-        "many requests use them, and when they go.",
-    )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="default: %(default)s")
-    add_client_key_arguments(parser)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--load", metavar="NAME", help="load this model first")
-    what.add_argument("--unload", metavar="NAME", help="unload this model first")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Prints the models.
-
-    Raises:
-        QuireError: the server is not there, or refuses.
+class PsCommand(Asking, Printed, Command):
+    """Lists the models of a running server: which are loaded, what they hold, how many requests use
+    them, and when they go.
     """
-    models = _asked(args)
-    if args.json:
-        print(json.dumps(models, indent=2))
-    else:
-        Console().print(table(models))
-    return 0
 
+    command: ClassVar[str] = "ps"
+    summary: ClassVar[str] = "list the models of a server, load or unload one"
+    alternatives: ClassVar[tuple[str, ...]] = ("load", "unload")
 
-def _asked(args: argparse.Namespace) -> list[dict[str, Any]]:
-    try:
-        Target.parse(args.url)
-    except ValueError as error:
-        raise QuireError(str(error)) from error
-    base, key = args.url.rstrip("/").removesuffix("/v1"), client_key(args)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        with httpx.Client(base_url=base, headers=headers, timeout=None) as client:
-            for verb in ("load", "unload"):
-                if name := getattr(args, verb):
-                    _good(client.post(f"/models/{verb}", json={"model": name}))
-            found: list[dict[str, Any]] = _good(client.get("/v1/models"))["data"]
-            return found
-    except (httpx.HTTPError, ValueError, KeyError) as error:
-        raise QuireError(f"{base} does not answer as a server does: {error}") from error
+    load: Annotated[str | None, Flag("NAME")] = Field(None, description="load this model first")
+    unload: Annotated[str | None, Flag("NAME")] = Field(None, description="unload this model first")
+
+    def run(self) -> int:
+        """Prints the models.
+
+        Raises:
+            QuireError: the server is not there, or refuses.
+        """
+        models = self._ask()
+        if self.as_json:
+            print(json.dumps(models, indent=2))
+        else:
+            Console().print(table(models))
+        return 0
+
+    def _ask(self) -> list[dict[str, Any]]:
+        try:
+            Target.parse(self.url)
+        except ValueError as error:
+            raise QuireError(str(error)) from error
+        base = self.url.rstrip("/").removesuffix("/v1")
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        try:
+            with httpx.Client(base_url=base, headers=headers, timeout=None) as client:
+                for verb, name in (("load", self.load), ("unload", self.unload)):
+                    if name:
+                        _good(client.post(f"/models/{verb}", json={"model": name}))
+                found: list[dict[str, Any]] = _good(client.get("/v1/models"))["data"]
+                return found
+        except (httpx.HTTPError, ValueError, KeyError) as error:
+            raise QuireError(f"{base} does not answer as a server does: {error}") from error
 
 
 def _good(answer: httpx.Response) -> Any:

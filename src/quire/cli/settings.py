@@ -1,7 +1,14 @@
-"""Where options get their values: flags, then the environment, then a TOML file, then defaults.
+"""What the settings of all commands share.
 
-`QUIRE_PORT` is `--port`, in every command that has it. In the file a key at the top is for every
-command that has the option, and a table such as `[serve]` for one; `[[models]]` are `serve`'s:
+An option is a field of a class, and stands nowhere else.
+
+The field `max_context` is the flag `--max-context`, the variable `QUIRE_MAX_CONTEXT` and the key
+`max-context` of a TOML file. Its type, limits, default and description make the parser, the help,
+the completion and `docs/settings.md`.
+
+Flags come before variables, these before the file, and this before defaults. In the file a key at
+the top is for every command that has the option, and a table such as `[serve]` for one;
+`[[models]]` are `serve`'s:
 
     port = 9000
 
@@ -16,16 +23,19 @@ command that has the option, and a table such as `[serve]` for one; `[[models]]`
 
 from __future__ import annotations
 
-import argparse
+import inspect
 import os
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
-from pydantic import create_model
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -34,14 +44,15 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from quire.cli.values import File, Flag
 from quire.core.errors import QuireError
 
 PREFIX = "QUIRE_"
 MODELS = "models"
-_ELSEWHERE = frozenset({"help", "version", "config", "api_key"})
-"""Options that are not read here; keys have a variable and files of their own."""
-_WORDS = {"1": True, "true": True, "yes": True, "on": True}
-_WORDS |= {"0": False, "false": False, "no": False, "off": False}
+_KEY = "api_key"
+_CONFIG = "config"
+_NOT_SET = frozenset({_KEY, _CONFIG})
+"""What no file sets; keys have a variable (`quire.cli.keys`) and files of their own."""
 
 
 def usual_place() -> Path:
@@ -51,27 +62,119 @@ def usual_place() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
-    """One value before it is parsed, and where it stands."""
+class Option:
+    """A field, as the command line, variables and the file see it.
 
-    value: Any
-    origin: str
-
-
-class _Variables(EnvSettingsSource):
-    """The environment's; each value knows its variable."""
-
-    def __call__(self) -> dict[str, Any]:
-        return {name: Given(value, name.upper()) for name, value in super().__call__().items()}
-
-
-class Settings(BaseSettings):
-    """The options of one command, as the environment and a file give them; see `of_command`.
-
-    A field is called as its variable is.
+    Attributes:
+        name: as in Python: `max_context`.
+        title: of its group in the help; "" is none.
     """
 
-    model_config = SettingsConfigDict(extra="forbid")
+    name: str
+    title: str
+    field: FieldInfo
+    flag: Flag
+
+    @property
+    def spelling(self) -> str:
+        """The flag."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def variable(self) -> str:
+        """Of the environment."""
+        return f"{PREFIX}{self.name.upper()}"
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether variables and the file may set it."""
+        return not (self.flag.positional or self.flag.after_dashes or self.name in _NOT_SET)
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The values that it may have; empty if they are not counted."""
+        for part in (self.field.annotation, *get_args(self.field.annotation)):
+            if get_origin(part) is Literal:
+                return tuple(map(str, get_args(part)))
+        return ()
+
+    @property
+    def default(self) -> str:
+        """As the help writes it; "" is none."""
+        value = self.field.get_default()
+        empty = self.field.is_required() or value in (None, False, "", ())
+        return "" if empty else self.flag.shown(value)
+
+    @property
+    def help(self) -> str:
+        """What it means, and its default where that does not speak of one."""
+        told = self.field.description or ""
+        if not self.default or re.search("(?i)default", told):
+            return told
+        return f"{told}; default: {self.default}" if told else f"default: {self.default}"
+
+
+class Options(BaseModel):
+    """A group of options.
+
+    Attributes:
+        title: of the group in the help; "" puts them before all groups.
+        alternatives: of these flags only one may be given.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        coerce_numbers_to_str=True,
+        allow_inf_nan=False,
+        defer_build=True,  # of validators, which the command that runs needs alone
+    )
+    title: ClassVar[str] = ""
+    alternatives: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def options(cls) -> Iterator[Option]:
+        """All of them, those that a class declares before its bases'."""
+        seen: set[str] = set()
+        for owner in cls.__mro__:
+            title = vars(owner).get("title", "")
+            for name in inspect.get_annotations(owner):
+                field = cls.model_fields.get(name)
+                if field is not None and name not in seen:
+                    seen.add(name)
+                    yield Option(field.alias or name, title, field, _flag(field))
+
+
+class Command(Options, BaseSettings):
+    """The options of a command; the docstring is its description in the help.
+
+    Attributes:
+        command: its name.
+        summary: a line about it.
+        epilog: stands below its help.
+    """
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_prefix_target="all", enable_decoding=False
+    )
+    command: ClassVar[str]
+    summary: ClassVar[str]
+    epilog: ClassVar[str] = ""
+
+    config: File | None = Field(
+        None,
+        description="TOML with options; default: $QUIRE_CONFIG, or quire/config.toml in "
+        "$XDG_CONFIG_HOME or ~/.config; flags come before QUIRE_* variables, and these before the "
+        "file",
+    )
+
+    def run(self) -> int:
+        """Does what the command is for; the exit status.
+
+        Raises:
+            QuireError: it cannot be done.
+        """
+        raise NotImplementedError
 
     @classmethod
     def settings_customise_sources(
@@ -82,132 +185,77 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment comes before the file, which is handed to the constructor."""
-        return _Variables(settings_cls), cast("InitSettingsSource", init_settings)
+        """Flags come before variables, and these before the file."""
+        return init_settings, _Variables(cls), _ConfigFile(cls, {})
 
     @classmethod
-    def of_command(
-        cls, options: Mapping[str, argparse.Action], file: Mapping[str, Given]
-    ) -> dict[str, Given]:
-        """The values that are given somewhere, by the option's name."""
-        fields = {name: f"{PREFIX}{name}".lower() for name in options}
-        types: dict[str, Any] = dict.fromkeys(fields.values(), (Any, None))
-        given = {fields[name]: value for name, value in file.items()}
-        made = create_model("CommandSettings", __base__=cls, **types)(**given)
-        found = {name: getattr(made, field) for name, field in fields.items()}
-        return {name: value for name, value in found.items() if value is not None}
+    def settable(cls) -> dict[str, Option]:
+        """What variables and the file may set, by name."""
+        return {option.name: option for option in cls.options() if option.elsewhere}
 
 
-def options_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """A command's options by the name of what they set."""
-    return {
-        action.dest: action
-        for action in parser._actions
-        if action.option_strings and action.dest not in _ELSEWHERE
-    }
+class Printed(Options):
+    """The option of commands that print a table."""
+
+    as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
 
 
-def read_file(path: Path | None) -> dict[str, Any]:
+class _Variables(EnvSettingsSource):
+    """The environment."""
+
+    def __call__(self) -> dict[str, Any]:
+        names = {_CONFIG, *_command(self).settable()}
+        return {name: value for name, value in super().__call__().items() if name in names}
+
+
+class _ConfigFile(InitSettingsSource):
+    """The file that a flag or variable names, or that in the usual place."""
+
+    def __call__(self) -> dict[str, Any]:
+        command = _command(self)
+        document = read_file(self.current_state.get(_CONFIG))
+        own = document.get(command.command)
+        given = {**document, **own} if isinstance(own, dict) else document
+        settable = command.settable()
+        values = {key.replace("-", "_"): value for key, value in given.items()}
+        values = {name: value for name, value in values.items() if name in settable}
+        if MODELS in command.model_fields and MODELS in document:
+            values[MODELS] = model_tables(document)
+        return values
+
+
+def _command(source: PydanticBaseSettingsSource) -> type[Command]:
+    assert issubclass(source.settings_cls, Command)
+    return source.settings_cls
+
+
+def _flag(field: FieldInfo) -> Flag:
+    """The field's own, or its type's."""
+    parts = (*reversed(field.metadata), *_parts(field.annotation))
+    return next((part for part in parts if isinstance(part, Flag)), Flag())
+
+
+def _parts(annotation: object) -> Iterator[object]:
+    for part in get_args(annotation):
+        yield part
+        yield from _parts(part)
+
+
+def read_file(path: Path | str | None) -> dict[str, Any]:
     """The file named, or that in the usual place; empty if there is none there.
 
     Raises:
         QuireError: it cannot be read, or is no TOML.
     """
-    place = usual_place() if path is None else path
+    place = Path(path).expanduser() if path else usual_place()
     try:
         return tomllib.loads(place.read_text("utf-8"))
     except FileNotFoundError as error:
-        if path is None:
+        if not path:
             return {}
         raise QuireError(f"--config: {error}") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise QuireError(f"{place}: {error}") from error
-
-
-def apply(
-    command: str, parsers: Mapping[str, argparse.ArgumentParser], document: Mapping[str, Any]
-) -> None:
-    """Makes what the environment and the file say a command's defaults, which its flags override.
-
-    Raises:
-        QuireError: a key or variable that no command knows, or a value that its option refuses.
-    """
-    known = {name for parser in parsers.values() for name in options_of(parser)}
-    _check_variables(known)
-    parser = parsers[command]
-    options = options_of(parser)
-    file: dict[str, Given] = {}
-    tables = {key: value for key, value in document.items() if isinstance(value, dict)}
-    for key, value in document.items():
-        if key in tables or key == MODELS:
-            continue
-        name = _known_name(key, known, "the configuration file")
-        if name in options:
-            file[name] = Given(value, key)
-    for table, entries in tables.items():
-        if table not in parsers:
-            raise QuireError(f"configuration file: no command is called [{table}]")
-        own = options_of(parsers[table])
-        for key, value in entries.items():
-            name = _known_name(key, own, f"[{table}]")
-            if table == command:
-                file[name] = Given(value, f"[{table}] {key}")
-    for name, given in Settings.of_command(options, file).items():
-        parser.set_defaults(**{name: value_of(options[name], given)})
-        options[name].required = False
-
-
-def value_of(action: argparse.Action, given: Given) -> Any:
-    """The value, as the option's flag would read it.
-
-    Raises:
-        QuireError: it would refuse it; names where the value stands.
-    """
-    try:
-        if action.nargs == 0:
-            return _switch(given.value)
-        if isinstance(action, argparse._AppendAction):
-            values = given.value if isinstance(given.value, list) else str(given.value).split(",")
-            return [_one(action, str(value).strip()) for value in values]
-        return _one(action, str(given.value))
-    except (argparse.ArgumentTypeError, ValueError) as error:
-        raise QuireError(f"{given.origin}: {error}") from error
-
-
-def _switch(value: object) -> bool:
-    word = _WORDS.get(str(value).strip().lower())
-    if word is None:
-        raise ValueError(f"{value!r} is neither true nor false")
-    return word
-
-
-def _one(action: argparse.Action, text: str) -> Any:
-    value = action.type(text) if callable(action.type) else text
-    if action.choices is not None and value not in action.choices:
-        raise ValueError(f"{text!r} is none of {', '.join(map(str, action.choices))}")
-    return value
-
-
-def _known_name(key: str, known: Iterable[str], where: str) -> str:
-    """The option's name for a key of the file."""
-    name, names = key.replace("-", "_"), sorted(known)
-    if name in names:
-        return name
-    if name == "api_key":
-        raise QuireError(f"{where}: an API key stands in a file of its own: api-key-file")
-    near = get_close_matches(name, names, n=1, cutoff=0.6)
-    meant = f", did you mean {near[0].replace('_', '-')}?" if near else ""
-    raise QuireError(f"{where} has the unknown key {key!r}{meant}")
-
-
-def _check_variables(known: Iterable[str]) -> None:
-    """Refuses a variable whose name is nearly that of an option: it was meant to have an effect."""
-    names = {f"{PREFIX}{name.upper()}" for name in (*known, "api_key", "config")}
-    for variable in os.environ:
-        if variable.startswith(PREFIX) and variable not in names:
-            near = get_close_matches(variable, sorted(names), n=1, cutoff=0.85)
-            if near:
-                raise QuireError(f"unknown variable {variable}, did you mean {near[0]}?")
 
 
 def model_tables(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -216,7 +264,56 @@ def model_tables(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     Raises:
         QuireError: it is no list of tables.
     """
-    entries = document.get(MODELS, [])
+    entries = document[MODELS]
     if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
         raise QuireError("configuration file: models are written as [[models]] tables")
     return entries
+
+
+def check_names(commands: Mapping[str, type[Command]], document: Mapping[str, Any]) -> None:
+    """Refuses keys of the file and variables that no command knows.
+
+    Raises:
+        QuireError: names the first, and what may have been meant.
+    """
+    known = {name for command in commands.values() for name in command.settable()}
+    _check_variables({f"{PREFIX}{name.upper()}" for name in (*known, *_NOT_SET)})
+    for key, value in document.items():
+        if key == MODELS:
+            continue
+        if not isinstance(value, dict):
+            _check_key(key, known, "the configuration file")
+        elif key not in commands:
+            raise QuireError(f"configuration file: no command is called [{key}]")
+        else:
+            for own in value:
+                _check_key(own, commands[key].settable(), f"[{key}]")
+
+
+def _check_key(key: str, known: Iterable[str], where: str) -> None:
+    name = key.replace("-", "_")
+    if name in known:
+        return
+    if name == _KEY:
+        raise QuireError(f"{where}: an API key stands in a file of its own: api-key-file")
+    near = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    meant = f", did you mean {near[0].replace('_', '-')}?" if near else ""
+    raise QuireError(f"{where} has the unknown key {key!r}{meant}")
+
+
+def _check_variables(names: Iterable[str]) -> None:
+    """Refuses a variable whose name is nearly that of an option: it was meant to have an effect."""
+    for variable in sorted(set(os.environ) - set(names)):
+        if variable.startswith(PREFIX):
+            near = get_close_matches(variable, sorted(names), n=1, cutoff=0.85)
+            if near:
+                raise QuireError(f"unknown variable {variable}, did you mean {near[0]}?")
+
+
+def told(error: ErrorDetails) -> str:
+    """What is wrong with a value, in a line."""
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, Exception):
+        return str(cause)
+    message = error["msg"]
+    return f"{error['input']!r}: {message[:1].lower()}{message[1:]}"

@@ -1,77 +1,98 @@
-"""Values of options: what is no such value is told so, with an example."""
+"""Types of options: what a value may be, and how the command line writes it."""
 
 from __future__ import annotations
 
-import argparse
-import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
 from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """How the command line writes an option, where its name and type do not say.
+
+    Attributes:
+        metavar: stands for the value in the help.
+        positional: it is written without its name.
+        after_dashes: it takes what follows `--`.
+        again: it may be given again, each time with one more value.
+        several: it takes all the values that follow.
+        bare: its value where none follows; None asks for one.
+        also: another spelling.
+        shown: writes its default in the help.
+    """
+
+    metavar: str | None = None
+    positional: bool = False
+    after_dashes: bool = False
+    again: bool = False
+    several: bool = False
+    bare: str | None = None
+    also: str = ""
+    shown: Callable[[Any], str] = _plain
+
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
     _UNITS |= {_letter: 1000**_power, f"{_letter}B": 1000**_power, f"{_letter}IB": 1024**_power}
 
 
-def byte_count(text: str) -> int:
-    """Parses `8GB`, `512MiB`, `1000`."""
+def _byte_count(value: object) -> int:
+    text = str(value)
     digits = text.rstrip("BbKkMmGgTtIi ")
     scale = _UNITS.get(text[len(digits) :].strip().upper())
-    amount = _number(digits)
-    if scale is None or amount is None or amount < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, e.g. 8GB or 512MiB")
-    return int(amount * scale)
+    try:
+        return int(float(digits) * scale)  # type: ignore[operator]  # None is told below
+    except (ValueError, OverflowError, TypeError):
+        raise ValueError(f"{text!r} is no number of bytes, e.g. 8GB or 512MiB") from None
 
 
-def at_least(least: int, what: str = "") -> Callable[[str], int]:
-    """A parser of whole numbers from `least`; `what` says why not less."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal()) or int(text) < least:
-            reason = f": {what}" if what else ""
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least}{reason}")
-        return int(text)
-
-    return parse
+def _as_bytes(count: int) -> str:
+    """In the largest unit that divides it."""
+    units = sorted(_UNITS.items(), key=lambda unit: (unit[1], len(unit[0])))
+    name, size = [(name, size) for name, size in units if count % size == 0 and count >= size][-1]
+    return f"{count // size}{name.replace('I', 'i')}"
 
 
-positive = at_least(1)
+def _listed(value: object) -> object:
+    """The parts of a text with commas between; a list as it is."""
+    if isinstance(value, (list, tuple)):
+        return value
+    return [part.strip() for part in str(value).split(",") if part.strip()]
 
 
-def port(text: str) -> int:
-    """Parses a port."""
-    number = at_least(0)(text)
-    if number > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port, 0 to 65535")
-    return number
+def _listed_or_none(value: object) -> object:
+    return () if str(value).strip().lower() == "none" else _listed(value)
 
 
-def http_url(text: str) -> str:
-    """Takes `http://host:port` or `https://...`."""
+def _http_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise argparse.ArgumentTypeError(f"{text!r} is no URL, e.g. http://localhost:4318")
+        raise ValueError(f"{text!r} is no URL, e.g. http://localhost:4318")
     return text
 
 
-def duration(text: str) -> float:
-    """Parses a time above 0, in whatever unit the option has."""
-    amount = _number(text)
-    if amount is None or amount <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time above 0")
-    return amount
-
-
-def number(text: str) -> float:
-    """Parses a finite number."""
-    amount = _number(text)
-    if amount is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number")
-    return amount
-
-
-def _number(text: str) -> float | None:
-    try:
-        amount = float(text)
-    except ValueError:
-        return None
-    return amount if math.isfinite(amount) else None
+Count = Annotated[int, Field(ge=1), Flag("N")]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0), Flag("SECONDS")]
+Bytes = Annotated[int, BeforeValidator(_byte_count), Field(ge=0), Flag("BYTES", shown=_as_bytes)]
+"""Written as `8GB`, `512MiB` or `1000`."""
+HttpUrl = Annotated[str, AfterValidator(_http_url), Flag("URL")]
+File = Annotated[Path, Flag("FILE")]
+Folder = Annotated[Path, Flag("DIR")]
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed), Flag("NAME", again=True)]
+"""Given again for each; with commas between in a variable."""
+Paths = Annotated[tuple[Path, ...], BeforeValidator(_listed), Flag("DIR", again=True)]
+Counts = Annotated[tuple[Count, ...], BeforeValidator(_listed), Flag("N,N,...")]
+Numbers = Annotated[tuple[int, ...], BeforeValidator(_listed_or_none), Flag("N,N,...")]
+"""With commas between, or `none`."""

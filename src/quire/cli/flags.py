@@ -1,0 +1,89 @@
+"""The command line, made from settings."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import shutil
+import textwrap
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from quire import __version__
+from quire.cli.settings import Command, Option, Options
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Leaves names such as `--api-key` whole where lines are broken."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse's, which says in one line what is wrong, and what may have been meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with status 2."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def refuse(self, unknown: str, flags: Iterable[str]) -> NoReturn:
+        """Ends the process because of an argument that nobody declared; names the nearest flag."""
+        if not unknown.startswith("-"):
+            self.error(f"unexpected argument {unknown!r}")
+        unknown = unknown.partition("=")[0]
+        near = get_close_matches(unknown, sorted(flags), n=1, cutoff=0.6)
+        meant = f", did you mean {near[0]}?" if near else ""
+        self.error(f"unknown option {unknown}{meant}")
+
+
+def build_parser(commands: Mapping[str, type[Command]]) -> tuple[Parser, Mapping[str, Parser]]:
+    """The whole command line, and the commands' parsers by name."""
+    parser = Parser(prog="quire", description="Serves language models, and talks to servers.")
+    parser.add_argument("--version", action="version", version=f"quire {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    for name, command in commands.items():
+        described = textwrap.fill(inspect.getdoc(command) or "", shutil.get_terminal_size()[0] - 2)
+        own = subparsers.add_parser(
+            name,
+            help=command.summary,
+            description=described,
+            epilog=command.epilog,
+            formatter_class=_Help,
+        )
+        add_options(own, command)
+    return parser, subparsers.choices
+
+
+def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None:
+    """Declares the options, in groups. What is not given will not stand in the namespace."""
+    groups: dict[str, argparse._ActionsContainer] = {"": parser}
+    exclusive = parser.add_mutually_exclusive_group() if options.alternatives else parser
+    for option in options.options():
+        if option.flag.after_dashes:
+            continue
+        if option.title not in groups:
+            groups[option.title] = parser.add_argument_group(option.title)
+        names = [option.name] if option.flag.positional else [option.spelling]
+        names += [option.flag.also] if option.flag.also else []
+        place = exclusive if option.name in options.alternatives else groups[option.title]
+        place.add_argument(*names, **_arguments(option))
+
+
+def _arguments(option: Option) -> dict[str, Any]:
+    """What argparse is told of an option beside its name."""
+    flag, required = option.flag, option.field.is_required()
+    told: dict[str, Any] = {"help": option.help.replace("%", "%%"), "default": argparse.SUPPRESS}
+    if option.field.annotation is bool:
+        return {**told, "action": "store_true"}
+    told |= {"metavar": flag.metavar, "choices": option.choices or None}
+    if flag.several:
+        told["nargs"] = "+" if required or not flag.positional else "*"
+    elif flag.positional and not required:
+        told["nargs"] = "?"
+    elif flag.bare is not None:
+        told |= {"nargs": "?", "const": flag.bare}
+    if flag.again:
+        told["action"] = "append"
+    return told

@@ -1,0 +1,170 @@
+"""The options of one model: for all models of a server, or for one in its `[[models]]` table."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from quire.cli.settings import Options
+from quire.cli.values import Bytes, Count, Flag, Names, Numbers, Seconds
+from quire.core.config import DiskConfig, EngineConfig
+from quire.core.errors import QuireError, RequestError
+from quire.core.kv_choice import choose_format, offered
+from quire.core.kv_format import KVFormat
+from quire.core.request import SamplingParams
+from quire.sampling.loops import MIN_REPEATS
+from quire.serving.sampling_defaults import NAMES, overridden
+
+_ENGINE = EngineConfig("")
+_INSTEAD = "for requests that name none, instead of that default"
+
+
+class SamplingOptions(Options):
+    """How answers are drawn that do not say."""
+
+    title: ClassVar[str] = "sampling"
+
+    sampling_defaults: Literal["model", "openai"] = Field(
+        "model",
+        description="whose hold for what a request does not name: those that the model's "
+        "generation_config.json recommends, or OpenAI's",
+    )
+    temperature: Annotated[float | None, Flag("N")] = Field(None, description=_INSTEAD)
+    top_p: Annotated[float | None, Flag("N")] = Field(None, description=_INSTEAD)
+    top_k: Annotated[int | None, Flag("N")] = Field(None, description=_INSTEAD)
+    min_p: Annotated[float | None, Flag("N")] = Field(None, description=_INSTEAD)
+    repetition_penalty: Annotated[float | None, Flag("N")] = Field(None, description=_INSTEAD)
+
+    def sampling_overrides(self) -> dict[str, float]:
+        """The operator's defaults, by the parameter's name.
+
+        Raises:
+            QuireError: one is not what the parameter may be.
+        """
+        given: dict[str, Any] = self.model_dump(include=set(NAMES), exclude_none=True)
+        try:
+            overridden(SamplingParams(), given)
+        except RequestError as error:
+            name = (error.param or "").replace("_", "-")
+            raise QuireError(f"--{name}: {error.message}") from error
+        return given
+
+
+class EngineOptions(Options):
+    """What the engine computes with."""
+
+    title: ClassVar[str] = "engine"
+
+    dtype: Literal["float32", "float16", "bfloat16"] | None = Field(
+        None,
+        description="compute type; by default the checkpoint's on a GPU, float32 on a CPU",
+    )
+    adapter: Annotated[str | None, Flag("FOLDER")] = Field(
+        None,
+        description="a LoRA adapter as PEFT saves it, or its hub id; merged into the weights",
+    )
+    blas: Literal["auto", "openblas", "mlx"] = Field(
+        _ENGINE.blas,
+        description="what multiplies on a CPU: auto is our own kernels where they were built (a "
+        "row's bits are the same in any company), else OpenBLAS; mlx is MLX's own, slow",
+    )
+    max_context: Count | None = Field(
+        None, description="tokens of prompt and answer together; default: the model's own limit"
+    )
+    max_sequences: Count = Field(_ENGINE.max_sequences, description="that run at once, others wait")
+    step_ms: Annotated[Seconds, Flag("MS")] = Field(
+        _ENGINE.step_ms, description="time aimed at for a step that only reads prompts"
+    )
+    stop_on_loop: Annotated[int, Field(ge=MIN_REPEATS), Flag("N")] | None = Field(
+        None,
+        description=f"end an answer that repeats a cycle of tokens N times, at least {MIN_REPEATS}",
+    )
+
+
+class KVOptions(Options):
+    """How the KV cache is stored."""
+
+    title: ClassVar[str] = "KV cache"
+
+    kv_memory: Bytes | None = Field(
+        None, description="for all KV blocks, e.g. 8GB; default: a share of what is free"
+    )
+    kv_bits: Annotated[str | None, Flag("BITS")] = Field(
+        None,
+        description="code the KV cache in 8, 6, 5, 4, 3 or 2 bits, keys and values apart as in 8/4",
+    )
+    kv_scheme: Annotated[str | None, Flag("SCHEME")] = Field(
+        None,
+        description="page (default with --kv-bits), uniform, turbo, plain, float32, float16 or "
+        "bfloat16",
+    )
+    kv_group_size: Annotated[Literal[64, 32], BeforeValidator(int)] = Field(
+        64, description="elements that share a scale in the uniform scheme"
+    )
+    kv_skip_layers: Annotated[Numbers | None, Flag("LAYERS")] = Field(
+        None,
+        description="layers left plain, as in 5,11, or none; default: the last full-attention "
+        "layer",
+    )
+    no_prefix_cache: bool = Field(False, description="compute every prompt from its beginning")
+    kv_disk: Annotated[str | None, Flag("DIR")] = Field(
+        None, description="where evicted KV blocks go; they survive a restart"
+    )
+    kv_disk_size: Bytes = Field(20 * 10**9, description="that they may take there")
+
+    def kv_format(self, page_tokens: int = 64) -> KVFormat:
+        """The format that is asked for.
+
+        Raises:
+            RequestError: there is none such.
+        """
+        names = [each.name for each in offered(page_tokens, self.kv_group_size)]
+        return choose_format(names, self.kv_bits, self.kv_scheme) or KVFormat()
+
+
+class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
+    """All that a `[[models]]` table may set for its model alone."""
+
+    title: ClassVar[str] = "each model"
+
+    also_named: Names = Field(
+        (),
+        description="another name for it, such as one that an agent has built in; may be given "
+        "again",
+    )
+    dialect: Annotated[str | None, Flag("DIALECT")] = Field(
+        None,
+        description="how answers spell reasoning and tool calls, or none; default: by model",
+    )
+    max_tokens: Count | None = Field(None, description="for requests that name no limit")
+    idle_unload: Seconds | None = Field(
+        None, description="without a request, after which a model is unloaded; default: never"
+    )
+    keep_volatile: bool = Field(
+        False,
+        description="do not cut the parts of agents' prompts that change with every request",
+    )
+    allow_special_tokens: bool = Field(
+        False,
+        description="take control tokens spelled in messages, such as <|im_end|>, as tokens, not "
+        "as text",
+    )
+
+    def engine_config(self, model: str) -> EngineConfig:
+        """The engine's settings for a model, a folder or hub id."""
+        return EngineConfig(
+            model=model,
+            dtype=self.dtype or "",
+            adapter=self.adapter,
+            blas=self.blas,
+            kv_memory=self.kv_memory,
+            kv_format=self.kv_format(),
+            kv_skip_layers=self.kv_skip_layers,
+            max_sequences=self.max_sequences,
+            max_context=self.max_context,
+            step_ms=self.step_ms,
+            prefix_cache=not self.no_prefix_cache,
+            disk=DiskConfig(self.kv_disk, self.kv_disk_size) if self.kv_disk else None,
+            stop_on_loop=self.stop_on_loop or 0,
+        )

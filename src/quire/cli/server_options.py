@@ -1,0 +1,150 @@
+"""The options of `quire serve` that are for all its models."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from quire.cli.keys import Keys, key_in
+from quire.cli.media_options import MediaOptions
+from quire.cli.model_options import ModelOptions
+from quire.cli.settings import Options
+from quire.cli.values import Bytes, Count, File, Flag, HttpUrl, Names, Port, Seconds
+from quire.core.config import ServerConfig
+
+_SERVER = ServerConfig()
+
+
+class SeveralModels(Options):
+    """What several models share."""
+
+    title: ClassVar[str] = "several models"
+
+    pin: Names = Field(
+        (), description="a model that is loaded at the start and stays; may be given again"
+    )
+    memory: Bytes | None = Field(
+        None,
+        description="for all loaded models together, weights and KV blocks; default: what is free",
+    )
+
+
+class AccessOptions(Options):
+    """Who may ask, and sees what."""
+
+    title: ClassVar[str] = "access"
+
+    allow_anyone: bool = Field(
+        False, description="serve beyond this machine without a key; meant, not forgotten"
+    )
+    share_prefixes: bool = Field(
+        False,
+        description="let API keys reuse what others have computed, and see how far their prompts "
+        "agree",
+    )
+    metrics_key_file: File | None = Field(
+        None,
+        description="a key that opens /metrics alone, for all keys; each other one sees its own "
+        "requests",
+    )
+    cors_origin: Annotated[Names, Flag("ORIGIN", again=True, also="--cors-origins")] = Field(
+        (), description="web pages from there may ask; may be given again; default: none"
+    )
+    allowed_host: Annotated[Names, Flag("NAME", again=True, also="--allowed-hosts")] = Field(
+        (),
+        description="a name by which clients reach this server, * for any; may be given again; "
+        "this machine's own and addresses always work",
+    )
+    signing_key_file: File | None = Field(
+        None,
+        description="signs the reasoning that clients send back, so that it is accepted after a "
+        "restart",
+    )
+
+
+class LimitOptions(Options):
+    """What requests may take."""
+
+    title: ClassVar[str] = "limits"
+
+    max_concurrent: Count = Field(
+        _SERVER.max_concurrent, description="requests in flight before others get a 429"
+    )
+    request_timeout: Seconds | None = Field(None, description="for one answer; default: none")
+    stop_grace: Seconds = Field(
+        _SERVER.stop_grace_s,
+        description="for answers in flight when the server is told to end",
+    )
+    engine_timeout: Seconds = Field(
+        _SERVER.engine_timeout_s,
+        description="that the engine may be silent without working, before requests get a 503",
+    )
+    max_body: Bytes = Field(_SERVER.max_body_bytes, description="of one request")
+    max_messages: Count = Field(_SERVER.max_messages, description="of one request")
+    stored_responses: Count = Field(
+        _SERVER.stored_responses, description="answers of /v1/responses kept for each API key"
+    )
+
+
+class ServerOptions(ModelOptions, SeveralModels, Keys, AccessOptions, LimitOptions, MediaOptions):
+    """All options of a server."""
+
+    models: Annotated[
+        tuple[str | dict[str, Any], ...], Flag("MODEL", positional=True, several=True)
+    ] = Field(
+        (),
+        description="a folder or a hub id, or NAME=MODEL for what clients call it; the embedded "
+        "demonstration if left out",
+    )
+    host: str = Field(_SERVER.host, description=f"default: {_SERVER.host}, this machine alone")
+    port: Port = Field(_SERVER.port, description="0 takes a free one")
+    served_name: Annotated[str | None, Flag("NAME")] = Field(
+        None, description="what clients call the model"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="what is logged at least"
+    )
+    log_format: Literal["text", "json"] = Field("text", description="json: an object a line")
+    otlp_endpoint: HttpUrl | None = Field(
+        default_factory=lambda: os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or None,
+        description="an OpenTelemetry collector that gets a trace of each request by OTLP/HTTP, "
+        "such as http://localhost:4318; default: $OTEL_EXPORTER_OTLP_ENDPOINT, else none",
+    )
+    ignore_unknown_fields: bool = Field(
+        False,
+        description="for clients that send fields nobody knows and cannot be changed; answers name "
+        "them",
+    )
+    no_page: bool = Field(False, description="no page for browsers at /, no /docs")
+
+    def server_config(self) -> ServerConfig:
+        """The HTTP side's settings, but for what is a model's own (see `offers`).
+
+        Raises:
+            QuireError: a file cannot be read, or a folder is none.
+        """
+        return ServerConfig(
+            host=self.host,
+            port=self.port,
+            api_keys=self.keys(),
+            strict_fields=not self.ignore_unknown_fields,
+            max_concurrent=self.max_concurrent,
+            max_body_bytes=self.max_body,
+            max_messages=self.max_messages,
+            **self.media_settings(),
+            request_deadline_s=self.request_timeout,
+            engine_timeout_s=self.engine_timeout,
+            stop_grace_s=self.stop_grace,
+            cors_origins=self.cors_origin,
+            allowed_hosts=self.allowed_host,
+            share_prefixes=self.share_prefixes,
+            metrics_key=key_in(self.metrics_key_file, "--metrics-key-file"),
+            signing_key=key_in(self.signing_key_file, "--signing-key-file"),
+            stored_responses=self.stored_responses,
+            page=not self.no_page,
+            otlp_endpoint=self.otlp_endpoint,
+            log_level=self.log_level,
+            log_format=self.log_format,
+        )
