@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-import psutil
 import pytest
 
 from tests.soak.attacks import ATTACKS, ENGINE_TIMEOUT_S, Target
@@ -42,18 +41,6 @@ class Soaked:
     done: Counter[str] = field(default_factory=Counter)
     attempts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-
-
-def held(child: Child) -> dict[str, int]:
-    """What the server's processes hold, summed."""
-    server = psutil.Process(child.process.pid)
-    family = [server, *server.children(recursive=True)]
-    return {
-        "processes": len(family),
-        "threads": sum(each.num_threads() for each in family),
-        "descriptors": sum(each.num_fds() for each in family),
-        "memory": sum(each.memory_full_info().uss for each in family),
-    }
 
 
 async def known(client: httpx.AsyncClient, target: Target, number: int) -> str:
@@ -133,10 +120,10 @@ def soak(target: Target, seconds: float, seed: int) -> Soaked:
 def settled(child: Child) -> dict[str, int]:
     """What is held when nothing is in flight, and connections that were left are closed."""
     child.wait_idle(120)
-    now = held(child)
+    now = child.held()
     for _ in range(20):
         time.sleep(0.5)
-        before, now = now, held(child)
+        before, now = now, child.held()
         if now["descriptors"] >= before["descriptors"] and now["memory"] >= before["memory"]:
             break
     return now

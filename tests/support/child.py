@@ -51,6 +51,17 @@ class Child:
         """What is in flight: requests, sequences, and bytes of pages that they hold."""
         return {name: float(value) for name, value in GAUGES.findall(self.metrics())}
 
+    def held(self) -> dict[str, int]:
+        """What the server's processes hold now, summed; memory in bytes that no other shares."""
+        server = psutil.Process(self.process.pid)
+        family = [server, *server.children(recursive=True)]
+        return {
+            "processes": len(family),
+            "threads": sum(each.num_threads() for each in family),
+            "descriptors": sum(each.num_fds() for each in family),
+            "memory": sum(each.memory_full_info().uss for each in family),
+        }
+
     def wait_idle(self, seconds: float = 30.0) -> float:
         """Seconds until nothing is in flight and no page is held any more."""
         started = time.monotonic()

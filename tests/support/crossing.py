@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from quire.core.media import MediaItem, PlacedMedia
+from quire.core.media import MediaItem
+from tests.support.seeing import Prompt
+from tests.support.seeing import prompt as spelled
 
 MARK = 260
 """What stands for a picture: the first token behind the vocabulary's, and a few."""
@@ -71,23 +74,8 @@ def picture(seed: int, rows: int, columns: int) -> MediaItem:
     )
 
 
-Prompt = tuple[list[int], list[PlacedMedia]]
-
-
-def prompt(*parts: int | MediaItem) -> Prompt:
-    """Tokens and media of so many tokens of text, a picture, and so on."""
-    tokens: list[int] = []
-    media: list[PlacedMedia] = []
-    for part in parts:
-        at = len(tokens)
-        if isinstance(part, int):
-            tokens += [(7 * i * i + 3 * i) % 250 for i in range(at, at + part)]
-        else:
-            media.append(PlacedMedia(at, part))
-            tokens.append(MARK)
-    return tokens, media
-
-
+# One token stands for a whole picture.
+prompt = partial(spelled, spell=lambda item: ([], [MARK], []))
 PROMPTS: dict[str, Prompt] = {
     "text alone": prompt(40),
     "a picture": prompt(picture(1, 2, 2), 9),

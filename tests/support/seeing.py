@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -215,10 +216,22 @@ _MARKS = {
     "audio": (BEGIN_AUDIO, AUDIO, END),
 }
 Prompt = tuple[list[int], list[PlacedMedia]]
+Spelled = tuple[list[int], list[int], list[int]]
 
 
-def prompt(*parts: int | MediaItem) -> Prompt:
-    """Tokens and media of so many tokens of text, an item, and so on."""
+def _between_marks(item: MediaItem) -> Spelled:
+    begin, token, end = _MARKS[item.kind]
+    return [begin], [token] * item.tokens, [end]
+
+
+def prompt(
+    *parts: int | MediaItem, spell: Callable[[MediaItem], Spelled] = _between_marks
+) -> Prompt:
+    """Tokens and media of so many tokens of text, an item, and so on.
+
+    Args:
+        spell: what stands before an item, for it, and behind it.
+    """
     tokens: list[int] = []
     media: list[PlacedMedia] = []
     for part in parts:
@@ -226,9 +239,9 @@ def prompt(*parts: int | MediaItem) -> Prompt:
         if isinstance(part, int):
             tokens += [(7 * i * i + 3 * i) % 250 for i in range(at, at + part)]
         else:
-            media.append(PlacedMedia(at + 1, part))
-            begin, token, end = _MARKS[part.kind]
-            tokens += [begin, *[token] * part.tokens, end]
+            before, rows, behind = spell(part)
+            media.append(PlacedMedia(at + len(before), part))
+            tokens += [*before, *rows, *behind]
     return tokens, media
 
 
