@@ -10,9 +10,9 @@ import numpy as np
 from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
-from quire.cache.formats.rotation import Turn
 from quire.cache.specs import Ints
 from quire.device.cpu.kernels import CPUKernels
+from quire.device.operations import Turn
 
 _MULTIPLE = 16
 """Of head sizes and blocks: the longest vector that a kernel works with."""

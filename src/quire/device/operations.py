@@ -66,6 +66,42 @@ class GatedExperts:
     activation: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A rotation of vectors as a kernel computes it.
+
+    Attributes:
+        map: float32; signs `[size]`, products with which take a Hadamard transform, or a matrix
+            `[size, size]`, with which vectors are multiplied from the left.
+        scale: of the result, as of what undoes the rotation.
+    """
+
+    map: mx.array
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class VectorCoding:
+    """How a vector becomes codes and scales: affine ones, or a direction by a codebook.
+
+    Attributes:
+        size: elements that are coded; shorter vectors are padded with zeros.
+        group_size: elements that share a scale and a bias; a codebook has one scale, the length.
+        turn: of the vector, before it is coded.
+        edges: float32 `[2 ** bits - 1]`, between the levels of a codebook; None where affine.
+        reach: half the range that affine codes span, in standard deviations; 0 for all of it.
+        refits: how often scale and bias are fitted to their codes by least squares.
+    """
+
+    size: int
+    bits: int
+    group_size: int
+    turn: Turn | None = None
+    edges: mx.array | None = None
+    reach: float = 0.0
+    refits: int = 0
+
+
 class Operations:
     """MLX's own. A device that has better ones overrides them; what they don't serve stays here."""
 
@@ -145,6 +181,18 @@ class Operations:
         """
         for pool, each in zip(pools, vectors, strict=True):
             pool[rows, offsets] = each.astype(pool.dtype)
+
+    def encode(
+        self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
+    ) -> list[mx.array] | None:
+        """Vectors `[..., dim]` as codes.
+
+        Returns:
+            Of each array uint32 codes `[..., size * bits / 32]`, float16 scales
+            `[..., size / group_size]`, or `[..., 1]` with a codebook, and biases where affine, in
+            one list; None where there is no kernel that does so.
+        """
+        return None
 
     def gate(self, name: str, x: mx.array, y: mx.array) -> mx.array | None:
         """`activation(x) * y` for an activation by its name; None where there is no such kernel."""

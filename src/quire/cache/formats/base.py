@@ -8,10 +8,10 @@ from typing import ClassVar, Protocol
 
 import mlx.core as mx
 
-from quire.cache.formats.rotation import Turn
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import Ints, KVSpec
 from quire.core.kv_format import KVFormat
+from quire.device.operations import Turn
 
 
 @dataclass(frozen=True, slots=True)

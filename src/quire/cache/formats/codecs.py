@@ -13,6 +13,7 @@ from quire.cache.formats.packing import (
     SCALE,
     Affine,
     affine,
+    affine_coding,
     affine_parts,
     as_bytes,
     byte_table,
@@ -20,8 +21,9 @@ from quire.cache.formats.packing import (
     multiplies_codes,
     shifts,
 )
-from quire.cache.formats.rotation import Turn, rotation
+from quire.cache.formats.rotation import rotation
 from quire.device.device import current_device
+from quire.device.operations import Turn, VectorCoding
 
 _F16_MAX = 65504.0
 
@@ -61,9 +63,15 @@ class Codec(ABC):
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         """(elements a vector, type) of each array that holds codes."""
 
+    @property
+    @abstractmethod
+    def coding(self) -> VectorCoding:
+        """`encode` as a kernel computes it."""
+
     def encode(self, x: mx.array) -> list[mx.array]:
         """`[..., dim]` to arrays `[..., elements]`, one a part."""
-        return self.code(self.prepare(x))
+        coded = current_device().operations.encode([x], [self.coding])
+        return self.code(self.prepare(x)) if coded is None else coded
 
     @abstractmethod
     def prepare(self, x: mx.array) -> list[mx.array]:
@@ -115,10 +123,15 @@ class AffineCodec(Codec):
         self._layout = Affine(group_size if self.size % group_size == 0 else 32, bits)
         self._rotation = rotation(self.size) if rotate else None
         self._refit = refit
+        self._coding = affine_coding(self.size, self._layout, refit=refit, turn=self.turn)
 
     @property
     def bits(self) -> int:
         return self._layout.bits
+
+    @property
+    def coding(self) -> VectorCoding:
+        return self._coding
 
     @property
     def turn(self) -> Turn | None:
@@ -171,6 +184,8 @@ class CodebookCodec(Codec):
         self._unsigned = byte_table([level + 128 for level in levels])
         self._read = Affine(next(g for g in (128, 64, 32) if self.size % g == 0), 8)
         self._edges = mx.array([(a + b) / 2 * self._step for a, b in pairwise(levels)])
+        turn = self._rotation.turn()
+        self._coding = VectorCoding(self.size, bits, self.size, turn=turn, edges=self._edges)
 
     @property
     def bits(self) -> int:
@@ -179,6 +194,10 @@ class CodebookCodec(Codec):
     @property
     def levels(self) -> mx.array:
         return self._levels
+
+    @property
+    def coding(self) -> VectorCoding:
+        return self._coding
 
     @property
     def turn(self) -> Turn:

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.device.device import current_device
+from quire.device.operations import Turn, VectorCoding
 
 SCALE = mx.float16
 """Of scales and biases. bfloat16 costs a third more error at 8 bits and saves nothing."""
@@ -147,6 +148,15 @@ def _quick(words: mx.array, bits: int) -> tuple[mx.array, int]:
     if bits not in _DEVICE.slow_code_bits:
         return words, bits
     return spread(words, bits), 8
+
+
+def affine_coding(
+    size: int, layout: Affine, *, refit: bool, turn: Turn | None = None
+) -> VectorCoding:
+    """How a kernel computes `affine` of vectors of `size` elements."""
+    reach = _LOADING.get(layout.bits, 0.0) if refit else 0.0
+    refits = _REFITS if refit else 0
+    return VectorCoding(size, layout.bits, layout.group_size, turn=turn, reach=reach, refits=refits)
 
 
 def affine(x: mx.array, layout: Affine, *, refit: bool) -> tuple[mx.array, mx.array, mx.array]:

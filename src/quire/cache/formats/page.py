@@ -21,11 +21,18 @@ from quire.cache.formats.base import (
     vector_sizes,
 )
 from quire.cache.formats.codecs import AffineCodec
-from quire.cache.formats.packing import Affine, affine, affine_parts, multiplies_codes
+from quire.cache.formats.packing import (
+    Affine,
+    affine,
+    affine_coding,
+    affine_parts,
+    multiplies_codes,
+)
 from quire.cache.formats.paging import block_rows, gathered, resized
 from quire.cache.formats.slots import ChunkPlace, SlotMapping, TailRows
 from quire.cache.specs import Ints
 from quire.core.kv_format import KVFormat
+from quire.device.device import current_device
 
 
 class PageKeys:
@@ -38,6 +45,7 @@ class PageKeys:
     def __init__(self, shape: LayerShape, bits: int) -> None:
         self._tokens = shape.block_tokens
         self._layout = Affine(64 if shape.block_tokens % 64 == 0 else 32, bits)
+        self._coding = affine_coding(self._tokens, self._layout, refit=True)
 
     @property
     def bits(self) -> int:
@@ -51,6 +59,9 @@ class PageKeys:
     def encode(self, k: mx.array) -> list[mx.array]:
         """`[..., block_tokens, head_dim]` to arrays `[..., head_dim, elements]`."""
         by_channel = k.astype(mx.float32).swapaxes(-1, -2)
+        coded = current_device().operations.encode([mx.contiguous(by_channel)], [self._coding])
+        if coded is not None:
+            return coded
         return list(affine(by_channel, self._layout, refit=True))
 
     def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array:
@@ -128,8 +139,8 @@ class PageStore(PackedStore):
 
     def _write_singles(self, k: mx.array, v: mx.array, singles: TailRows) -> None:
         rows, offsets = singles.head_rows, singles.head_offsets
-        for array, vectors in zip(self._tails, (k, v), strict=False):
-            array[rows, offsets] = vectors
+        vectors = (k, v)[: len(self._tails)]
+        current_device().operations.write_vectors(self._tails, vectors, rows, offsets)
         if singles.filled is not None:
             tails, blocks = singles.filled
             self._code([array[tails] for array in self._tails], blocks)

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import mlx.core as mx
 import numpy as np
 
 from quire.device.device import current_device
+from quire.device.operations import Turn
 
 _SEED = 20250428
 """Part of the meaning of stored codes: another seed reads them as noise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A rotation of vectors as a kernel computes it.
-
-    Attributes:
-        map: float32; signs `[size]`, products with which take a Hadamard transform, or a matrix
-            `[size, size]`, with which vectors are multiplied from the left.
-        scale: of the result, as of what undoes the rotation.
-    """
-
-    map: mx.array
-    scale: float
 
 
 class Rotation:

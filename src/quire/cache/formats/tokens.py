@@ -19,6 +19,7 @@ from quire.cache.formats.paging import block_rows, gathered, resized
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import Ints
 from quire.core.kv_format import KVFormat
+from quire.device.device import current_device
 
 
 class TokenStore(PackedStore):
@@ -72,14 +73,18 @@ class TokenStore(PackedStore):
                 mx.eval(arrays[number])
 
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
-        for array, codes in zip(self.arrays(), self._encode(k, v), strict=True):
-            array[slots.head_rows, slots.head_offsets] = codes
+        current_device().operations.write_vectors(
+            self.arrays(), self._encode(k, v), slots.head_rows, slots.head_offsets
+        )
         return []
 
     def _encode(self, k: mx.array, v: mx.array) -> list[mx.array]:
         """The parts of keys and then of values."""
         if self._value_codec is None:
             return self._key_codec.encode(k)
+        codings = self._key_codec.coding, self._value_codec.coding
+        if (codes := current_device().operations.encode((k, v), codings)) is not None:
+            return codes
         if self.shape.head_dim != self.shape.value_dim:
             return self._key_codec.encode(k) + self._value_codec.encode(v)
         # In a step of few tokens the number of operations is what coding costs.

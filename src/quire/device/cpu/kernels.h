@@ -59,6 +59,19 @@ struct Turn {
     bool any() const { return signs || matrix; }
 };
 
+// How vectors become codes, and where they lie: see `Coded`.
+struct Coding {
+    const float* x;     // [vectors, dim]
+    int dim, size;      // zeros are added up to `size` elements
+    int bits, group;
+    Turn turn;          // of vectors, before they are coded
+    const float* edges; // [2^bits - 1] between the levels of a codebook, or null: affine
+    float reach;        // affine: half the range that codes span, in standard deviations; 0: all of it
+    int refits;         // affine: how often scale and bias are fitted to the codes by least squares
+    uint8_t* codes;
+    uint16_t *scales, *biases;
+};
+
 // How the blocks of a pool are stored.
 enum class Blocks : int {
     floats,    // keys and values as they are
@@ -120,6 +133,8 @@ struct Kernels {
     // Attention of the query heads of KV head `kv_head`, rows [begin, end).
     void (*attend)(const PagedRows& part, int kv_head, int64_t begin, int64_t end, float* scratch);
     int64_t (*attend_scratch_floats)(const PagedRows& part);
+    // Vectors [begin, end) as codes; `scratch` holds three of them.
+    void (*encode)(const Coding& coding, int64_t begin, int64_t end, float* scratch);
 };
 
 // Those of an instruction set, or null where this build or this processor has it not.

@@ -12,6 +12,7 @@ from quire.device.operations import (
     GatedExperts,
     PackedWeight,
     UnfusedOperations,
+    VectorCoding,
 )
 
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
@@ -108,11 +109,34 @@ class KernelOperations(UnfusedOperations):
         for pool, each in zip(pools, vectors, strict=True):
             self._ops.write_vectors(pool, each, rows, offsets)
 
+    def encode(
+        self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
+    ) -> list[mx.array]:
+        coded: list[mx.array] = self._ops.encode(
+            [each.astype(mx.float32) for each in vectors], [_arguments(each) for each in codings]
+        )
+        return coded
+
     def gate(self, name: str, x: mx.array, y: mx.array) -> mx.array | None:
         if name not in _GATES or x.dtype != mx.float32:
             return None
         gated: mx.array = self._ops.gate(x, y, _GATES[name])
         return gated
+
+
+def _arguments(coding: VectorCoding) -> tuple[object, ...]:
+    """A coding as `encode` of the extension takes it."""
+    turn = coding.turn
+    return (
+        coding.bits,
+        coding.group_size,
+        coding.size,
+        coding.edges,
+        turn and turn.map,
+        turn.scale if turn else 1.0,
+        coding.reach,
+        coding.refits,
+    )
 
 
 def _serves(x: mx.array, weight: PackedWeight) -> bool:

@@ -1,0 +1,422 @@
+// Attention over the blocks of pools, and what is written into them, as MLX operations.
+
+#include "operation.h"
+
+namespace quire {
+namespace {
+
+Storage storage_of(const array& pool) {
+    using namespace mlx::core;
+    if (pool.dtype() == bfloat16) return Storage::bfloat16;
+    if (pool.dtype() == float16) return Storage::float16;
+    require(pool.dtype() == float32, "blocks must hold floats");
+    return Storage::float32;
+}
+
+// The arrays of `attention.metadata` among an operation's inputs, from `at` on.
+struct Tables {
+    static constexpr int kCount = 6;
+    const int32_t *table, *starts, *blocks, *rows, *first, *last;
+    int sequences;
+    Tables(const std::vector<array>& in, size_t at)
+        : table(in[at].data<int32_t>()), starts(in[at + 1].data<int32_t>()),
+          blocks(in[at + 2].data<int32_t>()), rows(in[at + 3].data<int32_t>()),
+          first(in[at + 4].data<int32_t>()), last(in[at + 5].data<int32_t>()),
+          sequences((int)in[at + 3].size() - 1) {}
+};
+
+// Rows of one sequence that are attended together, for one KV head.
+struct Task {
+    int sequence, kv_head;
+    int64_t begin, end;
+};
+
+constexpr int64_t kTaskRows = 16;
+
+// Cuts rows where `ends` says, and after `kTaskRows`.
+template <class Ends> std::vector<Task> tasks_of(const Tables& t, int kv_heads, const Ends& ends) {
+    std::vector<Task> tasks;
+    for (int s = 0; s < t.sequences; s++) {
+        for (int64_t row = t.rows[s]; row < t.rows[s + 1];) {
+            int64_t end = row + 1;
+            while (end < t.rows[s + 1] && end - row < kTaskRows && !ends(s, end)) end++;
+            for (int head = 0; head < kv_heads; head++) tasks.push_back({s, head, row, end});
+            row = end;
+        }
+    }
+    return tasks;
+}
+
+void check_tables(const std::vector<array>& tables) {
+    require(tables.size() == Tables::kCount, "there are six tables");
+    for (const array& each : tables) require(each.dtype() == mlx::core::int32, "tables must be int32");
+}
+
+void check_heads(const PagedRows& p) {
+    require(p.heads % p.kv_heads == 0, "the heads are no multiple of the KV heads");
+    require(p.key_dim % 16 == 0 && p.value_dim % 16 == 0 && p.block % 16 == 0,
+            "head sizes and blocks must be multiples of 16");
+}
+
+// Attention of a step's rows over blocks of floats; the tables are those of `attention.metadata`.
+array attend(const array& q, const array& keys, const array& values, const std::vector<array>& tables,
+             int kv_heads, float scale, float softcap, const std::optional<array>& sinks) {
+    using namespace mlx::core;
+    require(q.dtype() == float32 && q.ndim() == 3, "q must be float32 [rows, heads, key_dim]");
+    require(keys.dtype() == values.dtype() && keys.shape(1) == values.shape(1), "keys and values differ");
+    require(keys.shape(2) == q.shape(2), "q does not fit the keys");
+    check_tables(tables);
+    PagedRows p{};
+    p.heads = q.shape(1);
+    p.kv_heads = kv_heads;
+    p.key_dim = q.shape(2);
+    p.value_dim = values.shape(2);
+    p.q_dim = p.key_dim;
+    p.out_dim = p.value_dim;
+    p.block = keys.shape(1);
+    p.blocks = Blocks::floats;
+    p.storage = storage_of(keys);
+    p.first_written = INT32_MAX;
+    p.scale = scale;
+    p.softcap = softcap;
+    check_heads(p);
+    std::vector<array> inputs = {q, keys, values};
+    inputs.insert(inputs.end(), tables.begin(), tables.end());
+    if (sinks) inputs.push_back(astype(*sinks, float32));
+    return operation("quire::attend", {Shape{q.shape(0), p.heads, p.value_dim}}, inputs,
+                     [p](const std::vector<array>& in, std::vector<array>& out) mutable {
+        p.q = in[0].data<float>();
+        p.keys = in[1].data<char>();
+        p.values = in[2].data<char>();
+        p.sinks = in.size() > 9 ? in[9].data<float>() : nullptr;
+        p.out = out[0].data<float>();
+        return [p, t = Tables(in, 3)] {
+            const auto tasks = tasks_of(t, p.kv_heads, [](int, int64_t) { return false; });
+            parallel((int)tasks.size(), [&](int number) {
+                const Task& task = tasks[number];
+                PagedRows part = p;
+                part.table = t.table + t.starts[task.sequence] - t.blocks[task.sequence];
+                part.first = t.first;
+                part.last = t.last;
+                kernels().attend(part, task.kv_head, task.begin, task.end,
+                                 scratch(kernels().attend_scratch_floats(part)));
+            });
+        };
+    })[0];
+}
+
+// Stores vectors of a step's tokens in the blocks of a pool, where they lie if nobody else reads the pool.
+// One pool each: outputs that belong together hold each other's inputs, which are copied then.
+class Write : public mlx::core::Primitive {
+public:
+    explicit Write(mlx::core::Stream stream) : Primitive(stream) {}
+
+    // Inputs: the pool, vectors, rows, offsets.
+    void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+        auto& encoder = mlx::core::cpu::get_command_encoder(stream());
+        array& pool = outputs[0];
+        if (inputs[0].is_donatable() && inputs[0].flags().row_contiguous) {
+            pool.copy_shared_buffer(inputs[0]);
+        } else {
+            pool.set_data(mlx::core::allocator::malloc(pool.nbytes()));
+            encoder.dispatch(copying(inputs[0], pool));
+        }
+        const auto in_order = [&](const array& input) {
+            return input.flags().row_contiguous ? input : copied(input, encoder);
+        };
+        const array vectors = in_order(inputs[1]), rows = in_order(inputs[2]), offsets = in_order(inputs[3]);
+        encoder.dispatch([tokens = (int64_t)rows.shape(0), heads = (int64_t)rows.shape(1),
+                          block = (int64_t)pool.shape(1), bytes = pool.shape(2) * (int64_t)pool.itemsize(),
+                          row = rows.data<int32_t>(), offset = offsets.data<int32_t>(),
+                          from = vectors.data<char>(), to = pool.data<char>()] {
+            for (int64_t n = 0; n < tokens * heads; n++)
+                std::memcpy(to + (row[n] * block + offset[n / heads]) * bytes, from + n * bytes, bytes);
+        });
+    }
+    void eval_gpu(const std::vector<array>&, std::vector<array>&) override {
+        throw std::runtime_error("quire's CPU kernels do not run on a GPU");
+    }
+    const char* name() const override { return "quire::write"; }
+};
+
+// The pool `[rows, block, dim]` gets vectors `[tokens, heads, dim]` at `rows` [tokens, heads] and `offsets`
+// [tokens, 1]. As where MLX assigns, the pool's Python object becomes the pool after it.
+void write_vectors(const nb::object& place, const array& vectors, const array& rows, const array& offsets) {
+    using namespace mlx::core;
+    array& pool = nb::cast<array&>(place);
+    require(rows.dtype() == int32 && rows.ndim() == 2 && offsets.dtype() == int32 &&
+                offsets.size() == (size_t)rows.shape(0),
+            "rows are int32 [tokens, heads], offsets int32 [tokens, 1]");
+    require(pool.ndim() == 3 && vectors.shape() == Shape{rows.shape(0), rows.shape(1), pool.shape(2)},
+            "vectors must be [tokens, heads, dim]");
+    std::vector<array> inputs = {pool, astype(vectors, pool.dtype()), rows, offsets};
+    auto primitive = std::make_shared<Write>(default_stream(Device(Device::cpu)));
+    pool.overwrite_descriptor(array(pool.shape(), pool.dtype(), primitive, std::move(inputs)));
+}
+
+// Codes, scales and biases of vectors, `[vectors, size * bits / 32]` and so on; with a codebook there
+// are its levels in place of biases.
+struct Codes {
+    array codes, scales, offsets;
+    int bits;
+    bool codebook;
+
+    Codes(const std::vector<array>& parts, int bits, bool codebook)
+        : codes(parts.at(0)), scales(parts.at(1)), offsets(parts.at(2)), bits(bits), codebook(codebook) {
+        using namespace mlx::core;
+        require(codes.dtype() == uint32 && scales.dtype() == float16, "codes are uint32, scales float16");
+        require(offsets.dtype() == (codebook ? float32 : float16), "biases are float16, levels float32");
+        require(bits >= 2 && bits <= 8 && bits != 7, "codes have 2, 3, 4, 5, 6 or 8 bits");
+    }
+    int size() const { return (int)((int64_t)codes.shape(-1) * 32 / bits); }
+};
+
+struct CodedShape {
+    int bits, size, group;
+    bool codebook;
+    explicit CodedShape(const Codes& c)
+        : bits(c.bits), size(c.size()), group(c.codebook ? 0 : c.size() / (int)c.scales.shape(-1)),
+          codebook(c.codebook) {
+        require(size % 32 == 0 && group % 32 == 0, "coded vectors and groups must be multiples of 32");
+        require(!codebook || bits <= 4, "codebooks are of 4 bits at most");
+    }
+    Coded at(const std::vector<array>& in, size_t first) const {
+        const auto halves = [&](size_t i) { return (const uint16_t*)in[i].data<char>(); };
+        return {in[first].data<char>(), halves(first + 1), codebook ? nullptr : halves(first + 2),
+                codebook ? in[first + 2].data<float>() : nullptr, size, bits, group};
+    }
+};
+
+// Where a rotation is among an operation's inputs, if there is one: signs `[size]` or a matrix `[size, size]`.
+struct TurnShape {
+    size_t place = 0;
+    bool signs = false;
+    int size = 0;
+    float scale = 1;
+
+    // Adds the rotation to the inputs.
+    TurnShape(const std::optional<array>& turn, float scale, int size, std::vector<array>& inputs)
+        : place(inputs.size()), size(size), scale(scale) {
+        if (!turn) {
+            place = 0;
+            return;
+        }
+        signs = turn->ndim() == 1;
+        require(turn->dtype() == mlx::core::float32 && turn->shape(-1) == size && turn->shape(0) == size,
+                "a rotation is float32, signs [size] or a matrix [size, size]");
+        require(!signs || (size & (size - 1)) == 0, "signs belong to powers of two");
+        inputs.push_back(*turn);
+    }
+    Turn at(const std::vector<array>& in) const {
+        const float* map = place ? in[place].data<float>() : nullptr;
+        return {signs ? map : nullptr, signs ? nullptr : map, size, scale};
+    }
+};
+
+// How one array of vectors is coded, as `device.operations.VectorCoding` says it.
+struct EncodedShape {
+    int bits, group, dim, size, refits;
+    float reach;
+    size_t edges_at;  // among the inputs; 0: affine
+    TurnShape turn;
+
+    Coding coding(const std::vector<array>& in, size_t from, std::vector<array>& out, size_t& to) const {
+        Coding c{in[from].data<float>(), dim, size, bits, group, turn.at(in), nullptr, reach, refits,
+                 nullptr, nullptr, nullptr};
+        c.edges = edges_at ? in[edges_at].data<float>() : nullptr;
+        c.codes = (uint8_t*)out[to++].data<char>();
+        c.scales = (uint16_t*)out[to++].data<char>();
+        if (!edges_at) c.biases = (uint16_t*)out[to++].data<char>();
+        return c;
+    }
+};
+
+// bits, group, size, edges, rotation, its scale, reach, refits
+using CodingArguments = std::tuple<int, int, int, std::optional<array>, std::optional<array>, float, float, int>;
+
+// Arrays of vectors `[..., dim]` as codes: of each array codes [..., size * bits / 32], scales, and biases
+// where they are affine, in one list.
+std::vector<array> encode(const std::vector<array>& vectors, const std::vector<CodingArguments>& codings) {
+    using namespace mlx::core;
+    require(!vectors.empty() && vectors.size() == codings.size(), "each array has a coding");
+    std::vector<array> inputs = vectors;
+    std::vector<EncodedShape> shapes;
+    std::vector<Shape> outs;
+    std::vector<Dtype> types;
+    for (size_t i = 0; i < vectors.size(); i++) {
+        const auto& [bits, group, size, edges, turn, scale, reach, refits] = codings[i];
+        const int dim = vectors[i].shape(-1);
+        require(vectors[i].dtype() == float32 && dim <= size, "vectors are float32, at most `size` long");
+        require(size % 32 == 0 && (edges || (group % 32 == 0 && size % group == 0)),
+                "sizes and groups must be multiples of 32");
+        require(bits >= 2 && bits <= 8 && bits != 7, "codes have 2, 3, 4, 5, 6 or 8 bits");
+        size_t edges_at = 0;
+        if (edges) {
+            require(edges->dtype() == float32 && (int)edges->size() == (1 << bits) - 1, "edges lie between levels");
+            edges_at = inputs.size();
+            inputs.push_back(*edges);
+        }
+        shapes.push_back({bits, group, dim, size, refits, reach, edges_at, TurnShape(turn, scale, size, inputs)});
+        const auto part = [&](int elements, Dtype type) {
+            outs.push_back(vectors[i].shape());
+            outs.back().back() = elements;
+            types.push_back(type);
+        };
+        part(size * bits / 32, uint32);
+        part(edges ? 1 : size / group, float16);
+        if (!edges) part(size / group, float16);
+    }
+    return operation("quire::encode", outs, inputs,
+                     [shapes](const std::vector<array>& in, std::vector<array>& out) {
+        std::vector<Coding> codings;
+        std::vector<int64_t> counts;
+        size_t to = 0;
+        for (size_t i = 0; i < shapes.size(); i++) {
+            codings.push_back(shapes[i].coding(in, i, out, to));
+            counts.push_back((int64_t)in[i].size() / shapes[i].dim);
+        }
+        return [codings, counts] {
+            for (size_t i = 0; i < codings.size(); i++) {
+                const Coding& c = codings[i];
+                split(counts[i], kLeastWork / (16 * c.size) + 1, 1, [&](int64_t begin, int64_t end) {
+                    kernels().encode(c, begin, end, scratch(3 * (int64_t)c.size));
+                });
+            }
+        };
+    }, types);
+}
+
+// Blocks of codes, as `cache.formats.base.CodedArrays` lists them.
+struct CodedBlocks {
+    std::vector<array> keys, values;
+    int key_bits, value_bits;
+    bool codebook, by_channel;
+    int block;
+    std::optional<array> key_turn, value_turn;
+    float key_scale, value_scale;
+};
+
+// Blocks that are read as written: row r of sequence s reads the block `first_written[r] + n` so. Its keys
+// are those at place `written_places[r] + n` of `arrays[2 * written_sources[s]]`, its values of the array
+// after that. `places` are these three: first_written, written_sources, written_places.
+struct Written {
+    std::vector<array> arrays, places;
+
+    // Adds them to the inputs.
+    Written(const std::vector<array>& arrays, const std::vector<array>& places, int out_dim,
+            std::vector<array>& inputs)
+        : arrays(arrays), places(places) {
+        using namespace mlx::core;
+        if (arrays.empty()) return;
+        require(places.size() == 3, "written blocks need their three tables");
+        for (const array& each : places) require(each.dtype() == int32, "places must be int32");
+        for (const array& each : arrays) require(each.dtype() == float32, "written blocks must be float32");
+        require(arrays[1].shape(-1) == out_dim, "written values must be as long as outputs");
+        inputs.insert(inputs.end(), places.begin(), places.end());
+        inputs.insert(inputs.end(), arrays.begin(), arrays.end());
+    }
+};
+
+// The same over blocks of codes, and over blocks as written: [rows, heads, out_dim].
+array attend_coded(const array& q, const CodedBlocks& blocks, const std::vector<array>& tables,
+                   const std::vector<array>& written_arrays, const std::vector<array>& written_tables,
+                   int kv_heads, int out_dim, float scale, float softcap, const std::optional<array>& sinks) {
+    using namespace mlx::core;
+    require(q.dtype() == float32 && q.ndim() == 3, "q must be float32 [rows, heads, dim]");
+    check_tables(tables);
+    const Codes k(blocks.keys, blocks.key_bits, blocks.codebook), v(blocks.values, blocks.value_bits, blocks.codebook);
+    const CodedShape k_shape(k), v_shape(v);
+    PagedRows p{};
+    p.heads = q.shape(1);
+    p.kv_heads = kv_heads;
+    p.q_dim = q.shape(2);
+    p.key_dim = blocks.by_channel ? p.q_dim : k_shape.size;
+    p.value_dim = v_shape.size;
+    p.out_dim = out_dim;
+    p.block = blocks.block;
+    p.blocks = blocks.by_channel ? Blocks::channels : Blocks::tokens;
+    p.storage = Storage::float32;
+    p.first_written = INT32_MAX;
+    p.scale = scale;
+    p.softcap = softcap;
+    require(!blocks.by_channel || k_shape.size == p.block, "a channel is as long as a block");
+    require(p.q_dim <= p.key_dim && out_dim <= p.value_dim && p.q_dim % 16 == 0 && out_dim % 16 == 0,
+            "q does not fit the keys, or outputs the values");
+    check_heads(p);
+    std::vector<array> inputs = {q, k.codes, k.scales, k.offsets, v.codes, v.scales, v.offsets};
+    inputs.insert(inputs.end(), tables.begin(), tables.end());
+    const size_t places_at = inputs.size();
+    const Written written(written_arrays, written_tables, out_dim, inputs);
+    const TurnShape key_turn(blocks.key_turn, blocks.key_scale, p.key_dim, inputs);
+    const TurnShape value_turn(blocks.value_turn, blocks.value_scale, p.value_dim, inputs);
+    const size_t sinks_at = sinks ? inputs.size() : 0, sources_count = written.arrays.size();
+    if (sinks) inputs.push_back(astype(*sinks, float32));
+    return operation("quire::attend_coded", {Shape{q.shape(0), p.heads, out_dim}}, inputs,
+                     [=](const std::vector<array>& in, std::vector<array>& out) mutable {
+        constexpr size_t kTables = 7;
+        p.q = in[0].data<float>();
+        p.coded_keys = k_shape.at(in, 1);
+        p.coded_values = v_shape.at(in, 4);
+        p.key_turn = key_turn.at(in);
+        p.value_turn = value_turn.at(in);
+        p.sinks = sinks_at ? in[sinks_at].data<float>() : nullptr;
+        p.out = out[0].data<float>();
+        const bool tails = sources_count > 0;
+        std::vector<const float*> sources;
+        for (size_t i = 0; i < sources_count; i++) sources.push_back(in[places_at + 3 + i].data<float>());
+        const auto place = [&](size_t i) { return tails ? in[places_at + i].data<int32_t>() : nullptr; };
+        return [p, t = Tables(in, kTables), sources, first_written = place(0), source = place(1),
+                at = place(2), tails] {
+            // Rows that are read together have one own block, from which on blocks are as written.
+            const auto ends = [&](int, int64_t row) {
+                return tails && first_written[row] != first_written[row - 1];
+            };
+            const auto tasks = tasks_of(t, p.kv_heads, ends);
+            parallel((int)tasks.size(), [&](int number) {
+                const Task& task = tasks[number];
+                const int s = task.sequence;
+                PagedRows part = p;
+                part.table = t.table + t.starts[s] - t.blocks[s];
+                part.first = t.first;
+                part.last = t.last;
+                if (tails) {
+                    part.written_keys = sources[2 * source[s]];
+                    part.written_values = sources[2 * source[s] + 1];
+                    part.first_written = first_written[task.begin];
+                    part.written_place = at[task.begin];
+                }
+                kernels().attend(part, task.kv_head, task.begin, task.end,
+                                 scratch(kernels().attend_scratch_floats(part)));
+            });
+        };
+    })[0];
+}
+
+}  // namespace
+
+void bind_cache(nb::module_& m) {
+    m.def("attend", &attend, nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("tables"),
+          nb::arg("kv_heads"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
+          nb::arg("sinks").none() = nb::none());
+    m.def(
+        "attend_coded",
+        [](const array& q, const std::vector<array>& keys, int key_bits, const std::vector<array>& values,
+           int value_bits, bool codebook, bool by_channel, int block, const std::optional<array>& key_turn,
+           float key_scale, const std::optional<array>& value_turn, float value_scale,
+           const std::vector<array>& tables, const std::vector<array>& written,
+           const std::vector<array>& places, int kv_heads, int value_dim, float scale, float softcap,
+           const std::optional<array>& sinks) {
+            const CodedBlocks blocks{keys, values, key_bits, value_bits, codebook, by_channel, block, key_turn,
+                                     value_turn, key_scale, value_scale};
+            return attend_coded(q, blocks, tables, written, places, kv_heads, value_dim, scale, softcap, sinks);
+        },
+        nb::arg("q"), nb::arg("keys"), nb::arg("key_bits"), nb::arg("values"), nb::arg("value_bits"),
+        nb::arg("codebook"), nb::arg("by_channel"), nb::arg("block_tokens"), nb::arg("key_turn").none(),
+        nb::arg("key_scale"), nb::arg("value_turn").none(), nb::arg("value_scale"), nb::arg("tables"),
+        nb::arg("written"), nb::arg("places"), nb::arg("kv_heads"), nb::arg("value_dim"), nb::arg("scale"),
+        nb::arg("softcap") = 0.0f, nb::arg("sinks").none() = nb::none());
+    m.def("encode", &encode, nb::arg("vectors"), nb::arg("codings"));
+    m.def("write_vectors", &write_vectors, nb::arg("pool"), nb::arg("vectors"), nb::arg("rows"), nb::arg("offsets"));
+}
+
+}  // namespace quire

@@ -1,0 +1,137 @@
+// What the files of operations share: kernels as MLX operations that run on MLX's CPU stream.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "kernels.h"
+#include "mlx/allocator.h"
+#include "mlx/backend/cpu/encoder.h"
+#include "mlx/mlx.h"
+#include "mlx/primitives.h"
+#include "threads.h"
+
+namespace nb = nanobind;
+
+namespace quire {
+
+using mlx::core::array;
+
+// The kernels of the instruction set that was chosen.
+const Kernels& kernels();
+
+// Adds the operations of each file to the extension.
+void bind_cache(nb::module_& m);
+
+// Memory that a kernel needs while it runs, kept by its thread for the next one.
+inline float* scratch(int64_t floats) {
+    thread_local std::vector<float> kept;
+    if ((int64_t)kept.size() < floats) kept.resize(floats);
+    return kept.data();
+}
+
+// Arranged rows: apart from `scratch`, which a kernel takes meanwhile.
+inline float* scratch_rows(int64_t floats) {
+    thread_local std::vector<float> kept;
+    if ((int64_t)kept.size() < floats) kept.resize(floats);
+    return kept.data();
+}
+
+// A task that writes a view row by row.
+inline auto copying(const array& from, array& to) {
+    return [shape = from.shape(), strides = from.strides(), size = (int64_t)from.itemsize(),
+            source = from.data<char>(), target = to.data<char>(), count = (int64_t)from.size()] {
+        const int axes = (int)shape.size();
+        std::vector<int> place(axes, 0);
+        int64_t offset = 0;
+        for (int64_t i = 0; i < count; i++) {
+            std::memcpy(target + i * size, source + offset * size, size);
+            for (int axis = axes - 1; axis >= 0; axis--) {
+                offset += strides[axis];
+                if (++place[axis] < shape[axis]) break;
+                offset -= strides[axis] * shape[axis];
+                place[axis] = 0;
+            }
+        }
+    };
+}
+
+// A view's elements row by row.
+inline array copied(const array& from, mlx::core::cpu::CommandEncoder& encoder) {
+    array to(from.shape(), from.dtype(), nullptr, {});
+    to.set_data(mlx::core::allocator::malloc(to.nbytes()));
+    encoder.dispatch(copying(from, to));
+    encoder.add_temporary(to);
+    return to;
+}
+
+// An operation whose task is made from its inputs and its outputs.
+template <class Make> class Operation : public mlx::core::Primitive {
+public:
+    Operation(mlx::core::Stream stream, const char* name, Make make)
+        : Primitive(stream), name_(name), make_(std::move(make)) {}
+
+    void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+        for (array& out : outputs) out.set_data(mlx::core::allocator::malloc(out.nbytes()));
+        auto& encoder = mlx::core::cpu::get_command_encoder(stream());
+        std::vector<array> rows = inputs;  // that lie row by row
+        for (array& input : rows) {
+            if (!input.flags().row_contiguous) input = copied(input, encoder);
+        }
+        encoder.dispatch(make_(rows, outputs));
+    }
+    void eval_gpu(const std::vector<array>&, std::vector<array>&) override {
+        throw std::runtime_error("quire's CPU kernels do not run on a GPU");
+    }
+    const char* name() const override { return name_; }
+
+private:
+    const char* name_;
+    Make make_;
+};
+
+// The outputs of an operation: float32 unless `types` says otherwise.
+template <class Make>
+std::vector<array> operation(const char* name, std::vector<mlx::core::Shape> shapes,
+                             std::vector<array> inputs, Make make, std::vector<mlx::core::Dtype> types = {}) {
+    const auto stream = mlx::core::default_stream(mlx::core::Device(mlx::core::Device::cpu));
+    std::shared_ptr<mlx::core::Primitive> primitive =
+        std::make_shared<Operation<Make>>(stream, name, std::move(make));
+    types.resize(shapes.size(), mlx::core::float32);
+    return array::make_arrays(std::move(shapes), types, primitive, inputs);
+}
+
+inline void require(bool holds, const char* what) {
+    if (!holds) throw std::invalid_argument(what);
+}
+
+// Parts of about equal size into which `count` items are cut, none smaller than `least`.
+inline int parts_of(int64_t count, int64_t least) {
+    const int64_t most = (int64_t)threads() * (threads() > 1 ? 3 : 1);
+    return (int)std::max<int64_t>(1, std::min(most, count / std::max<int64_t>(least, 1)));
+}
+
+template <class Run> void split(int64_t count, int64_t least, int64_t multiple, const Run& run) {
+    const int parts = parts_of(count, least);
+    const int64_t each = ((count + parts - 1) / parts + multiple - 1) / multiple * multiple;
+    parallel(parts, [&](int part) {
+        const int64_t begin = part * each, end = std::min(count, begin + each);
+        if (begin < end) run(begin, end);
+    });
+}
+
+constexpr int64_t kLeastWork = 1 << 16;  // multiplications that are worth waking a thread for
+
+}  // namespace quire
