@@ -81,6 +81,7 @@ def test_sources_compile(shape: cuda.Shape, few: bool, tmp_path: Path) -> None:
         + 'extern "C" __global__ void attend(const T* q, const T* keys, const T* values,'
         "const int* tiles, const int* table, const int* visible, const float* numbers,"
         "const float* sinks, T* result, float* partial, float* stats) {"
+        "const int split = blockIdx.z, splits = gridDim.z;"
         + cuda.source("attend")
         + '}\nextern "C" __global__ void combine(const float* partial, const float* stats,'
         "const int* stats_shape, const float* sinks, T* result) {" + cuda.source("combine") + "}\n"
@@ -89,27 +90,35 @@ def test_sources_compile(shape: cuda.Shape, few: bool, tmp_path: Path) -> None:
 
 
 PACKED = [
-    (cuda.Shape(mx.bfloat16, 128, 128, 8, 4, 64, capped=False, sinks=False), 4, 4, 64),
-    (cuda.Shape(mx.bfloat16, 256, 256, 8, 2, 64, capped=True, sinks=True), 8, 4, 64),
-    (cuda.Shape(mx.bfloat16, 512, 512, 2, 8, 64, capped=False, sinks=False), 4, 4, 64),
-    (cuda.Shape(mx.bfloat16, 128, 128, 8, 4, 64, capped=False, sinks=False), 8, 8, 128),
+    (
+        cuda.Shape(mx.bfloat16, 128, 128, 8, 4, 64, capped=False, sinks=False),
+        packed.Codes(4, 4, 64),
+    ),
+    (cuda.Shape(mx.bfloat16, 256, 256, 8, 2, 64, capped=True, sinks=True), packed.Codes(8, 4, 64)),
+    (
+        cuda.Shape(mx.bfloat16, 512, 512, 2, 8, 64, capped=False, sinks=False),
+        packed.Codes(4, 4, 64),
+    ),
+    (
+        cuda.Shape(mx.bfloat16, 128, 128, 8, 4, 64, capped=False, sinks=False),
+        packed.Codes(8, 8, 128),
+    ),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "key_bits", "value_bits", "value_group"), PACKED)
-def test_sources_for_codes_compile(
-    shape: cuda.Shape, key_bits: int, value_bits: int, value_group: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("shape", "codes"), PACKED)
+def test_sources_for_codes_compile(shape: cuda.Shape, codes: packed.Codes, tmp_path: Path) -> None:
     text = (
-        cuda.header(shape.dtype, packed.defines(shape, key_bits, value_bits, value_group))
-        + cuda.source("tensor")
-        + cuda.source("codes")
+        cuda.header(shape.dtype, packed.defines(shape, codes))
+        + packed.head()
         + 'extern "C" __global__ void packed(const T* q, const unsigned* k_codes,'
         "const __half* k_scales, const __half* k_biases, const unsigned* v_codes,"
-        "const __half* v_scales, const __half* v_biases, const int* tiles, const int* table,"
-        "const float* numbers, float* partial, float* stats) {"
-        + cuda.source("packed")
+        "const __half* v_scales, const __half* v_biases, const T* tail_keys, const T* tail_values,"
+        "const int* tiles, const int* own_tiles, const int* table, const int* tails,"
+        "const int* visible, const float* numbers, float* partial, float* stats,"
+        "float* own_partial, float* own_stats) {"
+        + packed.body()
         + '}\nextern "C" __global__ void join(const float* partial, const float* stats,'
         "const int* stats_shape, const float* own_partial, const float* own_stats,"
         "const float* signs, const float* sinks, T* result) {" + cuda.source("join") + "}\n"
@@ -149,7 +158,7 @@ def test_sources_for_codes_agree_with_the_reference(
 
 def _forget() -> None:
     """Kernels are made once a process."""
-    for made in (packed._coded_kernel, packed._join_kernel, cuda._attend_kernel):
+    for made in (packed._kernel, packed._join_kernel, cuda._attend_kernel):
         made.cache_clear()
 
 

@@ -27,6 +27,9 @@ static inline int min(int a, int b) { return a < b ? a : b; }
 static inline uint max(uint a, uint b) { return a > b ? a : b; }
 static inline uint min(uint a, uint b) { return a < b ? a : b; }
 static inline float fmaxf(float a, float b) { return a > b ? a : b; }
+static inline float fminf(float a, float b) { return a < b ? a : b; }
+static inline float rintf(float x) { return __builtin_rintf(x); }
+static inline __half __float2half(float x) { return {(float16_t)x}; }
 static inline float fabsf(float x) { return __builtin_fabsf(x); }
 static inline float exp2f(float x) { return __builtin_exp2f(x); }
 static inline float tanhf(float x) { return __builtin_tanhf(x); }

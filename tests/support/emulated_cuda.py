@@ -12,7 +12,12 @@ from pathlib import Path
 from quire.device.gpu_kernels import Kernel
 from tests.support.emulated_metal import Emulated
 
-_TYPES = {"float16_t": "__half", "bfloat16_t": "__nv_bfloat16", "uint32_t": "unsigned"}
+_TYPES = {
+    "float16_t": "__half",
+    "bfloat16_t": "__nv_bfloat16",
+    "uint32_t": "unsigned",
+    "int64_t": "long long",
+}
 _HEADER = Path(__file__).with_suffix(".h")
 _OWN = set(re.findall(r"^static inline \w+ (\w+)\(", _HEADER.read_text(), re.MULTILINE))
 
@@ -43,8 +48,9 @@ class EmulatedCUDA(Emulated):
         if "stats_shape" in self.body:
             parameters.append("const int* stats_shape")
             arguments.append("stats_shape")
-        header = re.sub(r"#include <.*>", "", self.header)
-        body = re.sub(r"extern __shared__ .*;", "auto shared = emulated::dynamic;", self.body)
+        text = re.sub(r"#include <.*>", "", self.header) + "\f" + self.body
+        text = re.sub(r"extern __shared__ .*;", "auto shared = emulated::dynamic;", text)
+        header, body = text.split("\f")
         return "\n".join(
             [
                 f'#include "{_HEADER}"',

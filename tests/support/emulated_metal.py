@@ -29,6 +29,7 @@ _TYPES = {
     mx.float16: "float16_t",
     mx.bfloat16: "bfloat16_t",
     mx.int32: "int32_t",
+    mx.int64: "int64_t",
     mx.uint32: "uint32_t",
 }
 _POSITIONS = {

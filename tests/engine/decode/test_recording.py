@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 
+from quire.attention.paged import packed
 from quire.cache.specs import KVLayout
 from quire.engine.decode.recording import Kernel, LayerPool, Recording
 from quire.engine.decode.room import Place, Room
@@ -48,19 +49,26 @@ def _narrow(each: mx.array) -> mx.array:
     return each.astype(mx.bfloat16) if each.dtype == mx.float32 else each
 
 
-def recorded(config: dict[str, Any], most: int) -> tuple[list[Kernel], Room]:
+CODES = packed.Codes(4, 8, 64)
+
+
+def recorded(
+    config: dict[str, Any], most: int, *, coded: bool = False
+) -> tuple[list[Kernel], Room]:
     model = packed_model(config)
     layout, stack = KVLayout.of(model.layout), model.stack()
     check_stack(stack, layout)
     groups = len(layout.groups)
     room = Room(stack, groups, MOST_ROWS, 100, id)
-    pools = {n: LayerPool(layout.group[n], 64, 1, 2) for n in range(len(stack.layers))}
+    arrays, codes = (tuple(range(8)), CODES) if coded else ((1, 2), None)
+    pools = {n: LayerPool(layout.group[n], 64, arrays, codes) for n in range(len(stack.layers))}
     return Recording(stack, pools, most, id, room, 3).record(), room
 
 
+@pytest.mark.parametrize("coded", [False, True], ids=["plain", "coded"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_kernel_gets_what_it_names_after_what_it_reads(family: str) -> None:
-    kernels, room = recorded(FAMILIES[family], 8)
+def test_each_kernel_gets_what_it_names_after_what_it_reads(family: str, coded: bool) -> None:
+    kernels, room = recorded(FAMILIES[family], 8, coded=coded)
     parameters = [_parameters(each) for each in kernels]
     assert [len(each) for each in parameters] == [len(each.arguments) for each in kernels]
     for number, each in enumerate(kernels):
@@ -85,7 +93,12 @@ def _parameters(kernel: Kernel) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [1, 16, 64])
 def test_kernels_compile(most: int, tmp_path: Path) -> None:
-    sources = {each.source for config in FAMILIES.values() for each in recorded(config, most)[0]}
+    sources = {
+        each.source
+        for config in FAMILIES.values()
+        for coded in (False, True)
+        for each in recorded(config, most, coded=coded)[0]
+    }
     for source in sources:
         assert_compiles(source, tmp_path, spilled=64)
 

@@ -186,6 +186,7 @@ def _attend_kernel(shape: Shape, *, few: bool) -> Kernel:
     tiles = 1 if few else shape.many_tiles
     defines = shape.defines(tiles, split=few)
     missing = "T* result = nullptr;" if few else "float *partial = nullptr, *stats = nullptr;"
+    missing += "const int split = blockIdx.z, splits = gridDim.z;\n"
     return compiled(
         "attend",
         ["q", "keys", "values", "tiles", "table", "visible", "numbers", "sinks"],

@@ -11,9 +11,10 @@ import numpy as np
 from quire.attention.backend import Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged import cuda
-from quire.attention.paged.cuda import Launch, Shape
+from quire.attention.paged.cuda import Shape
 from quire.attention.paged.tiles import TILE_FIELDS
 from quire.cache.formats.rotation import rotation
+from quire.cache.specs import Ints
 from quire.device.gpu_kernels import Kernel
 
 BLOCK_TOKENS = 64
@@ -21,16 +22,45 @@ BITS = (4, 8)
 
 
 @dataclass(frozen=True, slots=True)
+class Codes:
+    """How blocks are coded: bits a code, and elements of a value that share a scale."""
+
+    key_bits: int
+    value_bits: int
+    value_group: int
+
+    @staticmethod
+    def of(arrays: list[mx.array]) -> Codes:
+        """Of the arrays of a store of the page format."""
+        _, tokens, value_dim = arrays[-1].shape
+        key_bits = arrays[0].shape[-1] * 32 // tokens
+        value_bits = arrays[3].shape[-1] * 32 // value_dim
+        return Codes(key_bits, value_bits, value_dim // arrays[4].shape[-1])
+
+
+@dataclass(frozen=True, slots=True)
 class PackedLaunch:
-    """The rows of a step on the device: what they read coded, and what as written."""
+    """The rows of a step on the device: what they read coded, and what as written.
 
-    coded: Launch
-    own: Launch
+    Attributes:
+        tiles, own_tiles: see `tiles_of`.
+        splits: thread blocks that share the coded keys of a tile.
+    """
+
+    tiles: mx.array
+    own_tiles: mx.array
+    table: mx.array
+    tails: mx.array
+    visible: mx.array
+    count: int
+    splits: int
 
 
-def launch(metadata: AttentionMetadata, shape: Shape) -> PackedLaunch:
-    """One tile for each row; none of the sequences has more."""
-    assert metadata.tails is not None, "the format keeps no tails"
+def tiles_of(metadata: AttentionMetadata) -> Ints:
+    """`[2, n, TILE_FIELDS]`: of each row its coded blocks, by the block table, and its own block
+
+    as written, by the tails. No sequence has more than one row.
+    """
     count = metadata.rows
     own = metadata.keys // BLOCK_TOKENS * BLOCK_TOKENS  # where the row's own block begins
     tiles = np.zeros((2, count, TILE_FIELDS), np.int32)
@@ -42,13 +72,17 @@ def launch(metadata: AttentionMetadata, shape: Shape) -> PackedLaunch:
     tiles[1, :, 2] = np.maximum(metadata.first_visible, own)
     tiles[1, :, 3] = metadata.last_visible + 1
     tiles[1, :, 4] = np.arange(count) - own // BLOCK_TOKENS
+    return tiles
+
+
+def launch(metadata: AttentionMetadata, shape: Shape) -> PackedLaunch:
+    """What `attend` needs of a step."""
+    assert metadata.tails is not None, "the format keeps no tails"
     visible = mx.array(np.stack([metadata.first_visible, metadata.last_visible], axis=1))
     table, tails = mx.array(metadata.block_table), mx.array(metadata.tails)
-    splits = shape.splits(count)
-    return PackedLaunch(
-        Launch(mx.array(tiles[0]), table, visible, count, True, splits),
-        Launch(mx.array(tiles[1]), tails, visible, count, True, 1),
-    )
+    count = metadata.rows
+    tiles, own = map(mx.array, tiles_of(metadata))
+    return PackedLaunch(tiles, own, table, tails, visible, count, shape.splits(count))
 
 
 def attend(
@@ -60,22 +94,20 @@ def attend(
         arrays: of a store of the page format: codes, scales and biases of keys, then of values,
             then tails.
     """
-    *coded, tail_keys, tail_values = arrays
     rows, heads = q.shape[:2]
     numbers = cuda.numbers(scoring.scale, scoring.softcap)
     sinks = numbers if scoring.sinks is None else scoring.sinks
-    found = (rows, heads, launch.coded.splits)
-    bits = coded[0].shape[-1] * 32 // shape.block_tokens, coded[3].shape[-1] * 32 // shape.value_dim
-    partial, stats = _coded_kernel(shape, *bits, shape.value_dim // coded[4].shape[-1])(
-        inputs=[q, *coded, launch.coded.tiles, launch.coded.table, numbers],
-        grid=cuda.grid(launch.coded, shape),
+    coded, own = (rows, heads, launch.splits), (rows, heads, 1)
+    tables = launch.tiles, launch.own_tiles, launch.table, launch.tails, launch.visible
+    found = _kernel(shape, Codes.of(arrays))(
+        inputs=[q, *arrays, *tables, numbers],
+        grid=(rows * cuda.LANES, shape.kv_heads * (shape.group // shape.part), launch.splits + 1),
         threadgroup=(cuda.LANES, 1, 1),
-        output_shapes=[(*found, shape.value_dim), (*found, 2)],
-        output_dtypes=[mx.float32, mx.float32],
+        output_shapes=[(*each, n) for each in (coded, own) for n in (shape.value_dim, 2)],
+        output_dtypes=[mx.float32] * 4,
     )
-    own = cuda.attend_split(q, tail_keys, tail_values, launch.own, scoring, shape)
     return _join_kernel(shape)(
-        inputs=[partial, stats, *own, _signs(shape.value_dim), sinks],
+        inputs=[*found, signs(shape.value_dim), sinks],
         grid=(rows * heads * cuda.LANES, 1, 1),
         threadgroup=(cuda.LANES, 1, 1),
         output_shapes=[(rows, heads, shape.value_dim)],
@@ -84,25 +116,51 @@ def attend(
 
 
 @cache
-def _signs(dim: int) -> mx.array:
-    signs = rotation(dim).signs
-    assert signs is not None, f"vectors of {dim} are rotated by a matrix"
-    return signs
+def signs(dim: int) -> mx.array:
+    """Of the rotation of values."""
+    found = rotation(dim).signs
+    assert found is not None, f"vectors of {dim} are rotated by a matrix"
+    return found
 
 
-def defines(shape: Shape, key_bits: int, value_bits: int, value_group: int) -> dict[str, int]:
-    """The constants of `packed.cuh`."""
-    more = {"K_BITS": key_bits, "V_BITS": value_bits, "V_GROUP": value_group}
+def head() -> str:
+    """What stands before `body`, behind the constants."""
+    parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
+    parameters += ["const int* table", "const int* visible", "const float* numbers"]
+    parameters += ["float* partial", "float* stats"]
+    lines = [
+        "const float* sinks = nullptr; T* result = nullptr;",
+        "const int split = 0, splits = 1;",
+    ]
+    own = f"__device__ __forceinline__ void own_block({', '.join(parameters)}) {{\n"
+    text = cuda.source("tensor") + cuda.source("codes") + own
+    return text + "\n".join([*lines, cuda.source("attend"), "}\n"])
+
+
+def body() -> str:
+    """A kernel whose first thread blocks take the rows' own blocks, the others what is coded."""
+    own = ["q", "tail_keys", "tail_values", "own_tiles", "tails", "visible", "numbers"]
+    own += ["own_partial", "own_stats"]
+    lines = [f"if (blockIdx.z == 0) {{ own_block({', '.join(own)}); return; }}"]
+    lines += ["const int split = blockIdx.z - 1, splits = gridDim.z - 1;", cuda.source("packed")]
+    return "\n".join(lines)
+
+
+def defines(shape: Shape, codes: Codes) -> dict[str, int]:
+    """The constants of the kernel."""
+    more = {"K_BITS": codes.key_bits, "V_BITS": codes.value_bits, "V_GROUP": codes.value_group}
     return shape.defines(1, split=True) | more
 
 
-def shared_memory(shape: Shape, key_bits: int, value_bits: int, value_group: int) -> int:
-    """Bytes that `packed.cuh` lays out."""
+def shared_memory(shape: Shape, codes: Codes) -> int:
+    """Bytes that the kernel lays out."""
     share = warps_together(shape.value_dim)
+    keys = shape.key_dim // share * (8 * codes.key_bits + 4)
+    groups = shape.value_dim // codes.value_group
+    values = shape.value_dim // share * codes.value_bits // 8 + 4 * groups
     columns = -(-shape.part // 8)
-    keys = shape.key_dim // share * (8 * key_bits + 4)
-    values = shape.value_dim // share * value_bits // 8 + 4 * shape.value_dim // value_group
-    return 4 * (keys + 64 * values) + columns * (256 if share == 1 else 16384)
+    coded = 4 * (keys + 64 * values) + columns * (256 if share == 1 else 16384)
+    return max(coded, cuda.shared_memory(shape, 1))
 
 
 def warps_together(value_dim: int) -> int:
@@ -111,20 +169,18 @@ def warps_together(value_dim: int) -> int:
 
 
 @cache
-def _coded_kernel(shape: Shape, key_bits: int, value_bits: int, value_group: int) -> Kernel:
-    inputs = [
-        *("q", "k_codes", "k_scales", "k_biases", "v_codes", "v_scales", "v_biases"),
-        *("tiles", "table", "numbers"),
-    ]
+def _kernel(shape: Shape, codes: Codes) -> Kernel:
+    parts = ("k_codes", "k_scales", "k_biases", "v_codes", "v_scales", "v_biases")
+    inputs = ["q", *parts, "tail_keys", "tail_values", "tiles", "own_tiles", "table", "tails"]
     return cuda.compiled(
         "packed",
-        inputs,
-        ["partial", "stats"],
+        [*inputs, "visible", "numbers"],
+        ["partial", "stats", "own_partial", "own_stats"],
         shape,
-        defines(shape, key_bits, value_bits, value_group),
-        cuda.source("tensor") + cuda.source("codes"),
-        cuda.source("packed"),
-        shared_memory(shape, key_bits, value_bits, value_group),
+        defines(shape, codes),
+        head(),
+        body(),
+        shared_memory(shape, codes),
     )
 
 

@@ -17,6 +17,9 @@ from typing import Any
 import mlx.core as mx
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_SHARED = 48 << 10
+"""Bytes of shared memory that a kernel gets without asking."""
 _HEADER = "cuda_bf16.h"
 
 
@@ -57,9 +60,14 @@ class _KernelNode(ctypes.Structure):
 
 
 class Graph:
-    """Launches that run as one. Holds what it must keep alive."""
+    """Launches that run as one.
 
-    def __init__(self, launches: Sequence[Launch]) -> None:
+    Args:
+        kept: arrays that live as long: kernels read them.
+    """
+
+    def __init__(self, launches: Sequence[Launch], kept: Sequence[mx.array] = ()) -> None:
+        self._kept = kept
         graph, self._exec = ctypes.c_void_p(), ctypes.c_void_p()
         _call("cuGraphCreate", ctypes.byref(graph), 0)
         try:
@@ -86,6 +94,8 @@ def _added(graph: ctypes.c_void_p, launch: Launch) -> int:
     places = (ctypes.c_void_p * len(values))(
         *(ctypes.addressof(values) + 8 * number for number in range(len(values)))
     )
+    if launch.shared > _SHARED:
+        _call("cuFuncSetAttribute", ctypes.c_void_p(launch.function), _MOST_SHARED, launch.shared)
     node = ctypes.c_void_p()
     sizes = (*launch.grid, launch.block, 1, 1, launch.shared)
     described = _KernelNode(launch.function, *sizes, ctypes.addressof(places), None, None, None)

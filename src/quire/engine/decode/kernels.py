@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.attention.paged import cuda as paged
+from quire.attention.paged import packed
 from quire.device.cuda.products import ACTIVATIONS, few_defines
 from quire.device.gpu_kernels import kernel_text
 
@@ -19,6 +20,8 @@ ROW_THREADS = 512
 HEAD_THREADS = 128
 ROUTE_THREADS = 1024
 EXPERT_THREADS = 256
+SEAL_THREADS = 256
+_HALF = "#include <cuda_fp16.h>\n"
 
 # A kernel may be launched while the one before still runs (programmatic dependent launch): what it
 # does before it waits is hidden.
@@ -307,7 +310,9 @@ def attend(shape: paged.Shape) -> str:
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const int* visible", "const float* numbers"]
     parameters += ["float* partial", "float* stats"]
-    body = "const float* sinks = nullptr; T* result = nullptr;\n" + paged.source("attend")
+    lines = ["const float* sinks = nullptr; T* result = nullptr;"]
+    lines += ["const int split = blockIdx.z, splits = gridDim.z;", paged.source("attend")]
+    body = "\n".join(lines)
     defines: Mapping[str, object] = {
         **shape.defines(1, split=True),
         "LEAST_PASSES": 1,
@@ -319,14 +324,68 @@ def attend(shape: paged.Shape) -> str:
 def combine(shape: paged.Shape, splits: int) -> str:
     """rows, partial, stats, result."""
     parameters = ["const int* rows", "const float* partial", "const float* stats", "T* result"]
-    lines = [
+    lines = _of_splits(shape, splits)
+    defines: Mapping[str, object] = {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": 0}
+    body = "\n".join([*lines, paged.source("combine")])
+    return _text(parameters, body, paged.LANES, defines)
+
+
+def _of_splits(shape: paged.Shape, splits: int) -> list[str]:
+    """What stands before a kernel that joins them."""
+    return [
         f"if (blockIdx.x >= *rows * {shape.heads}) return;",
         f"const int stats_shape[3] = {{0, 0, {splits}}};",
         "const float* sinks = nullptr;",
     ]
+
+
+def attend_packed(shape: paged.Shape, codes: packed.Codes) -> str:
+    """q, the arrays of a page store, tiles of coded and own blocks, table, tails, visible,
+
+    numbers, partial, stats, and those of the own blocks.
+    """
+    parameters = ["const T* q", *_codes("k"), *_codes("v"), "const T* tail_keys"]
+    parameters += ["const T* tail_values", "const int* tiles", "const int* own_tiles"]
+    parameters += ["const int* table", "const int* tails", "const int* visible"]
+    parameters += ["const float* numbers", "float* partial", "float* stats"]
+    parameters += ["float* own_partial", "float* own_stats"]
+    more = {"LEAST_PASSES": 1, "READY": "wait_for_others()"}
+    defines: Mapping[str, object] = {**packed.defines(shape, codes), **more}
+    head = _HALF + "__device__ void wait_for_others();\n" + packed.head()
+    return _text(parameters, packed.body(), paged.LANES, defines, head)
+
+
+def _codes(of: str) -> list[str]:
+    return [
+        f"const unsigned* {of}_codes",
+        *(f"const __half* {of}_{n}" for n in ("scales", "biases")),
+    ]
+
+
+def join(shape: paged.Shape, splits: int) -> str:
+    """rows, partial, stats, those of the own blocks, signs, result."""
+    parameters = ["const int* rows", "const float* partial", "const float* stats"]
+    parameters += ["const float* own_partial", "const float* own_stats", "const float* signs"]
+    lines = _of_splits(shape, splits)
     defines: Mapping[str, object] = {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": 0}
-    body = "\n".join([*lines, paged.source("combine")])
-    return _text(parameters, body, paged.LANES, defines)
+    body = "\n".join([*lines, paged.source("join")])
+    return _text([*parameters, "T* result"], body, paged.LANES, defines)
+
+
+def seal(kv_heads: int, dim: int, codes: packed.Codes) -> str:
+    """rows, blocks, offsets, tails, signs, stores: `[layers, 8]` addresses of arrays."""
+    parameters = ["const int* rows", "const int* blocks", "const int* offsets"]
+    parameters += ["const int* tails", "const float* signs", "const long long* stores"]
+    defines: Mapping[str, object] = {
+        "KV_HEADS": kv_heads,
+        "DIM": dim,
+        "THREADS": SEAL_THREADS,
+        "K_BITS": codes.key_bits,
+        "V_BITS": codes.value_bits,
+        "V_GROUP": codes.value_group,
+    }
+    head = _HALF + kernel_text(_OWN, "coding.cuh")
+    return _text(parameters, kernel_text(_OWN, "seal.cuh"), SEAL_THREADS, defines, head)
 
 
 def _float(x: float) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
+import numpy as np
 
 from quire.attention.paged import cuda as paged
+from quire.attention.paged import packed
 from quire.device.cuda.driver import Launch
 from quire.device.operations import PackedWeight
 from quire.engine.decode import kernels
@@ -19,12 +21,18 @@ Address = Callable[[mx.array], int]
 
 @dataclass(frozen=True, slots=True)
 class LayerPool:
-    """Where a layer keeps keys and values, and what its KV group says of a step's rows."""
+    """Where a layer keeps keys and values.
+
+    Attributes:
+        group: whose inputs say where a step's rows are.
+        arrays: addresses of its store's arrays.
+        codes: how blocks are coded, if they are.
+    """
 
     group: int
     block_tokens: int
-    keys: int
-    values: int
+    arrays: tuple[int, ...]
+    codes: packed.Codes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,8 @@ class Recording:
     room: Room
     out: int
     kernels: list[Kernel] = field(default_factory=list)
+    tables: list[mx.array] = field(default_factory=list)
+    """Arrays of addresses that kernels read."""
 
     def record(self) -> list[Kernel]:
         """All of them, in an order in which they may run."""
@@ -74,6 +84,7 @@ class Recording:
             following = stack.layers[number + 1] if number + 1 < len(stack.layers) else None
             norm = stack.norm if following is None else following.input_norm
             last = self._layer(layer, last, norm, self.out if following is None else None)
+        self._seal(last)
         return self.kernels
 
     # -- a layer -------------------------------------------------------------------------------
@@ -133,8 +144,9 @@ class Recording:
             *(at(Place.ROWS), at(Place.Q), at(Place.K)),
             at(Place.K if attention.v is None else Place.V),
             *(self._optional(attention.q_norm), self._optional(attention.k_norm)),
-            *(self.address(rope.frequencies), at(Place.POSITIONS), group.blocks, group.offsets),
-            *(pool.keys, pool.values),
+            *(self.address(rope.frequencies), at(Place.POSITIONS)),
+            *(group.blocks if pool.codes is None else group.tails, group.offsets),
+            *pool.arrays[-2:],
         )
         warps = kernels.HEAD_THREADS // 32
         grid = self.most, -(-(heads + 2 * kv_heads) // warps), 1
@@ -143,22 +155,65 @@ class Recording:
             *(mx.bfloat16, dim, dim, kv_heads, heads // kv_heads),
             *(pool.block_tokens, False, False),
         )
-        splits = shape.splits(self.most)
-        found = at(Place.PARTIAL), at(Place.STATS)
-        numbers = paged.numbers(attention.scale, None)
-        mx.eval(numbers)
-        arguments = (
-            *(at(Place.Q), pool.keys, pool.values, group.tiles, self.room.table, group.visible),
-            *(self.address(numbers), *found),
-        )
-        grid = self.most, kv_heads * (shape.group // shape.part), splits
-        shared = paged.shared_memory(shape, 1)
-        source = kernels.attend(shape)
-        last = self._add(source, grid, paged.LANES, arguments, (last,), shared)
-        arguments = at(Place.ROWS), *found, at(Place.ATTENDED)
-        source, grid = kernels.combine(shape, splits), (self.most * heads, 1, 1)
-        last = self._add(source, grid, paged.LANES, arguments, (last,))
+        numbers = self._constant(paged.numbers(attention.scale, None))
+        if pool.codes is None:
+            last = self._attend(shape, pool, numbers, last)
+        else:
+            last = self._attend_packed(shape, pool, pool.codes, numbers, last)
         return self._linear(at(Place.ATTENDED), [(attention.o, at(Place.Y))], last)
+
+    def _attend(self, shape: paged.Shape, pool: LayerPool, numbers: int, last: int) -> int:
+        """Over plain blocks."""
+        at, group, splits = self.room.at, self.room.group(pool.group), shape.splits(self.most)
+        found = at(Place.PARTIAL), at(Place.STATS)
+        arguments = (
+            *(at(Place.Q), *pool.arrays, group.tiles, self.room.table, group.visible),
+            *(numbers, *found),
+        )
+        grid = self.most, shape.kv_heads * (shape.group // shape.part), splits
+        shared = paged.shared_memory(shape, 1)
+        last = self._add(kernels.attend(shape), grid, paged.LANES, arguments, (last,), shared)
+        arguments = at(Place.ROWS), *found, at(Place.ATTENDED)
+        source, grid = kernels.combine(shape, splits), (self.most * shape.heads, 1, 1)
+        return self._add(source, grid, paged.LANES, arguments, (last,))
+
+    def _attend_packed(
+        self, shape: paged.Shape, pool: LayerPool, codes: packed.Codes, numbers: int, last: int
+    ) -> int:
+        """Over coded blocks, and each row's own as written."""
+        at, group, splits = self.room.at, self.room.group(pool.group), shape.splits(self.most)
+        places = Place.PARTIAL, Place.STATS, Place.OWN_PARTIAL, Place.OWN_STATS
+        found = tuple(map(at, places))
+        arguments: tuple[int, ...] = (
+            *(at(Place.Q), *pool.arrays, group.coded, group.own, self.room.table, group.tails),
+            *(group.visible, numbers, *found),
+        )
+        grid = self.most, shape.kv_heads * (shape.group // shape.part), splits + 1
+        shared = packed.shared_memory(shape, codes)
+        source = kernels.attend_packed(shape, codes)
+        last = self._add(source, grid, paged.LANES, arguments, (last,), shared)
+        signs = self._constant(packed.signs(shape.value_dim))
+        arguments = at(Place.ROWS), *found, signs, at(Place.ATTENDED)
+        source, grid = kernels.join(shape, splits), (self.most * shape.heads, 1, 1)
+        return self._add(source, grid, paged.LANES, arguments, (last,))
+
+    def _seal(self, last: int) -> None:
+        """Codes the blocks that the step's rows have filled, in all layers."""
+        alike: dict[tuple[int, int, int, packed.Codes], list[int]] = {}
+        for layer in self.stack.layers:
+            own, pool = layer.attention, self.pools[layer.attention.layer]
+            if pool.codes is not None:
+                key = pool.group, own.kv_heads, own.head_dim, pool.codes
+                alike.setdefault(key, []).extend(pool.arrays)
+        for (number, kv_heads, dim, codes), arrays in alike.items():
+            self.tables.append(mx.array(np.array(arrays, np.int64)))
+            group = self.room.group(number)
+            arguments = (
+                *(self.room.at(Place.ROWS), group.blocks, group.offsets, group.tails),
+                *(self._constant(packed.signs(dim)), self._constant(self.tables[-1])),
+            )
+            source, grid = kernels.seal(kv_heads, dim, codes), (kv_heads, len(arrays) // 8, 1)
+            last = self._add(source, grid, kernels.SEAL_THREADS, arguments, (last,))
 
     def _mlp(self, mlp: StackMLP, last: int, x: int) -> int:
         outputs, tiling = mlp.gate.codes.shape[0], kernels.Tiling(self.most)
@@ -278,6 +333,10 @@ class Recording:
     def _matrix(self, weight: PackedWeight) -> tuple[int, int, int]:
         assert weight.biases is not None, "affine codes have biases"
         return self.address(weight.codes), self.address(weight.scales), self.address(weight.biases)
+
+    def _constant(self, array: mx.array) -> int:
+        mx.eval(array)
+        return self.address(array)
 
     def _optional(self, array: mx.array | None) -> int:
         return 0 if array is None else self.address(array)

@@ -14,8 +14,8 @@ from quire.models.stack import Stack, StackAttention
 _ALIGNED = 256
 _HEAD_INTS = 4
 """Before the positions of a step's inputs: the number of rows, and room."""
-_GROUP_INTS = 10
-"""For each row in each KV group: block, offset, what it sees (2), its tile (6)."""
+_GROUP_INTS = 23
+"""For each row in each KV group: see `GroupInputs`."""
 
 
 class Place(Enum):
@@ -34,6 +34,8 @@ class Place(Enum):
     V = auto()
     PARTIAL = auto()
     STATS = auto()
+    OWN_PARTIAL = auto()
+    OWN_STATS = auto()
     ATTENDED = auto()
     Y = auto()
     INNER = auto()
@@ -48,12 +50,29 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupInputs:
-    """Addresses of what a step says of its rows in one KV group."""
+    """Addresses of what a step says of its rows in one KV group; or their places.
+
+    Attributes:
+        blocks, offsets: where each row is written.
+        visible: the first and the last key that it sees.
+        tiles: of plain blocks.
+        tails: the block that keeps its own block as written, in formats with tails.
+        coded, own: tiles of these formats, see `packed.tiles_of`.
+    """
 
     blocks: int
     offsets: int
     visible: int
     tiles: int
+    tails: int
+    coded: int
+    own: int
+
+    @staticmethod
+    def of(start: int, each: int) -> GroupInputs:
+        """From `start` on; one number for all rows takes `each`."""
+        places = (0, 1, 2, 4, 10, 11, 17)
+        return GroupInputs(*(start + each * place for place in places))
 
 
 class Room:
@@ -95,9 +114,8 @@ class Room:
 
     def group(self, number: int) -> GroupInputs:
         """Of a KV group."""
-        most = self._most
-        start = self.at(Place.INPUTS) + 4 * group_start(most, number)
-        return GroupInputs(start, start + 4 * most, start + 8 * most, start + 16 * most)
+        start = self.at(Place.INPUTS) + 4 * group_start(self._most, number)
+        return GroupInputs.of(start, 4 * self._most)
 
 
 def group_start(most: int, number: int) -> int:
@@ -128,6 +146,8 @@ def _sizes(stack: Stack, most: int) -> dict[Place, int]:
         **dict.fromkeys((Place.K, Place.V), kv),
         Place.PARTIAL: 4 * split,
         Place.STATS: 8 * split // min(each.head_dim for each in attentions),
+        Place.OWN_PARTIAL: 4 * most * heads,
+        Place.OWN_STATS: 8 * most * max(each.heads for each in attentions),
     }
     widths = [layer.mlp.gate.codes.shape[0] for layer in stack.layers if layer.mlp is not None]
     sizes[Place.INNER] = 2 * most * max(widths, default=0)

@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +19,16 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
+from quire.attention.backend import AttentionCase
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import cuda as paged
+from quire.attention.paged import packed
+from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.tiles import TILE_FIELDS
+from quire.cache.formats.base import LayerStore
 from quire.cache.pools import Pools
 from quire.cache.specs import Ints, KVLayout
+from quire.core.kv_format import KVFormat
 from quire.device.cuda.build import sources_digest
 from quire.device.cuda.driver import Compiler, DriverError, Graph
 from quire.device.cuda.products import ACTIVATIONS, Packed
@@ -30,6 +36,7 @@ from quire.device.device import current_device
 from quire.device.operations import PackedWeight
 from quire.engine.decode import room
 from quire.engine.decode.recording import LayerPool, Recording, launches
+from quire.engine.decode.sealing import runs_on_device, seal_differs
 from quire.engine.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.models.stack import NotTold, Stack, StackLayer
@@ -67,6 +74,14 @@ class Hidden(NamedTuple):
     whole: bool
 
 
+@dataclass(slots=True)
+class _Graphs:
+    """Of a format, by their most rows, as long as its pools are where they were."""
+
+    addresses: tuple[tuple[int, ...], ...]
+    graphs: dict[int, Graph] = field(default_factory=dict)
+
+
 class WholeDecode:
     """The recorded steps of a model.
 
@@ -81,9 +96,9 @@ class WholeDecode:
         self._room = room.Room(stack, groups, MOST_ROWS, _MOST_ENTRIES, extension.pointer)
         self._out = mx.zeros((MOST_ROWS, stack.hidden_size), dtype=mx.bfloat16)
         mx.eval(self._out)
-        self._addresses: tuple[int, ...] = ()
-        self._graphs: dict[int, Graph] = {}
-        self._sound: dict[int, bool] = {}
+        self._recorded: dict[KVFormat, _Graphs] = {}
+        self._serves_format: dict[KVFormat, bool] = {}
+        self._sound: dict[tuple[KVFormat, int], bool] = {}
         """By the most rows of a graph, whether it computes what the model does."""
 
     def hidden(self, inputs: StepInputs, reference: Callable[[], mx.array]) -> Hidden | None:
@@ -95,9 +110,10 @@ class WholeDecode:
         if not self._serves(inputs):
             return None
         most = 1 << (len(inputs.sequences) - 1).bit_length()
-        if self._sound.get(most) is False:
+        sound = self._sound.get((inputs.sequences[0].format, most))
+        if sound is False:
             return None
-        if most not in self._sound:
+        if sound is None:
             return Hidden(self._tried(inputs, most, reference), False)
         states = self._launched(inputs, most)
         return None if states is None else Hidden(states, True)
@@ -109,9 +125,32 @@ class WholeDecode:
         if inputs.wanted is not None or inputs.cross is not None or inputs.positions.ndim != 1:
             return False
         format = rows[0].format
-        if format.scheme != "plain" or format.dtype:
+        if format not in self._serves_format:
+            self._serves_format[format] = self._made_for(format)
+        if not self._serves_format[format]:
             return False
         return all(each.count == 1 and each.sampled == 1 and each.format == format for each in rows)
+
+    def _made_for(self, format: KVFormat) -> bool:
+        """Whether the kernels read and write it."""
+        cases = [self._case(layer, format) for layer in self._stack.layers]
+        if not all(map(kernels_serve, cases)):
+            return False
+        coded = dict.fromkeys((each.spec, each.format) for each in cases if each.format.has_tail)
+        run = runs_on_device(self._compiler, self._extension)
+        found = (seal_differs(*each, run) for each in coded)
+        difference = next(filter(None, found), None)
+        if difference is not None:
+            log.warning("decode steps in %s go layer by layer: %s", format.name, difference)
+        return difference is None
+
+    def _case(self, layer: StackLayer, format: KVFormat) -> AttentionCase:
+        number = layer.attention.layer
+        spec = self._layout.groups[self._layout.group[number]].spec.attention
+        assert spec is not None, "a stack's layers attend"
+        own, tokens = format.of_layer(number), self._pools.block_tokens
+        heads = layer.attention.heads
+        return AttentionCase(own, spec, tokens, heads, 1, mx.bfloat16, softcap=False, sinks=False)
 
     def _launched(self, inputs: StepInputs, most: int) -> mx.array | None:
         graph = self._graph(most, inputs.sequences)
@@ -142,7 +181,7 @@ class WholeDecode:
             difference = None if fine else f"relative error {float(error):.2g}"
         except (DriverError, RuntimeError) as problem:
             difference = str(problem)
-        self._sound[most] = difference is None
+        self._sound[inputs.sequences[0].format, most] = difference is None
         if difference is not None:
             log.warning("decode steps of %d rows go layer by layer: %s", most, difference)
         return expected
@@ -151,37 +190,40 @@ class WholeDecode:
 
     def _graph(self, most: int, rows: Sequence[ScheduledSequence]) -> Graph | None:
         """Recorded for the pools as they are; None while something is still to be done to them."""
+        format = rows[0].format
         stores = [
-            self._pools.kv(self._layout.group[layer], rows[0].format).layers[layer].arrays()
+            self._pools.kv(self._layout.group[layer], format).layers[layer]
             for layer in range(len(self._stack.layers))
         ]
         pointer = self._extension.pointer
-        addresses = tuple(pointer(array) for arrays in stores for array in arrays)
-        if not all(addresses):
+        addresses = tuple(tuple(map(pointer, each.arrays())) for each in stores)
+        if not all(map(all, addresses)):
             return None
-        if addresses != self._addresses:
-            self._graphs.clear()
-            self._addresses = addresses
-        graph = self._graphs.get(most)
+        known = self._recorded.get(format)
+        if known is None or known.addresses != addresses:
+            known = self._recorded[format] = _Graphs(addresses)
+        graph = known.graphs.get(most)
         if graph is None:
-            graph = self._graphs[most] = self._recorded(most, addresses)
+            graph = known.graphs[most] = self._new_graph(most, stores, addresses)
         return graph
 
-    def _recorded(self, most: int, addresses: tuple[int, ...]) -> Graph:
+    def _new_graph(
+        self, most: int, stores: list[LayerStore], addresses: tuple[tuple[int, ...], ...]
+    ) -> Graph:
         pools = {
             layer: LayerPool(
                 self._layout.group[layer],
                 self._pools.block_tokens,
-                addresses[2 * layer],
-                addresses[2 * layer + 1],
+                addresses[layer],
+                None if store.packed is None else packed.Codes.of(store.arrays()),
             )
-            for layer in range(len(self._stack.layers))
+            for layer, store in enumerate(stores)
         }
         pointer = self._extension.pointer
         recording = Recording(self._stack, pools, most, pointer, self._room, pointer(self._out))
         recorded = recording.record()
         functions = self._compiler.functions([each.source for each in recorded])
-        return Graph(launches(recorded, functions))
+        return Graph(launches(recorded, functions), recording.tables)
 
     # -- a step's inputs -----------------------------------------------------------------------
 
@@ -207,14 +249,20 @@ class WholeDecode:
 
 def _tell(told: Ints, number: int, metadata: AttentionMetadata, entries: int) -> None:
     """Mutates: the rows of a KV group, whose block tables begin at entry `entries`."""
-    count, start = metadata.rows, room.group_start(MOST_ROWS, number)
-    slots = metadata.slots
-    told[start : start + count] = slots.blocks
-    told[start + MOST_ROWS : start + MOST_ROWS + count] = slots.offsets
+    count, slots = metadata.rows, metadata.slots
+    at = room.GroupInputs.of(room.group_start(MOST_ROWS, number), MOST_ROWS)
+    told[at.blocks :][:count] = slots.blocks
+    told[at.offsets :][:count] = slots.offsets
     first, last = metadata.first_visible, metadata.last_visible
-    visible = told[start + 2 * MOST_ROWS :][: 2 * count].reshape(count, 2)
+    visible = told[at.visible :][: 2 * count].reshape(count, 2)
     visible[:, 0], visible[:, 1] = first, last
-    tiles = told[start + 4 * MOST_ROWS :][: TILE_FIELDS * count].reshape(count, TILE_FIELDS)
+    if metadata.tails is not None:
+        told[at.tails :][:count] = metadata.tails
+        coded, own = packed.tiles_of(metadata)
+        coded[:, 4] += entries
+        told[at.coded :][: coded.size] = coded.reshape(-1)
+        told[at.own :][: own.size] = own.reshape(-1)
+    tiles = told[at.tiles :][: TILE_FIELDS * count].reshape(count, TILE_FIELDS)
     tiles[:, 0] = tiles[:, 5] = np.arange(count)
     tiles[:, 1] = 1
     tiles[:, 2], tiles[:, 3] = first, last + 1

@@ -15,7 +15,6 @@
   const int row0 = tile[0], rows = tile[1], low = tile[2], high = tile[3];
   const int* blocks = table + tile[4];
   const int kv_head = blockIdx.y / PARTS, head0 = kv_head * GROUP + blockIdx.y % PARTS * PART;
-  const int split = blockIdx.z, splits = gridDim.z;
   const int vectors = rows * PART;
   const float scale = numbers[0], cap = numbers[1];
 

@@ -32,7 +32,6 @@
   const int row = tile[0], low = tile[2], high = tile[3];
   const int* blocks = table + tile[4];
   const int kv_head = blockIdx.y / PARTS, head0 = kv_head * GROUP + blockIdx.y % PARTS * PART;
-  const int split = blockIdx.z, splits = gridDim.z;
   const int first_pass = low / 64, passes = max((high + 63) / 64 - first_pass, 0);
   const int each = (max((passes + splits - 1) / splits, 2) + STREAMS - 1) / STREAMS * STREAMS;
   const int begin = first_pass + split * each, end = min(first_pass + passes, begin + each);
