@@ -30,6 +30,7 @@ from tests.support.parity import (
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.seeing import film
 from tests.support.siglip import CONFIGS as SIGLIP
+from tests.support.siglip import EVERY_PATCH
 from tests.support.tiled import CONFIGS as TILED
 from tests.support.tiled import WHOLE as TILED_WHOLE
 from tests.support.tiny_models import (
@@ -61,6 +62,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "tiles, windows": TILED["aya_vision"],
     "experts by token": SEEING["ernie4_5_vl_moe"],
     "latents, windows in the encoder": SIGLIP["youtu_vl"],
+    "every patch a row": SIGLIP["phi4-siglip"],
 }
 WHOLE = "images seen whole"
 RECURRENT = ("over recurrent layers", "experts over recurrent layers")
@@ -139,7 +141,12 @@ def as_read(family: str, request: Request) -> Request:
     whole = model_type in ("gemma4", *TILED_WHOLE)
 
     def item(placed: PlacedMedia) -> MediaItem:
-        shape = (placed.item.tokens,) if model_type in TILED else placed.item.shape
+        rows, columns = placed.item.shape
+        shape: tuple[int, ...] = (rows, columns)
+        if model_type in TILED:
+            shape = (placed.item.tokens,)
+        elif model_type in EVERY_PATCH:  # of twice the size
+            shape = (rows // 2, columns // 2)
         return replace(placed.item, bidirectional=whole, shape=shape)
 
     media = (replace(each, item=item(each)) for each in request.media)
@@ -239,6 +246,7 @@ def videos(family: str) -> list[Request]:
 STILL = (
     "a linear table",
     LATENT,
+    "every patch a row",
     *(name for name in FAMILIES if name.startswith("tiles")),
 )
 """They watch no videos."""

@@ -50,7 +50,8 @@ def draw_anew(model: Any) -> None:
             elif name.endswith(("put_min", "put_max")):  # bounds of inputs and outputs
                 sign = -1.0 if name.endswith("min") else 1.0
                 buffer.copy_(sign * (0.5 + 0.5 * torch.rand_like(buffer)))
-        model.tie_weights()
+        if hasattr(model, "tie_weights"):
+            model.tie_weights()
 
 
 def _nested(config: Any) -> bool:

@@ -75,6 +75,38 @@ def youtu_vl(config: dict[str, Any], folder: Path) -> Reference:
     return Reference(text, rows)
 
 
+def phi4_siglip(config: dict[str, Any], folder: Path) -> Reference:
+    """Phi 4's decoder and SigLIP 2's encoder. Saved by published names."""
+    torch.manual_seed(0)
+    text = _decoder(config, "phi3")
+    layers = transformers.Siglip2VisionConfig(**config["vision_config"])
+    layers._attn_implementation = "eager"
+    tower = siglip2.Siglip2VisionModel(layers)
+    projector = nn.Sequential(
+        nn.Linear(layers.hidden_size, config["hidden_size"]),
+        nn.GELU(),
+        nn.Linear(config["hidden_size"], config["hidden_size"]),
+    )
+    for module in (tower, projector):
+        draw_anew(module)
+    prefix = "model.vision_tower.vision_tower.vision_model."
+    vision = {prefix + name: array for name, array in tower.state_dict().items()}
+    for name, array in projector.state_dict().items():
+        vision[f"model.mm_projector.{name}"] = array
+    _save(config, folder, text, vision)
+
+    def rows(item: MediaItem) -> torch.Tensor:
+        pixels, shape = _pixels(item)[None], torch.tensor([item.shape])
+        seen = torch.ones(pixels.shape[:2], dtype=torch.long)
+        with torch.no_grad():
+            states = tower(pixels, seen, shape, output_hidden_states=True).hidden_states
+            assert len(states) == 1 + layers.num_hidden_layers
+            found: torch.Tensor = projector(states[-2][0])
+        return found
+
+    return Reference(text, rows)
+
+
 def _decoder(config: dict[str, Any], model_type: str) -> Any:
     keys = {key: value for key, value in deepcopy(config).items() if key != "vision_config"}
     own = transformers.AutoConfig.for_model(**keys | {"model_type": model_type})

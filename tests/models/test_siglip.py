@@ -1,4 +1,4 @@
-"""Youtu-VL against parts of transformers and in company; other names."""
+"""Youtu-VL and Phi-4-reasoning-vision against parts of transformers and in company; other names."""
 
 from __future__ import annotations
 
@@ -118,14 +118,21 @@ _CONVERTED = {
         ("merger.linear_fc1.", "merger.mlp.0."),
         ("merger.linear_fc2.", "merger.mlp.2."),
         ("merger.post_layernorm.", "post_layernorm."),
-        (".attn.proj.", ".self_attn.out_proj."),
-        (".blocks.", ".encoder.layers."),
-        (".norm", ".layer_norm"),
-        (".mlp.up_proj.", ".mlp.fc1."),
-        (".mlp.down_proj.", ".mlp.fc2."),
-        (".patch_embed.proj.", ".embeddings.patch_embedding."),
+    ),
+    "phi4-siglip": (
+        ("visual.merger.linear_fc", "mm_projector.linear_"),
+        ("visual.", "vision_tower.vision_tower.vision_model."),
+        (".pos_embed.", ".embeddings.position_embedding."),
     ),
 }
+_SIGLIP = (
+    (".attn.proj.", ".self_attn.out_proj."),
+    (".blocks.", ".encoder.layers."),
+    (".norm", ".layer_norm"),
+    (".mlp.up_proj.", ".mlp.fc1."),
+    (".mlp.down_proj.", ".mlp.fc2."),
+    (".patch_embed.proj.", ".embeddings.patch_embedding."),
+)
 
 
 def converted(name: str, weights: Weights) -> Weights:
@@ -135,7 +142,7 @@ def converted(name: str, weights: Weights) -> Weights:
         if not key.startswith("visual."):
             ready[f"language_model.{key}"] = array
             continue
-        for ours, theirs in _CONVERTED[name]:
+        for ours, theirs in (*_CONVERTED[name], *_SIGLIP):
             key = key.replace(ours, theirs)
         if ".attn.qkv." not in key:
             ready[key] = array

@@ -161,6 +161,17 @@ def test_texts_are_joined_up_to_an_image() -> None:
     assert as_template_reads({"role": "user", "content": [text, text]})["content"] == "a\na"
 
 
+def test_marks_may_be_text_that_is_no_token(reader: MediaLoader) -> None:
+    """As Phi-4's, whose rows have no token of their own."""
+    picture = reader._processors["image"]
+    picture.placeholders = replace(picture.placeholders, mark="<image>", before=(), after=())
+    loader = MediaLoader({"image": picture}, {"image": "<|image|>"}, FetchPolicy(), {})
+    asked = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}]}
+    assert loader.as_text(asked)["content"] == "<image>\na"
+    rendered = loader.spell("<image>\na <im\udc00age>", [(MediaPart(image(2)),)])
+    assert rendered == "<|image|>\na <im\udc00age>"
+
+
 def test_a_prompt_without_images_holds_nothing(reader: MediaLoader) -> None:
     reader.hold(Run(), [Prompt((1, 2))])
     assert reader._held == 0

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.core.errors import ContextOverflow, RequestError
-from quire.media.source import MediaSource
+from quire.demo import MODEL_DIR
+from quire.media.fetch import FetchPolicy
+from quire.media.processors import open_processors
+from quire.media.source import FileLimits, MediaLimits, MediaSource
 from quire.serving.generation import Generation, NeedsJob, Thinking, ToolChoice
+from quire.serving.media import MediaLoader
 from quire.serving.service import Service
+from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 from tests.serving.conftest import CONTEXT
+from tests.serving.test_media import url
 
 ASK: Any = {"role": "user", "content": "Hi."}
 LONG = "word " * (1 << 16)
@@ -53,6 +60,24 @@ async def test_control_tokens_in_texts_stay_text(service: Service) -> None:
     turn = service.tokenizer.encode("<|turn>")
     assert len(turn) == 1
     assert prompt.tokens.count(turn[0]) == 2  # the template's own
+
+
+async def test_media_stands_in_a_template_that_takes_texts_alone(service: Service) -> None:
+    source = "{% for m in messages %}{{ '<|turn>' + m['content'] + '<turn|>' }}{% endfor %}"
+    service.prompts.template = ChatTemplate({"default": source}, {})
+    eyes = open_processors(Path(MODEL_DIR), ("image",))
+    tokens, limits = {"image": "<|image|>"}, {"image": MediaLimits(1, FileLimits(pixels=10_000))}
+    service.prompts.media = MediaLoader(eyes, tokens, FetchPolicy(), limits)
+    shown = {"type": "image", "source": MediaSource(url("red"), "messages[0]", "x")}
+    asked: Any = {
+        "role": "user",
+        "content": [shown, {"type": "text", "text": "What is <|image|>?"}],
+    }
+    (prompt,) = (await service.prepare(Generation(messages=(asked,)))).prompts
+    (placed,) = prompt.media
+    assert service.tokenizer.decode(prompt.tokens[placed.end + 1 :]).startswith("\nWhat is <|im")
+    token = prompt.tokens[placed.start]
+    assert prompt.tokens.count(token) == placed.item.tokens
 
 
 async def test_the_switch_for_reasoning_reaches_the_template(service: Service) -> None:

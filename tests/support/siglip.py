@@ -53,6 +53,21 @@ CONFIGS: dict[str, dict[str, Any]] = {
             "fullatt_block_indexes": [1],
         },
     },
+    "phi4-siglip": _TEXT
+    | {
+        "model_type": "phi4-siglip",
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 1.0,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "pad_token_id": IMAGE,
+        "mm_hidden_size": 64,
+        "mm_projector_type": "mlp2x_gelu",
+        "mm_vision_tower": "google/siglip2-so400m-patch16-naflex",
+        "vision_config": _TOWER | {"patch_size": 2 * PATCH, "num_patches": 9},
+    },
 }
 EVERY_PATCH = ("phi4-siglip",)
 """Families in which each patch is a row. Theirs are twice as large on each side."""

@@ -73,6 +73,20 @@ def test_a_broken_template_is_refused_when_the_model_is_opened() -> None:
         template("a\n{% if %}")
 
 
+@pytest.mark.parametrize(
+    ("source", "reads"),
+    [
+        ("{{ 'user: ' + messages[0]['content'] }}", False),  # as Phi-4's, which cannot add a list
+        ("{{ messages[0]['content'] }}", False),  # a list would be written out
+        ("{% for part in messages[0]['content'] %}{{ part.text }}{% endfor %}", True),
+        ("{{ raise_exception('two, please') if messages | length < 2 }}", True),
+        (TEMPLATES["gemma4"], True),
+    ],
+)
+def test_whether_a_template_reads_parts(source: str, reads: bool) -> None:
+    assert template(source).reads_parts == reads
+
+
 def test_no_messages_are_refused() -> None:
     with pytest.raises(RequestError, match="at least one message"):
         template("").render([])

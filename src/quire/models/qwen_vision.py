@@ -12,6 +12,7 @@ too (DeepStack, arXiv:2406.04334).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -45,11 +46,14 @@ class Table:
         cubic: between places by cubic convolution, as pixels are resized; else linearly.
         ends: the first patch has the first place, the last one the last; else the table is as large
             as the picture, from edge to edge.
+        averaged: where the picture has fewer patches, each takes of all places that it covers, as
+            pixels do where a picture is shrunk.
     """
 
     side: int
     cubic: bool = False
     ends: bool = True
+    averaged: bool = False
 
     def taps(
         self, place: npt.NDArray[np.int64], count: int
@@ -59,13 +63,26 @@ class Table:
             at = place * (self.side - 1) / max(count - 1, 1)
         else:
             at = (place + 0.5) * self.side / count - 0.5
-        offsets = (-1, 0, 1, 2) if self.cubic else (0, 1)
         first = np.floor(at).astype(np.int64)
+        if self.averaged:
+            return self._averaged(at, first, max(self.side / count, 1.0))
+        offsets = (-1, 0, 1, 2) if self.cubic else (0, 1)
         share = _cubic_share if self.cubic else _linear_share
         return [
             (np.clip(first + offset, 0, self.side - 1), share(np.abs(at - first - offset)))
             for offset in offsets
         ]
+
+    def _averaged(
+        self, at: npt.NDArray[np.float64], first: npt.NDArray[np.int64], reach: float
+    ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+        """The linear taps of places up to `reach` away; none are beyond the table's edge."""
+        most = math.ceil(reach)
+        places = first + np.arange(1 - most, most + 1)[:, None]
+        shares = np.maximum(_linear_share(np.abs(at - places) / reach), 0)
+        shares = np.where((places >= 0) & (places < self.side), shares, 0)
+        shares = shares / shares.sum(axis=0)
+        return list(zip(np.clip(places, 0, self.side - 1), shares, strict=True))
 
 
 def _linear_share(distance: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -83,7 +100,7 @@ class Merging(Protocol):
     """How squares of patches become rows of the decoder's width: a frozen dataclass."""
 
     def module(self, kind: QwenVision) -> Module:
-        """Called with `[N, hidden]`; has a `norm`."""
+        """Called with `[N, hidden]`."""
         ...
 
 
@@ -277,7 +294,7 @@ class VisionTower(Module):
     def encode(self, patches: mx.array, grid: Grid) -> Encoding:
         """uint8 `[N, frames * patch_values]` -> `[N / merge ** 2, output_size]` for each level."""
         kind, (moments, rows, columns) = self.kind, grid
-        dtype = self.merger.norm.weight.dtype  # never packed
+        dtype = self.blocks[0].norm1.weight.dtype  # never packed
         x = self.patch_embed(patches, dtype)
         places = kind.places(rows, columns)
         if kind.table is not None:

@@ -43,6 +43,7 @@ _MODULES = (
     "openai",
     "openbmb",
     "opengvlab",
+    "phi_vl",
     "qwen",
     "qwen_vl",
     "rednote",

@@ -35,6 +35,9 @@ VISUAL = {
     "siglip2.vision_model.": "",
     "siglip2.": "",
     "merger.": "merger.",
+    # Phi-4's
+    "vision_tower.vision_tower.vision_model.": "",
+    "mm_projector.": "merger.",
 }
 """What checkpoints call the encoder's parts, and what they are here."""
 SEEN = ("image", "video")

@@ -225,7 +225,8 @@ class MediaLoader:
 
         Text from outside holds no marks: it is covered, see `Controls`.
         """
-        if all(_bare(parts) for parts in files):
+        tokens = {kind for mark, kind in self._marks.items() if mark == self._tokens[kind]}
+        if all(_bare(parts) and parts[0].item.kind in tokens for parts in files):
             return rendered
         following = iter(files)
 
@@ -236,6 +237,17 @@ class MediaLoader:
             return "".join(f"{part.before}{token}{part.after}" for part in parts)
 
         return re.sub("|".join(map(re.escape, self._marks)), words, rendered)
+
+    def as_text(self, message: Message) -> Message:
+        """A message whose content is one text, with marks for its media: a line for each part."""
+        content = message.get("content")
+        if not isinstance(content, list):
+            return message
+        marks = {kind: mark for mark, kind in self._marks.items()}
+        lines = [
+            part["text"] if part["type"] == "text" else marks[part["type"]] for part in content
+        ]
+        return {**message, "content": "\n".join(lines)}
 
     def place(self, ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
         """The prompt with each item's placeholders where the template's token for its kind stood.
@@ -284,10 +296,7 @@ def files_of(messages: Sequence[Message]) -> list[Parts]:
 
 
 def as_template_reads(message: Message) -> Message:
-    """A message whose content is one string, a line for each text; with media, a list of parts.
-
-    Not every template reads lists; one that has a place for media does.
-    """
+    """A message whose content is one string, a line for each text; with media, a list of parts."""
     content = message.get("content")
     if not isinstance(content, list):
         return message

@@ -160,12 +160,19 @@ class Prompts:
             messages = drop_from_messages(messages)
         tools = spec.tools if spec.tool_choice.mode != "none" else ()
         return self.template.render(
-            [controls.cover_message(as_template_reads(message)) for message in messages],
+            [self._as_read(message) for message in messages],
             tools=controls.cover(tools) or None,
             add_generation_prompt=not spec.continue_final,
             continue_final=spec.continue_final,
             **controls.cover(self._variables(spec)),
         )
+
+    def _as_read(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message as the template reads it, covered. Some templates take texts alone."""
+        covered = self._controls.cover_message(as_template_reads(message))
+        if isinstance(covered.get("content"), list) and not self.template.reads_parts:
+            return self.media.as_text(covered)
+        return covered
 
     def _variables(self, spec: Generation) -> dict[str, Any]:
         """The template's variables beside messages and tools."""

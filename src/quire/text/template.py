@@ -10,6 +10,7 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +34,7 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # Marks the end of a message that the model is to go on with. The private-use character does not
 # come up in templates.
 _CONTINUE = "\ue0f0continue"
+_PROBE = "\ue0f1probe"
 # What JSON escapes in ASCII; the marks of `quire.text.controls` stay, wherever templates put them.
 _NOT_ASCII = re.compile(f"[^\x00-\x7f{SENTINEL}]")
 
@@ -90,6 +92,20 @@ class ChatTemplate:
     def source(self) -> str:
         """The text of all templates, for choosing a dialect by what they write."""
         return "\n".join(self._sources.values())
+
+    @cached_property
+    def reads_parts(self) -> bool:
+        """Whether a message's content may be a list of parts; where not, it has to be a text."""
+        text = {"role": "user", "content": _PROBE}
+        parts = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
+        try:
+            self.render([text])
+        except RequestError:
+            return True  # it wants more than one message, which tells nothing of parts
+        try:
+            return _PROBE in self.render([parts])  # a list that is written out shows an escape
+        except RequestError:
+            return False
 
     def render(
         self,

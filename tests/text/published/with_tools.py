@@ -413,6 +413,16 @@ WITH_TOOLS: tuple[Published, ...] = (
         "<|tool|><|/tool|>",
     ),
     Published(
+        ("phi4-siglip",),
+        "microsoft/Phi-4-reasoning-vision-15B",
+        "qwen3",
+        "<|im_start|>user<|im_sep|>{}<|im_end|>",
+        "<|im_start|>assistant<|im_sep|>",
+        "<think>",
+        {"<|im_end|>": 100265},
+        {"<|im_start|>": 100264, "<|im_sep|>": 100266},
+    ),
+    Published(
         ("youtu", "youtu_llm"),
         "tencent/Youtu-LLM-2B",
         "qwen3",

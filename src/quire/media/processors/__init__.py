@@ -35,7 +35,7 @@ from quire.media.processors.qwen import (
 )
 from quire.media.processors.qwen_audio import QwenAudioProcessor
 from quire.media.processors.qwen_video import Qwen3VideoProcessor, QwenVideoProcessor
-from quire.media.processors.siglip import YoutuImageProcessor
+from quire.media.processors.siglip import open_siglip2
 from quire.media.processors.tiles import Gemma3ImageProcessor
 
 __all__ = ["KINDS", "MediaProcessor", "open_processors"]
@@ -72,9 +72,10 @@ IMAGES: dict[str, Open] = {
     "HunYuanVLImageProcessor": HunyuanImageProcessor.open,
     "HunYuanVLImageProcessorFast": HunyuanImageProcessor.open,
     "HunYuanVLImageProcessorPil": HunyuanImageProcessor.open,
-    "Siglip2ImageProcessor": YoutuImageProcessor.open,
-    "Siglip2ImageProcessorFast": YoutuImageProcessor.open,
-    "Siglip2ImageProcessorPil": YoutuImageProcessor.open,
+    "Siglip2ImageProcessor": open_siglip2,
+    "Siglip2ImageProcessorFast": open_siglip2,
+    "Siglip2ImageProcessorNoUpscale": open_siglip2,
+    "Siglip2ImageProcessorPil": open_siglip2,
     "MllamaImageProcessor": LlamaImageProcessor.open,
     "MllamaImageProcessorFast": LlamaImageProcessor.open,
     "MllamaImageProcessorPil": LlamaImageProcessor.open,

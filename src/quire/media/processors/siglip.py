@@ -1,4 +1,4 @@
-"""Pictures of any shape for SigLIP's encoders: Youtu-VL's."""
+"""Pictures of any shape for SigLIP's encoders: Youtu-VL's and Phi-4's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from quire.media.processors.tiles import part
 from quire.media.settings import Settings
 
 _MOST_PATCHES = 36_864
+_PRECISION = 1e-5
+_SCALES = _PRECISION / 10, 100.0
 
 
 class YoutuImageProcessor(QwenImageProcessor):
@@ -44,6 +46,78 @@ class YoutuImageProcessor(QwenImageProcessor):
 
     def _fitted(self, height: int, width: int, least: int, most: float) -> tuple[int, int]:
         return shrunk(height, width, self._patch * self._merge, most)
+
+
+class PhiImageProcessor(QwenImageProcessor):
+    """The image processor of Phi-4-reasoning-vision: each patch becomes a row.
+
+    A picture has about as many patches as its pixels fill, within bounds.
+    """
+
+    _filter = PIL.Image.Resampling.BILINEAR
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `preprocessor_config.json` and `config.json` say.
+
+        Raises:
+            ModelError: a value asks for pixels other than this computes.
+        """
+        check_pixels(settings, EVEN_COLOURS, BILINEAR)
+        patch = part(config, "vision_config").integer("patch_size", 16)
+        # The published code reads the bounds from the model's file.
+        least, most = (
+            config.integer(f"{each}_num_patches", settings.integer(f"{each}_num_patches", usual))
+            for each, usual in (("min", 256), ("max", 3600))
+        )
+        if least > most:
+            raise config.error("min_num_patches", f"over max_num_patches, {most}")
+        # Rows have no token of their own. What only pads never stands in a prompt.
+        token = config.integer("pad_token_id", 100_349, least=0)
+        return cls(
+            Placeholders(token, mark="<image>"),
+            patch=patch,
+            merge=1,
+            pixels=(least * patch**2, most * patch**2),
+        )
+
+    def _fitted(self, height: int, width: int, least: int, most: float) -> tuple[int, int]:
+        patch = self._patch
+        own = max((height // patch) * (width // patch), 1)
+        return filling(height, width, patch, min(max(own, least / patch**2), most / patch**2))
+
+
+def filling(height: int, width: int, patch: int, most: float) -> tuple[int, int]:
+    """The height and width in pixels of a picture enlarged or shrunk to at most so many patches.
+
+    Both are whole patches, rounded up. The scale is found by bisection, to one part in 100,000.
+    """
+
+    def scaled(scale: float) -> tuple[int, int]:
+        rows, columns = (max(1, math.ceil(side * scale / patch)) for side in (height, width))
+        return rows, columns
+
+    low, high = _SCALES
+    while high - low >= _PRECISION:
+        middle = (low + high) / 2
+        rows, columns = scaled(middle)
+        if rows * columns <= most:
+            low = middle
+        else:
+            high = middle
+    rows, columns = scaled(low)
+    return rows * patch, columns * patch
+
+
+def open_siglip2(settings: Settings, config: Settings) -> QwenImageProcessor:
+    """The processor of a model whose settings name SigLIP 2's, as conversions of both do.
+
+    Raises:
+        ModelError: see `YoutuImageProcessor.open`.
+    """
+    youtu = config.values.get("model_type") == "youtu_vl"
+    kind = YoutuImageProcessor if youtu else PhiImageProcessor
+    return kind.open(settings, config)
 
 
 def shrunk(height: int, width: int, cell: int, most: float) -> tuple[int, int]:

@@ -195,7 +195,7 @@ _PARTS = {
     "downsample": "merger.downsample",
     "merger.downsample": "merger.downsample",
 }
-_UNREAD = ("head.", "embeddings.packing_position_embedding.")
+_UNREAD = ("head.", "embeddings.packing_position_embedding.", "embeddings.position_ids")
 """Beginnings of names of what SigLIP's and PaddleOCR-VL's encoders were trained with."""
 _KERNELS = ("patch_embed.proj.weight", "merger.downsample.weight")
 
@@ -206,23 +206,14 @@ def _visual_names(kind: QwenVision, weights: Weights, parts: Mapping[str, str]) 
     Their second axis is what they read, colours or channels; in conversions it is the last one.
     """
     channels = {3, kind.hidden_size}
-    named = {
-        renamed(name, parts): array
-        for name, array in weights.items()
-        if not name.startswith(_UNREAD)
-    }
-    ready = joined({name: array for name, array in named.items() if not _is_unused(kind, name)})
+    named = {renamed(name, parts): array for name, array in weights.items()}
+    ready = joined({name: each for name, each in named.items() if not name.startswith(_UNREAD)})
     for name in _KERNELS:
         kernel = ready.get(name)
         if kernel is not None and kernel.ndim > 2:
             last = kernel.shape[-1] in channels
             ready[name] = (kernel if last else kernel.moveaxis(1, -1)).flatten(1)
     return ready
-
-
-def _is_unused(kind: QwenVision, name: str) -> bool:
-    """Whether a tensor is of a part that the encoder was trained with and does not have."""
-    return name == "pos_embed.weight" and kind.table is None
 
 
 def joined(weights: Weights) -> Weights:

@@ -51,3 +51,5 @@ SIGLIP_PARTS = {
     "mlp.fc2": "mlp.down_proj",
 }
 """Parts of names, see `Names.renamed`."""
+UNREAD = "head"
+"""What of SigLIP a family leaves out has this in the place of its own name."""

@@ -10,7 +10,7 @@ from quire.models.description import Description, Norm
 from quire.models.families.common import Family, alike, described, mlp
 from quire.models.families.deepseek import latent_attention
 from quire.models.families.qwen_vl import seeing
-from quire.models.families.siglip import SIGLIP_PARTS, siglip
+from quire.models.families.siglip import SIGLIP_PARTS, UNREAD, siglip
 from quire.models.names import Names
 from quire.models.paddle_vision import PaddleMerging, PictureTower
 from quire.models.qwen_vision import QwenVision
@@ -43,6 +43,7 @@ def _vision(v: Settings, width: int) -> QwenVision:
 
 
 _PARTS = SIGLIP_PARTS | {
+    "embeddings.position_embedding": UNREAD,
     "post_layernorm": "merger.post_layernorm",
     "merger.post_layernorm": "merger.post_layernorm",
     "merger.ln_q": "merger.norm",

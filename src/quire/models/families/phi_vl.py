@@ -1,0 +1,54 @@
+"""Phi-4-reasoning-vision: Phi-4 and SigLIP 2's encoder (arXiv:2502.14786) of any shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quire.core.errors import ModelError
+from quire.models.base import LanguageModel
+from quire.models.decoder import DecoderModel
+from quire.models.families.common import Family
+from quire.models.families.microsoft import phi3
+from quire.models.families.qwen_vl import seeing
+from quire.models.families.siglip import SIGLIP_PARTS, UNREAD, siglip
+from quire.models.paddle_vision import PictureTower
+from quire.models.qwen_vision import QwenVision, Table
+from quire.models.seeing import CountingModel
+from quire.models.settings import Settings
+from quire.models.siglip_vision import LayersMerging
+
+
+def phi4_siglip(s: Settings) -> LanguageModel:
+    """The decoder's keys stand beside `vision_config`."""
+    text = phi3(s.within("text_config"))
+    assert isinstance(text, DecoderModel)
+    s.only("mm_projector_type", "mlp2x_gelu")
+    s.only("mm_vision_select_layer", -2)
+    s.only("use_s2", False)
+    tower = s.word("mm_vision_tower", default="naflex")
+    if "naflex" not in tower.lower():
+        raise ModelError(f"config.json: mm_vision_tower = {tower!r} is no NaFlex encoder")
+    last = s.within("vision_config").integer("num_hidden_layers") - 1
+    parts = _PARTS | {f"encoder.layers.{last}": UNREAD}
+    return seeing(s, text.description, _vision, text.names, PictureTower, parts, CountingModel)
+
+
+def _vision(v: Settings, width: int) -> QwenVision:
+    """The last layer is not computed: rows are what the one before gives, as it is."""
+    usual = siglip(
+        v.changed(spatial_merge_size=1), width, patch=16, merging=LayersMerging(), rotated=False
+    )
+    side = int(v.integer("num_patches", default=256) ** 0.5)
+    table = Table(side, ends=False, averaged=True)
+    return replace(usual, depth=usual.depth - 1, table=table)
+
+
+_PARTS = SIGLIP_PARTS | {
+    "post_layernorm": UNREAD,
+    "merger.0": "merger.linear_fc1",
+    "merger.2": "merger.linear_fc2",
+    "merger.linear_1": "merger.linear_fc1",
+    "merger.linear_2": "merger.linear_fc2",
+}
+
+FAMILIES = (Family("phi4-siglip", "Phi-4-reasoning-vision, text and images", phi4_siglip),)
