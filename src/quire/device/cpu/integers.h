@@ -112,11 +112,18 @@ inline void arrange_integers(const Weight& w, const Source& x, int64_t begin, in
 // `count` columns from `column` on of a weight whose rows of memory are `stride` bytes: 64 bytes of each, or
 // fewer at the end, from byte `at` on. Fetches the next columns' into the cache.
 inline void load_columns(const uint8_t* values, int64_t stride, int count, int bytes, __m512i* to) {
+    const uint8_t* next = values + kTile * stride;
+    if (count == kTile && bytes == 64) {
+        for (int c = 0; c < kTile; c++, values += stride, next += stride) {
+            to[c] = _mm512_loadu_si512(values);
+            _mm_prefetch((const char*)next, _MM_HINT_T1);
+        }
+        return;
+    }
     const __mmask64 present = ~0ull >> (64 - bytes);
-    for (int c = 0; c < kTile; c++) {
-        const uint8_t* p = values + c * stride;
-        to[c] = c < count ? _mm512_maskz_loadu_epi8(present, p) : _mm512_setzero_si512();
-        _mm_prefetch((const char*)(p + kTile * stride), _MM_HINT_T1);
+    for (int c = 0; c < kTile; c++, values += stride, next += stride) {
+        to[c] = c < count ? _mm512_maskz_loadu_epi8(present, values) : _mm512_setzero_si512();
+        _mm_prefetch((const char*)next, _MM_HINT_T1);
     }
 }
 
@@ -224,20 +231,23 @@ private:
 
 // -- products ---------------------------------------------------------------------------------------
 
-// One group of a block of rows by tiles of columns.
-struct Group {
+// One group, of `size`, of a block of rows by tiles of columns.
+template <int size> struct Group {
     const uint8_t* codes;  // tile t's units at codes + t * kSpanBytes
     const Scales* scales;  // tile t's at scales[t], in row `number`
     int number, tiles;
     const uint8_t* digits;  // as arranged
-    int rows, size;
+    int rows;
     float* sums;  // [tiles, kTile rows, kTile columns]
+
+    const float* row_scales() const { return (const float*)(digits + kDigits * rows * size); }
 };
 
 // A row's sums of a group, from those of its digits.
 struct Accumulator {
     __m512 scales, biases;
-    Accumulator(const Group& g, int tile)
+    template <int size>
+    Accumulator(const Group<size>& g, int tile)
         : scales(_mm512_load_ps(g.scales[tile].scales + g.number * kTile)),
           biases(_mm512_load_ps(g.scales[tile].biases + g.number * kTile)) {}
     void operator()(__m512i low, __m512i middle, __m512i high, const float* row, int rows, float* sums) const {
@@ -250,13 +260,19 @@ struct Accumulator {
     }
 };
 
-struct Vnni {
+// Adds the products of four codes a lane with four digits.
+inline void dot(__m512i& sum, __m512i codes, const uint8_t* digits) {
+    using Four = int32_t __attribute__((may_alias, aligned(1)));
+    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const Four*)digits));
+}
+
+template <int size> struct Vnni {
     static constexpr int64_t kScratch = 0;  // floats
     explicit Vnni(float*) {}
-    void begin(int, int) const {}
+    void begin(int) const {}
     void end() const {}
 
-    void operator()(const Group& g) const {
+    void operator()(const Group<size>& g) const {
         for (int tile = 0; tile < g.tiles; tile++) {
             int row = 0;
             for (; row + 4 <= g.rows; row += 4) multiply<4>(g, tile, row);
@@ -266,80 +282,80 @@ struct Vnni {
     }
 
 private:
-    template <int rows> static void multiply(const Group& g, int tile, int first) {
+    template <int rows> static void multiply(const Group<size>& g, int tile, int first) {
         constexpr int kChains = rows == 1 ? 2 : 1;  // of sums that do not wait for each other
         __m512i sums[kChains][rows][kDigits] = {};
         const uint8_t* codes = g.codes + tile * kSpanBytes;
-        const uint8_t* x = g.digits + first * g.size;
-        for (int at = 0; at < g.size; at += 4 * kChains) {
-            for (int chain = 0; chain < kChains; chain++) {
-                const __m512i unit = _mm512_load_si512(codes + (at + 4 * chain) * kTile);
-                for (int row = 0; row < rows; row++) {
-                    for (int digit = 0; digit < kDigits; digit++) {
-                        int32_t four;
-                        std::memcpy(&four, x + (digit * g.rows + row) * g.size + at + 4 * chain, 4);
-                        __m512i& sum = sums[chain][row][digit];
-                        sum = _mm512_dpbusd_epi32(sum, unit, _mm512_set1_epi32(four));
-                    }
-                }
+        const uint8_t* x = g.digits + first * size;
+        const int64_t between = g.rows * size;
+#pragma GCC unroll 32
+        for (int at = 0; at < size; at += 4) {
+            const __m512i unit = _mm512_load_si512(codes + at * kTile);
+#pragma GCC unroll 4
+            for (int row = 0; row < rows; row++) {
+                __m512i* sum = sums[at / 4 % kChains][row];
+                const uint8_t* four = x + row * size + at;
+                dot(sum[0], unit, four);
+                dot(sum[1], unit, four + between);
+                dot(sum[2], unit, four + 2 * between);
             }
         }
-        const float* scales = (const float*)(g.digits + kDigits * g.rows * g.size) + first;
         const Accumulator add(g, tile);
         for (int row = 0; row < rows; row++) {
             __m512i* own = sums[0][row];
             if constexpr (kChains > 1)
-                for (int digit = 0; digit < kDigits; digit++) own[digit] = _mm512_add_epi32(own[digit], sums[1][row][digit]);
-            add(own[0], own[1], own[2], scales + row, g.rows, g.sums + tile * kSum + (first + row) * kTile);
+                for (int digit = 0; digit < kDigits; digit++)
+                    own[digit] = _mm512_add_epi32(own[digit], sums[1][row][digit]);
+            add(own[0], own[1], own[2], g.row_scales() + first + row, g.rows,
+                g.sums + tile * kSum + (first + row) * kTile);
         }
     }
 };
 
-template <class Multiply> class IntegerProduct {
+// A product with a weight whose groups are `size`; `Multiply` adds up each.
+template <template <int> class Multiply, int size> class IntegerProduct {
 public:
     static int64_t scratch_floats() {
         return 16 + kRowsTogether * kTogether * kTile + kTogether * (kSpanBytes + (int64_t)sizeof(Scales)) / 4 +
-               Multiply::kScratch;
+               Multiply<size>::kScratch;
     }
     IntegerProduct(const Weight& w, const Rows& rows, float* scratch)
-        : w_(w), rows_(rows), decode_(w), sums_(aligned(scratch)),
-          scales_((Scales*)(sums_ + kRowsTogether * kTogether * kTile)), codes_((uint8_t*)(scales_ + kTogether)),
-          multiply_((float*)(codes_ + kTogether * kSpanBytes)) {}
+        : w_(w), rows_(rows), decode_(w), block_(block_rows(0, rows.count)),
+          block_bytes_(block_bytes(w, block_)), arranged_((const uint8_t*)aligned((float*)rows.arranged)),
+          sums_(aligned(scratch)), scales_((Scales*)(sums_ + kRowsTogether * kTogether * kTile)),
+          codes_((uint8_t*)(scales_ + kTogether)), multiply_((float*)(codes_ + kTogether * kSpanBytes)) {}
 
     void run(int64_t begin, int64_t end) const {
-        const int block = block_rows(0, rows_.count);
-        multiply_.begin(block, w_.group);
+        multiply_.begin(block_);
         const int64_t together = (rows_.count > kTile ? kTogether : 1) * kTile;
         for (int64_t column = begin; column < end; column += together)
             for (int64_t row = 0; row < rows_.count; row += kRowsTogether)
-                columns(column, std::min(together, end - column), row, block);
+                columns(column, std::min(together, end - column), row);
         multiply_.end();
     }
 
 private:
-    void columns(int64_t column, int64_t width, int64_t row, int block) const {
+    void columns(int64_t column, int64_t width, int64_t row) const {
         const int tiles = (int)((width + kTile - 1) / kTile);
         const int64_t count = std::min(kRowsTogether, rows_.count - row), blocks = (count + kTile - 1) / kTile;
-        const auto* x = (const uint8_t*)aligned((float*)rows_.arranged) + row / kTile * block_bytes(w_, block);
-        const int64_t bytes = group_bytes(w_, block), groups = w_.depth / w_.group;
         std::memset(sums_, 0, blocks * tiles * kSum * 4);
-        const auto present = [&](int tile) { return (int)std::min<int64_t>(kTile, width - tile * kTile); };
-        for (int64_t group = 0; group < groups; group++) {
-            const int64_t at = group * w_.group;
+        for (int64_t group = 0; group < w_.depth / size; group++) {
+            const int64_t at = group * size;
             for (int tile = 0; tile < tiles; tile++) {
                 const int64_t first = column + tile * kTile;
-                if (group % kScaled == 0) scales_[tile].read(w_, first, present(tile), group);
-                if (at % kSpan == 0) decode_(first, present(tile), at, codes_ + tile * kSpanBytes);
+                const int present = (int)std::min<int64_t>(kTile, width - tile * kTile);
+                if (group % kScaled == 0) scales_[tile].read(w_, first, present, group);
+                if (at % kSpan == 0) decode_(first, present, at, codes_ + tile * kSpanBytes);
             }
-            for (int64_t b = 0; b < blocks; b++)
-                multiply_(Group{codes_ + at % kSpan * kTile, scales_, (int)(group % kScaled), tiles,
-                                x + b * block_bytes(w_, block) + group * bytes, block, w_.group,
-                                sums_ + b * tiles * kSum});
+            const uint8_t* x = arranged_ + row / kTile * block_bytes_ + group * block_ * (kDigits * size + 8);
+            for (int64_t b = 0; b < blocks; b++, x += block_bytes_)
+                multiply_(Group<size>{codes_ + at % kSpan * kTile, scales_, (int)(group % kScaled), tiles, x, block_,
+                                      sums_ + b * tiles * kSum});
         }
         for (int64_t r = 0; r < count; r++)
             for (int tile = 0; tile < tiles; tile++)
                 write(sums_ + (r / kTile * tiles + tile) * kSum + r % kTile * kTile, row + r,
-                      column + tile * kTile, present(tile));
+                      column + tile * kTile, (int)std::min<int64_t>(kTile, width - tile * kTile));
     }
 
     void write(const float* sums, int64_t row, int64_t column, int width) const {
@@ -353,10 +369,23 @@ private:
     const Weight& w_;
     const Rows& rows_;
     Decoder decode_;
+    int block_;  // rows of a block
+    int64_t block_bytes_;
+    const uint8_t* arranged_;
     float* sums_;  // [blocks, tiles, kTile rows, kTile columns]
     Scales* scales_;
     uint8_t* codes_;
-    Multiply multiply_;
+    Multiply<size> multiply_;
 };
+
+template <template <int> class Multiply>
+void multiply_integers(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
+    switch (w.group) {
+        case 16: return IntegerProduct<Multiply, 16>(w, rows, scratch).run(begin, end);
+        case 32: return IntegerProduct<Multiply, 32>(w, rows, scratch).run(begin, end);
+        case 64: return IntegerProduct<Multiply, 64>(w, rows, scratch).run(begin, end);
+        default: return IntegerProduct<Multiply, 128>(w, rows, scratch).run(begin, end);
+    }
+}
 
 }  // namespace

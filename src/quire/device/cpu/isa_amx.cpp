@@ -140,60 +140,61 @@ struct Product {
 
 // -- products in integers -------------------------------------------------------------------------
 
-constexpr int64_t kFewIntegers = 1;  // rows for which VNNI is faster
-
-// Tiles 0 to 2 sum, 3 to 5 are the digits of rows of x, and 6 is codes.
-struct Integers {
+// The digits of a block's rows lie together, so they are rows of one to three tiles, as many as they fill: 3
+// to 5. Tiles 0 to 2 sum, and 6 is codes.
+template <int size> struct Integers {
     static constexpr int64_t kScratch = 16 + kDigits * kSum;
-    float* sums;
+    static constexpr int kDepth = std::min(size, 64);  // of a tile
+    float* sums;  // [kDigits, rows, kTile]
     explicit Integers(float* scratch) : sums(aligned(scratch)) {}
 
-    void begin(int rows, int group) const {
+    void begin(int rows) const {
         Config config;
-        const int depth = std::min(group, 64);
-        for (int tile = 0; tile < 7; tile++) {
-            config.rows[tile] = (uint8_t)(tile == 6 ? depth / 4 : rows);
-            config.row_bytes[tile] = (uint16_t)(tile >= 3 && tile < 6 ? depth : 64);
+        for (int tile = 0; tile < kDigits; tile++) {
+            const int own = std::clamp(kDigits * rows - tile * kTile, 1, kTile);
+            config.rows[tile] = config.rows[tile + 3] = (uint8_t)own;
+            config.row_bytes[tile] = 64;
+            config.row_bytes[tile + 3] = kDepth;
         }
+        config.rows[6] = kDepth / 4;
+        config.row_bytes[6] = 64;
         load(config);
     }
     void end() const { release(); }
 
-    void operator()(const Group& g) const {
-        const int depth = std::min(g.size, 64);
-        const float* scales = (const float*)(g.digits + kDigits * g.rows * g.size);
-        for (int tile = 0; tile < g.tiles; tile++) {
-            zero_tile<0>();
-            zero_tile<1>();
-            zero_tile<2>();
-            for (int at = 0; at < g.size; at += depth) {
-                load_tile<6>(g.codes + tile * kSpanBytes + at * kTile, kUnit);
-                if (tile == 0 || depth < g.size) load_digits(g.digits + at, g.size, g.rows);
-                multiply<0, 3>();
-                multiply<1, 4>();
-                multiply<2, 5>();
-            }
-            store_tile<0>(sums, 64);
-            store_tile<1>(sums + kSum, 64);
-            store_tile<2>(sums + 2 * kSum, 64);
-            const Accumulator add(g, tile);
-            float* to = g.sums + tile * kSum;
-            for (int row = 0; row < g.rows; row++) {
-                const float* own = sums + row * kTile;
-                add(_mm512_load_si512(own), _mm512_load_si512(own + kSum), _mm512_load_si512(own + 2 * kSum),
-                    scales + row, g.rows, to + row * kTile);
-            }
+    void operator()(const Group<size>& g) const {
+        switch ((kDigits * g.rows + kTile - 1) / kTile) {
+            case 1: return multiply<1>(g);
+            case 2: return multiply<2>(g);
+            default: return multiply<3>(g);
         }
     }
 
 private:
-    static void load_digits(const uint8_t* digits, int size, int rows) {
-        load_tile<3>(digits, size);
-        load_tile<4>(digits + rows * size, size);
-        load_tile<5>(digits + 2 * rows * size, size);
+    template <int parts> void multiply(const Group<size>& g) const {
+        for (int tile = 0; tile < g.tiles; tile++) {
+            each<parts>([](auto i) { zero_tile<i.value>(); });
+            for (int at = 0; at < size; at += kDepth) {
+                load_tile<6>(g.codes + tile * kSpanBytes + at * kTile, kUnit);
+                each<parts>([&](auto i) {
+                    if (tile == 0 || kDepth < size)
+                        load_tile<3 + i.value>(g.digits + i.value * kTile * size + at, size);
+                    asm volatile("tdpbsud %%tmm6, %%tmm%c1, %%tmm%c0" ::"i"(i.value), "i"(3 + i.value));
+                });
+            }
+            each<parts>([&](auto i) { store_tile<i.value>(sums + i.value * kSum, 64); });
+            add(g, tile);
+        }
     }
-    template <int to, int a> static void multiply() {
-        asm volatile("tdpbsud %%tmm6, %%tmm%c1, %%tmm%c0" ::"i"(to), "i"(a));
+    void add(const Group<size>& g, int tile) const {
+        const Accumulator add(g, tile);
+        const float* scales = g.row_scales();
+        const float* own = sums;
+        const int64_t between = g.rows * kTile;
+        float* to = g.sums + tile * kSum;
+        for (int row = 0; row < g.rows; row++, own += kTile, to += kTile)
+            add(_mm512_load_si512(own), _mm512_load_si512(own + between), _mm512_load_si512(own + 2 * between),
+                scales + row, g.rows, to);
     }
 };
 
@@ -211,13 +212,12 @@ void arrange(const Weight& w, const Source& x, int64_t begin, int64_t end, float
 }
 
 int64_t scratch_floats(const Weight& w) {
-    if (in_integers(w)) return IntegerProduct<Integers>::scratch_floats();
+    if (in_integers(w)) return IntegerProduct<Integers, 16>::scratch_floats();
     return serves(w) ? Product::scratch_floats() : vnni_kernels()->scratch_floats(w);
 }
 
 void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
-    if (in_integers(w) && rows.count > kFewIntegers)
-        return IntegerProduct<Integers>(w, rows, scratch).run(begin, end);
+    if (in_integers(w)) return multiply_integers<Integers>(w, rows, begin, end, scratch);
     if (!serves(w)) return vnni_kernels()->product(w, rows, begin, end, scratch);
     Product(w, rows, scratch).run(begin, end);
 }

@@ -15,12 +15,12 @@ void arrange(const Weight& w, const Source& x, int64_t begin, int64_t end, float
 }
 
 int64_t scratch_floats(const Weight& w) {
-    return in_integers(w) ? IntegerProduct<Vnni>::scratch_floats() : avx512_kernels()->scratch_floats(w);
+    return in_integers(w) ? IntegerProduct<Vnni, 16>::scratch_floats() : avx512_kernels()->scratch_floats(w);
 }
 
 void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
     if (!in_integers(w)) return avx512_kernels()->product(w, rows, begin, end, scratch);
-    IntegerProduct<Vnni>(w, rows, scratch).run(begin, end);
+    multiply_integers<Vnni>(w, rows, begin, end, scratch);
 }
 
 }  // namespace
