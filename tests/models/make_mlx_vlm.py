@@ -1,27 +1,34 @@
 """Writes mlx_vlm.safetensors: what mlx-vlm 0.7.10 answers for families that transformers lacks.
 
-Run it after a change of their small models: `python -m tests.models.make_mlx_vlm` (needs mlx-vlm).
+Run it after a change of their small models, with a checkout of github.com/vikhyat/moondream, whose
+own way to cut and join pictures counts: `python -m tests.models.make_mlx_vlm FOLDER` (needs mlx-vlm
+and torch).
 """
 
 from __future__ import annotations
 
+import runpy
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx_vlm.models import falcon_ocr
+import torch
+from mlx_vlm.models import falcon_ocr, moondream3
 from mlx_vlm.models.falcon_ocr.processing_falcon_ocr import preprocess_image
 
 from quire.core.media import MediaItem, PlacedMedia
-from tests.support import fused
+from tests.support import fused, moondream
+from tests.support.photographs import SIZES, photograph
 from tests.support.seeing import PATCH
 
 ANSWERS = Path(__file__).with_name("mlx_vlm.safetensors")
-ROWS = slice(None, None, 6)
-"""Of the logits; enough to see an error anywhere."""
-TOKENS = 12
+LOGITS = slice(None, None, 6)
+"""Enough rows to see an error anywhere."""
 PIXELS = slice(None, None, 499)
+TOKENS = 12
 Answers = dict[str, mx.array]
 
 
@@ -33,9 +40,16 @@ def greedy(logits: Callable[[list[int]], mx.array], tokens: list[int]) -> mx.arr
     return mx.array(answer)
 
 
-def causal(length: int) -> mx.array:
-    """Added to the logits of attention."""
-    return mx.where(mx.tri(length, dtype=mx.bool_), 0.0, -mx.inf)
+def added(visible: np.ndarray) -> mx.array:
+    """What is added to the logits of attention."""
+    return mx.where(mx.array(visible), 0.0, -mx.inf)
+
+
+def pixels(item: MediaItem, rows: int, columns: int) -> mx.array:
+    """`[squares, rows * patch, columns * patch, 3]`, from -1 to 1."""
+    raw = np.frombuffer(item.features, np.uint8).reshape(-1, rows, columns, PATCH, PATCH, 3)
+    whole = raw.swapaxes(2, 3).reshape(-1, rows * PATCH, columns * PATCH, 3)
+    return mx.array((whole / 255 - 0.5) / 0.5, mx.float32)
 
 
 def falcon() -> Answers:
@@ -45,51 +59,95 @@ def falcon() -> Answers:
     weights = model.sanitize(fused.published(fused.weights()))
     model.load_weights(list(weights.items()))
     language = model.language_model
+    around = list(range(fused.FIRST, fused.FIRST + fused.AROUND))
 
-    def rows(each: MediaItem) -> mx.array:
-        lines, columns = each.shape
-        raw = np.frombuffer(each.features, np.uint8).reshape(lines, columns, PATCH, PATCH, 3)
-        whole = raw.swapaxes(1, 2).reshape(lines * PATCH, columns * PATCH, 3)
-        return model._patchify_and_project(mx.array((whole / 255 - 0.5) / 0.5, mx.float32))
+    def rows(item: MediaItem) -> mx.array:
+        return model._patchify_and_project(pixels(item, *item.shape))
+
+    def placed(ids: list[int], media: list[PlacedMedia]) -> Any:
+        return language.get_rope_index(mx.array(ids), [each.item.shape for each in media])
+
+    def logits(ids: list[int], media: list[PlacedMedia]) -> mx.array:
+        given = mx.array(ids)
+        x = language.model.embed_tokens(given[None])
+        more: dict[str, Any] = {"mask": added(np.tri(len(ids), dtype=bool))}
+        if media:
+            found = mx.concatenate([rows(each.item) for each in media])
+            x = model._merge_image_features(config.img_id, found, x, given[None])
+            moments, places, _, mask = placed(ids, media)
+            more = {"position_ids": moments[None], "pos_hw": places, "attention_mask_4d": mask}
+        return language(given[None], inputs_embeds=x, **more).logits[0]
 
     answers: Answers = {}
     for case, (tokens, media) in fused.PROMPTS.items():
-        marked = list(tokens)
-        for each in media:
-            marked[each.start : each.start + fused.AROUND] = range(
-                fused.FIRST, fused.FIRST + fused.AROUND
-            )
-
-        def logits(ids: list[int], media: list[PlacedMedia] = media) -> mx.array:
-            given = mx.array(ids)
-            x = language.model.embed_tokens(given[None])
-            more = {"mask": causal(len(ids))}
-            if media:
-                found = mx.concatenate([rows(each.item) for each in media])
-                x = model._merge_image_features(config.img_id, found, x, given[None])
-                shapes = [each.item.shape for each in media]
-                moments, places, _, mask = language.get_rope_index(given, shapes)
-                more = {
-                    "position_ids": moments[None],
-                    "pos_hw": places,
-                    "attention_mask_4d": mask,
-                }
-            return language(given[None], inputs_embeds=x, **more).logits[0]
-
+        key = f"falcon_ocr.{case}"
+        ids = list(tokens)
+        for number, each in enumerate(media):
+            ids[each.start : each.start + fused.AROUND] = around
+            marks = language.model.embed_tokens(mx.array(around))
+            answers[f"{key}.rows{number}"] = mx.concatenate([marks, rows(each.item)])
         if media:
-            shapes = [each.item.shape for each in media]
-            moments, places, *_ = language.get_rope_index(mx.array(marked), shapes)
-            answers[f"falcon_ocr.{case}.positions"] = mx.concatenate(
-                [moments[:, None].astype(mx.float32), places[0]], axis=1
-            )
-        answers[f"falcon_ocr.{case}.logits"] = logits(marked)[ROWS]
-        answers[f"falcon_ocr.{case}.tokens"] = greedy(logits, marked)
-    for name, size in fused.SIZES.items():
-        pixels, *grid = preprocess_image(fused.photograph(size))
-        answers[f"falcon_ocr.{name}.grid"] = mx.array(grid)
-        answers[f"falcon_ocr.{name}.pixels"] = mx.array(pixels.flatten()[PIXELS])
+            moments, places, *_ = placed(ids, media)
+            parts = [moments[:, None].astype(mx.float32), places[0]]
+            answers[f"{key}.positions"] = mx.concatenate(parts, axis=1)
+        answers[f"{key}.logits"] = logits(ids, media)[LOGITS]
+        answers[f"{key}.tokens"] = greedy(lambda ids, media=media: logits(ids, media), ids)
+    for size, shape in SIZES.items():
+        found, *grid = preprocess_image(photograph(shape))
+        answers[f"falcon_ocr.{size}.grid"] = mx.array(grid)
+        answers[f"falcon_ocr.{size}.pixels"] = mx.array(found.flatten()[PIXELS])
+    return answers
+
+
+def moon(publisher: dict[str, Any]) -> Answers:
+    """Rows, logits and tokens of Moondream 3, and pixels.
+
+    Args:
+        publisher: names of its own module `image_crops`.
+    """
+    config = moondream3.ModelConfig(
+        text_config=dict(moondream.CONVERTED["text_config"]),
+        vision_config=dict(moondream.CONVERTED["vision_config"]),
+    )
+    model = moondream3.Model(config)
+    weights = model.sanitize(moondream.published(moondream.weights()))
+    model.load_weights(list(weights.items()))
+    side, margin = moondream.SIDE, moondream.MARGIN
+
+    def rows(item: MediaItem) -> mx.array:
+        whole, *squares = model.vision.encoder(pixels(item, side, side))
+        local = torch.from_numpy(np.stack(squares)).reshape(len(squares), side, side, -1)
+        joined = publisher["reconstruct_from_crops"](local, item.shape, margin, patch_size=1)
+        pooled = torch.nn.functional.adaptive_avg_pool2d(joined.permute(2, 0, 1), (side, side))
+        parts = mx.array(pooled.flatten(1).T.numpy())
+        made = model.vision.proj_mlp(mx.concatenate([whole, parts], axis=-1))
+        first = model.text.model.wte(mx.array([moondream.FIRST]))
+        return mx.concatenate([first, made])
+
+    def logits(ids: list[int], media: list[PlacedMedia]) -> mx.array:
+        given = mx.array(ids)[None]
+        (x,) = model.text.model.wte(given)
+        visible = np.tri(len(ids), dtype=bool)
+        for each in media:
+            x = mx.concatenate([x[: each.start], rows(each.item), x[each.end :]])
+            visible[each.start : each.end, each.start : each.end] = True
+        return model.text(given, inputs_embeds=x[None], mask=added(visible)).logits[0]
+
+    answers: Answers = {}
+    for case, (tokens, media) in moondream.PROMPTS.items():
+        key = f"moondream3.{case}"
+        for number, each in enumerate(media):
+            answers[f"{key}.rows{number}"] = rows(each.item)
+        answers[f"{key}.logits"] = logits(tokens, media)[LOGITS]
+        answers[f"{key}.tokens"] = greedy(lambda ids, media=media: logits(ids, media), tokens)
+    for size, shape in SIZES.items():
+        cut = publisher["overlap_crop_image"](np.array(photograph(shape)), 4, 12)
+        answers[f"moondream3.{size}.grid"] = mx.array(cut["tiling"])
+        scaled = (cut["crops"].flatten()[PIXELS] / 255 - 0.5) / 0.5
+        answers[f"moondream3.{size}.pixels"] = mx.array(scaled, mx.float32)
     return answers
 
 
 if __name__ == "__main__":
-    mx.save_safetensors(str(ANSWERS), falcon())
+    module = Path(sys.argv[1]) / "moondream" / "torch" / "image_crops.py"
+    mx.save_safetensors(str(ANSWERS), falcon() | moon(runpy.run_path(str(module))))

@@ -6,7 +6,6 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-import PIL.Image
 
 from quire.core.media import MediaItem, PlacedMedia
 from tests.support.seeing import PATCH, Prompt
@@ -39,6 +38,7 @@ CONFIG: dict[str, Any] = {
     "image_reg_4_token_id": 248,
     "img_end_id": END,
 }
+CONVERTED = CONFIG
 
 
 def shown(seed: int, lines: int, columns: int) -> MediaItem:
@@ -72,19 +72,6 @@ PROMPTS: dict[str, Prompt] = {
     "after long text": prompt(150, shown(5, 5, 5), 4),
     "in a second turn": prompt(9, shown(6, 4, 2), 30, shown(7, 7, 4), 7),
 }
-
-
-SIZES = {"small": (20, 90), "usual": (333, 200), "large": (700, 1500), "narrow": (1500, 30)}
-"""Width and height of pictures."""
-
-
-def photograph(size: tuple[int, int]) -> PIL.Image.Image:
-    """A slope of colours with some noise."""
-    width, height = size
-    rng = np.random.default_rng(width)
-    slope = np.linspace(0, 200, width)[None, :, None] * np.linspace(0.2, 1, height)[:, None, None]
-    pixels = slope + rng.integers(0, 50, (height, width, 3))
-    return PIL.Image.fromarray(pixels.astype(np.uint8))
 
 
 def weights() -> dict[str, mx.array]:

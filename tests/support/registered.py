@@ -10,6 +10,7 @@ from tests.support.families import HELD_AGAINST_MLX_LM, gemma3n_seeing_config
 from tests.support.fused import CONFIG as FUSED
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
+from tests.support.moondream import CONFIG as MOONDREAM
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.tiled import CONFIGS as TILED
@@ -31,6 +32,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "deepseek_vl_hybrid": HYBRID,
     "falcon_ocr": FUSED,
     "hunyuan_vl": HUNYUAN,
+    "moondream3": MOONDREAM,
     "mllama": CROSSING,
     "youtu_llm": DESCRIBED["youtu"] | {"model_type": "youtu_llm"},
     "kimi_k2": DESCRIBED["deepseek_v3"] | {"model_type": "kimi_k2"},

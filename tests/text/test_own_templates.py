@@ -11,8 +11,15 @@ from quire.core.end_tokens import end_token_ids
 from quire.text.template import ChatTemplate
 
 PICTURE, QUESTION = {"type": "image"}, {"type": "text", "text": "Why?"}
-PROMPTS = {"falcon_ocr": "<|image|>Why?\n<|OCR_PLAIN|>"}
-AGAIN = {"falcon_ocr": "Oh.<|end_of_query|>Why?\n<|OCR_PLAIN|>"}
+QUERY = "<|md_reserved_0|>query<|md_reserved_1|>Why?<|md_reserved_2|>"
+PROMPTS = {
+    "falcon_ocr": "<|image|>Why?\n<|OCR_PLAIN|>",
+    "moondream3": f"<|endoftext|>{QUERY}",
+}
+AGAIN = {
+    "falcon_ocr": "Oh.<|end_of_query|>Why?\n<|OCR_PLAIN|>",
+    "moondream3": f"Oh.{QUERY}",
+}
 
 
 def folder(path: Path, model_type: str) -> Path:
@@ -30,6 +37,13 @@ def test_a_question_is_written_as_by_the_publisher(model_type: str, tmp_path: Pa
     assert again == PROMPTS[model_type] + AGAIN[model_type]
     begun = template.render([first, answer], continue_final=True)
     assert begun == PROMPTS[model_type] + "Oh."
+
+
+def test_a_picture_alone_is_described(tmp_path: Path) -> None:
+    template = ChatTemplate.open(folder(tmp_path, "moondream3"), {})
+    described = "<|md_reserved_0|>describe<|md_reserved_1|>normal<|md_reserved_2|>"
+    alone = template.render([{"role": "user", "content": [PICTURE]}])
+    assert alone == f"<|endoftext|>{described}"
 
 
 def test_the_files_of_a_model_come_first(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def end_token_ids(folder: Path) -> frozenset[int]:
     return frozenset(ids | _id_of(unsaid, tokenizer, folder))
 
 
-_UNSAID = {"falcon_ocr": "<|end_of_query|>"}
+_UNSAID = {"falcon_ocr": "<|end_of_query|>", "moondream3": "<|endoftext|>"}
 """By `model_type`, an end that only the published code knows of."""
 
 

@@ -135,7 +135,7 @@ class SelfAttention(Module):
     def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         kind, rows = self._kind, x.shape[0]
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q, k, v = self._projected(x, step)
         gate = None
         if kind.output_gate:
             q, gate = mx.split(q.reshape(rows, kind.heads, -1), 2, axis=-1)
@@ -150,6 +150,10 @@ class SelfAttention(Module):
             out = out * mx.sigmoid(gate)
         y: mx.array = self.o_proj(out.reshape(rows, -1))
         return y
+
+    def _projected(self, x: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys and values, all heads side by side: `[T, width]`."""
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
 
     def _prepared(
         self, q: mx.array, k: mx.array, rotate: Rotate | None

@@ -39,6 +39,7 @@ _MODULES = (
     "microsoft",
     "minimax",
     "mistral",
+    "moondream",
     "nvidia",
     "openai",
     "openbmb",

@@ -27,5 +27,22 @@ _FALCON_OCR = (
 """
 )
 
-OWN = {"falcon_ocr": _FALCON_OCR}
+# The first token is where a picture stands.
+_MOONDREAM3 = (
+    _TEXT
+    + """\
+{{- '<|endoftext|>' -}}
+{%- for message in messages -%}
+{%- set said = text(message.content, '') -%}
+{%- if message.role != 'user' -%}{{ said }}
+{%- elif said | trim -%}
+{{ '<|md_reserved_0|>query<|md_reserved_1|>' + said + '<|md_reserved_2|>' }}
+{%- else -%}
+{{ '<|md_reserved_0|>describe<|md_reserved_1|>normal<|md_reserved_2|>' }}
+{%- endif -%}
+{%- endfor -%}
+"""
+)
+
+OWN = {"falcon_ocr": _FALCON_OCR, "moondream3": _MOONDREAM3}
 """By `model_type`."""

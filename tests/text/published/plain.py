@@ -73,6 +73,13 @@ PLAIN: tuple[Published, ...] = (
         ends={"<|end_of_text|>": 11, "<|end_of_query|>": 263},
         marks={"<|image|>": 227},
     ),
+    Published(
+        ("moondream3",),
+        "moondream/moondream3-preview",
+        "none",
+        ends={"<|endoftext|>": 0},
+        marks={"<|md_reserved_0|>": 1, "<|md_reserved_1|>": 2, "<|md_reserved_2|>": 3},
+    ),
     Published(("phi",), "microsoft/phi-2", "none", ends={"<|endoftext|>": 50256}),
     Published(
         ("phi3", "phimoe"),

@@ -27,6 +27,7 @@ from quire.media.processors.llava import (
     LlavaOnevisionImageProcessor,
     LlavaOnevisionVideoProcessor,
 )
+from quire.media.processors.moondream import MoondreamImageProcessor
 from quire.media.processors.qwen import (
     ErnieImageProcessor,
     GlmImageProcessor,
@@ -93,6 +94,7 @@ IMAGES: dict[str, Open] = {
 # By `model_type`, of models that say nothing of their pictures but in `config.json`.
 IMAGES_BY_MODEL: dict[str, Open] = {
     "falcon_ocr": FalconImageProcessor.open,
+    "moondream3": MoondreamImageProcessor.open,
 }
 SOUNDS: dict[str, Open] = {
     "Gemma3nAudioFeatureExtractor": Gemma3nAudioProcessor.open,

@@ -1,0 +1,106 @@
+"""Moondream 3: a picture as one square, and again in squares that overlap.
+
+The pixels equal those of the publisher's code (github.com/vikhyat/moondream) where it resizes by
+Pillow, but stay uint8.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+import PIL.Image
+
+from quire.core.media import EVEN_COLOURS, MediaItem
+from quire.media.processors.base import Placeholders, WholeImageProcessor
+from quire.media.processors.tiles import Tiles, check_room
+from quire.media.settings import Settings
+from quire.media.source import Detail
+
+
+class MoondreamImageProcessor(WholeImageProcessor):
+    """The pictures of Moondream 3. Nothing but `config.json` describes them.
+
+    Args:
+        margin: patches on each side of a square that are its neighbour's, too.
+        most: squares that overlap.
+    """
+
+    def __init__(self, placeholders: Placeholders, tiles: Tiles, margin: int, most: int) -> None:
+        super().__init__(placeholders)
+        self._tiles = tiles
+        self._margin = margin
+        self._most = most
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        """As `config.json` says.
+
+        Raises:
+            ModelError: a value is of another type.
+        """
+        vision = _vision(config)
+        size, patch = vision.integer("crop_size", 378), vision.integer("patch_size", 14)
+        lanczos = PIL.Image.Resampling.LANCZOS
+        return cls(
+            Placeholders(config.integer("bos_token_id", 0, least=0)),
+            Tiles(size, patch, lanczos, EVEN_COLOURS),
+            vision.integer("overlap_margin", 4, least=0),
+            vision.integer("max_crops", 12),
+        )
+
+    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+        tiles = self._tiles
+        rows = 1 + tiles.patches**2
+        check_room(param, detail, rows)
+        margins = 2 * self._margin * tiles.patch
+        step = tiles.size - margins
+        height, width = picture.height - margins, picture.width - margins
+        down, across = (1, 1) if detail == "low" else grid(height, width, step, self._most)
+        whole = tiles.resized(picture, across * step + margins, down * step + margins)
+        parts = [
+            whole.crop((left, top, left + tiles.size, top + tiles.size))
+            for top in range(0, down * step, step)
+            for left in range(0, across * step, step)
+        ]
+        features = tiles.features([tiles.squeezed(picture), *parts])
+        return MediaItem.of("image", features, (down, across), rows)
+
+
+def grid(height: int, width: int, step: int, most: int) -> tuple[int, int]:
+    """Rows and columns of the squares for a picture of so many pixels.
+
+    Args:
+        step: pixels from a square to the next.
+        most: squares.
+    """
+    if height <= step or width <= step:
+        return 1, 1
+    down, across = math.ceil(height / step), math.ceil(width / step)
+    if down * across > most:
+        share = math.sqrt(most / (down * across))
+        return max(1, math.floor(down * share)), max(1, math.floor(across * share))
+    down = max(down, math.floor(math.sqrt(most * height / width)))
+    across = max(across, math.floor(math.sqrt(most * width / height)))
+    if down * across > most:
+        if across > down:
+            across = most // down
+        else:
+            down = most // across
+    return max(1, down), max(1, across)
+
+
+def _vision(config: Settings) -> Settings:
+    """The encoder's keys, under one of the names that they have had; empty where there are none."""
+    values = config.values
+    inner = values.get("config")
+    if isinstance(inner, dict):
+        values = inner
+    found: dict[str, Any] = {}
+    for name in ("vision", "vision_config"):
+        part = values.get(name)
+        if isinstance(part, dict):
+            found |= part
+    if "enc_patch_size" in found:
+        found["patch_size"] = found["enc_patch_size"]
+    return Settings(config.path, f"{config.prefix}vision.", found)
