@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pytest
 
 from quire.core.errors import ModelError, RequestError
@@ -273,6 +274,65 @@ def test_deepseek_against_transformers(tmp_path: Path) -> None:
         assert part.item.tokens == 16
 
 
+LLAMA = {"model_type": "llama"}
+ORIGINAL: dict[str, Any] = {
+    "model_type": "multi_modality",
+    "vision_config": {"params": {"image_size": 56}, "patch_size": 14},
+    "aligner_config": {"params": {"projector_type": "mlp_gelu"}},
+    "language_config": LLAMA,
+}
+VLM: dict[str, Any] = {"image_processor_type": "VLMImageProcessor", "min_size": 14}
+
+
+def with_token(folder: Path, text: str) -> None:
+    """A folder whose tokenizer has a token of this text, 7."""
+    listed = {"added_tokens_decoder": {"7": {"content": text}}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(listed))
+
+
+def test_pictures_of_deepseeks_own_code(tmp_path: Path) -> None:
+    """Sides are cut, not rounded: 56 of 101 of 99 is 54.89."""
+    with pytest.raises(ModelError, match="<image_placeholder>"):
+        processor(tmp_path, ORIGINAL, VLM)
+    with_token(tmp_path, "<image_placeholder>")
+    picture = noise(101, 99)
+    for config, words in ((ORIGINAL, ("", "")), (ORIGINAL | {"gen_vision_config": {}}, MARKS)):
+        ours = processor(tmp_path, config, VLM | {"image_mean": [0.5] * 3})
+        (part,) = ours.read(encoded(picture), param="p")
+        assert ((part.before, part.after), part.item.tokens) == (words, 16)
+        assert ours.placeholders.token == 7
+        square = PIL.Image.new("RGB", (56, 56), (127,) * 3)
+        square.paste(picture.resize((56, 54), PIL.Image.Resampling.BICUBIC), (0, 1))
+        grid = np.frombuffer(part.item.features, np.uint8).reshape(4, 4, 14, 14, 3)
+        assert np.array_equal(grid.swapaxes(1, 2).reshape(56, 56, 3), np.asarray(square))
+
+
+MARKS = ("<begin_of_image>", "<end_of_image>")
+
+
+def test_pictures_of_deepseeks_own_code_twice(tmp_path: Path) -> None:
+    with_token(tmp_path, "<image_placeholder>")
+    low, high = {"image_size": 56}, {"image_size": 112, "patch_size": 28}
+    config = ORIGINAL | {
+        "vision_config": {"params": {"low_res_cfg": low, "high_res_cfg": high}, "patch_size": 14},
+        "aligner_config": {"params": {"projector_type": "low_high_hybrid_split_mlp_gelu"}},
+    }
+    settings = VLM | {"do_normalize": False, "image_size": 112}
+    ours = processor(tmp_path, config, settings | {"image_mean": MEANS["image_mean"]})
+    (part,) = ours.read(encoded(noise(112, 70)), param="p")
+    assert (part.item.shape, part.item.tokens) == ((1,), 16)
+    large = PIL.Image.new("RGB", (112, 112), (122, 116, 104))
+    large.paste(noise(112, 70), (0, 21))
+    small = large.resize((56, 56), PIL.Image.Resampling.BILINEAR)
+    found = np.frombuffer(part.item.features, np.uint8)
+    first, second = found[: 3 * 112**2].reshape(4, 4, 28, 28, 3), found[3 * 112**2 :]
+    second = second.reshape(4, 4, 14, 14, 3)
+    for grid, wanted in ((first, large), (second, small)):
+        assert np.array_equal(grid.swapaxes(1, 2).reshape(np.asarray(wanted).shape), wanted)
+    with pytest.raises(ModelError, match="do_normalize"):
+        processor(tmp_path, config, settings | {"do_normalize": True})
+
+
 INTERNVL: dict[str, Any] = {
     "model_type": "internvl",
     "vision_config": {
@@ -317,6 +377,28 @@ def test_tiles_by_shape_against_transformers(
         assert sum(part.item.tokens for part in parts) == 4 * len(wanted)
         if name == "internvl":
             assert [(part.before, part.after) for part in parts] == [("<img>", "</img>")]
+
+
+def test_pictures_of_opengvlabs_own_code(tmp_path: Path) -> None:
+    """As the conversion cuts them; the token's id is in the tokenizer's files."""
+    vision = {"model_type": "intern_vit_6b", "image_size": 56, "patch_size": 14}
+    config = {"model_type": "internvl_chat", "vision_config": vision, "llm_config": LLAMA}
+    config |= {"downsample_ratio": 0.5, "max_dynamic_patch": 6, "use_thumbnail": True}
+    means = {key: INTERNVL_SETTINGS[key] for key in ("image_mean", "image_std")}
+    settings = means | {"size": 56, "crop_size": 56, "resample": 3}
+    converted = processor(tmp_path, INTERNVL, INTERNVL_SETTINGS | DYNAMIC | {"max_patches": 6})
+    with pytest.raises(ModelError, match="IMG_CONTEXT"):
+        processor(tmp_path, config, settings)
+    with_token(tmp_path, "<IMG_CONTEXT>")
+    ours = processor(tmp_path, config, settings)
+    assert ours.placeholders.token == 7
+    for seed, size in enumerate(SIZES):
+        data = encoded(noise(*size, seed))
+        assert ours.read(data, param="p") == converted.read(data, param="p")
+    one = processor(tmp_path, config | {"dynamic_image_size": False}, settings)
+    assert one.read(data, param="p")[0].item.tokens == 4
+    with pytest.raises(ModelError, match="use_thumbnail"):
+        processor(tmp_path, config | {"use_thumbnail": False}, settings)
 
 
 def test_the_words_around_tiles_of_aya(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tests.support.fused import CONFIG as FUSED
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.moondream import CONFIG as MOONDREAM
+from tests.support.original import CONFIGS as ORIGINAL
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.tiled import CONFIGS as TILED
@@ -45,5 +46,5 @@ _WHOLE: dict[str, dict[str, Any]] = {
 _OWN = {f"{name}, text": config() for name, config in TINY.items()}
 
 CONFIGS: dict[str, dict[str, Any]] = (
-    DESCRIBED | HELD_AGAINST_MLX_LM | _OWN | SEEING | SIGLIP | TILED | _WHOLE
+    DESCRIBED | HELD_AGAINST_MLX_LM | _OWN | SEEING | SIGLIP | TILED | ORIGINAL | _WHOLE
 )

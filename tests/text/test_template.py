@@ -182,3 +182,24 @@ def test_every_conversation_renders_or_is_refused() -> None:
             except RequestError:
                 continue
     assert rendered >= 28
+
+
+def test_models_published_without_a_template_have_their_authors(tmp_path: Path) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "<image_placeholder>\nWhat?"},
+        {"role": "assistant", "content": "A cat."},
+        {"role": "user", "content": "Why?"},
+    ]
+    special = {"bos_token": "<b>", "eos_token": "<e>"}
+    for more, user, assistant in (
+        ({}, "User", "Assistant"),
+        ({"gen_vision_config": {}}, "<|User|>", "<|Assistant|>"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "multi_modality"} | more))
+        template = ChatTemplate.open(tmp_path, special)
+        assert template.render(messages) == (
+            f"<b>Be brief.\n\n{user}: <image_placeholder>\nWhat?\n\n{assistant}: A cat.<e>"
+            f"{user}: Why?\n\n{assistant}:"
+        )
+        assert template.render(messages[3:]).startswith("<b>You are a helpful language and vision")

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.core.errors import ModelError
 from quire.core.folder import read_object
+from quire.core.original_configs import read_config
 
 
 def end_token_ids(folder: Path) -> frozenset[int]:
@@ -18,7 +19,7 @@ def end_token_ids(folder: Path) -> frozenset[int]:
         ModelError: a file or its `eos_token_id` cannot be read; names the file.
     """
     path, generation = folder / "config.json", folder / "generation_config.json"
-    config = read_object(path)
+    config = read_config(folder)
     text = config.get("text_config")
     ids = _as_ids(config.get("eos_token_id"), path)
     ids |= _as_ids(text.get("eos_token_id") if isinstance(text, dict) else None, path)

@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, Literal
 
 from quire.core.folder import read_object
+from quire.core.original_configs import read_config
 from quire.media.settings import Settings
 from quire.media.source import DOCUMENT, FileLimits, MediaLimits
 
@@ -119,7 +120,7 @@ class Kind:
             return None
         if settings is None:
             return self._open_beside_pictures(folder, config)
-        name = settings.values.get(self.type_key)
+        name = settings.values.get(self.type_key) or config.values.get("model_type")
         build = self.processors.get(name) if isinstance(name, str) else None
         if build is None:
             log.warning("%s: no support for %r; serving without it", settings.path, name)
@@ -158,7 +159,7 @@ class Kind:
 def _config(folder: Path) -> Settings:
     """The model's keys; those of the part that reads, in one that also speaks (Qwen3-Omni)."""
     path = folder / "config.json"
-    values = read_object(path)
+    values = read_config(folder)
     thinker = values.get("thinker_config")
     if isinstance(thinker, dict):
         return Settings(path, "thinker_config.", thinker)

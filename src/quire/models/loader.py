@@ -13,7 +13,7 @@ import mlx.nn as nn
 
 from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError, NoRoom
-from quire.core.folder import read_object
+from quire.core.original_configs import read_config
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.models import quantization
@@ -139,7 +139,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise ModelError(f"{folder}: no config.json")
-    config = read_object(path)
+    config = read_config(folder)
     if "model_type" not in config:
         raise ModelError(f"{path}: no 'model_type'")
     return config

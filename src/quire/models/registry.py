@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import Any
 
 from quire.core.errors import ModelError
+from quire.core.original_configs import by_usual_keys
 from quire.models.base import LanguageModel
 from quire.models.families.common import Family
 from quire.models.settings import Settings
@@ -75,7 +76,7 @@ def build(config: dict[str, Any]) -> LanguageModel:
         known = ", ".join(sorted(FAMILIES))
         raise ModelError(f"model_type {model_type!r} is not supported (known: {known})")
     try:
-        return FAMILIES[model_type].build(Settings(config))
+        return FAMILIES[model_type].build(Settings(by_usual_keys(config)))
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # Values that a family computes with fail where they are used first.
         raise ModelError(f"config.json: a value cannot be used: {error!r}") from error

@@ -100,7 +100,7 @@ class TiledModel(DecoderModel):
         text: the decoder, whose description and names this takes over.
         packings: of each kind of media that it takes.
         visual_names: brings the encoder's tensors to its names and layouts.
-        parts: beginnings of its tensors' names that no other family has, and what they are here.
+        prepare: brings a checkpoint's names to those that transformers has for the family.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TiledModel(DecoderModel):
         projector: Projector,
         packings: Mapping[str, Packing],
         visual_names: Callable[[Weights], Weights],
-        parts: Mapping[str, str],
+        prepare: Callable[[Weights], Weights] | None,
     ) -> None:
         super().__init__(text.description, text.names)
         newline = any(packing.newline for packing in packings.values())
@@ -118,7 +118,7 @@ class TiledModel(DecoderModel):
         self.visual: TiledVision | None = TiledVision(kind, projector, width, newline)
         self._packings = packings
         self._visual_names = visual_names
-        self._parts = parts
+        self._prepare = prepare
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
@@ -132,11 +132,9 @@ class TiledModel(DecoderModel):
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         text: Weights = {}
         visual: Weights = {}
-        for name, array in weights.items():
+        ready = weights if self._prepare is None else self._prepare(weights)
+        for name, array in ready.items():
             plain = name.removeprefix("model.").removeprefix("language_model.")
-            for theirs, ours in self._parts.items():
-                if plain.startswith(theirs):
-                    plain = ours + plain.removeprefix(theirs)
             if plain.startswith(TILES):
                 visual[plain] = array
             else:

@@ -25,7 +25,7 @@ import jinja2.utils
 from quire.core.errors import ModelError, RequestError
 from quire.core.folder import read_object, read_text
 from quire.text.controls import SENTINEL
-from quire.text.own_templates import OWN
+from quire.text.own_templates import own_template
 
 _DEFAULT = "default"
 _TOOL_USE = "tool_use"
@@ -208,9 +208,8 @@ def _sources_of(folder: Path) -> dict[str, str]:
     for name in ("tokenizer_config.json", "chat_template.json"):
         sources = _sources_in(read_object(folder / name).get("chat_template"), folder / name)
         if sources:
-            break
-    own = OWN.get(str(read_object(folder / "config.json").get("model_type")))
-    return sources or ({} if own is None else {_DEFAULT: own})
+            return sources
+    return _sources_in(own_template(read_object(folder / "config.json")), folder)
 
 
 def _sources_in(value: Any, path: Path) -> dict[str, str]:

@@ -40,7 +40,7 @@ PLAIN: tuple[Published, ...] = (
         {"</s>": 2},
     ),
     Published(
-        ("deepseek_vl", "deepseek_vl_hybrid"),
+        ("deepseek_vl", "deepseek_vl_hybrid", "multi_modality"),
         "deepseek-community/deepseek-vl-1.3b-chat",
         "none",
         "User: {}\n\n",
@@ -48,7 +48,7 @@ PLAIN: tuple[Published, ...] = (
         ends={"<｜end▁of▁sentence｜>": 100001},
     ),
     Published(
-        ("internvl",),
+        ("internvl", "internvl_chat"),
         "OpenGVLab/InternVL3-8B-hf",
         "none",
         CHATML,

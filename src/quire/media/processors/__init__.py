@@ -1,6 +1,7 @@
 """Processors: from a file's bytes to what an encoder takes. The tables of `media.kinds`.
 
-A processor of a known kind is a line here, by the name that model folders have for it.
+A processor of a known kind is a line here, by the name that model folders have for it; where their
+settings name none, by the `model_type`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from quire.media.processors.llava import (
     LlavaOnevisionVideoProcessor,
 )
 from quire.media.processors.moondream import MoondreamImageProcessor
+from quire.media.processors.original import open_internvl_chat, open_multi_modality
 from quire.media.processors.qwen import (
     ErnieImageProcessor,
     GlmImageProcessor,
@@ -48,6 +50,8 @@ IMAGES: dict[str, Open] = {
     "DeepseekVLHybridImageProcessor": HybridImageProcessor.open,
     "DeepseekVLHybridImageProcessorFast": HybridImageProcessor.open,
     "DeepseekVLHybridImageProcessorPil": HybridImageProcessor.open,
+    "VLMImageProcessor": open_multi_modality,
+    "internvl_chat": open_internvl_chat,
     "Gemma3ImageProcessor": Gemma3ImageProcessor.open,
     "Gemma3ImageProcessorFast": Gemma3ImageProcessor.open,
     "GotOcr2ImageProcessor": open_dynamic,

@@ -5,50 +5,84 @@ The pixels equal those of transformers' `DeepseekVLImageProcessorPil`, but stay 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import PIL.Image
 
-from quire.core.media import CLIP_COLOURS, Colours, MediaItem
-from quire.media.processors.base import Placeholders, WholeImageProcessor, check_pixels
+from quire.core.media import CLIP_COLOURS, MediaItem
+from quire.media.processors.base import (
+    ImageProcessor,
+    MediaPart,
+    Parts,
+    Placeholders,
+    WholeImageProcessor,
+    check_pixels,
+)
 from quire.media.processors.tiles import Tiles, check_room, part, side_of
 from quire.media.settings import Settings
 from quire.media.source import Detail
 
 
-def on_square(
-    picture: PIL.Image.Image, size: int, least: int, colours: Colours, filter: PIL.Image.Resampling
-) -> PIL.Image.Image:
-    """A picture whose longer side becomes `size`, in the middle of a square of the mean colour.
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """How long a picture's sides become.
 
-    Args:
-        least: what neither side falls below.
+    Attributes:
+        least: pixels that neither falls below.
+        cut: fractions of a pixel are left out, as DeepSeek's own code does; else they are rounded.
     """
-    scale = size / max(picture.size)
-    width, height = (max(round(side * scale), least) for side in picture.size)
+
+    least: int
+    cut: bool = False
+
+    @classmethod
+    def open(cls, settings: Settings, *, cut: bool = False) -> Self:
+        """As a processor's settings say."""
+        return cls(settings.integer("min_size", 14), cut)
+
+    def of(self, picture: PIL.Image.Image, size: int) -> tuple[int, int]:
+        """Width and height, of which the longer is `size`."""
+        longer = max(picture.size)
+        if self.cut:
+            found = [int(side / longer * size) for side in picture.size]
+        else:
+            found = [round(side * (size / longer)) for side in picture.size]
+        return max(found[0], self.least), max(found[1], self.least)
+
+
+def on_square(picture: PIL.Image.Image, tiles: Tiles, sides: Sides) -> PIL.Image.Image:
+    """A picture in the middle of a square of a tile's size, of the mean colour."""
+    width, height = sides.of(picture, tiles.size)
     if (width, height) != picture.size:
-        picture = picture.resize((width, height), filter)
+        picture = picture.resize((width, height), tiles.filter)
     longer = max(width, height)
     if width == height:
         return picture
-    background = tuple(int(part * 255) for part in colours.mean)
+    background = tuple(int(part * 255) for part in tiles.colours.mean)
     square = PIL.Image.new("RGB", (longer, longer), background)
     square.paste(picture, ((longer - width) // 2, (longer - height) // 2))
     return square
 
 
-class DeepseekImageProcessor(WholeImageProcessor):
+class DeepseekImageProcessor(ImageProcessor):
     """The image processor of DeepSeek-VL.
 
     Args:
-        least: pixels that neither side of a picture falls below.
+        words: around a picture.
     """
 
-    def __init__(self, placeholders: Placeholders, tiles: Tiles, least: int) -> None:
+    def __init__(
+        self,
+        placeholders: Placeholders,
+        tiles: Tiles,
+        sides: Sides,
+        words: tuple[str, str] = ("", ""),
+    ) -> None:
         super().__init__(placeholders)
         self._tiles = tiles
-        self._least = least
+        self._sides = sides
+        self._words = words
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Self:
@@ -58,15 +92,24 @@ class DeepseekImageProcessor(WholeImageProcessor):
             ModelError: a value asks for pixels other than this computes.
         """
         token = config.integer("image_token_id", 100_015, least=0)
-        least = settings.integer("min_size", 14)
-        return cls(Placeholders(token), Tiles.open(settings, config, 224, 16), least)
+        return cls(Placeholders(token), Tiles.open(settings, config, 224, 16), Sides.open(settings))
 
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
-        tiles = self._tiles
-        rows = tiles.patches**2
+    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+        rows = self._tiles.patches**2
         check_room(param, detail, rows)
-        tile = on_square(picture, tiles.size, self._least, tiles.colours, tiles.filter)
-        return tiles.item("image", [tile], rows)
+        tile = on_square(picture, self._tiles, self._sides)
+        return (MediaPart(self._tiles.item("image", [tile], rows), *self._words),)
+
+
+def large_like(small: Tiles, config: Settings) -> Tiles:
+    """The tiles of the larger of two encoders, by those of the smaller and `config.json`."""
+    vision = part(config, "high_res_vision_config")
+    return replace(
+        small,
+        size=side_of(vision, "image_size", 1024),
+        patch=side_of(vision, "patch_size", 16),
+        colours=CLIP_COLOURS,
+    )
 
 
 class HybridImageProcessor(WholeImageProcessor):
@@ -74,13 +117,14 @@ class HybridImageProcessor(WholeImageProcessor):
 
     Args:
         large, small: tiles of the two encoders.
-        least: pixels that neither side of a picture falls below.
     """
 
-    def __init__(self, placeholders: Placeholders, large: Tiles, small: Tiles, least: int) -> None:
+    def __init__(
+        self, placeholders: Placeholders, large: Tiles, small: Tiles, sides: Sides
+    ) -> None:
         super().__init__(placeholders)
         self._large, self._small = large, small
-        self._least = least
+        self._sides = sides
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Self:
@@ -90,13 +134,7 @@ class HybridImageProcessor(WholeImageProcessor):
             ModelError: a value asks for pixels other than this computes.
         """
         small = Tiles.open(settings, config, 224, 16)
-        vision = part(config, "high_res_vision_config")
-        large = replace(
-            small,
-            size=side_of(vision, "image_size", 1024),
-            patch=side_of(vision, "patch_size", 16),
-            colours=CLIP_COLOURS,
-        )
+        large = large_like(small, config)
         named = ("resample", "image_mean", "image_std")
         own = {key: settings.values.get(f"high_res_{key}") for key in named}
         given = {key: value for key, value in own.items() if value is not None}
@@ -104,12 +142,13 @@ class HybridImageProcessor(WholeImageProcessor):
         check_pixels(high, CLIP_COLOURS, settings.integer("resample", 3))
         large.check(settings, "high_res_size")
         token = config.integer("image_token_id", 100_015, least=0)
-        return cls(Placeholders(token), large, small, settings.integer("min_size", 14))
+        return cls(Placeholders(token), large, small, Sides.open(settings))
 
     def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         rows = self._small.patches**2
         check_room(param, detail, rows)
-        tiles = self._large
-        square = on_square(picture, tiles.size, self._least, tiles.colours, tiles.filter)
-        features = tiles.features([square]) + self._small.features([self._small.squeezed(square)])
+        square = on_square(picture, self._large, self._sides)
+        features = self._large.features([square]) + self._small.features(
+            [self._small.squeezed(square)]
+        )
         return MediaItem.of("image", features, (1,), rows, bidirectional=False)

@@ -107,7 +107,7 @@ class InternVLImageProcessor(ImageProcessor):
             ModelError: a value asks for pixels other than this computes.
         """
         placeholders = Placeholders(config.integer("image_token_id", 151_667, least=0))
-        return cls(placeholders, Cutting.open(settings, config, _internvl_square(config)))
+        return cls(placeholders, Cutting.open(settings, config, internvl_square(config)))
 
     def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         tiles = self._cutting.cut(picture, param, detail)
@@ -131,7 +131,7 @@ class InternVLVideoProcessor(VideoProcessor):
             ModelError: a value asks for pixels other than this computes.
         """
         token = config.integer("image_token_id", 151_667, least=0)
-        cutting = Cutting.open(settings, config, _internvl_square(config))
+        cutting = Cutting.open(settings, config, internvl_square(config))
         most = settings.integer("num_frames", _FRAMES)
         return cls(Placeholders(token, mark="<video>"), cutting, most)
 
@@ -194,7 +194,12 @@ def open_dynamic(settings: Settings, config: Settings) -> ImageProcessor:
     return kind.open(settings, config)
 
 
-def _internvl_square(config: Settings) -> int:
+def internvl_square(config: Settings) -> int:
+    """Patches on the side of what becomes a row.
+
+    Raises:
+        ModelError: they are none.
+    """
     ratio = config.number("downsample_ratio", 0.5)
     if not 0 < ratio <= 1:
         raise config.error("downsample_ratio", "not above 0 and at most 1")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import mlx.core as mx
 
 from quire.core.media import CLIP_COLOURS
+from quire.models import original_names
 from quire.models.base import LanguageModel, MediaEncoder
 from quire.models.decoder import DecoderModel
 from quire.models.description import Norm
@@ -34,21 +35,46 @@ _PARTS = {
 
 
 def deepseek_vl(s: Settings) -> LanguageModel:
+    return _one_encoder(s, _as_llava)
+
+
+def _as_llava(weights: Weights) -> Weights:
+    """The tensors by the names that most families of tiles have."""
+    ready: Weights = {}
+    for name, array in weights.items():
+        plain = name.removeprefix("model.")
+        theirs = next((each for each in _PARTS if plain.startswith(each)), "")
+        ready[_PARTS[theirs] + plain.removeprefix(theirs) if theirs else name] = array
+    return ready
+
+
+def _one_encoder(s: Settings, prepare: Callable[[Weights], Weights]) -> LanguageModel:
     decoder = decoder_of(s, "llama")
     if not s.has("vision_config"):
         return without_vision(decoder)
     kind = transformer(s.within("vision_config"), (-1,), last_norm=True)
-    return seeing_tiles(decoder, kind, LayersProjector("gelu"), parts=_PARTS)
+    return seeing_tiles(decoder, kind, LayersProjector("gelu"), prepare=prepare)
 
 
 def deepseek_vl_hybrid(s: Settings) -> LanguageModel:
+    return _two_encoders(s, None)
+
+
+def _two_encoders(s: Settings, prepare: Callable[[Weights], Weights] | None) -> LanguageModel:
     text = decoder_of(s, "llama")
     assert isinstance(text, DecoderModel)
     if not s.has("vision_config"):
         return text
     low = transformer(s.within("vision_config"), (-1,), last_norm=True)
     high = _sam(s.within("high_res_vision_config").changed(model_type="sam_vision_model"))
-    return HybridModel(text, low, high)
+    return HybridModel(text, low, high, prepare)
+
+
+def multi_modality(s: Settings) -> LanguageModel:
+    """DeepSeek-VL, or Janus, of which what draws is left out, as DeepSeek publishes them."""
+    if s.has("high_res_vision_config"):
+        return _two_encoders(s, original_names.deepseek_vl_hybrid)
+    return _one_encoder(s, original_names.deepseek_vl)
 
 
 def _sam(v: Settings) -> Sam:
@@ -80,8 +106,15 @@ _VISUAL = ("vision_model.", "high_res_vision_", "aligner.", "visual.")
 class HybridModel(DecoderModel):
     """The decoder with both encoders; without their tensors, a model of text."""
 
-    def __init__(self, text: DecoderModel, low: VisionTransformer, high: Sam) -> None:
+    def __init__(
+        self,
+        text: DecoderModel,
+        low: VisionTransformer,
+        high: Sam,
+        prepare: Callable[[Weights], Weights] | None,
+    ) -> None:
         super().__init__(text.description, text.names)
+        self._prepare = prepare
         self.visual: HybridVision | None = HybridVision(low, high, text.description.hidden_size)
         self._low = low
 
@@ -93,7 +126,8 @@ class HybridModel(DecoderModel):
         text: Weights = {}
         low: Weights = {}
         ready: Weights = {}
-        for name, array in weights.items():
+        named = weights if self._prepare is None else self._prepare(weights)
+        for name, array in named.items():
             plain = name.removeprefix("model.").removeprefix("visual.")
             if not plain.startswith(_VISUAL):
                 text[name] = array
@@ -130,4 +164,5 @@ def _laid_out(name: str, array: mx.array) -> mx.array:
 FAMILIES = (
     Family("deepseek_vl", "DeepSeek-VL 1.3B, text and images", deepseek_vl),
     Family("deepseek_vl_hybrid", "DeepSeek-VL 7B, text and images", deepseek_vl_hybrid),
+    Family("multi_modality", "DeepSeek-VL, Janus, as DeepSeek has them", multi_modality),
 )

@@ -1,8 +1,11 @@
-"""InternVL 3 (arXiv:2504.10479) as transformers converts it: InternViT and Qwen's decoders."""
+"""InternVL (arXiv:2504.10479): InternViT and decoders of others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from quire.core.errors import ModelError
+from quire.models import original_names
 from quire.models.arguments import require
 from quire.models.base import LanguageModel
 from quire.models.description import Norm
@@ -15,12 +18,21 @@ from quire.models.families.vision import (
     without_vision,
 )
 from quire.models.layers import ACTIVATIONS
+from quire.models.names import Weights
 from quire.models.packing import InOrder
 from quire.models.projectors import LayersProjector
 from quire.models.settings import Settings
 
 
+def internvl_chat(s: Settings) -> LanguageModel:
+    return _internvl(s, original_names.internvl_chat)
+
+
 def internvl(s: Settings) -> LanguageModel:
+    return _internvl(s, None)
+
+
+def _internvl(s: Settings, prepare: Callable[[Weights], Weights] | None) -> LanguageModel:
     s = s.filled(tie_word_embeddings=True)
     text = decoder_of(s, "qwen2", "llama", "qwen3", "qwen3_moe")
     if not s.has("vision_config"):
@@ -38,7 +50,12 @@ def internvl(s: Settings) -> LanguageModel:
         raise ModelError(f"config.json: downsample_ratio = {ratio} is not above 0 and at most 1")
     norm = Norm(1e-5, centred=True, bias=True)
     projector = LayersProjector(name, square=int(1 / ratio), norm=norm)
-    return seeing_tiles(text, kind, projector, {"image": InOrder(), "video": InOrder()})
+    return seeing_tiles(text, kind, projector, {"image": InOrder(), "video": InOrder()}, prepare)
 
 
-FAMILIES = (Family("internvl", "InternVL 3, text, images and video", internvl),)
+FAMILIES = (
+    Family("internvl", "InternVL 3, text, images and video", internvl),
+    Family(
+        "internvl_chat", "InternVL 2 to 3.5 as OpenGVLab has them, text and images", internvl_chat
+    ),
+)

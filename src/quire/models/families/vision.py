@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -179,17 +179,17 @@ def seeing_tiles(
     kind: VisionTransformer,
     projector: Projector,
     packings: dict[str, Packing] | None = None,
-    parts: Mapping[str, str] | None = None,
+    prepare: Callable[[Weights], Weights] | None = None,
 ) -> LanguageModel:
     """The decoder with a vision transformer.
 
     Args:
         packings: of each kind of media; None is pictures, one tile after the other.
-        parts: see `TiledModel`.
+        prepare: see `TiledModel`.
     """
     assert isinstance(text, DecoderModel)
     names = partial(visual_names, kind)
-    return TiledModel(text, kind, projector, packings or {"image": InOrder()}, names, parts or {})
+    return TiledModel(text, kind, projector, packings or {"image": InOrder()}, names, prepare)
 
 
 def without_vision(text: LanguageModel) -> LanguageModel:

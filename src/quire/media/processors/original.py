@@ -1,0 +1,81 @@
+"""InternVL and DeepSeek-VL as their authors publish them: pictures as their own code cuts them.
+
+Their configurations do not say which token stands for a picture; the tokenizer's files do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import PIL.Image
+
+from quire.core.errors import ModelError
+from quire.core.folder import read_object
+from quire.core.media import CLIP_COLOURS
+from quire.media.processors.base import ImageProcessor, Placeholders
+from quire.media.processors.deepseek import (
+    DeepseekImageProcessor,
+    HybridImageProcessor,
+    Sides,
+    large_like,
+)
+from quire.media.processors.dynamic import Cutting, InternVLImageProcessor, internvl_square
+from quire.media.processors.tiles import Tiles
+from quire.media.settings import Settings
+
+
+def open_internvl_chat(settings: Settings, config: Settings) -> ImageProcessor:
+    """InternVL's, as OpenGVLab's model card cuts pictures.
+
+    Raises:
+        ModelError: a value asks for pixels other than this computes, or there is no such token.
+    """
+    least, most = config.integer("min_dynamic_patch", 1), config.integer("max_dynamic_patch", 12)
+    if not config.values.get("dynamic_image_size", True):
+        least = most = 1
+    if most > 1:
+        config.require({"use_thumbnail": True})
+    values = settings.values | {"min_patches": least, "max_patches": most}
+    cutting = Cutting.open(replace(settings, values=values), config, internvl_square(config))
+    return InternVLImageProcessor(Placeholders(_token(config, "<IMG_CONTEXT>")), cutting)
+
+
+def open_multi_modality(settings: Settings, config: Settings) -> ImageProcessor:
+    """DeepSeek-VL's and Janus's.
+
+    Raises:
+        ModelError: a value asks for pixels other than this computes, or there is no such token.
+    """
+    placeholders = Placeholders(_token(config, "<image_placeholder>"))
+    sides = Sides.open(settings, cut=True)
+    if config.values.get("high_res_vision_config") is None:
+        tiles = Tiles.open(settings, config, 384, 16)
+        janus = config.values.get("gen_vision_config") is not None
+        words = ("<begin_of_image>", "<end_of_image>") if janus else ("", "")
+        return DeepseekImageProcessor(placeholders, tiles, sides, words)
+    # The encoders scale pixels themselves, and the small picture is made of the large one's.
+    settings.require({"do_normalize": False, "image_mean": list(CLIP_COLOURS.mean)})
+    plain = replace(settings, values={})
+    small = replace(Tiles.open(plain, config, 384, 16), filter=PIL.Image.Resampling.BILINEAR)
+    large = replace(large_like(small, config), filter=PIL.Image.Resampling.BICUBIC)
+    large.check(settings, "image_size")
+    return HybridImageProcessor(placeholders, large, small, sides)
+
+
+def _token(config: Settings, text: str) -> int:
+    """The id of an added token, by the files beside `config.json`.
+
+    Raises:
+        ModelError: none of them has it.
+    """
+    folder = config.path.parent
+    listed = read_object(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
+    found = [int(number) for number, entry in listed.items() if entry.get("content") == text]
+    by_text = read_object(folder / "added_tokens.json")
+    found += [by_text[text]] if isinstance(by_text.get(text), int) else []
+    if not found:  # last, since it may have tens of megabytes
+        entries = read_object(folder / "tokenizer.json").get("added_tokens", ())
+        found = [int(entry["id"]) for entry in entries if entry.get("content") == text]
+    if not found:
+        raise ModelError(f"{folder}: the tokenizer has no token {text!r}, which marks pictures")
+    return found[0]

@@ -1,0 +1,185 @@
+"""InternVL and DeepSeek-VL as their authors publish them: the same as transformers' conversions.
+
+Those are held against transformers by `test_tiled_oracle` and `test_hybrid_vision`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from quire.core.errors import ModelError
+from quire.models.loader import LoadedModel, open_model
+from quire.models.registry import build
+from tests.models.solo import solo_logits
+from tests.support.hybrid import PROMPTS as HYBRID_PROMPTS
+from tests.support.original import CONFIGS, CONVERTED
+from tests.support.seeing import Prompt
+from tests.support.tiled import cases
+from tests.support.tiny_models import random_weights
+
+Weights = dict[str, mx.array]
+
+
+def opened(folder: Path, config: dict[str, Any], weights: Weights) -> LoadedModel:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return open_model(str(folder), dtype="float32")
+
+
+def asked(name: str) -> Prompt:
+    if name.endswith("hybrid"):
+        return HYBRID_PROMPTS["two"]
+    return cases(CONVERTED[name]["model_type"])["two of different sizes"]
+
+
+_LAYER = ((".out_proj.", ".proj."), (".self_attn.", ".attn."), (".layer_norm", ".norm"))
+_LAYER += ((".mlp.up_proj.", ".mlp.fc1."), (".mlp.down_proj.", ".mlp.fc2."))
+_OUTSIDE = {
+    "internvl_chat": (
+        ("vision_tower.layers.", "vision_model.encoder.layers."),
+        ("vision_tower.", "vision_model."),
+        ("position_embedding.weight", "position_embedding"),
+        (".scale", ".ls"),
+        ("multi_modal_projector.norm.", "mlp1.0."),
+        ("multi_modal_projector.linear_1.", "mlp1.1."),
+        ("multi_modal_projector.linear_2.", "mlp1.3."),
+    ),
+    "multi_modality": (
+        ("vision_tower.", "vision_model.vision_tower."),
+        ("multi_modal_projector.linear_1.", "aligner.layers.0."),
+        ("multi_modal_projector.linear_2.", "aligner.layers.2."),
+    ),
+    "multi_modality-hybrid": (
+        ("high_res_vision_model.neck.", "vision_model.vision_tower_high.vision_tower.neck."),
+        ("high_res_vision_neck.", "vision_model.vision_tower_high.vision_tower.neck_hd."),
+        (
+            "high_res_vision_proj.conv1.",
+            "vision_model.vision_tower_high.vision_tower.downsamples.0.",
+        ),
+        (
+            "high_res_vision_proj.conv2.",
+            "vision_model.vision_tower_high.vision_tower.downsamples.1.",
+        ),
+        (
+            "high_res_vision_alpha",
+            "vision_model.vision_tower_high.vision_tower.hd_alpha_downsamples",
+        ),
+        ("high_res_vision_model.", "vision_model.vision_tower_high.vision_tower."),
+        ("aligner.high_res_vision_proj.", "aligner.high_up_proj."),
+        ("aligner.vision_proj.", "aligner.low_up_proj."),
+        ("aligner.proj.", "aligner.layers.1."),
+    ),
+}
+_TIMM = (
+    ("embeddings.patch_embedding.", "patch_embed.proj."),
+    ("embeddings.position_embedding.weight", "pos_embed"),
+    ("last_norm.", "norm."),
+    ("vision_tower.layers.", "vision_tower.blocks."),
+    ("vision_tower_low.layers.", "vision_tower_low.vision_tower.blocks."),
+)
+_NECK = (("conv1", "0"), ("norm1", "1"), ("conv2", "2"), ("norm2", "3"))
+
+
+def published(name: str, weights: Weights) -> Weights:
+    """This package's tensors by their authors' names and layouts."""
+    ready: Weights = {}
+    for key, array in weights.items():
+        if not key.startswith("visual."):
+            ready[f"language_model.{key}"] = array
+            continue
+        key = key.removeprefix("visual.")
+        if key.startswith("vision_model."):  # the hybrid's small encoder
+            key = key.replace("vision_model.", "vision_model.vision_tower_low.")
+        else:
+            for ours, other in _OUTSIDE.get(name, _OUTSIDE["internvl_chat"]):
+                key = key.replace(ours, other) if ours in key else key
+        for ours, other in _LAYER:
+            key = key.replace(ours, other)
+        if name.startswith("multi_modality"):
+            key = timm(key)
+        ready[key] = laid_out(key, array)
+    return joined(ready)
+
+
+def timm(key: str) -> str:
+    for ours, other in _TIMM:
+        key = key.replace(ours, other)
+    key = re.sub(r"tower_low\.(?=pos_embed|patch_embed|norm)", "tower_low.vision_tower.", key)
+    if ".vision_tower_high." in key:
+        key = key.replace(".layers.", ".blocks.").replace("fc1", "lin1").replace("fc2", "lin2")
+        key = key.replace("patch_embed.weight", "patch_embed.proj.weight")
+        key = key.replace("patch_embed.bias", "patch_embed.proj.bias")
+        for ours, other in _NECK if ".neck" in key else ():
+            key = key.replace(ours, other)
+    return key
+
+
+def laid_out(key: str, array: mx.array) -> mx.array:
+    """A kernel with its colours second; places and tokens with an axis in front."""
+    if "patch_embed" in key and key.endswith("weight"):
+        side = round((array.shape[1] // 3) ** 0.5)
+        return array.reshape(-1, side, side, 3).moveaxis(-1, 1)
+    if array.ndim == 4 and not key.endswith("pos_embed"):
+        return array.moveaxis(-1, 1)
+    if key.endswith(("position_embedding", "pos_embed")) and array.ndim == 2:
+        return array[None]
+    return array[None, None] if key.endswith("class_embedding") else array
+
+
+def joined(weights: Weights) -> Weights:
+    """Queries, keys and values in one."""
+    ready = {key: a for key, a in weights.items() if ".attn." not in key or "_proj." not in key}
+    for key in weights:
+        if ".attn.q_proj." in key:
+            parts = [
+                weights[key.replace("q_proj", part)] for part in ("q_proj", "k_proj", "v_proj")
+            ]
+            ready[key.replace("q_proj", "qkv")] = mx.concatenate(parts)
+    return ready
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_originals_are_as_their_conversions(name: str, tmp_path: Path) -> None:
+    weights = random_weights(CONVERTED[name])
+    tokens, media = asked(name)
+    theirs = opened(tmp_path / "converted", CONVERTED[name], weights)
+    extra = {"gen_head.weight": mx.zeros((1,))} if name == "multi_modality" else {}
+    original = published(name, weights) | extra
+    assert any("qkv" in key for key in original)
+    ours = opened(tmp_path / "original", CONFIGS[name], original)
+    found, wanted = (solo_logits(each.model, tokens, media) for each in (ours, theirs))
+    assert mx.abs(found - wanted).max().item() < 1e-5 * mx.abs(wanted).max().item()
+    assert ours.context_length == theirs.context_length
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "word"),
+    [
+        ("internvl_chat", {"ps_version": "v1"}, "ps_version = 'v1'"),
+        ("internvl_chat", {"llm_config": {"model_type": "phi"}}, "model_type = 'phi'"),
+        ("internvl_chat", {"vision_config": None}, "vision_config|NoneType"),
+        ("multi_modality", {"aligner_config": {"params": {"projector_type": "linear"}}}, "linear"),
+        ("multi_modality", {"vision_config": {"params": {"model_name": "eva"}}}, "eva"),
+    ],
+)
+def test_settings_that_are_not_known_are_named(
+    name: str, changes: dict[str, Any], word: str
+) -> None:
+    with pytest.raises(ModelError, match=word):
+        build(CONFIGS[name] | changes)
+
+
+def test_published_encoders_are_known_by_their_names() -> None:
+    config = CONFIGS["multi_modality"]
+    params = {"model_name": "siglip_large_patch16_384", "image_size": 384}
+    model: Any = build(config | {"vision_config": {"model_type": "vision", "params": params}})
+    kind = model.visual.kind
+    assert (kind.depth, kind.hidden_size, kind.heads, kind.patches) == (24, 1024, 16, 576)
+    assert kind.mlp.width == 4096
