@@ -20,6 +20,8 @@ from quire.demo import MODEL_DIR
 from quire.device.cpu import kernels
 from quire.device.device import CPU, current_device
 from quire.device.gpu_kernels import Kernel
+from tests.support.gguf_files import write_gguf
+from tests.support.tiny_models import tiny_model
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, str]]:
@@ -74,6 +76,15 @@ def test_what_is_wrong_with_a_model(capsys: pytest.CaptureFixture[str], tmp_path
     status, found = doctor(capsys, str(tmp_path))
     assert status == 1
     assert found["model"].startswith("wrong: ")
+    encoder = tmp_path / "mmproj-F16.gguf"
+    encoder.touch()
+    told = doctor(capsys, str(encoder))[1]["model"]
+    assert told.startswith(f"wrong: {encoder}: this is an encoder of images")
+
+
+def test_a_gguf_file_is_looked_at(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    write_gguf(tiny_model(tmp_path / "source", "llama"), tmp_path / "tiny.gguf")
+    assert doctor(capsys, str(tmp_path / "tiny.gguf"))[1]["model"].startswith("ok: llama")
 
 
 def test_a_disk_tier_that_cannot_be(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

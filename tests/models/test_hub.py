@@ -158,6 +158,8 @@ def test_of_several_files_one_is_meant() -> None:
     assert choose(names, "q8_0", "o/r") == names[2]
     assert choose(names, "sub/a-Q4_K_M.gguf", "o/r") == "sub/a-Q4_K_M.gguf"
     assert choose([*names[:4]], None, "o/r") == names[2]
+    with pytest.raises(ModelError, match=r"mmproj-a\.gguf: .*an encoder.*there are o/r:a-Q4_K_S"):
+        choose(names, "mmproj-a.gguf", "o/r")
     assert parts_of(names[2]) == "a-Q8_0-*-of-00002.gguf"
     with pytest.raises(ModelError, match=r"several GGUF models; name one of o/r:a-Q4_K_S"):
         choose(names, None, "o/r")

@@ -22,7 +22,7 @@ from rich.table import Table
 import quire
 from quire.cli.settings import Command, Printed
 from quire.cli.values import Bytes, Flag, Folder
-from quire.core.errors import QuireError
+from quire.core.errors import ModelError, QuireError
 from quire.demo import MODEL_DIR
 
 if TYPE_CHECKING:  # the command line loads no MLX
@@ -54,7 +54,7 @@ class DoctorCommand(Printed, Command):
     summary: ClassVar[str] = "say what this machine can do, and what is wrong"
 
     model: Annotated[str | None, Flag(positional=True)] = Field(
-        None, description="a folder; the embedded model if left out"
+        None, description="a folder or a GGUF file; the embedded model if left out"
     )
     kv_disk: Folder | None = Field(None, description="a folder for `quire serve`")
     kv_disk_size: Bytes = Field(20 * 10**9, description="that the folder may take")
@@ -142,17 +142,19 @@ def _products() -> Iterator[Finding]:
 
 
 def _model(name: str | None) -> Iterator[Finding]:
-    from quire.cli.models import inspect
+    from quire.cli.models import inspect, inspect_gguf
+    from quire.models.gguf.folder import find_gguf
 
     folder = MODEL_DIR if name is None else Path(name).expanduser()
-    if not folder.is_dir():
-        text = f"'{name}' is no folder; `quire models` lists what is on this disk"
-        yield Finding("model", "wrong", text)
-        return
     try:
-        found = inspect(folder, folder.name, "folder")
+        gguf = find_gguf(folder)
+        if gguf is None and not folder.is_dir():
+            raise ModelError("no folder and no GGUF file; see `quire models`")
+        looked_at, look = (folder, inspect) if gguf is None else (gguf, inspect_gguf)
+        found = look(looked_at, folder.name, "folder")
     except (QuireError, OSError, ValueError) as error:
-        yield Finding("model", "wrong", f"{folder}: {error}")
+        said = str(error).removeprefix(f"{folder}: ")
+        yield Finding("model", "wrong", f"{folder}: {said}")
         return
     if found.problem is not None:
         yield Finding("model", "wrong", f"{folder}: {found.problem}")

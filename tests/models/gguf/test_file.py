@@ -60,14 +60,18 @@ def test_a_header_is_what_the_package_reads(folder: Path, tmp_path: Path) -> Non
 
 
 def test_an_encoder_is_refused_by_name(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(str(tmp_path / "mmproj.gguf"), "clip")
+    writer = gguf.GGUFWriter(str(tmp_path / "other.gguf"), "clip")
     writer.add_tensor("v.patch_embd.weight", np.zeros((4, 32), np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ModelError, match=r"mmproj\.gguf: .*'clip'.*an encoder of images"):
-        find_folder(str(tmp_path / "mmproj.gguf"))
+    with pytest.raises(ModelError, match=r"other\.gguf: .*'clip'.*an encoder of images"):
+        find_folder(str(tmp_path / "other.gguf"))
+    (tmp_path / "other.gguf").rename(tmp_path / "mmproj-F16.gguf")
+    for given in (tmp_path / "mmproj-F16.gguf", tmp_path):
+        with pytest.raises(ModelError, match=r"mmproj-F16\.gguf.*name the model's own file"):
+            find_folder(str(given))
 
 
 def test_a_file_a_folder_and_parts_are_one_model(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.core.errors import ModelError
-from quire.models.gguf.architectures import config_of
+from quire.models.gguf.architectures import REFUSED, config_of
 from quire.models.gguf.file import GGUF, is_first, read_gguf
 from quire.models.gguf.tokenizer import end_ids, tokenizer_files
 
@@ -33,15 +33,19 @@ def find_gguf(path: Path) -> Path | None:
     """The GGUF model that a path means: a file, or the only one in a folder without safetensors.
 
     Raises:
-        ModelError: the folder holds several.
+        ModelError: the folder holds several, or there is an encoder alone.
     """
     if path.is_file():
+        if path.suffix == ".gguf" and _is_encoder(path):
+            raise ModelError(f"{path}: {REFUSED['clip']}")
         return path if path.suffix == ".gguf" else None
     if any(path.glob("*.safetensors")):
         return None
     files = sorted(path.glob("*.gguf"))
     models = [file for file in files if is_model(file)]
     if encoders := ", ".join(file.name for file in files if _is_encoder(file)):
+        if not models:
+            raise ModelError(f"{path}: {encoders}: {REFUSED['clip']}")
         log.warning("%s: encoders in GGUF are not read, text alone is served: %s", path, encoders)
     if len(models) > 1:
         names = ", ".join(file.name for file in models)
@@ -67,11 +71,14 @@ def choose(names: Sequence[str], wanted: str | None, repository: str) -> str:
         wanted: a file, or a word of its name such as `Q4_K_M`.
 
     Raises:
-        ModelError: there is none, or several.
+        ModelError: there is none, or several, or the file is an encoder.
     """
     models = sorted(name for name in names if name.endswith(".gguf") and is_model(Path(name)))
     word = re.compile(rf"(?:^|[-._/]){re.escape(wanted or '')}(?:[-._/]|$)", re.IGNORECASE)
     exact = [name for name in names if name == wanted and name.endswith(".gguf")]
+    if exact and _is_encoder(Path(exact[0])):
+        known = ", ".join(f"{repository}:{name}" for name in models) or "none"
+        raise ModelError(f"{repository}:{wanted}: {REFUSED['clip']}; there are {known}")
     found = exact or [name for name in models if wanted is None or word.search(name)]
     if len(found) == 1:
         return found[0]
