@@ -17,7 +17,10 @@ from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import CLIP_COLOURS, MediaItem
 from quire.core.request import Request
+from quire.media.processors import KINDS
 from quire.models.loader import LoadedModel, open_model
+from tests.media.test_images import encoded as file_of
+from tests.media.test_images import noise
 from tests.models.solo import encoded, solo_logits
 from tests.support.hunyuan import CONFIG
 from tests.support.parity import (
@@ -204,11 +207,17 @@ _PUBLISHED = (
     ("merger.proj_out", "merger.proj.2"),
     ("merger.", "perceive."),
 )
-KERNELS = {"patch_embedding": (PATCH, 3), "proj.0": (2, 48), "proj.2": (1, 96)}
 
 
-def theirs(weights: dict[str, mx.array], *, conversion: bool) -> dict[str, mx.array]:
-    """The same tensors as Tencent publishes them, or as mlx-vlm converts them."""
+def theirs(
+    weights: dict[str, mx.array], *, conversion: bool, width: int = 48
+) -> dict[str, mx.array]:
+    """The same tensors as Tencent publishes them, or as mlx-vlm converts them.
+
+    Args:
+        width: of the encoder.
+    """
+    kernels = {"patch_embedding": (PATCH, 3), "proj.0": (2, width), "proj.2": (1, 2 * width)}
     ready = {}
     for key, array in weights.items():
         if not key.startswith("visual."):
@@ -222,7 +231,7 @@ def theirs(weights: dict[str, mx.array], *, conversion: bool) -> dict[str, mx.ar
             for part, rows in zip("qkv", mx.split(array, 3), strict=True):
                 ready[front + key.replace("attn.qkv", f"self_attn.{part}_proj")] = rows
             continue
-        for name, (side, channels) in KERNELS.items():
+        for name, (side, channels) in kernels.items():
             if key.endswith(f"{name}.weight"):
                 array = array.reshape(-1, side, side, channels)
                 array = array if conversion else array.moveaxis(-1, 1)
@@ -245,3 +254,62 @@ def test_other_names_are_read(tmp_path: Path, conversion: bool) -> None:
     published = theirs(weights, conversion=conversion)
     found = solo_logits(opened(tmp_path / "theirs", flat, published).model, tokens, media)
     assert mx.array_equal(ours, found)
+
+
+SETTINGS: dict[str, Any] = {
+    "patch_size": PATCH,
+    "merge_size": 2,
+    "temporal_patch_size": 1,
+    "image_mean": list(CLIP_COLOURS.mean),
+    "image_std": list(CLIP_COLOURS.std),
+}
+PICTURE_SIZES = [(16, 16), (7, 3), (1, 1), (24, 56), (61, 130), (640, 480), (481, 1023), (190, 1)]
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize("bounds", [(256, 4096), (64, 64), (1024, 65536)])
+def test_pixels_grids_and_counts_match(tmp_path: Path, bounds: tuple[int, int]) -> None:
+    pytest.importorskip("torch")
+    oracle = pytest.importorskip("transformers.models.hunyuan_vl.image_processing_pil_hunyuan_vl")
+    size = {"shortest_edge": bounds[0], "longest_edge": bounds[1]}
+    theirs = oracle.HunYuanVLImageProcessorPil(**SETTINGS, size=size)
+    named = {"image_processor_type": "HunYuanVLImageProcessor", "resample": 1}
+    settings = SETTINGS | named | {"min_pixels": bounds[0], "max_pixels": bounds[1]}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
+    ours = KINDS["image"].open(tmp_path)
+    assert ours is not None
+    for seed, (width, height) in enumerate(PICTURE_SIZES):
+        picture = noise(width, height, seed)
+        wanted = theirs.preprocess(picture, return_tensors="np")
+        (part,) = ours.read(file_of(picture), param="p")
+        rows, columns = part.item.shape
+        assert [1, rows, columns] == wanted["image_grid_thw"][0].tolist()
+        assert part.item.tokens == rows // 2 * (columns // 2 + 1) + 2
+        found = given([part.item])["pixel_values"].numpy()
+        assert np.abs(found - wanted["pixel_values"]).max() < 1e-3
+
+
+@pytest.mark.parametrize("everything", [False, True], ids=["decoder", "encoder too"])
+def test_packed_weights(tmp_path: Path, everything: bool) -> None:
+    """As mlx-vlm packs them: the decoder, or whatever is a matrix of its own."""
+    tokens, media = PROMPTS[DAILY]
+    packed, plain = {}, {}
+    wide = {"hidden_size": 64, "intermediate_size": 96}
+    config = CONFIG | {"vision_config": CONFIG["vision_config"] | wide}
+    for key, array in theirs(random_weights(config), conversion=True, width=64).items():
+        base = key.removesuffix(".weight")
+        inner = everything and (".self_attn." in key or ".mlp." in key)
+        may = array.ndim == 2 and array.shape[-1] % 32 == 0
+        if may and key.endswith(".weight") and (inner or key.startswith("language_model.")):
+            parts = mx.quantize(array, group_size=32, bits=8)
+            packed |= dict(zip((key, f"{base}.scales", f"{base}.biases"), parts, strict=True))
+            plain[key] = mx.dequantize(*parts, group_size=32, bits=8)
+        else:
+            packed[key] = plain[key] = array
+    inside = {key.split(".")[-2] for key in packed if "tower" in key and key.endswith("scales")}
+    named = {"q_proj", "k_proj", "v_proj", "o_proj", "dense_h_to_4h", "dense_4h_to_h", "mlp"}
+    assert inside == (named if everything else set())
+    ours = solo_logits(opened(tmp_path / "packed", config, packed).model, tokens, media)
+    wanted = solo_logits(opened(tmp_path / "plain", config, plain).model, tokens, media)
+    assert mx.abs(ours - wanted).max().item() < 1e-3 * mx.abs(wanted).max().item()
