@@ -16,17 +16,18 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import torch
-from mlx_vlm.models import falcon_ocr, moondream3
+from mlx_vlm.models import falcon_ocr, falcon_perception, moondream3
 from mlx_vlm.models.falcon_ocr.processing_falcon_ocr import preprocess_image
+from mlx_vlm.models.falcon_perception import processing_falcon_perception
 
 from quire.core.media import MediaItem, PlacedMedia
-from tests.support import fused, moondream
+from tests.support import fused, moondream, perception
 from tests.support.photographs import SIZES, photograph
 from tests.support.seeing import PATCH
 
 ANSWERS = Path(__file__).with_name("mlx_vlm.safetensors")
-LOGITS = slice(None, None, 6)
-"""Enough rows to see an error anywhere."""
+LOGITS, ROWS = slice(None, None, 12), slice(None, None, 3)
+"""Enough of each to see an error anywhere."""
 PIXELS = slice(None, None, 499)
 TOKENS = 12
 Answers = dict[str, mx.array]
@@ -52,20 +53,27 @@ def pixels(item: MediaItem, rows: int, columns: int) -> mx.array:
     return mx.array((whole / 255 - 0.5) / 0.5, mx.float32)
 
 
-def falcon() -> Answers:
-    """Positions, rows, logits and tokens of Falcon-OCR, and pixels."""
-    config = falcon_ocr.ModelConfig.from_dict(dict(fused.CONFIG))
-    model = falcon_ocr.Model(config)
-    weights = model.sanitize(fused.published(fused.weights()))
+def falcon(module: Any, family: Any, preprocess: Any) -> Answers:
+    """Positions, rows, logits and tokens of one of the Falcons, and pixels.
+
+    Args:
+        module: of mlx-vlm.
+        family: of the small models.
+    """
+    config = module.ModelConfig.from_dict(dict(family.CONFIG))
+    model = module.Model(config)
+    weights = model.sanitize(family.published(family.weights()))
     model.load_weights(list(weights.items()))
     language = model.language_model
+    # Falcon-OCR's counts positions for both.
+    count = falcon_ocr.LanguageModel.get_rope_index
     around = list(range(fused.FIRST, fused.FIRST + fused.AROUND))
 
     def rows(item: MediaItem) -> mx.array:
         return model._patchify_and_project(pixels(item, *item.shape))
 
     def placed(ids: list[int], media: list[PlacedMedia]) -> Any:
-        return language.get_rope_index(mx.array(ids), [each.item.shape for each in media])
+        return count(language, mx.array(ids), [each.item.shape for each in media])
 
     def logits(ids: list[int], media: list[PlacedMedia]) -> mx.array:
         given = mx.array(ids)
@@ -75,28 +83,27 @@ def falcon() -> Answers:
             found = mx.concatenate([rows(each.item) for each in media])
             x = model._merge_image_features(config.img_id, found, x, given[None])
             moments, places, _, mask = placed(ids, media)
-            more = {"position_ids": moments[None], "pos_hw": places, "attention_mask_4d": mask}
-        return language(given[None], inputs_embeds=x, **more).logits[0]
+            more = {"position_ids": moments, "pos_hw": places, "mask": mask}
+        return language.lm_head(language.model(given[None], inputs_embeds=x, **more))[0]
 
     answers: Answers = {}
-    for case, (tokens, media) in fused.PROMPTS.items():
-        key = f"falcon_ocr.{case}"
+    for case, (tokens, media) in family.PROMPTS.items():
         ids = list(tokens)
         for number, each in enumerate(media):
             ids[each.start : each.start + fused.AROUND] = around
             marks = language.model.embed_tokens(mx.array(around))
-            answers[f"{key}.rows{number}"] = mx.concatenate([marks, rows(each.item)])
+            answers[f"{case}.rows{number}"] = mx.concatenate([marks, rows(each.item)])[ROWS]
         if media:
             moments, places, *_ = placed(ids, media)
             parts = [moments[:, None].astype(mx.float32), places[0]]
-            answers[f"{key}.positions"] = mx.concatenate(parts, axis=1)
-        answers[f"{key}.logits"] = logits(ids, media)[LOGITS]
-        answers[f"{key}.tokens"] = greedy(lambda ids, media=media: logits(ids, media), ids)
+            answers[f"{case}.positions"] = mx.concatenate(parts, axis=1)
+        answers[f"{case}.logits"] = logits(ids, media)[LOGITS]
+        answers[f"{case}.tokens"] = greedy(lambda ids, media=media: logits(ids, media), ids)
     for size, shape in SIZES.items():
-        found, *grid = preprocess_image(photograph(shape))
-        answers[f"falcon_ocr.{size}.grid"] = mx.array(grid)
-        answers[f"falcon_ocr.{size}.pixels"] = mx.array(found.flatten()[PIXELS])
-    return answers
+        found, *grid = preprocess(photograph(shape))
+        answers[f"{size}.grid"] = mx.array(grid)
+        answers[f"{size}.pixels"] = mx.array(found.flatten()[PIXELS])
+    return {f"{family.CONFIG['model_type']}.{key}": array for key, array in answers.items()}
 
 
 def moon(publisher: dict[str, Any]) -> Answers:
@@ -137,7 +144,7 @@ def moon(publisher: dict[str, Any]) -> Answers:
     for case, (tokens, media) in moondream.PROMPTS.items():
         key = f"moondream3.{case}"
         for number, each in enumerate(media):
-            answers[f"{key}.rows{number}"] = rows(each.item)
+            answers[f"{key}.rows{number}"] = rows(each.item)[ROWS]
         answers[f"{key}.logits"] = logits(tokens, media)[LOGITS]
         answers[f"{key}.tokens"] = greedy(lambda ids, media=media: logits(ids, media), tokens)
     for size, shape in SIZES.items():
@@ -150,4 +157,7 @@ def moon(publisher: dict[str, Any]) -> Answers:
 
 if __name__ == "__main__":
     module = Path(sys.argv[1]) / "moondream" / "torch" / "image_crops.py"
-    mx.save_safetensors(str(ANSWERS), falcon() | moon(runpy.run_path(str(module))))
+    seen = processing_falcon_perception.preprocess_image
+    answers = falcon(falcon_ocr, fused, preprocess_image)
+    answers |= falcon(falcon_perception, perception, seen)
+    mx.save_safetensors(str(ANSWERS), answers | moon(runpy.run_path(str(module))))

@@ -19,6 +19,7 @@ from tests.support.gguf_architectures import GGUF, NOT_FROM_GGUF
 from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.moondream import CONFIG as MOONDREAM
+from tests.support.perception import CONFIG as PERCEPTION
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.tiled import CONFIGS as TILED
@@ -101,7 +102,7 @@ _SAME_AS = {
     "qwen3_omni_moe": "qwen3_omni_moe_thinker",
     "youtu_llm": "youtu",
 }
-HELD_AGAINST_MLX_VLM = {FUSED["model_type"], MOONDREAM["model_type"]}
+HELD_AGAINST_MLX_VLM = {each["model_type"] for each in (FUSED, MOONDREAM, PERCEPTION)}
 
 
 def rows() -> Iterator[str]:

@@ -74,9 +74,9 @@ PROMPTS: dict[str, Prompt] = {
 }
 
 
-def weights() -> dict[str, mx.array]:
+def weights(config: dict[str, Any] = CONFIG) -> dict[str, mx.array]:
     """Random ones, by this package's names."""
-    found = random_weights(CONFIG)
+    found = random_weights(config)
     first = found["model.layers.0.self_attn.places"]
     return {key: first if key.endswith("places") else array for key, array in found.items()}
 

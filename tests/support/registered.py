@@ -12,6 +12,7 @@ from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.hybrid import CONFIG as HYBRID
 from tests.support.moondream import CONFIG as MOONDREAM
 from tests.support.original import CONFIGS as ORIGINAL
+from tests.support.perception import CONFIG as PERCEPTION
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.tiled import CONFIGS as TILED
@@ -32,6 +33,7 @@ _WHOLE: dict[str, dict[str, Any]] = {
     "mistral3": _around("mistral3", DESCRIBED["mistral"]),
     "deepseek_vl_hybrid": HYBRID,
     "falcon_ocr": FUSED,
+    "falcon_perception": PERCEPTION,
     "hunyuan_vl": HUNYUAN,
     "moondream3": MOONDREAM,
     "mllama": CROSSING,

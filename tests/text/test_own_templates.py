@@ -14,10 +14,12 @@ PICTURE, QUESTION = {"type": "image"}, {"type": "text", "text": "Why?"}
 QUERY = "<|md_reserved_0|>query<|md_reserved_1|>Why?<|md_reserved_2|>"
 PROMPTS = {
     "falcon_ocr": "<|image|>Why?\n<|OCR_PLAIN|>",
+    "falcon_perception": "<|image|>Why?",
     "moondream3": f"<|endoftext|>{QUERY}",
 }
 AGAIN = {
     "falcon_ocr": "Oh.<|end_of_query|>Why?\n<|OCR_PLAIN|>",
+    "falcon_perception": "Oh.<|end_of_query|>Why?",
     "moondream3": f"Oh.{QUERY}",
 }
 
@@ -57,3 +59,8 @@ def test_an_end_that_only_published_code_knows(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end_of_text|>"}))
     assert end_token_ids(folder(tmp_path, "llama")) == {11}
     assert end_token_ids(folder(tmp_path, "falcon_ocr")) == {11, 263}
+    # Points, sizes and masks are no text.
+    assert end_token_ids(folder(tmp_path, "falcon_perception")) == {11, 263, 240, 241, 262}
+    other = {"model_type": "falcon_perception", "coord_token_id": 7}
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    assert end_token_ids(tmp_path) == {11, 263, 7, 241, 262}

@@ -26,12 +26,21 @@ def end_token_ids(folder: Path) -> frozenset[int]:
     ids |= _as_ids(read_object(generation).get("eos_token_id"), generation)
     tokenizer = read_object(folder / "tokenizer_config.json")
     ids |= _id_of(tokenizer.get("eos_token"), tokenizer, folder)
-    unsaid = _UNSAID.get(str(config.get("model_type")))
-    return frozenset(ids | _id_of(unsaid, tokenizer, folder))
+    kind = str(config.get("model_type"))
+    for key, usual in _NO_TEXT.get(kind, {}).items():
+        ids |= _as_ids(config.get(key, usual), path, key)
+    return frozenset(ids | _id_of(_UNSAID.get(kind), tokenizer, folder))
 
 
-_UNSAID = {"falcon_ocr": "<|end_of_query|>", "moondream3": "<|endoftext|>"}
+_UNSAID = {
+    "falcon_ocr": "<|end_of_query|>",
+    "falcon_perception": "<|end_of_query|>",
+    "moondream3": "<|endoftext|>",
+}
 """By `model_type`, an end that only the published code knows of."""
+_NO_TEXT = {"falcon_perception": {"coord_token_id": 240, "size_token_id": 241, "seg_token_id": 262}}
+"""By `model_type`, tokens that stand for what is no text: their keys, and what they are where the
+configuration does not say. What follows depends on it, so that an answer in text ends there."""
 
 
 def _id_of(token: Any, tokenizer: dict[str, Any], folder: Path) -> set[int]:
@@ -50,10 +59,10 @@ def _id_of(token: Any, tokenizer: dict[str, Any], folder: Path) -> set[int]:
     return {known[token]} if isinstance(known, dict) and token in known else set()
 
 
-def _as_ids(value: Any, path: Path) -> set[int]:
+def _as_ids(value: Any, path: Path, key: str = "eos_token_id") -> set[int]:
     if value is None:
         return set()
     ids = value if isinstance(value, list) else [value]
     if not all(isinstance(item, int) for item in ids):
-        raise ModelError(f"{path}: eos_token_id = {value!r} is neither a number nor a list of them")
+        raise ModelError(f"{path}: {key} = {value!r} is neither a number nor a list of them")
     return set(ids)

@@ -30,6 +30,17 @@ _FALCON_OCR = (
 """
 )
 
+# The publisher's prompt where it asks for no boxes and masks.
+_FALCON_PERCEPTION = (
+    _TEXT
+    + """\
+{%- for message in messages -%}
+{{ text(message.content, '<|image|>') }}
+{%- if message.role == 'assistant' -%}{{ '<|end_of_query|>' }}{%- endif -%}
+{%- endfor -%}
+"""
+)
+
 # The first token is where a picture stands.
 _MOONDREAM3 = (
     _TEXT
@@ -64,6 +75,7 @@ _JANUS = _DEEPSEEK_VL.replace("User:", "<|User|>:").replace("Assistant:", "<|Ass
 
 _OWN = {
     "falcon_ocr": _FALCON_OCR,
+    "falcon_perception": _FALCON_PERCEPTION,
     "moondream3": _MOONDREAM3,
     "multi_modality": _DEEPSEEK_VL,
 }

@@ -74,6 +74,20 @@ PLAIN: tuple[Published, ...] = (
         marks={"<|image|>": 227},
     ),
     Published(
+        ("falcon_perception",),
+        "tiiuae/Falcon-Perception",
+        "none",
+        ends={
+            "<|end_of_text|>": 11,
+            "<|end_of_query|>": 263,
+            # What follows these is no text.
+            "<|coord|>": 240,
+            "<|size|>": 241,
+            "<|seg|>": 262,
+        },
+        marks={"<|image|>": 227},
+    ),
+    Published(
         ("moondream3",),
         "moondream/moondream3-preview",
         "none",

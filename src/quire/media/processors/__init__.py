@@ -14,7 +14,7 @@ from quire.media.processors.base import MediaProcessor
 from quire.media.processors.deepseek import DeepseekImageProcessor, HybridImageProcessor
 from quire.media.processors.dynamic import InternVLVideoProcessor, open_dynamic
 from quire.media.processors.ernie_video import ErnieVideoProcessor
-from quire.media.processors.falcon import FalconImageProcessor
+from quire.media.processors.falcon import FalconImageProcessor, PerceptionImageProcessor
 from quire.media.processors.gemma3n import Gemma3nAudioProcessor
 from quire.media.processors.gemma3n_pictures import open_siglip
 from quire.media.processors.gemma4 import Gemma4ImageProcessor, Gemma4VideoProcessor
@@ -98,6 +98,7 @@ IMAGES: dict[str, Open] = {
 # By `model_type`, of models that say nothing of their pictures but in `config.json`.
 IMAGES_BY_MODEL: dict[str, Open] = {
     "falcon_ocr": FalconImageProcessor.open,
+    "falcon_perception": PerceptionImageProcessor.open,
     "moondream3": MoondreamImageProcessor.open,
 }
 SOUNDS: dict[str, Open] = {

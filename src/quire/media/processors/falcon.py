@@ -1,4 +1,4 @@
-"""Falcon-OCR: pictures of any shape within bounds on their sides, then as Qwen2-VL's.
+"""Falcon-OCR and Falcon Perception: sides within bounds, then as many patches as Qwen2-VL's.
 
 The pixels equal those of mlx-vlm's processor, but stay uint8: the model scales them.
 """
@@ -50,6 +50,12 @@ class FalconImageProcessor(QwenImageProcessor):
             picture = picture.resize(size, PIL.Image.Resampling.BICUBIC)
         item = super().cut(picture, param, detail)
         return replace(item, tokens=item.tokens + _AROUND, bidirectional=True)
+
+
+class PerceptionImageProcessor(FalconImageProcessor):
+    """The pictures of Falcon Perception."""
+
+    _shortest = 256
 
 
 def bounded(width: int, height: int, shortest: int, longest: int) -> tuple[int, int]:

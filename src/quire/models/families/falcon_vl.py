@@ -1,4 +1,4 @@
-"""Falcon-OCR (arXiv:2603.27365): one decoder for patches and text."""
+"""Falcon-OCR and Falcon Perception (arXiv:2603.27365): one decoder for patches and text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KEYS = {
 _AROUND = ("image_cls_token_id", *(f"image_reg_{number}_token_id" for number in range(1, 5)))
 
 
-def falcon_ocr(s: Settings) -> LanguageModel:
+def falcon_vl(s: Settings) -> LanguageModel:
     s = _renamed(s).filled(rms_norm_eps=1e-5)
     s.only("temporal_patch_size", 1)
     s.only("channel_size", 3)
@@ -56,6 +56,7 @@ def falcon_ocr(s: Settings) -> LanguageModel:
     names = Names(
         renamed=_PARTS,
         fused={"wqkv": query_key_value(attention), "w13": gate_up(s)},
+        unused=_HEADS,
         prepare=partial(_prepared, layers=len(layers)),
     )
     around = tuple(s.integer(key, default=244 + n) for n, key in enumerate(_AROUND))
@@ -64,7 +65,9 @@ def falcon_ocr(s: Settings) -> LanguageModel:
 
 
 def _renamed(s: Settings) -> Settings:
-    """The keys by their usual names."""
+    """The keys by their usual names; those of `text_config`, where a conversion has one, too."""
+    if s.has("text_config"):
+        s = s.filled(**s.within("text_config").values)
     return s.filled(**{ours: s.values[key] for key, ours in _KEYS.items() if s.has(key)})
 
 
@@ -103,6 +106,16 @@ _PARTS = {
     "model.output": "lm_head",
     "model.img_projector": "img_projector",
 }
+_HEADS = (
+    "coord_encoder.",
+    "coord_decoder.",
+    "size_encoder.",
+    "size_decoder.",
+    "conv_segm.",
+    "proj_segm.",
+    "itok_upsampler.",
+)
+"""What Falcon Perception finds points, boxes and masks by. They are no text, and left out."""
 _PLACES = "freqs_cis_golden"
 
 
@@ -129,4 +142,7 @@ def _context(s: Settings) -> int:
     return _renamed(s).integer("max_position_embeddings")
 
 
-FAMILIES = (Family("falcon_ocr", "Falcon-OCR, text and images", falcon_ocr, _context),)
+FAMILIES = (
+    Family("falcon_ocr", "Falcon-OCR, text and images", falcon_vl, _context),
+    Family("falcon_perception", "Falcon Perception, text and images", falcon_vl, _context),
+)
