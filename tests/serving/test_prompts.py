@@ -80,6 +80,24 @@ async def test_media_stands_in_a_template_that_takes_texts_alone(service: Servic
     assert prompt.tokens.count(token) == placed.item.tokens
 
 
+async def test_texts_stand_in_a_template_that_goes_through_parts(service: Service) -> None:
+    """As LLaVA's, in which a question that is one string, and an answer, would be nothing."""
+    source = (
+        "{% for m in messages %}{{ m.role }}:"
+        "{% for part in m['content'] | selectattr('type', 'equalto', 'text') %}{{ part.text }} "
+        "{% endfor %}{% endfor %}"
+    )
+    service.prompts.template = ChatTemplate({"default": source}, {})
+    asked: Any = (
+        {"role": "system", "content": "Short."},
+        ASK,
+        {"role": "assistant", "content": "No."},
+    )
+    (prompt,) = (await service.prepare(Generation(messages=asked))).prompts
+    shown = service.tokenizer.decode(prompt.tokens)
+    assert shown == "system:Short. user:Hi. assistant:No. "
+
+
 async def test_the_switch_for_reasoning_reaches_the_template(service: Service) -> None:
     spec = Generation(messages=(ASK,), thinking=Thinking(enabled=True))
     (prompt,) = (await service.prepare(spec)).prompts

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire.core.errors import ModelError, RequestError
-from quire.text.template import ChatTemplate
+from quire.text.template import ChatTemplate, Content
 from tests.text.conversations import CALL, CONVERSATIONS, RESULT, TEMPLATES, TOOL, USER
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -74,17 +74,32 @@ def test_a_broken_template_is_refused_when_the_model_is_opened() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "reads"),
+    ("source", "read"),
     [
-        ("{{ 'user: ' + messages[0]['content'] }}", False),  # as Phi-4's, which cannot add a list
-        ("{{ messages[0]['content'] }}", False),  # a list would be written out
-        ("{% for part in messages[0]['content'] %}{{ part.text }}{% endfor %}", True),
-        ("{{ raise_exception('two, please') if messages | length < 2 }}", True),
-        (TEMPLATES["gemma4"], True),
+        ("{{ 'user: ' + messages[0]['content'] }}", Content(True, False)),  # cannot add a list
+        ("{{ messages[0]['content'] }}", Content(True, False)),  # a list would be written out
+        (
+            "{% for part in messages[0]['content'] | selectattr('type', 'equalto', 'text') %}"
+            "{{ part.text }}{% endfor %}",  # of a string's letters none is a part
+            Content(False, True),
+        ),
+        ("{{ raise_exception('two, please') if messages | length < 2 }}", Content(True, True)),
+        (TEMPLATES["gemma4"], Content(True, True)),
+        (TEMPLATES["qwen3"], Content(True, False)),
     ],
 )
-def test_whether_a_template_reads_parts(source: str, reads: bool) -> None:
-    assert template(source).reads_parts == reads
+def test_what_a_template_reads(source: str, read: Content) -> None:
+    assert template(source).reads("user") == read
+
+
+def test_roles_may_be_read_differently() -> None:
+    parts = "{% for part in m.content %}{{ part.text }}{% endfor %}"
+    found = template(
+        "{% for m in messages %}{% if m.role == 'user' %}" + parts + "{% else %}{{ m.content }}"
+        "{% endif %}{% endfor %}"
+    )
+    assert found.reads("user") == Content(False, True)
+    assert found.reads("assistant") == found.reads("system") == Content(True, False)
 
 
 def test_no_messages_are_refused() -> None:

@@ -170,7 +170,8 @@ class Prompts:
     def _as_read(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A message as the template reads it, covered. Some templates take texts alone."""
         covered = self._controls.cover_message(as_template_reads(message))
-        if isinstance(covered.get("content"), list) and not self.template.reads_parts:
+        read = self.template.reads(str(message.get("role")))
+        if isinstance(covered.get("content"), list) and not read.parts:
             return self.media.as_text(covered)
         return covered
 

@@ -10,7 +10,7 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -35,8 +35,22 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # come up in templates.
 _CONTINUE = "\ue0f0continue"
 _PROBE = "\ue0f1probe"
+_FIRST = ("system", "developer")  # roles that stand before the user's
 # What JSON escapes in ASCII; the marks of `quire.text.controls` stay, wherever templates put them.
 _NOT_ASCII = re.compile(f"[^\x00-\x7f{SENTINEL}]")
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The forms of a message's content that a template reads.
+
+    Attributes:
+        text: one string.
+        parts: a list, `{"type": "text", "text": ...}` or media each.
+    """
+
+    text: bool
+    parts: bool
 
 
 class ChatTemplate:
@@ -59,6 +73,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         environment = _environment()
         self._compiled: dict[str, jinja2.Template] = {}
+        self._reads: dict[str, Content] = {}
         variables: set[str] = set()
         for name, source in self._sources.items():
             try:
@@ -93,17 +108,27 @@ class ChatTemplate:
         """The text of all templates, for choosing a dialect by what they write."""
         return "\n".join(self._sources.values())
 
-    @cached_property
-    def reads_parts(self) -> bool:
-        """Whether a message's content may be a list of parts; where not, it has to be a text."""
-        text = {"role": "user", "content": _PROBE}
-        parts = {"role": "user", "content": [{"type": "text", "text": _PROBE}]}
+    def reads(self, role: str) -> Content:
+        """What a message of this role may hold so that the template shows it.
+
+        Templates differ: some write a message's content out, some go through its parts, some do
+        either. One that shows neither, for whatever reason, is given what there is.
+        """
+        if role not in self._reads:
+            text = self._shows(role, _PROBE)
+            parts = self._shows(role, [{"type": "text", "text": _PROBE}])
+            self._reads[role] = Content(text or not parts, parts or not text)
+        return self._reads[role]
+
+    def _shows(self, role: str, content: Any) -> bool:
+        """Whether a text comes out in full that is, or is in, a message's content."""
+        messages: list[dict[str, Any]] = [{"role": role, "content": content}]
+        if role != "user":
+            asked = "?" if self.reads("user").text else [{"type": "text", "text": "?"}]
+            at = 1 if role in _FIRST else 0
+            messages.insert(at, {"role": "user", "content": asked})
         try:
-            self.render([text])
-        except RequestError:
-            return True  # it wants more than one message, which tells nothing of parts
-        try:
-            return _PROBE in self.render([parts])  # a list that is written out shows an escape
+            return _PROBE in self._render(messages)  # a list that is written out shows an escape
         except RequestError:
             return False
 
@@ -129,22 +154,45 @@ class ChatTemplate:
         Raises:
             RequestError: the template refuses the messages, or there is no template.
         """
-        template = self._choose(tools)
-        conversation = [_as_template_sees(message) for message in messages]
+        conversation = [self._as_read(_as_template_sees(message)) for message in messages]
         if not conversation:
             raise RequestError("messages: at least one message is needed", param="messages")
         if continue_final:
             add_generation_prompt = False
             conversation[-1] = _marked(conversation[-1])
+        kwargs |= {"tools": tools, "add_generation_prompt": add_generation_prompt}
+        text = self._render(conversation, **kwargs)
+        return _cut_at_mark(text) if continue_final else text
+
+    def _as_read(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message whose text is a part, where the template reads nothing else."""
+        content = message.get("content")
+        if isinstance(content, str) and not self.reads(str(message.get("role"))).text:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        return message
+
+    def _render(
+        self,
+        conversation: list[dict[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """What the template makes of messages as they are.
+
+        Raises:
+            RequestError: it refuses them, or there is none.
+        """
+        template = self._choose(tools)
         variables = self._special_tokens | {"documents": None} | kwargs
         variables |= {"messages": conversation, "tools": tools}
         try:
-            text = template.render(variables, add_generation_prompt=add_generation_prompt)
+            return template.render(variables, add_generation_prompt=add_generation_prompt)
         except jinja2.TemplateError as error:
             raise _refusal(str(error)) from error
         except Exception as error:  # the template is the model's own program: it may raise anything
             raise _refusal(f"{type(error).__name__}: {error}") from error
-        return _cut_at_mark(text) if continue_final else text
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> jinja2.Template:
         wanted = (_TOOL_USE, _DEFAULT) if tools is not None else (_DEFAULT,)
