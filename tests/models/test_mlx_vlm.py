@@ -22,6 +22,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.media import EVEN_COLOURS, MediaItem
 from quire.core.request import Request
 from quire.media.processors import open_processors
+from quire.media.source import Detail
 from quire.models.fused_vision import places
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import encoded, solo_logits
@@ -229,13 +230,15 @@ def test_packed_checkpoints_are_read(tmp_path: Path, name: str, conversion: bool
     assert differ(ours, wanted) < TOLERANCE
 
 
-def shown(folder: Path, model_type: str, size: str, **config: Any) -> MediaItem:
+def shown(
+    folder: Path, model_type: str, size: str, *, detail: Detail = "auto", **config: Any
+) -> MediaItem:
     """What the processor of a family makes of a picture."""
     (folder / "config.json").write_text(json.dumps({"model_type": model_type} | config))
     processor = open_processors(folder, ["image"])["image"]
     file = io.BytesIO()
     photograph(SIZES[size]).save(file, "PNG")
-    (part,) = processor.read(file.getvalue(), param="image")
+    (part,) = processor.read(file.getvalue(), param="image", detail=detail)
     return part.item
 
 
@@ -255,6 +258,11 @@ def test_pixels_of_whole_pictures_match(tmp_path: Path, name: str, size: str) ->
     assert item.tokens == lines * columns + 5
     theirs = np.array(THEIRS[f"{name}.{size}.pixels"])
     assert np.abs(colours(item, 16, lines, columns) - theirs).max() < 1e-3
+
+
+def test_a_picture_takes_no_more_tokens_than_it_may(tmp_path: Path) -> None:
+    assert shown(tmp_path, "falcon_ocr", "usual").tokens > 200
+    assert 150 < shown(tmp_path, "falcon_ocr", "usual", detail=200).tokens <= 200
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -41,11 +41,19 @@ def test_a_question_is_written_as_by_the_publisher(model_type: str, tmp_path: Pa
     assert begun == PROMPTS[model_type] + "Oh."
 
 
-def test_a_picture_alone_is_described(tmp_path: Path) -> None:
-    template = ChatTemplate.open(folder(tmp_path, "moondream3"), {})
-    described = "<|md_reserved_0|>describe<|md_reserved_1|>normal<|md_reserved_2|>"
-    alone = template.render([{"role": "user", "content": [PICTURE]}])
-    assert alone == f"<|endoftext|>{described}"
+@pytest.mark.parametrize(
+    ("model_type", "prompt"),
+    [
+        ("falcon_ocr", "<|image|>Extract the text content from this image.\n<|OCR_PLAIN|>"),
+        (
+            "moondream3",
+            "<|endoftext|><|md_reserved_0|>describe<|md_reserved_1|>normal<|md_reserved_2|>",
+        ),
+    ],
+)
+def test_a_picture_alone_is_asked_about(model_type: str, prompt: str, tmp_path: Path) -> None:
+    template = ChatTemplate.open(folder(tmp_path, model_type), {})
+    assert template.render([{"role": "user", "content": [PICTURE]}]) == prompt
 
 
 def test_the_files_of_a_model_come_first(tmp_path: Path) -> None:

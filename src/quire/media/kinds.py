@@ -120,8 +120,9 @@ class Kind:
             return None
         if settings is None:
             return self._open_beside_pictures(folder, config)
-        name = settings.values.get(self.type_key) or config.values.get("model_type")
-        build = self.processors.get(name) if isinstance(name, str) else None
+        name = settings.values.get(self.type_key)
+        found = name or config.values.get("model_type")
+        build = self.processors.get(found) if isinstance(found, str) else None
         if build is None:
             log.warning("%s: no support for %r; serving without it", settings.path, name)
             return None

@@ -24,7 +24,9 @@ _FALCON_OCR = (
 {%- for message in messages -%}
 {{ text(message.content, '<|image|>') }}
 {%- if message.role == 'assistant' -%}{{ '<|end_of_query|>' }}
-{%- elif message.role == 'user' -%}{{ '\n<|OCR_PLAIN|>' }}
+{%- elif message.role == 'user' -%}
+{{ '' if text(message.content, '') | trim else 'Extract the text content from this image.' }}
+{{- '\n<|OCR_PLAIN|>' }}
 {%- endif -%}
 {%- endfor -%}
 """

@@ -48,6 +48,8 @@ class FalconImageProcessor(QwenImageProcessor):
         size = bounded(*picture.size, self._shortest, _LONGEST)
         if size != picture.size:
             picture = picture.resize(size, PIL.Image.Resampling.BICUBIC)
+        if isinstance(detail, int):
+            detail = max(1, detail - _AROUND)
         item = super().cut(picture, param, detail)
         return replace(item, tokens=item.tokens + _AROUND, bidirectional=True)
 
