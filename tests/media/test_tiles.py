@@ -13,6 +13,7 @@ import pytest
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import TOWER_COLOURS, MediaItem
 from quire.media.processors import KINDS, MediaProcessor
+from quire.media.processors.llava import LlavaOnevisionVideoProcessor
 from quire.media.video import Frame, VideoInfo
 from tests.media.test_images import encoded, noise
 
@@ -249,6 +250,14 @@ def test_videos_of_llava_onevision_are_read_beside_pictures(tmp_path: Path) -> N
     frames = (Frame(number, noise(90, 50, number)) for number in range(3))
     (part,) = ours.watch(info, frames, 3, "p", "auto")
     assert (part.item.shape, part.item.tokens) == ((3,), 13)
+
+
+@pytest.mark.parametrize("kind", ["LlavaOnevisionVideoProcessor", "LlavaOnevisionImageProcessor"])
+def test_settings_for_videos_may_be_named_as_for_pictures(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(ONEVISION))
+    named = ONEVISION_SETTINGS | {"image_processor_type": kind}
+    (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(named))
+    assert isinstance(KINDS["video"].open(tmp_path), LlavaOnevisionVideoProcessor)
 
 
 DEEPSEEK: dict[str, Any] = {

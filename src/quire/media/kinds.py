@@ -83,6 +83,7 @@ class Kind:
         section: of `processor_config.json`.
         old_file: holds the section's values where that file has none.
         type_key: of the section; names the processor.
+        older_type_key: names it in sections that have not that one, maybe as one of pictures.
         table: `module:name` of what opens a processor, by the processor's name.
         table_beside_pictures: the like by the name of the processor of pictures, for folders that
             say nothing of this kind; what it opens takes that one's settings.
@@ -96,6 +97,7 @@ class Kind:
     type_key: str
     table: str
     table_beside_pictures: str = ""
+    older_type_key: str = ""
     table_by_model: str = ""
 
     @property
@@ -120,7 +122,9 @@ class Kind:
             return None
         if settings is None:
             return self._open_beside_pictures(folder, config)
+        older = str(settings.values.get(self.older_type_key) or "")
         name = settings.values.get(self.type_key)
+        name = name or older.replace("ImageProcessor", "VideoProcessor") or None
         found = name or config.values.get("model_type")
         build = self.processors.get(found) if isinstance(found, str) else None
         if build is None:
@@ -237,6 +241,7 @@ KINDS: dict[str, Kind] = {
         section="video_processor",
         old_file="video_preprocessor_config.json",
         type_key="video_processor_type",
+        older_type_key="image_processor_type",
         table=f"{_TABLES}:VIDEOS",
         table_beside_pictures=f"{_TABLES}:VIDEOS_BESIDE_PICTURES",
     ),
