@@ -149,7 +149,7 @@ def expected(opened: Opened) -> Any:
     return find
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["falcon_ocr", "moondream3"])
 def test_two_as_if_alone(opened: Opened, name: str) -> None:
     loaded, wanted = opened(name), requests(name)[:2]
     config = replace(settings(PLAIN), prefix_cache=False)
@@ -250,7 +250,9 @@ def colours(item: MediaItem, patch: int, rows: int, columns: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", ["falcon_ocr", "falcon_perception"])
+@pytest.mark.parametrize(
+    "name", ["falcon_ocr", pytest.param("falcon_perception", marks=pytest.mark.slow)]
+)
 def test_pixels_of_whole_pictures_match(tmp_path: Path, name: str, size: str) -> None:
     item = shown(tmp_path, name, size)
     lines, columns = item.shape
