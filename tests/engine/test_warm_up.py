@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from quire.core.config import EngineConfig
+from quire.device.device import current_device
+from quire.device.kept import Kept
+from quire.engine import warm_up as module
 from quire.engine.engine import Engine
 from quire.engine.warm_up import warm_up
-from quire.models.loader import open_model
+from quire.models.loader import LoadedModel, open_model
 from quire.scheduler.plan import StepPlan
 from quire.scheduler.scheduler import Scheduler
 from tests.support.tiny_models import tiny_model
 
 
-def test_chunks_and_streams_of_every_size_are_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = str(tiny_model(tmp_path, "llama"))
-    loaded = open_model(folder, dtype="float32")
-    config = EngineConfig(
-        folder, kv_memory=64 << 20, page_tokens=16, max_sequences=6, max_step_tokens=128
-    )
-    plans: list[StepPlan] = []
+@pytest.fixture
+def loaded(tmp_path: Path) -> LoadedModel:
+    return open_model(str(tiny_model(tmp_path, "llama")), dtype="float32")
+
+
+@pytest.fixture
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
+    """Those that schedulers make from now on."""
+    found: list[StepPlan] = []
     schedule = Scheduler.schedule
 
     def noted(self: Scheduler) -> StepPlan | None:
         plan = schedule(self)
         if plan is not None:
-            plans.append(plan)
+            found.append(plan)
         return plan
 
     monkeypatch.setattr(Scheduler, "schedule", noted)
+    return found
+
+
+def test_chunks_and_streams_of_every_size_are_run(
+    loaded: LoadedModel, plans: list[StepPlan], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = EngineConfig(
+        "", kv_memory=64 << 20, page_tokens=16, max_sequences=6, max_step_tokens=128
+    )
     told: list[tuple[int, int]] = []
     warm_up(loaded, config, lambda done, total: told.append((done, total)))
     rounds = told[-1][1]
@@ -45,3 +58,18 @@ def test_chunks_and_streams_of_every_size_are_run(
     engine = Engine(loaded, config)
     assert engine.stats().steps == 0
     assert engine.stats().prompt_tokens == 0
+
+
+def test_where_all_is_compiled_a_start_runs_a_first_request_alone(
+    loaded: LoadedModel, plans: list[StepPlan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(tmp_path / "kept", "")
+    monkeypatch.setattr(module, "kept", lambda: kept)
+    monkeypatch.setattr(type(current_device()), "keeps_compiled", True)
+    config = EngineConfig("", kv_memory=64 << 20, max_sequences=2, max_step_tokens=64)
+    sizes = []
+    for own in (config, config, replace(config, max_sequences=4)):
+        plans.clear()
+        warm_up(loaded, own)
+        sizes.append(max(len(plan.sequences) for plan in plans))
+    assert sizes == [2, 1, 4]

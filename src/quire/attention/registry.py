@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mlx.core as mx
+
 from quire.attention.backend import AttentionBackend, Backends
 from quire.attention.cpu import CPUBackend
 from quire.attention.paged import PagedBackend, PortableBackend
-from quire.attention.paged.target import METAL
+from quire.attention.paged.target import CUDA, METAL
 from quire.attention.reference import ReferenceBackend
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
@@ -18,8 +20,7 @@ def open_backends() -> Backends:
     if device.kernels is not None:
         backends.append(CPUBackend(device.kernels))
     if device.kernel_language == "cuda":
-        # PortableBackend(CUDA, [mx.float32]) too, once it has run on a card.
-        backends.append(PagedBackend())
+        backends += [PagedBackend(), PortableBackend(CUDA, [mx.float32])]
     if device.kernel_language == "metal":
         backends.append(PortableBackend(METAL, DTYPES.values()))
     return Backends([*backends, ReferenceBackend()])

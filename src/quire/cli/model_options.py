@@ -76,6 +76,11 @@ class EngineOptions(Options):
     step_ms: Annotated[Seconds, Flag("MS")] = Field(
         _ENGINE.step_ms, description="time aimed at for a step that only reads prompts"
     )
+    batch_invariant: bool = Field(
+        False,
+        description="logits have the same bits alone and in any batch: on NVIDIA GPUs for text and "
+        "plain KV caches, in steps of 64 rows; the compiled CPU kernels give it anyway",
+    )
     stop_on_loop: Annotated[int, Field(ge=MIN_REPEATS), Flag("N")] | None = Field(
         None,
         description=f"end an answer that repeats a cycle of tokens N times, at least {MIN_REPEATS}",
@@ -166,5 +171,6 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             step_ms=self.step_ms,
             prefix_cache=not self.no_prefix_cache,
             disk=DiskConfig(self.kv_disk, self.kv_disk_size) if self.kv_disk else None,
+            batch_invariant=self.batch_invariant,
             stop_on_loop=self.stop_on_loop or 0,
         )

@@ -42,6 +42,7 @@ class EngineConfig:
         blas: what multiplies on a CPU: "auto" is the compiled kernels where they were built, else
             OpenBLAS; "openblas"; or "mlx", the slow products that MLX carries.
         prefix_cache: whether computed blocks are kept and shared.
+        batch_invariant: a request's logits have the same bits alone and in any batch.
         stop_on_loop: stop an answer after this many exact repeats of a cycle; 0 is off.
         memory: bytes for weights and KV blocks together; None is what the machine has.
         reserved: bytes of free memory that other engines of this server were promised.
@@ -64,6 +65,7 @@ class EngineConfig:
     blas: Literal["auto", "openblas", "mlx"] = "auto"
     prefix_cache: bool = True
     disk: DiskConfig | None = None
+    batch_invariant: bool = False
     stop_on_loop: int = 0
     memory: int | None = None
     reserved: int = 0

@@ -41,6 +41,7 @@ class Device(ABC):
             spells them out, in more operations than their callers need.
         compiles: whether `mx.compile` costs no request its time. For a CPU MLX writes C++ and runs
             `g++`, one to five seconds for each kernel, in the step that needs it first.
+        keeps_compiled: whether all that is compiled is there at the next start.
         default_dtype: of weights whose type nobody asked for; None is the checkpoint's.
         weights_by_columns: whether matrices are multiplied faster when each of their columns lies
             in one run of memory.
@@ -55,6 +56,7 @@ class Device(ABC):
 
     fuses: bool
     compiles: bool
+    keeps_compiled: bool
     default_dtype: mx.Dtype | None
     weights_by_columns: bool
     begins_with_first_layer: bool
@@ -136,6 +138,7 @@ class CPU(Device):
 
     fuses = False
     compiles = False
+    keeps_compiled = False
     default_dtype = mx.float32  # there is no faster type
     begins_with_first_layer = True
     # A token gets the same codes however it is read, with MLX's own products to the bit, if they
@@ -215,6 +218,7 @@ class CUDA(GPU):
     """NVIDIA."""
 
     kernel_language = "cuda"
+    keeps_compiled = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -236,6 +240,7 @@ class Metal(GPU):
     """Apple silicon."""
 
     kernel_language = "metal"
+    keeps_compiled = False
 
     def gather_mm_serves(self, dtype: mx.Dtype) -> bool:
         return True

@@ -9,6 +9,8 @@ from importlib.resources import files
 
 import mlx.core as mx
 
+from quire.device.cuda.compiled import CompiledKernel
+
 Kernel = Callable[..., list[mx.array]]
 """What `mx.fast` makes; called with `inputs`, `grid`, `threadgroup` and the outputs' shapes."""
 
@@ -39,17 +41,10 @@ def cuda_kernel(
     header: str,
     shared_memory: int = 0,
 ) -> Kernel:
-    """A kernel of CUDA.
+    """A kernel of CUDA, which is compiled once a machine.
 
     Args:
+        name: for people.
         shared_memory: bytes that are asked for at launch.
     """
-    kernel: Kernel = mx.fast.cuda_kernel(  # type: ignore[assignment]  # its stub says object
-        name=name,
-        input_names=inputs,
-        output_names=outputs,
-        source=body,
-        header=header,
-        shared_memory=shared_memory,
-    )
-    return kernel
+    return CompiledKernel(inputs, outputs, body, f"// {name}\n{header}", shared_memory)

@@ -42,6 +42,12 @@ def use_private_cache(folder: Path | None = None) -> Path:
     return folder
 
 
+def kernel_folder() -> Path | None:
+    """Where compiled kernels are kept; None where `use_private_cache` was not called."""
+    folder = os.environ.get("MLX_PTX_CACHE_DIR")
+    return None if folder is None else Path(folder)
+
+
 def unsafe(folder: Path) -> str:
     """Why others may have put something into a folder; empty if nobody can."""
     found = folder.lstat()

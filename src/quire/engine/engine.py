@@ -27,6 +27,7 @@ from quire.core.sampling_params import check_sampling
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.engine.constraints import ConstraintFactory
+from quire.engine.invariance import check_request, limited
 from quire.engine.memory import check_context, kv_budget
 from quire.engine.preparing import Made, Preparing
 from quire.engine.runner import LaunchedStep, Runner, SampledRow
@@ -70,9 +71,16 @@ class Engine:
         observe: Callable[[list[SampledRow], mx.array], None] | None = None,
         proposers: Callable[[Request], Proposer | None] = no_proposer,
     ) -> None:
-        self.config = config
+        self.config = config = limited(config)
         self._loaded = loaded
-        self._runner = Runner(loaded.model, config.page_tokens, DTYPES[loaded.dtype], observe)
+        self._runner = Runner(
+            loaded.model,
+            config.page_tokens,
+            DTYPES[loaded.dtype],
+            observe,
+            loaded.fingerprint,
+            even=config.batch_invariant,
+        )
         budget = kv_budget(config, loaded.parameter_bytes)
         manager = BlockManager(budget, self._runner.pools.block_bytes)
         context = config.max_context or loaded.context_length
@@ -124,6 +132,7 @@ class Engine:
             loops = LoopDetector(repeats) if repeats else None
             # Last, since a request that was taken ends through the scheduler and in no other way.
             format = self._format(request.kv_format)
+            check_request(self.config, request, format)
             sequence = self._scheduler.add(request, format, positions, looks, pieces)
             sequence.constraint, sequence.row.mask = constraint, mask
             sequence.loops, sequence.proposer = loops, proposer

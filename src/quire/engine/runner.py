@@ -19,7 +19,7 @@ from quire.cache.specs import KVLayout
 from quire.core.media import MediaKey
 from quire.core.request import TokenLogprobs
 from quire.device.device import current_device
-from quire.engine.decode.whole import open_whole_decode
+from quire.engine.decode.whole import Computed, open_whole_decode
 from quire.engine.encoder_cache import EncoderCache
 from quire.engine.inputs import StepInputs
 from quire.engine.stages import VectorStage
@@ -82,6 +82,11 @@ class Runner:
         model: weights; evaluated.
         dtype: the model's.
         observe: called with each step's logits `[R, vocab]` and whose they are; for tests.
+        identity: of the weights, see `LoadedModel.fingerprint`.
+        even: a row's bits do not depend on the other rows.
+
+    Raises:
+        ModelError: rows cannot be computed so.
     """
 
     def __init__(
@@ -90,6 +95,9 @@ class Runner:
         page_tokens: int,
         dtype: mx.Dtype,
         observe: Callable[[list[SampledRow], mx.array], None] | None = None,
+        identity: str = "",
+        *,
+        even: bool = False,
     ) -> None:
         self.model = model
         specs = model.layout
@@ -101,7 +109,7 @@ class Runner:
         self.spill: SpillTo | None = None
         """Takes blocks that leave memory, if there is a disk tier."""
         self._attention = Attention(layout, self.pools, open_backends())
-        self._whole = open_whole_decode(model, layout, self.pools)
+        self._whole = open_whole_decode(model, layout, self.pools, identity, even=even)
         self._vectors = VectorStage(model)
         self._observe = observe
         self._running: LaunchedStep | None = None
@@ -191,11 +199,14 @@ class Runner:
             inputs = StepInputs(plan, self._attention, places, previous)
             inputs.media = self.media.rows(inputs.sequences)
             inputs.cross = self._cross(inputs)
-            hidden = self._hidden(step, inputs)
+            computed = self._computed(inputs)
+            step.whole = computed.whole
+            if computed.whole:
+                step.roots.append(computed.rows)  # also where nobody reads them: it writes keys
             if inputs.ending:
                 if inputs.wanted is not None and not inputs.narrowed:
-                    hidden = hidden[inputs.wanted]
-                self._finish(step, inputs.ending, hidden, places, previous)
+                    computed = computed._replace(rows=computed.rows[inputs.wanted])
+                self._finish(step, inputs.ending, computed, places, previous)
         step.first = self.pools.arrays(_FIRST_LAYER)
         step.roots += self.pools.arrays(self._layers)
         return step
@@ -207,24 +218,23 @@ class Runner:
         states = self.media.looked_at(inputs.sequences, self.pools.block_tokens)
         return CrossRows(None if looking.all() else mx.array(looking[:, None]), states)
 
-    def _hidden(self, step: LaunchedStep, inputs: StepInputs) -> mx.array:
-        """Normalised hidden states, in one operation where that serves, else layer by layer."""
+    def _computed(self, inputs: StepInputs) -> Computed:
+        """In one operation where that serves, else layer by layer."""
         if self._whole is not None:
-            found = self._whole.hidden(inputs, lambda: self.model(inputs))
+            found = self._whole.computed(inputs, lambda: self.model(inputs))
             if found is not None:
-                step.whole = found.whole
-                return found.states
-        return self.model(inputs)
+                return found
+        return Computed(self.model(inputs), logits=False, whole=False)
 
     def _finish(
         self,
         step: LaunchedStep,
         ending: list[ScheduledSequence],
-        hidden: mx.array,
+        computed: Computed,
         places: Mapping[int, int],
         previous: mx.array | None,
     ) -> None:
-        """The last stage, by each sequence's task. `hidden`: their wanted rows, in order."""
+        """The last stage, by each sequence's task. `computed`: their wanted rows, in order."""
         rows: list[int] = []
         first = 0
         for each in ending:
@@ -235,12 +245,13 @@ class Runner:
                 step.sampling.append(each)
                 rows += wanted
             else:
-                vector = self._vectors.vector(each, hidden[wanted.start : wanted.stop])
+                vector = self._vectors.vector(each, computed.rows[wanted.start : wanted.stop])
                 if vector is not None:
                     step.vectors[each.number] = vector
         step.roots += [*step.vectors.values(), *self._vectors.sums]
         if rows:
-            logits = self.model.logits(hidden if len(rows) == first else hidden[mx.array(rows)])
+            own = computed.rows if len(rows) == first else computed.rows[mx.array(rows)]
+            logits = own if computed.logits else self.model.logits(own)
             self._sample(step, logits, places, previous)
 
     def _sample(
@@ -251,6 +262,9 @@ class Runner:
         previous: mx.array | None,
     ) -> None:
         if self._observe is not None:
+            if step.whole:  # they are read after the next step was computed
+                logits = logits + 0
+                step.roots.append(logits)
             self._observe([row for each in step.sampling for row in _rows_of(each)], logits)
         rows: list[RowSampling] = []
         for each in step.sampling:

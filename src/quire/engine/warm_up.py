@@ -1,12 +1,13 @@
 """Runs a model through made-up requests before it serves, so that no kernel is compiled later.
 
 A GPU's kernels are compiled when they are first needed, seconds each. Streams would stand still
-meanwhile, and the prefill budget would take the time for a prompt's. MLX keeps what it compiled on
-disk, so a second start is short.
+meanwhile, and the prefill budget would take the time for a prompt's. What was compiled is kept on
+disk, so that the second start of a model only loads what the first requests need.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,8 @@ import mlx.core as mx
 
 from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
+from quire.device.device import current_device
+from quire.device.kept import kept
 from quire.engine.engine import Engine
 from quire.models.loader import LoadedModel
 
@@ -24,6 +27,8 @@ log = logging.getLogger("quire.engine")
 _NO_HURRY_MS = 1e9
 """A step's time, so that chunks double up to the most that a step reads."""
 _TOKENS = 4
+_FIRST_PROMPT = 300
+_GREEDY = SamplingParams(temperature=0.0)
 _SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=0)
 
 
@@ -38,11 +43,14 @@ def warm_up(
         told: called with the batches of requests that have run, and with the number of all.
     """
     begun = time.perf_counter()
+    fact = f"all is compiled: {_needs(loaded, config)}"
+    again = current_device().keeps_compiled and kept().holds(fact)
     own = replace(
         config, step_ms=_NO_HURRY_MS, stall_factor=_NO_HURRY_MS, prefix_cache=False, disk=None
     )
     engine = Engine(loaded, own)
-    rounds = list(_rounds(config, loaded.model.vocab_size, engine.info.context_length))
+    vocabulary, context = loaded.model.vocab_size, engine.info.context_length
+    rounds = list((_few_rounds if again else _rounds)(engine.config, vocabulary, context))
     for number, requests in enumerate(rounds):
         told(number, len(rounds))
         for request in requests:
@@ -52,19 +60,39 @@ def warm_up(
                 if output.error is not None:
                     log.warning("warming up: %s", output.error.message)
     told(len(rounds), len(rounds))
+    if not again:
+        kept().note(fact)
     del engine
     mx.clear_cache()
     log.info("kernels are ready after %.1f s", time.perf_counter() - begun)
+
+
+def _needs(loaded: LoadedModel, config: EngineConfig) -> str:
+    """What decides which kernels are needed."""
+    own = [config.kv_format, config.kv_skip_layers, config.page_tokens, config.max_sequences]
+    own += [config.max_step_tokens, config.max_context, config.batch_invariant]
+    return json.dumps([loaded.fingerprint, *map(repr, own)])
+
+
+def _request(name: str, length: int, vocabulary: int, sampling: SamplingParams) -> Request:
+    prompt = tuple(token % vocabulary for token in range(length))
+    return Request(f"warm-up-{name}", prompt, sampling=sampling, max_tokens=_TOKENS)
+
+
+def _few_rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[list[Request]]:
+    """What loads the kernels of a first request; the others are loaded when they are needed."""
+    length = max(1, min(_FIRST_PROMPT, config.max_step_tokens, context - _TOKENS))
+    for sampling in (_GREEDY, _SAMPLED):
+        yield [_request("prompt", length, vocabulary, sampling)]
 
 
 def _rounds(config: EngineConfig, vocabulary: int, context: int) -> Iterator[list[Request]]:
     """Batches of requests that are served together."""
 
     def request(name: str, length: int, sampling: SamplingParams) -> Request:
-        prompt = tuple(token % vocabulary for token in range(length))
-        return Request(f"warm-up-{name}", prompt, sampling=sampling, max_tokens=_TOKENS)
+        return _request(name, length, vocabulary, sampling)
 
-    greedy = SamplingParams(temperature=0.0)
+    greedy = _GREEDY
     # Chunks of every size, up to two of the largest.
     longest = max(1, min(4 * config.max_step_tokens, context - _TOKENS))
     yield [request("prompt", longest, greedy)]

@@ -212,7 +212,7 @@ class DecoderModel(LanguageModel):
         return self.model(step)
 
     def stack(self) -> Stack:
-        return decoder_stack(self.description, self.model, self.model.ropes)
+        return decoder_stack(self.description, self.model, self.lm_head, self.model.ropes)
 
     def logits(self, hidden: mx.array) -> mx.array:
         whole = self.description

@@ -24,10 +24,13 @@ from quire.models.stack import (
     StackMLP,
     packed,
     stacked,
+    told_head,
 )
 
 
-def decoder_stack(whole: Description, decoder: Any, ropes: Mapping[Rotation, Rope]) -> Stack:
+def decoder_stack(
+    whole: Description, decoder: Any, head: Any, ropes: Mapping[Rotation, Rope]
+) -> Stack:
     """The decoder of weights that are loaded.
 
     Raises:
@@ -42,7 +45,10 @@ def decoder_stack(whole: Description, decoder: Any, ropes: Mapping[Rotation, Rop
     )
     embedding = packed(decoder.embed_tokens, "embed_tokens")
     multiplier, eps = whole.embedding_multiplier, whole.norm.eps
-    return Stack(embedding, multiplier, layers, _weight(decoder.norm), eps, whole.hidden_size)
+    told = None
+    if whole.head_multiplier == 1:
+        told = told_head(decoder.embed_tokens, head, whole.logit_softcap)
+    return Stack(embedding, multiplier, layers, _weight(decoder.norm), eps, whole.hidden_size, told)
 
 
 def _layer(index: int, layer: Layer, module: Any, ropes: Mapping[Rotation, Rope]) -> StackLayer:

@@ -313,7 +313,7 @@ class Gemma4(LanguageModel):
         return self.model(step)
 
     def stack(self) -> Stack:
-        return gemma4_stack(self.args, self.model, self.model.ropes)
+        return gemma4_stack(self.args, self.model, self.lm_head, self.model.ropes)
 
     def logits(self, hidden: mx.array) -> mx.array:
         cap = self.args.final_logit_softcapping

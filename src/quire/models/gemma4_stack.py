@@ -18,10 +18,13 @@ from quire.models.stack import (
     StackMLP,
     packed,
     stacked,
+    told_head,
 )
 
 
-def gemma4_stack(args: Gemma4Arguments, decoder: Any, ropes: Mapping[str, Rope]) -> Stack:
+def gemma4_stack(
+    args: Gemma4Arguments, decoder: Any, head: Any, ropes: Mapping[str, Rope]
+) -> Stack:
     """The decoder of weights that are loaded.
 
     Args:
@@ -43,6 +46,7 @@ def gemma4_stack(args: Gemma4Arguments, decoder: Any, ropes: Mapping[str, Rope])
         decoder.norm.weight,
         args.rms_norm_eps,
         args.hidden_size,
+        told_head(decoder.embed_tokens, head, args.final_logit_softcapping),
     )
 
 

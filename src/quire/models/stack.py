@@ -112,6 +112,19 @@ class StackLayer:
 
 
 @dataclass(frozen=True)
+class StackHead:
+    """From normalised hidden states to logits.
+
+    Attributes:
+        weight: `[vocab, hidden]`.
+        softcap: logits are `softcap * tanh(x / softcap)`; None without.
+    """
+
+    weight: PackedWeight
+    softcap: float | None
+
+
+@dataclass(frozen=True)
 class Stack:
     """A decoder from tokens to normalised hidden states; all norms are RMS norms.
 
@@ -119,6 +132,7 @@ class Stack:
         embedding: `[vocab, hidden]`.
         multiplier: of embeddings.
         norm: weight of the norm behind the last layer.
+        head: None where it is no packed matrix, or does more.
     """
 
     embedding: PackedWeight
@@ -127,6 +141,7 @@ class Stack:
     norm: mx.array
     eps: float
     hidden_size: int
+    head: StackHead | None
 
 
 def packed(module: Any, name: str) -> PackedWeight:
@@ -139,6 +154,14 @@ def packed(module: Any, name: str) -> PackedWeight:
         raise NotTold(f"{name} is no packed matrix without a bias")
     packing = Packing(module.group_size, module.bits, module.mode)
     return PackedWeight(module["weight"], module["scales"], module.get("biases"), packing)
+
+
+def told_head(table: Any, head: Any, softcap: float | None) -> StackHead | None:
+    """The head, or the table where that is tied; None if it is not packed, or has a bias."""
+    try:
+        return StackHead(packed(table if head is None else head, "the head"), softcap)
+    except NotTold:
+        return None
 
 
 def stacked(matrices: ExpertMatrices) -> PackedWeight:

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from quire.attention.backend import AttentionBackend, AttentionCase
 from quire.attention.paged.check import differs
+from quire.device.kept import kept
 
 log = logging.getLogger("quire.attention")
 
@@ -24,7 +25,7 @@ class CheckedBackend(AttentionBackend):
     name: str
     sample: ClassVar[AttentionCase]
     _found: ClassVar[dict[tuple[str, AttentionCase], str | None]] = {}
-    """By backend and kind of layer, what is wrong; found once a process."""
+    """By backend and kind of layer, what is wrong; agreement is kept for the next process."""
 
     @abstractmethod
     def made_for(self, case: AttentionCase) -> bool:
@@ -42,7 +43,10 @@ class CheckedBackend(AttentionBackend):
     def _difference(self, case: AttentionCase) -> str | None:
         key = self.name, replace(case, rows=1)  # the check tries other numbers too
         if key not in self._found:
-            self._found[key] = self._tried(case)
+            fact = f"attention agrees: {key}"
+            self._found[key] = None if kept().holds(fact) else self._tried(case)
+            if self._found[key] is None:
+                kept().note(fact)
         return self._found[key]
 
     def _tried(self, case: AttentionCase) -> str | None:

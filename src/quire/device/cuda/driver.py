@@ -158,11 +158,15 @@ class Compiler:
     def functions(self, sources: Sequence[str]) -> list[int]:
         """The functions `kernel` of sources; several are compiled at a time."""
         missing = [text for text in dict.fromkeys(sources) if text not in self._functions]
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            binaries = list(pool.map(self._binary, missing))
+        binaries = self.binaries(missing)
         for text, binary in zip(missing, binaries, strict=True):
             self._functions[text] = _loaded(binary)
         return [self._functions[text] for text in sources]
+
+    def binaries(self, sources: Sequence[str]) -> list[bytes]:
+        """Sources compiled, several at a time."""
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            return list(pool.map(self._binary, sources))
 
     def _binary(self, text: str) -> bytes:
         digest = hashlib.sha256("\n".join([*self._options, text]).encode()).hexdigest()[:32]

@@ -13,6 +13,7 @@ from functools import cache, cached_property
 import mlx.core as mx
 
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
+from quire.device.kept import kept
 
 log = logging.getLogger("quire.device")
 
@@ -25,6 +26,7 @@ _FEW_TILE, _MANY_TILE = 8, 64
 _MOST_EXPERTS = 1024
 _GROUP_LANES = 1024
 _TOLERANCE = 1e-2
+_AGREE = "packed products agree"
 
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 """What `experts` can apply, and what the kernels' `GELU` is for each."""
@@ -62,13 +64,17 @@ class Products:
 
     @cached_property
     def sound(self) -> bool:
-        """Whether this machine computes them as MLX's products. Compiles all of them."""
+        """Whether this machine computes them as MLX's products. Compiles all of them, once."""
+        if kept().holds(_AGREE):
+            return True
         try:
             difference = _difference()
         except Exception as error:  # a compiler's or a driver's, of any type
             difference = str(error)
         if difference is not None:
             log.warning("packed products by MLX's own kernels: %s", difference)
+        else:
+            kept().note(_AGREE)
         return difference is None
 
     def linear(self, x: mx.array, weight: Packed) -> mx.array | None:

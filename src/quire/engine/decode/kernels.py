@@ -46,7 +46,7 @@ _FETCH = """
 }}
 """
 
-_WEIGHT = ("const unsigned* {0}", "const T* {1}", "const T* {2}")
+WEIGHT = ("const unsigned* {0}", "const T* {1}", "const T* {2}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,13 @@ class Tiling:
     """How products cut up to `most` rows.
 
     Attributes:
+        even: a row's sums are added up in one order, however many rows there are.
         tiles: times 8 rows in a thread block.
         warps: that share a row of weights.
     """
 
     most: int
+    even: bool = False
 
     @property
     def tiles(self) -> int:
@@ -66,7 +68,7 @@ class Tiling:
 
     @property
     def warps(self) -> int:
-        return 16 if self.tiles == 1 else 8
+        return 16 if self.tiles == 1 and not self.even else 8
 
     @property
     def blocks(self) -> int:
@@ -74,7 +76,7 @@ class Tiling:
         return -(-self.most // (8 * self.tiles))
 
 
-def _text(
+def source_text(
     parameters: Sequence[str],
     body: str,
     threads: int,
@@ -112,7 +114,7 @@ def _text(
 def _row_text(name: str, parameters: Sequence[str], defines: Mapping[str, object]) -> str:
     """Of a kernel with a thread block a row."""
     head, body = kernel_text(_OWN, "rows.cuh"), kernel_text(_OWN, f"{name}.cuh")
-    return _text(parameters, body, ROW_THREADS, {**defines, "THREADS": ROW_THREADS}, head)
+    return source_text(parameters, body, ROW_THREADS, {**defines, "THREADS": ROW_THREADS}, head)
 
 
 def embed(hidden: int, group_size: int, multiplier: float, eps: float) -> str:
@@ -121,7 +123,7 @@ def embed(hidden: int, group_size: int, multiplier: float, eps: float) -> str:
     parameters += ["const T* scales", "const T* biases", "const T* norm0", "T* x", "T* out0"]
     defines: Mapping[str, object] = {"HIDDEN": hidden, "GROUP": group_size}
     return _row_text(
-        "embed", parameters, {**defines, "MULTIPLIER": _float(multiplier), "EPS": _float(eps)}
+        "embed", parameters, {**defines, "MULTIPLIER": number(multiplier), "EPS": number(eps)}
     )
 
 
@@ -151,7 +153,7 @@ class Mix:
         parameters += [f"const T* norm{n}" for n in range(3)] + [f"T* out{n}" for n in range(3)]
         defines: Mapping[str, object] = {
             "HIDDEN": self.hidden,
-            "EPS": _float(self.eps),
+            "EPS": number(self.eps),
             "DENSE": int(self.dense),
             "DENSE_NORM": int(self.dense_norm),
             "TOP": self.top,
@@ -167,7 +169,7 @@ def linear(inputs: int, outputs: tuple[int, ...], group_size: int, tiling: Tilin
     """rows, x, then codes, scales, biases and y of each matrix."""
     parameters = ["const int* rows", "const T* x"]
     for n in range(len(outputs)):
-        parameters += [*(p.format(f"w{n}", f"s{n}", f"b{n}") for p in _WEIGHT), f"T* y{n}"]
+        parameters += [*(p.format(f"w{n}", f"s{n}", f"b{n}") for p in WEIGHT), f"T* y{n}"]
     lines = [
         "const int x_shape[1] = {*rows};",
         "int part = blockIdx.x;",
@@ -210,7 +212,7 @@ def experts_gated(
 
 def experts_down(experts: int, inputs: int, outputs: int, group_size: int) -> str:
     """x, codes, scales, biases, order, tiles, y."""
-    parameters = ["const T* x", *(p.format("w", "scales", "biases") for p in _WEIGHT)]
+    parameters = ["const T* x", *(p.format("w", "scales", "biases") for p in WEIGHT)]
     parameters += ["const int* order", "const int* tiles", "T* y"]
     more = {"GATED": 0, "GELU": 0, "TOP": 1, "WARPS": down_warps(inputs)}
     return _experts(parameters, (experts, outputs, inputs // 8), group_size, more)
@@ -223,7 +225,7 @@ def down_warps(inputs: int) -> int:
 
 def _gate_and_up() -> list[str]:
     names = (("w", "scales", "biases"), ("w_up", "scales_up", "biases_up"))
-    return [each.format(*own) for own in names for each in _WEIGHT]
+    return [each.format(*own) for own in names for each in WEIGHT]
 
 
 def _experts(
@@ -242,7 +244,7 @@ def _few(parameters: list[str], lines: list[str], defines: Mapping[str, object])
     head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, "few.cuh")
     threads = 32 * int(str(defines["WARPS"]))
     resident = 2 if int(str(defines["TILES"])) > 1 else None
-    return _text(parameters, body, threads, defines, head, "\n".join(lines), resident)
+    return source_text(parameters, body, threads, defines, head, "\n".join(lines), resident)
 
 
 def route(
@@ -259,13 +261,13 @@ def route(
         "EXPERT_COUNT": experts,
         "TOP": top,
         "NORMALISE": int(normalise),
-        "SCALE": _float(scale),
+        "SCALE": number(scale),
         "PER_EXPERT": int(per_expert),
         "TILE": 8,
         "MOST": most,
     }
     body = kernel_text(_OWN, "route.cuh") + kernel_text(_PRODUCTS, "group.cuh")
-    return _text(parameters, body, ROUTE_THREADS, defines)
+    return source_text(parameters, body, ROUTE_THREADS, defines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,13 +298,13 @@ class Heads:
             "BLOCK": self.block_tokens,
             "PAIRS": self.pairs,
             "NEIGHBOURS": int(self.neighbours),
-            "GAIN": _float(self.gain),
+            "GAIN": number(self.gain),
             "QK_NORM": int(self.normed),
             "V_NORM": int(self.values_normed),
-            "EPS": _float(self.eps),
+            "EPS": number(self.eps),
         }
         head = "__device__ __forceinline__ float rounded(float x) { return (float)(T)x; }"
-        return _text(parameters, kernel_text(_OWN, "heads.cuh"), HEAD_THREADS, defines, head)
+        return source_text(parameters, kernel_text(_OWN, "heads.cuh"), HEAD_THREADS, defines, head)
 
 
 def attend(shape: paged.Shape) -> str:
@@ -318,7 +320,7 @@ def attend(shape: paged.Shape) -> str:
         "LEAST_PASSES": 1,
         "READY": "wait_for_others()",
     }
-    return _text(parameters, body, paged.LANES, defines, paged.source("tensor"))
+    return source_text(parameters, body, paged.LANES, defines, paged.source("tensor"))
 
 
 def combine(shape: paged.Shape, splits: int) -> str:
@@ -327,7 +329,7 @@ def combine(shape: paged.Shape, splits: int) -> str:
     lines = _of_splits(shape, splits)
     defines: Mapping[str, object] = {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": 0}
     body = "\n".join([*lines, paged.source("combine")])
-    return _text(parameters, body, paged.LANES, defines)
+    return source_text(parameters, body, paged.LANES, defines)
 
 
 def _of_splits(shape: paged.Shape, splits: int) -> list[str]:
@@ -352,7 +354,7 @@ def attend_packed(shape: paged.Shape, codes: packed.Codes) -> str:
     more = {"LEAST_PASSES": 1, "READY": "wait_for_others()"}
     defines: Mapping[str, object] = {**packed.defines(shape, codes), **more}
     head = _HALF + "__device__ void wait_for_others();\n" + packed.head()
-    return _text(parameters, packed.body(), paged.LANES, defines, head)
+    return source_text(parameters, packed.body(), paged.LANES, defines, head)
 
 
 def _codes(of: str) -> list[str]:
@@ -369,7 +371,7 @@ def join(shape: paged.Shape, splits: int) -> str:
     lines = _of_splits(shape, splits)
     defines: Mapping[str, object] = {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": 0}
     body = "\n".join([*lines, paged.source("join")])
-    return _text([*parameters, "T* result"], body, paged.LANES, defines)
+    return source_text([*parameters, "T* result"], body, paged.LANES, defines)
 
 
 def seal(kv_heads: int, dim: int, codes: packed.Codes) -> str:
@@ -385,8 +387,8 @@ def seal(kv_heads: int, dim: int, codes: packed.Codes) -> str:
         "V_GROUP": codes.value_group,
     }
     head = _HALF + kernel_text(_OWN, "coding.cuh")
-    return _text(parameters, kernel_text(_OWN, "seal.cuh"), SEAL_THREADS, defines, head)
+    return source_text(parameters, kernel_text(_OWN, "seal.cuh"), SEAL_THREADS, defines, head)
 
 
-def _float(x: float) -> str:
+def number(x: float) -> str:
     return f"{x!r}f" if "e" in repr(x) or "." in repr(x) else f"{x!r}.0f"

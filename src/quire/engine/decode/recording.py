@@ -12,7 +12,8 @@ from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.device.cuda.driver import Launch
 from quire.device.operations import PackedWeight
-from quire.engine.decode import kernels
+from quire.engine.decode import kernels, room
+from quire.engine.decode.head import Head
 from quire.engine.decode.room import Place, Room
 from quire.models.stack import Stack, StackAttention, StackExperts, StackLayer, StackMLP
 
@@ -55,6 +56,8 @@ class Recording:
         address: of an array on the device.
         room: what the kernels write to, and where the step's inputs are.
         out: where the normalised hidden states go.
+        logits: where logits go; None leaves the head out.
+        even: a row's bits do not depend on how many rows there are.
     """
 
     stack: Stack
@@ -63,6 +66,8 @@ class Recording:
     address: Address
     room: Room
     out: int
+    logits: int | None = None
+    even: bool = False
     kernels: list[Kernel] = field(default_factory=list)
     tables: list[mx.array] = field(default_factory=list)
     """Arrays of addresses that kernels read."""
@@ -84,8 +89,18 @@ class Recording:
             following = stack.layers[number + 1] if number + 1 < len(stack.layers) else None
             norm = stack.norm if following is None else following.input_norm
             last = self._layer(layer, last, norm, self.out if following is None else None)
-        self._seal(last)
+        last = self._seal(last)
+        if self.logits is not None:
+            self._head(self.logits, last)
         return self.kernels
+
+    def _head(self, logits: int, last: int) -> None:
+        assert self.stack.head is not None, "logits are asked of a head that is not told"
+        weight, cap = self.stack.head.weight, self.stack.head.softcap
+        outputs, words = weight.codes.shape
+        head = Head(self.most, words * 8, outputs, weight.packing.group_size, cap)
+        arguments = self.room.at(Place.ROWS), self.out, *self._matrix(weight), logits
+        self._add(head.text, head.grid, 32 * head.warps, arguments, (last,), head.shared)
 
     # -- a layer -------------------------------------------------------------------------------
 
@@ -164,7 +179,8 @@ class Recording:
 
     def _attend(self, shape: paged.Shape, pool: LayerPool, numbers: int, last: int) -> int:
         """Over plain blocks."""
-        at, group, splits = self.room.at, self.room.group(pool.group), shape.splits(self.most)
+        at, group = self.room.at, self.room.group(pool.group)
+        splits = room.splits(shape, self.most, even=self.even)
         found = at(Place.PARTIAL), at(Place.STATS)
         arguments = (
             *(at(Place.Q), *pool.arrays, group.tiles, self.room.table, group.visible),
@@ -181,7 +197,8 @@ class Recording:
         self, shape: paged.Shape, pool: LayerPool, codes: packed.Codes, numbers: int, last: int
     ) -> int:
         """Over coded blocks, and each row's own as written."""
-        at, group, splits = self.room.at, self.room.group(pool.group), shape.splits(self.most)
+        at, group = self.room.at, self.room.group(pool.group)
+        splits = room.splits(shape, self.most, even=self.even)
         places = Place.PARTIAL, Place.STATS, Place.OWN_PARTIAL, Place.OWN_STATS
         found = tuple(map(at, places))
         arguments: tuple[int, ...] = (
@@ -197,7 +214,7 @@ class Recording:
         source, grid = kernels.join(shape, splits), (self.most * shape.heads, 1, 1)
         return self._add(source, grid, paged.LANES, arguments, (last,))
 
-    def _seal(self, last: int) -> None:
+    def _seal(self, last: int) -> int:
         """Codes the blocks that the step's rows have filled, in all layers."""
         alike: dict[tuple[int, int, int, packed.Codes], list[int]] = {}
         for layer in self.stack.layers:
@@ -214,9 +231,10 @@ class Recording:
             )
             source, grid = kernels.seal(kv_heads, dim, codes), (kv_heads, len(arrays) // 8, 1)
             last = self._add(source, grid, kernels.SEAL_THREADS, arguments, (last,))
+        return last
 
     def _mlp(self, mlp: StackMLP, last: int, x: int) -> int:
-        outputs, tiling = mlp.gate.codes.shape[0], kernels.Tiling(self.most)
+        outputs, tiling = mlp.gate.codes.shape[0], kernels.Tiling(self.most, self.even)
         inputs, group_size = mlp.gate.codes.shape[1] * 8, mlp.gate.packing.group_size
         source = kernels.gated(inputs, outputs, group_size, mlp.activation, tiling)
         inner = self.room.at(Place.INNER)
@@ -280,7 +298,7 @@ class Recording:
         """Matrices by which the same rows are multiplied, each into a place of its own."""
         weights = [weight for weight, _ in parts]
         outputs = tuple(weight.codes.shape[0] for weight in weights)
-        tiling = kernels.Tiling(self.most)
+        tiling = kernels.Tiling(self.most, self.even)
         inputs, group_size = weights[0].codes.shape[1] * 8, weights[0].packing.group_size
         source = kernels.linear(inputs, outputs, group_size, tiling)
         arguments = [self.room.at(Place.ROWS), x]

@@ -14,6 +14,8 @@ from quire.models.stack import Stack, StackAttention
 _ALIGNED = 256
 _HEAD_INTS = 4
 """Before the positions of a step's inputs: the number of rows, and room."""
+_EVEN_ROWS = 8
+"""For which keys are split where all numbers of rows must be split alike."""
 _GROUP_INTS = 23
 """For each row in each KV group: see `GroupInputs`."""
 
@@ -135,9 +137,10 @@ def _sizes(stack: Stack, most: int) -> dict[Place, int]:
     heads = max(each.heads * each.head_dim for each in attentions)
     kv = 2 * most * max(each.kv_heads * each.head_dim for each in attentions)
     split = max(
-        rows * _splits(each, rows) * each.heads * each.head_dim
+        rows * _splits(each, rows, even=even) * each.heads * each.head_dim
         for each in attentions
         for rows in _up_to(most)
+        for even in (False, True)
     )
     sizes = {
         Place.TOKENS: 4 * most,
@@ -166,11 +169,15 @@ def _sizes(stack: Stack, most: int) -> dict[Place, int]:
     return sizes
 
 
-def _splits(attention: StackAttention, rows: int) -> int:
-    """Thread blocks that share the keys of a row, at most."""
+def splits(shape: paged.Shape, rows: int, *, even: bool) -> int:
+    """Thread blocks that share the keys of each row; with `even` the same for any rows."""
+    return shape.splits(_EVEN_ROWS if even else rows)
+
+
+def _splits(attention: StackAttention, rows: int, *, even: bool) -> int:
     group, dim = attention.heads // attention.kv_heads, attention.head_dim
     shape = paged.Shape(mx.bfloat16, dim, dim, attention.kv_heads, group, 64, False, False)
-    return shape.splits(rows)
+    return splits(shape, rows, even=even)
 
 
 def _up_to(most: int) -> list[int]:

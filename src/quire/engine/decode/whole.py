@@ -7,13 +7,9 @@ stay: those of the weights, of the pools, and of memory between the kernels.
 
 from __future__ import annotations
 
-import importlib
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -21,22 +17,22 @@ import numpy as np
 
 from quire.attention.backend import AttentionCase
 from quire.attention.metadata import AttentionMetadata, build_metadata
-from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.tiles import TILE_FIELDS
 from quire.cache.formats.base import LayerStore
 from quire.cache.pools import Pools
 from quire.cache.specs import Ints, KVLayout
+from quire.core.errors import EngineFailure, ModelError
 from quire.core.kv_format import KVFormat
-from quire.device.cuda.build import sources_digest
-from quire.device.cuda.driver import Compiler, DriverError, Graph
-from quire.device.cuda.products import ACTIVATIONS, Packed
+from quire.device.cuda.compiled import compiler
+from quire.device.cuda.driver import DriverError, Graph
 from quire.device.device import current_device
-from quire.device.operations import PackedWeight
+from quire.device.kept import kept
 from quire.engine.decode import room
 from quire.engine.decode.recording import LayerPool, Recording, launches
 from quire.engine.decode.sealing import runs_on_device, seal_differs
+from quire.engine.decode.served import Unfit, check_stack, extension_for_graphs, has_head
 from quire.engine.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.models.stack import NotTold, Stack, StackLayer
@@ -50,27 +46,44 @@ _MOST_ENTRIES = 1 << 18
 _TOLERANCE = 5e-2
 
 
-class Unfit(Exception):
-    """The model or the machine is not served; the message says why."""
+def open_whole_decode(
+    model: LanguageModel, layout: KVLayout, pools: Pools, identity: str, *, even: bool = False
+) -> WholeDecode | None:
+    """For a model and its pools; None where nothing serves them, which a log line explains.
 
+    Args:
+        identity: of the weights; what was found about their steps is kept by it.
+        even: see `WholeDecode`.
 
-def open_whole_decode(model: LanguageModel, layout: KVLayout, pools: Pools) -> WholeDecode | None:
-    """For a model and its pools; None where nothing serves them, which a log line explains."""
+    Raises:
+        ModelError: `even` rows are asked for, and nothing serves them.
+    """
     if current_device().kernel_language != "cuda":
         return None
     try:
         stack = model.stack()
         check_stack(stack, layout)
-        return WholeDecode(stack, layout, pools, _extension())
+        if even and not has_head(stack):
+            raise Unfit("the head is not packed in 4 bits")
+        return WholeDecode(
+            stack, model.logits, layout, pools, identity, extension_for_graphs(), even=even
+        )
     except (Unfit, NotTold, DriverError, OSError) as error:
+        if even:
+            raise ModelError(f"batch-invariant: {error}") from error
         log.info("decode steps go layer by layer: %s", error)
         return None
 
 
-class Hidden(NamedTuple):
-    """Normalised hidden states `[T, hidden]`, and whether one operation computes them."""
+class Computed(NamedTuple):
+    """A step's normalised hidden states `[T, hidden]`, or its logits `[T, vocab]`.
 
-    states: mx.array
+    Attributes:
+        whole: whether one operation computes them, into memory that the next step writes to again.
+    """
+
+    rows: mx.array
+    logits: bool
     whole: bool
 
 
@@ -86,37 +99,87 @@ class WholeDecode:
     """The recorded steps of a model.
 
     Each number of rows is held against the model's own way once. If it differs, none is used.
+
+    Args:
+        logits: of hidden states, the model's own way.
+        identity: of the weights.
+        even: every step is computed so, those that read prompts too, and a row's bits do not depend
+            on the other rows.
     """
 
-    def __init__(self, stack: Stack, layout: KVLayout, pools: Pools, extension: Any) -> None:
+    def __init__(
+        self,
+        stack: Stack,
+        logits: Callable[[mx.array], mx.array],
+        layout: KVLayout,
+        pools: Pools,
+        identity: str,
+        extension: Any,
+        *,
+        even: bool = False,
+    ) -> None:
         self._stack, self._layout, self._pools = stack, layout, pools
+        self._logits_of = logits
         self._extension = extension
-        self._compiler = Compiler(_cache_folder())
+        self._compiler = compiler()
         groups = len(layout.groups)
         self._room = room.Room(stack, groups, MOST_ROWS, _MOST_ENTRIES, extension.pointer)
         self._out = mx.zeros((MOST_ROWS, stack.hidden_size), dtype=mx.bfloat16)
+        self._logits: mx.array | None = None
+        if has_head(stack):
+            assert stack.head is not None
+            self._logits = mx.zeros((MOST_ROWS, stack.head.weight.codes.shape[0]))
+            mx.eval(self._logits)
         mx.eval(self._out)
         self._recorded: dict[KVFormat, _Graphs] = {}
         self._serves_format: dict[KVFormat, bool] = {}
-        self._sound: dict[tuple[KVFormat, int], bool] = {}
+        self.sound: dict[tuple[KVFormat, int], bool] = {}
+        self._identity = identity
+        self._even = even
         """By the most rows of a graph, whether it computes what the model does."""
 
-    def hidden(self, inputs: StepInputs, reference: Callable[[], mx.array]) -> Hidden | None:
-        """Of a step; None where it must go layer by layer.
+    def computed(self, inputs: StepInputs, reference: Callable[[], mx.array]) -> Computed | None:
+        """What a step computes; None where it must go layer by layer.
 
         Args:
-            reference: computes them so, and writes to the pools.
+            reference: computes hidden states so, and writes to the pools.
+
+        Raises:
+            EngineFailure: rows must be even, and cannot be.
         """
+        if self._even:
+            return self._even_rows(inputs, reference)
         if not self._serves(inputs):
             return None
-        most = 1 << (len(inputs.sequences) - 1).bit_length()
-        sound = self._sound.get((inputs.sequences[0].format, most))
+        most = _most(inputs.sequences)
+        sound = self._known(inputs.sequences[0].format, most)
         if sound is False:
             return None
         if sound is None:
-            return Hidden(self._tried(inputs, most, reference), False)
-        states = self._launched(inputs, most)
-        return None if states is None else Hidden(states, True)
+            return Computed(self._tried(inputs, most, reference), False, False)
+        rows = self._launched(inputs, most)
+        return None if rows is None else Computed(rows, self._logits is not None, True)
+
+    def _even_rows(self, inputs: StepInputs, reference: Callable[[], mx.array]) -> Computed:
+        format, most = inputs.sequences[0].format, _most(inputs.sequences)
+        # A prompt's rows are not tried: the model may go on with the last of them alone.
+        if inputs.wanted is None and self._known(format, most) is None:
+            self._tried(inputs, most, reference)
+        rows = None
+        if self._known(format, most) is not False:
+            rows = self._launched(inputs, most)
+            if rows is None:  # something is still to be done to the pools
+                mx.eval(*self._pools.arrays(range(len(self._stack.layers))))
+                rows = self._launched(inputs, most)
+        if rows is None:
+            raise EngineFailure(f"batch-invariant: steps of {most} rows cannot be computed")
+        return Computed(rows, logits=True, whole=True)
+
+    def _known(self, format: KVFormat, most: int) -> bool | None:
+        """What was found out, here or at an earlier start, of steps of so many rows."""
+        if (format, most) not in self.sound and kept().holds(self._fact(format, most)):
+            self.sound[format, most] = True
+        return self.sound.get((format, most))
 
     def _serves(self, inputs: StepInputs) -> bool:
         rows = inputs.sequences
@@ -138,11 +201,15 @@ class WholeDecode:
             return False
         coded = dict.fromkeys((each.spec, each.format) for each in cases if each.format.has_tail)
         run = runs_on_device(self._compiler, self._extension)
-        found = (seal_differs(*each, run) for each in coded)
-        difference = next(filter(None, found), None)
-        if difference is not None:
-            log.warning("decode steps in %s go layer by layer: %s", format.name, difference)
-        return difference is None
+        for each in coded:
+            fact = f"sealing agrees: {each}"
+            if kept().holds(fact):
+                continue
+            if (difference := seal_differs(*each, run)) is not None:
+                log.warning("decode steps in %s go layer by layer: %s", format.name, difference)
+                return False
+            kept().note(fact)
+        return True
 
     def _case(self, layer: StackLayer, format: KVFormat) -> AttentionCase:
         number = layer.attention.layer
@@ -159,9 +226,10 @@ class WholeDecode:
             return None
         targets = [self._room.at(room.Place.TOKENS), self._room.at(room.Place.INPUTS)]
         arrays = [inputs.tokens, mx.array(told)]
-        count = len(inputs.sequences)
-        hidden: mx.array = self._extension.replay(graph.handle, arrays, targets, self._out, count)
-        return hidden
+        count = sum(each.count for each in inputs.sequences)
+        out = self._out if self._logits is None else self._logits
+        rows: mx.array = self._extension.replay(graph.handle, arrays, targets, out, count)
+        return rows
 
     def _tried(self, inputs: StepInputs, most: int, reference: Callable[[], mx.array]) -> mx.array:
         """What the model computes; whether the recorded step does so too is known then."""
@@ -173,7 +241,8 @@ class WholeDecode:
             found = self._launched(inputs, most)
             if found is None:
                 return expected
-            wide = expected.astype(mx.float32)
+            whole = expected if self._logits is None else self._logits_of(expected)
+            wide = whole.astype(mx.float32)
             error = mx.linalg.norm(found.astype(mx.float32) - wide) / mx.linalg.norm(wide)
             log.debug("%d rows: relative error %.2g", most, float(error))
             # Written so that a NaN is too much.
@@ -181,10 +250,17 @@ class WholeDecode:
             difference = None if fine else f"relative error {float(error):.2g}"
         except (DriverError, RuntimeError) as problem:
             difference = str(problem)
-        self._sound[inputs.sequences[0].format, most] = difference is None
+        format = inputs.sequences[0].format
+        self.sound[format, most] = difference is None
+        if difference is None:
+            kept().note(self._fact(format, most))
         if difference is not None:
             log.warning("decode steps of %d rows go layer by layer: %s", most, difference)
         return expected
+
+    def _fact(self, format: KVFormat, most: int) -> str:
+        """That steps of so many rows are sound, for `kept`."""
+        return f"decode steps of {most} rows are sound: {self._identity} {format} {self._even}"
 
     # -- graphs --------------------------------------------------------------------------------
 
@@ -220,7 +296,11 @@ class WholeDecode:
             for layer, store in enumerate(stores)
         }
         pointer = self._extension.pointer
-        recording = Recording(self._stack, pools, most, pointer, self._room, pointer(self._out))
+        logits = None if self._logits is None else pointer(self._logits)
+        out = pointer(self._out)
+        recording = Recording(
+            self._stack, pools, most, pointer, self._room, out, logits, self._even
+        )
         recorded = recording.record()
         functions = self._compiler.functions([each.source for each in recorded])
         return Graph(launches(recorded, functions), recording.tables)
@@ -232,7 +312,7 @@ class WholeDecode:
         groups = len(self._layout.groups)
         start = room.table_start(MOST_ROWS, groups)
         told = np.zeros(start, np.int32)
-        count = told[0] = len(rows)
+        count = told[0] = sum(each.count for each in rows)
         tables: list[Ints] = []
         entries = 0
         for number, group in enumerate(self._layout.groups):
@@ -266,90 +346,10 @@ def _tell(told: Ints, number: int, metadata: AttentionMetadata, entries: int) ->
     tiles[:, 0] = tiles[:, 5] = np.arange(count)
     tiles[:, 1] = 1
     tiles[:, 2], tiles[:, 3] = first, last + 1
-    tiles[:, 4] = metadata.table_starts[:-1] - metadata.first_blocks + entries
+    places = metadata.table_starts[:-1] - metadata.first_blocks + entries
+    tiles[:, 4] = places if count == metadata.sequences else np.repeat(places, metadata.counts)
 
 
-# -- what is served --------------------------------------------------------------------------------
-
-
-def check_stack(stack: Stack, layout: KVLayout) -> None:
-    """Whether the kernels are made for a model.
-
-    Raises:
-        Unfit: they are not.
-    """
-    _check_matrix(stack.embedding)
-    for number, layer in enumerate(stack.layers):
-        _check(layer, number, layout)
-
-
-def _check(layer: StackLayer, number: int, layout: KVLayout) -> None:
-    """Raises `Unfit` for a layer that the kernels are not made for."""
-    attention = layer.attention
-    if layout.owner[number] != number or attention.layer != number:
-        raise Unfit("a layer reads another's keys")
-    spec = layout.groups[layout.group[number]].spec.attention
-    if spec is None or spec.value_in_key or spec.value_dim != attention.head_dim:
-        raise Unfit("values differ from keys")
-    if attention.head_dim not in paged.VALUE_DIMS:
-        raise Unfit(f"heads of {attention.head_dim}")
-    matrices = [attention.q, attention.k, attention.o]
-    if attention.v is not None:
-        matrices.append(attention.v)
-    for part in (layer.mlp, layer.experts):
-        if part is None:
-            continue
-        if part.activation not in ACTIVATIONS:
-            raise Unfit(f"the activation {part.activation}")
-        if part.gate.packing != part.up.packing:
-            raise Unfit("gate and up are packed differently")
-        matrices += [part.gate, part.up, part.down]
-    if layer.experts is not None:
-        count = layer.experts.gate.codes.shape[0]
-        if count % 32 or count > 1024 or layer.experts.k > 32:
-            raise Unfit(f"{layer.experts.k} of {count} experts")
-        matrices.append(layer.experts.router)
-    for weight in matrices:
-        _check_matrix(weight)
-    if any(each.dtype != mx.bfloat16 for each in _vectors(layer)):
-        raise Unfit("norms of another type than bfloat16")
-
-
-def _vectors(layer: StackLayer) -> list[mx.array]:
-    """What multiplies rows element by element."""
-    found = [layer.input_norm, layer.attention_post_norm, layer.post_norm, layer.scalar]
-    found += [layer.attention.q_norm, layer.attention.k_norm]
-    if layer.mlp is not None:
-        found += [layer.mlp.norm, layer.mlp.post_norm]
-    if layer.experts is not None:
-        own = layer.experts
-        found += [own.norm, own.post_norm, own.router_norm, own.per_expert]
-    return [each for each in found if each is not None]
-
-
-def _check_matrix(weight: PackedWeight) -> None:
-    packing = weight.packing
-    if weight.biases is None:
-        raise Unfit(f"codes in mode {packing.mode}")
-    known = Packed(weight.codes, weight.scales, weight.biases, packing.group_size, packing.bits)
-    if not known.readable_by_kernels:
-        raise Unfit(f"codes of {packing.bits} bits in groups of {packing.group_size}")
-
-
-def _extension() -> Any:
-    """The extension that launches graphs; raises `Unfit` where there is none for this MLX."""
-    try:
-        extension = importlib.import_module("quire.device.cuda._cuda")
-    except ImportError as error:
-        raise Unfit(f"the extension for CUDA graphs is missing ({error})") from error
-    if (mlx := version("mlx")) != extension.MLX_VERSION:
-        raise Unfit(f"the extension was built for MLX {extension.MLX_VERSION}, this is {mlx}")
-    if sources_digest() != extension.SOURCES:
-        raise Unfit("the extension was built from other sources")
-    return extension
-
-
-def _cache_folder() -> Path | None:
-    """Where compiled kernels are kept: beside those of MLX, in the process's private place."""
-    folder = os.environ.get("MLX_PTX_CACHE_DIR")
-    return None if folder is None else Path(folder, "quire")
+def _most(rows: Sequence[ScheduledSequence]) -> int:
+    """The rows that the graph of a step is recorded for."""
+    return 1 << (sum(each.count for each in rows) - 1).bit_length()

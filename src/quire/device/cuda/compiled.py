@@ -1,0 +1,132 @@
+"""CUDA kernels that are compiled once a machine.
+
+MLX 0.32.4 compiles those of `mx.fast.cuda_kernel` anew in each process, a second or more each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+
+import mlx.core as mx
+
+from quire.device.cuda.driver import Compiler
+from quire.device.private import kernel_folder
+
+_TYPES = {
+    mx.float32: "float",
+    mx.float16: "__half",
+    mx.bfloat16: "__nv_bfloat16",
+    mx.int32: "int",
+    mx.uint32: "unsigned",
+    mx.uint8: "unsigned char",
+}
+
+
+@cache
+def compiler() -> Compiler:
+    """The process's. Keeps kernels beside those of MLX, in the process's private place."""
+    folder = kernel_folder()
+    return Compiler(None if folder is None else folder / "quire")
+
+
+class CompiledKernel:
+    """Called as the kernels of `mx.fast` are. Inputs have the same types and ranks in all calls.
+
+    Args:
+        body: names inputs and outputs; `NAME_shape` is an input's shape.
+        shared_memory: bytes that are asked for at launch.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[str],
+        outputs: Sequence[str],
+        body: str,
+        header: str,
+        shared_memory: int,
+    ) -> None:
+        self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        self._body, self._header = body, header
+        self._shared_memory = shared_memory
+        self._shaped = [
+            number
+            for number, name in enumerate(self._inputs)
+            if re.search(rf"\b{name}_shape\b", body)
+        ]
+        self._loaded: tuple[str, bytes] | None = None
+        """Its name and its binary, which MLX loads at the first call and wants at each."""
+
+    def __call__(
+        self,
+        *,
+        inputs: list[mx.array],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        output_shapes: list[tuple[int, ...]],
+        output_dtypes: list[mx.Dtype],
+    ) -> list[mx.array]:
+        """See `mx.fast.cuda_kernel`."""
+        if self._loaded is None:
+            types = [each.dtype for each in inputs], output_dtypes
+            ranks = {number: inputs[number].ndim for number in self._shaped}
+            text = self.text(*types, ranks, prod(threadgroup))
+            name = "quire_" + hashlib.sha256(text.encode()).hexdigest()[:32]
+            (binary,) = compiler().binaries([text.replace(_NAME, name)])
+            self._loaded = name, binary
+        name, binary = self._loaded
+        outs: list[mx.array] = mx.fast.precompiled_cuda_kernel(
+            name=name,
+            compiled_source=binary,
+            inputs=inputs,
+            output_shapes=output_shapes,
+            output_dtypes=output_dtypes,
+            scalars=[size for number in self._shaped for size in inputs[number].shape],
+            grid=grid,
+            threadgroup=threadgroup,
+            shared_memory=self._shared_memory,
+            ensure_row_contiguous=True,
+        )
+        return outs
+
+    def text(
+        self,
+        inputs: Sequence[mx.Dtype],
+        outputs: Sequence[mx.Dtype],
+        ranks: dict[int, int],
+        threads: int,
+    ) -> str:
+        """The source, with `_NAME` for a name.
+
+        Args:
+            ranks: of those inputs, by number, whose shapes the body reads.
+        """
+        given = zip(self._inputs, inputs, strict=True)
+        made = zip(self._outputs, outputs, strict=True)
+        parameters = [f"const {_TYPES[dtype]}* {name}" for name, dtype in given]
+        parameters += [f"{_TYPES[dtype]}* {name}" for name, dtype in made]
+        shapes = []
+        for number, rank in ranks.items():
+            sizes = [f"{self._inputs[number]}_size_{axis}" for axis in range(rank)]
+            parameters += [f"int {size}" for size in sizes]
+            shapes.append(
+                f"const int {self._inputs[number]}_shape[{rank}] = {{{', '.join(sizes)}}};"
+            )
+        return "\n".join(
+            [
+                "#include <cuda_bf16.h>",
+                "#include <cuda_fp16.h>",
+                self._header,
+                f'extern "C" __global__ void __launch_bounds__({threads}) {_NAME}(',
+                ",\n".join(parameters) + ") {",
+                *shapes,
+                self._body,
+                "}\n",
+            ]
+        )
+
+
+_NAME = "QUIRE_KERNEL"

@@ -1,0 +1,85 @@
+"""The kernel of the head: logits of few rows, by a matrix of very many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quire.device.gpu_kernels import kernel_text
+from quire.engine.decode import kernels
+
+_HEAD_BLOCKS = 528
+"""That fill the card, and leave none idle at the end."""
+_MOST_SHARED = 220 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What `head.cuh` is compiled for, and how it is launched, for steps of up to `most` rows.
+
+    Attributes:
+        cap: of logits, `cap * tanh(x / cap)`; None without.
+    """
+
+    most: int
+    inputs: int
+    outputs: int
+    group_size: int
+    cap: float | None
+
+    @property
+    def tiles(self) -> int:
+        """Times 8 rows in a thread block: as many as its shared memory holds."""
+        wanted = min(4, -(-self.most // 8))
+        return max(
+            n for n in (1, 2, 4) if n <= wanted and (n == 1 or self._shared(n) <= _MOST_SHARED)
+        )
+
+    @property
+    def columns(self) -> int:
+        """Of 8 rows, those that are kept."""
+        return min(8, self.most)
+
+    @property
+    def warps(self) -> int:
+        return 8 if self.tiles == 1 else 16
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Thread blocks: for all rows, and so many that they fill the card."""
+        blocks = _HEAD_BLOCKS if self.tiles == 1 else _HEAD_BLOCKS // 4
+        return -(-self.most // (8 * self.tiles)), blocks, 1
+
+    @property
+    def shared(self) -> int:
+        """Bytes."""
+        return self._shared(self.tiles)
+
+    def _shared(self, tiles: int) -> int:
+        return tiles * (2 * self.inputs * min(8, self.most) + self.inputs // 64 * 32)
+
+    @property
+    def text(self) -> str:
+        """rows, x, codes, scales, biases, y."""
+        parameters = ["const int* rows", "const T* x"]
+        parameters += [*(p.format("w", "scales", "biases") for p in kernels.WEIGHT), "float* y"]
+        defines: Mapping[str, object] = {
+            "INPUTS": self.inputs,
+            "OUTPUTS": self.outputs,
+            "GROUP": self.group_size,
+            "TILES": self.tiles,
+            "PARTS": 2 if self.tiles > 1 else 1,
+            "COLUMNS": self.columns,
+            "WARPS": self.warps,
+            "CAPPED": int(self.cap is not None),
+            "CAP": kernels.number(self.cap or 0.0),
+            "GELU": 0,
+        }
+        head, body = (
+            kernel_text("quire.device.cuda", "common.cuh"),
+            kernel_text("quire.engine.decode", "head.cuh"),
+        )
+        resident = 2 if self.tiles == 1 else 1
+        return kernels.source_text(
+            parameters, body, 32 * self.warps, defines, head, resident=resident
+        )

@@ -1,0 +1,51 @@
+"""What `--batch-invariant` takes and refuses; its bits: `test_exact.py`, `test_recorded_gpu.py`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ModelError, RequestError
+from quire.core.kv_format import KVFormat
+from quire.core.request import Embed, Request
+from quire.engine import invariance
+from quire.engine.invariance import check_request, limited
+
+ASKED = EngineConfig("", batch_invariant=True, max_sequences=200)
+PAGE = KVFormat("page", 4, 4)
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimpleNamespace(kernels=None, kernel_language="cuda")
+    monkeypatch.setattr(invariance, "current_device", lambda: device)
+
+
+@pytest.mark.usefixtures("cuda")
+def test_steps_are_no_larger_than_recorded_ones() -> None:
+    config = limited(ASKED)
+    assert (config.max_step_tokens, config.max_sequences) == (64, 64)
+    assert limited(EngineConfig("")) == EngineConfig("")
+
+
+@pytest.mark.usefixtures("cuda")
+def test_what_recorded_steps_do_not_compute_is_refused() -> None:
+    with pytest.raises(ModelError, match="batch-invariant: the KV cache must be plain, not page-4"):
+        limited(EngineConfig("", batch_invariant=True, kv_format=PAGE))
+    check_request(ASKED, Request("r", (1,)), KVFormat())
+    with pytest.raises(RequestError, match="plain KV caches alone"):
+        check_request(ASKED, Request("r", (1,)), PAGE)
+    with pytest.raises(RequestError, match="generates tokens alone"):
+        check_request(ASKED, Request("r", (1,), task=Embed()), KVFormat())
+
+
+def test_other_devices_say_that_they_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    metal = SimpleNamespace(kernels=None, kernel_language="metal")
+    monkeypatch.setattr(invariance, "current_device", lambda: metal)
+    with pytest.raises(ModelError, match="batch-invariant: needs an NVIDIA GPU"):
+        limited(ASKED)
+    with_kernels = SimpleNamespace(kernels=object(), kernel_language="")
+    monkeypatch.setattr(invariance, "current_device", lambda: with_kernels)
+    assert limited(ASKED) is ASKED
