@@ -1,0 +1,230 @@
+"""Promise 1 for all families that see and that `test_image_parity` does not have.
+
+Their pictures become other numbers of rows, so the encoder is asked how many and of which bytes. A
+family that is registered is here, and fails until its shapes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.kv_format import KVFormat
+from quire.core.media import MediaItem, PlacedMedia
+from quire.core.request import Request
+from quire.models.loader import LoadedModel, open_model
+from quire.models.registry import build
+from tests.engine.test_image_parity import FAMILIES
+from tests.support.parity import (
+    SCENARIOS,
+    TOLERANCE,
+    Company,
+    Generated,
+    alone,
+    assert_same,
+    count_encodes,
+    prompts,
+)
+from tests.support.registered import CONFIGS
+from tests.support.tiny_models import IMAGE, write_model
+
+THERE = {config["model_type"] for config in FAMILIES.values()}
+"""In `test_image_parity`."""
+CROSSING = {"mllama"}
+"""In `test_cross_parity`: pictures are looked at, and replace no embeddings."""
+NAMES = tuple(
+    name
+    for name, config in CONFIGS.items()
+    if config["model_type"] not in THERE | CROSSING and "image" in build(config).encoders
+)
+Shape = tuple[int, ...]
+PATCHES, TILES, ONE = ((8, 12), (4, 6)), ((9,), (4,)), ((1,), (1,))
+SHAPES: dict[str, tuple[Shape, Shape]] = {
+    "deepseek_vl_hybrid": ONE,
+    "ernie4_5_moe_vl": PATCHES,
+    "falcon_ocr": PATCHES,
+    "gemma3n, all": ((128, 128), (128, 64)),
+    "hunyuan_vl": PATCHES,
+    "internvl_chat": TILES,
+    "internvl_chat-norms": TILES,
+    "llava_next": ((2, 2, 4, 4, 4, 4), (2, 1, 4, 2, 4, 2)),
+    "llava_onevision": ((2, 2, 4, 4, 4, 4), (3, 1, 6, 2, 6, 2)),
+    "moondream3": ((2, 2), (1, 2)),
+    "multi_modality": TILES,
+    "multi_modality-hybrid": ONE,
+    "qwen3_omni_moe": PATCHES,
+    "qwen3_omni_moe_thinker": PATCHES,
+}
+"""Of two pictures, as their encoders take them."""
+WHOLE = {"moondream3", "falcon_ocr"}
+"""Families in which rows of a picture see each other."""
+PLAIN, PAGE = KVFormat(), KVFormat("page", 4, 4)
+DAILY = ("gemma3n, all", "llava_next")
+"""Of these, two requests in a batch every day; the rest is slow."""
+Opened = tuple[LoadedModel, EngineConfig]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
+    known: dict[str, Opened] = {}
+
+    def find(name: str) -> Opened:
+        if name not in known:
+            folder = write_model(Path(tmp_path_factory.mktemp("sees")), CONFIGS[name])
+            loaded = open_model(str(folder), dtype="float32")
+            known[name] = loaded, EngineConfig(str(folder), kv_memory=64 << 20, kv_skip_layers=())
+        return known[name]
+
+    return find
+
+
+def picture(loaded: LoadedModel, name: str, seed: int, *, small: bool = False) -> MediaItem:
+    """Random bytes, as many as the family's encoder takes, and the rows that it makes of them."""
+    encoder, shape = loaded.model.encoders["image"], SHAPES[name][small]
+    rng = np.random.default_rng(seed)
+    tone = rng.integers(0, 200)
+    features = (tone + rng.integers(0, 56, encoder.feature_bytes(shape))).astype(np.uint8)
+    rows = encoder.rows(shape)
+    return MediaItem.of("image", features.tobytes(), shape, rows, bidirectional=name in WHOLE)
+
+
+def showing(request: Request, *shown: tuple[int, MediaItem]) -> Request:
+    """The request with pictures among its tokens, each behind so many of text."""
+    tokens: list[int] = []
+    text = list(request.prompt)
+    placed = []
+    for gap, item in shown:
+        tokens += text[:gap]
+        del text[:gap]
+        placed.append(PlacedMedia(len(tokens), item))
+        tokens += [IMAGE] * item.tokens
+    return replace(request, prompt=(*tokens, *text), media=tuple(placed))
+
+
+def requests(loaded: LoadedModel, name: str) -> list[Request]:
+    """A picture; two; a text; another picture of the first's shape; the first, another question."""
+    texts = prompts((60, 45, 80, 70, 65), 60)
+    first = picture(loaded, name, 1)
+    return [
+        showing(texts[0], (3, first)),
+        showing(
+            texts[1], (1, picture(loaded, name, 2, small=True)), (30, picture(loaded, name, 3))
+        ),
+        texts[2],
+        showing(texts[3], (20, picture(loaded, name, 4))),
+        showing(texts[4], (3, first)),
+    ]
+
+
+Expected = Callable[[str, KVFormat], dict[str, Generated]]
+
+
+@pytest.fixture(scope="module")
+def expected(opened: Callable[[str], Opened]) -> Expected:
+    """What each request gets alone, computed once."""
+    known: dict[tuple[str, KVFormat], dict[str, Generated]] = {}
+
+    def find(name: str, format: KVFormat) -> dict[str, Generated]:
+        if (name, format) not in known:
+            loaded, config = opened(name)
+            wanted = requests(loaded, name)
+            known[name, format] = alone(loaded, replace(config, kv_format=format), wanted)
+        return known[name, format]
+
+    return find
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+
+
+def test_each_family_that_sees_has_shapes() -> None:
+    assert set(NAMES) == SHAPES.keys()
+
+
+@pytest.mark.parametrize("name", DAILY)
+def test_two_in_a_batch(opened: Callable[[str], Opened], name: str) -> None:
+    loaded, config = opened(name)
+    wanted = [replace(each, max_tokens=6) for each in requests(loaded, name)[:2]]
+    got = SCENARIOS["batch of unequal lengths"](loaded, config, wanted)
+    assert_same(got, alone(loaded, config, wanted), [request.id for request in wanted])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", [PLAIN, PAGE], ids=lambda format: format.name)
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("name", NAMES)
+def test_as_if_alone(
+    opened: Callable[[str], Opened],
+    expected: Expected,
+    name: str,
+    scenario: str,
+    format: KVFormat,
+) -> None:
+    if scenario == "pre-empted and resumed" and format is PAGE:
+        pytest.skip("the scenario's budget holds one sequence's tail, so that no two ever run")
+    loaded, config = opened(name)
+    wanted = requests(loaded, name)
+    config = replace(config, kv_format=format, prefix_cache=False)
+    got = SCENARIOS[scenario](loaded, config, wanted)
+    assert_same(got, expected(name, format), [request.id for request in wanted])
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_packed_pre_empted_and_resumed(opened: Callable[[str], Opened], name: str) -> None:
+    loaded, config = opened(name)
+    config = replace(config, kv_format=PAGE, prefix_cache=False)
+    wanted = [replace(each, max_tokens=130) for each in requests(loaded, name)]
+    longest = max(len(each.prompt) + 130 for each in wanted)
+    largest = max(placed.item.tokens for each in wanted for placed in each.media)
+    probe = Company(loaded, config)
+    # Room for the longest, and so much more that another begins and both outgrow it.
+    least = probe.engine._scheduler.limits.worst_case_bytes(PAGE, longest, largest)
+    for share in (3 / 2, 7 / 4, 15 / 8):
+        company = Company(loaded, replace(config, kv_memory=int(least * share)))
+        company.run(wanted)
+        if company.engine.stats().preemptions:
+            break
+    assert company.engine.stats().preemptions > 0
+    assert_same(company.answers, alone(loaded, config, wanted), [each.id for each in wanted])
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_pictures_count(opened: Callable[[str], Opened], name: str) -> None:
+    """Other bytes of the same shape make another answer, else nothing here proves anything."""
+    loaded, config = opened(name)
+    (text,) = prompts((30,), 1)
+    shown = [
+        replace(showing(text, (5, picture(loaded, name, seed))), id=f"r{seed}") for seed in range(2)
+    ]
+    at = len(shown[0].prompt)
+    first, second = (np.array(each.logits[at]) for each in alone(loaded, config, shown).values())
+    assert np.abs(first - second).max() / np.abs(second).max() > 20 * TOLERANCE
+
+
+@pytest.mark.parametrize("chunk", [2048, 33])
+@pytest.mark.parametrize("name", SLOW)
+def test_reused(
+    opened: Callable[[str], Opened], name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One picture with two questions is read once; another of its shape is never taken for it."""
+    loaded, config = opened(name)
+    config = replace(config, max_step_tokens=chunk)
+    texts = prompts((60, 60, 60), 20)
+    first, other = picture(loaded, name, 1), picture(loaded, name, 2)
+    second = replace(texts[0], id="second", prompt=texts[0].prompt[:30] + texts[1].prompt[30:])
+    third = replace(texts[0], id="third")
+    asked = [showing(texts[0], (3, first)), showing(second, (3, first)), showing(third, (3, other))]
+    cold = alone(loaded, config, asked)
+    encoded = count_encodes(loaded, "image", monkeypatch)
+    company = Company(loaded, config)
+    for request in asked:
+        company.run([request])
+    assert len(encoded) == 2
+    assert_same(company.answers, cold, ["r0", "second", "third"])
+    reused = [company.answers[each.id].ends[0].cached_tokens for each in asked]
+    assert reused == [0, 3 + first.tokens + 27, 3]
