@@ -120,6 +120,8 @@ def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[mx.array]:
     """
     own = metadata.keys // metadata.block_tokens
     several = metadata.counts > 1
+    if not several.any():
+        return [mx.array(own), mx.zeros(len(own), dtype=mx.int32), mx.array(tails)]
     sources = np.where(several, np.cumsum(several), 0).astype(np.int32)
     first_own = own[metadata.query_starts[:-1]]
     begins = np.repeat(np.where(several, first_own, 0), metadata.counts)

@@ -11,6 +11,7 @@ import numpy as np
 
 from quire.cache.formats.paging import block_rows, resized
 from quire.cache.specs import Ints, RecurrentState
+from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 
 
@@ -48,8 +49,7 @@ class StatePool:
 
     def write(self, layer: int, name: str, slots: mx.array, value: mx.array) -> None:
         """Mutates: slots `[n]` take `[n, *shape]`."""
-        part = self._parts[layer, name]
-        part[slots] = value.astype(part.dtype)
+        current_device().operations.write_rows(self._parts[layer, name], value, slots)
 
     def arrays(self, layers: Container[int]) -> list[mx.array]:
         """The arrays that hold the slots of these layers."""

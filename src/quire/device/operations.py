@@ -102,6 +102,24 @@ class VectorCoding:
     refits: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaGates:
+    """How a gated delta net forgets and takes in.
+
+    A state keeps `exp(-exp(log_rates) * softplus(steps + step_biases))` of itself, and takes in
+    `sigmoid(betas)` of the difference between a value and what it says of its key.
+
+    Attributes:
+        steps, betas: `[n, t, value_heads]`.
+        log_rates, step_biases: `[value_heads]`.
+    """
+
+    steps: mx.array
+    betas: mx.array
+    log_rates: mx.array
+    step_biases: mx.array
+
+
 class Operations:
     """MLX's own. A device that has better ones overrides them; what they don't serve stays here."""
 
@@ -181,6 +199,42 @@ class Operations:
         """
         for pool, each in zip(pools, vectors, strict=True):
             pool[rows, offsets] = each.astype(pool.dtype)
+
+    def write_rows(self, pool: mx.array, values: mx.array, rows: mx.array) -> None:
+        """Mutates: `pool[rows] = values`, `[n, ...]` into `[R, ...]`; `rows` is `[n]`."""
+        pool[rows] = values.astype(pool.dtype)
+
+    def causal_conv(
+        self, window: mx.array, taps: mx.array, bias: mx.array | None, silu: bool
+    ) -> mx.array | None:
+        """One filter a channel over the last tokens, and perhaps SiLU of what it gives.
+
+        Args:
+            window: `[n, kernel - 1 + t, channels]`.
+            taps: `[channels, kernel]`.
+            bias: `[channels]`.
+
+        Returns:
+            `[n, t, channels]`; None where there is no kernel that does so.
+        """
+        return None
+
+    def gated_delta(
+        self, mixed: mx.array, gates: DeltaGates, state: mx.array, key_heads: int, eps: float
+    ) -> tuple[mx.array, mx.array] | None:
+        """The gated delta rule (arXiv:2412.06464), token by token.
+
+        Args:
+            mixed: `[n, t, channels]`: queries and keys, `key_heads` each, not yet of unit length,
+                and values; a key head serves consecutive value heads.
+            state: `[n, value_heads, value_dim, key_dim]`, float32.
+            eps: added to the squared lengths of queries and keys.
+
+        Returns:
+            `[n, t, value_heads, value_dim]`, read by queries of length `key_dim ** -0.5`, and the
+            state after the last token; None where there is no kernel that does so.
+        """
+        return None
 
     def encode(
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]

@@ -13,8 +13,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import RecurrentState
+from quire.device.device import current_device
+from quire.device.operations import DeltaGates
 from quire.models.base import Module, RecurrentSegment, Step
-from quire.models.layers import ACTIVATIONS, GATES
+from quire.models.layers import GATES
 from quire.models.norm import RMSNorm
 from quire.models.recurrent import CausalConv, in_sequence, over_segments
 
@@ -71,7 +73,7 @@ class GatedDeltaNet(Module):
     def __init__(self, shape: GatedDelta, hidden: int, layer: int) -> None:
         super().__init__()
         self._shape, self._layer = shape, layer
-        self._activation, self._gate = ACTIVATIONS[shape.activation], GATES[shape.activation]
+        self._gate = GATES[shape.activation]
         values = shape.value_heads * shape.value_dim
         self.in_proj_qkv = nn.Linear(hidden, shape.channels, bias=False)
         self.in_proj_z = nn.Linear(hidden, values, bias=False)
@@ -89,12 +91,10 @@ class GatedDeltaNet(Module):
         order = in_sequence(segments)
         x = x[order]
         qkv = self.in_proj_qkv(x)
-        beta = mx.sigmoid(self.in_proj_b(x))  # how much of the old value is replaced
-        step_size = mx.logaddexp(self.in_proj_a(x).astype(mx.float32) + self.dt_bias, 0.0)
-        log_decay = -mx.exp(self.A_log.astype(mx.float32)) * step_size
+        betas, steps = self.in_proj_b(x), self.in_proj_a(x)
         y = over_segments(
             segments,
-            lambda segment, part: self._advance(segment, qkv[part], log_decay[part], beta[part]),
+            lambda segment, part: self._advance(segment, qkv[part], steps[part], betas[part]),
         )
         y = self.norm(y).reshape(x.shape[0], -1)
         y = self._gate(self.in_proj_z(x).astype(mx.float32), y)
@@ -102,25 +102,41 @@ class GatedDeltaNet(Module):
         return out[mx.argsort(order)]
 
     def _advance(
-        self, segment: RecurrentSegment, qkv: mx.array, log_decay: mx.array, beta: mx.array
+        self, segment: RecurrentSegment, qkv: mx.array, steps: mx.array, betas: mx.array
     ) -> mx.array:
         """Runs `n` sequences `t` tokens on: `[n * t, ...]` -> `[n * t, value_heads, value_dim]`."""
         s, n, t = self._shape, segment.n, segment.t
         window = mx.concatenate([segment.read("conv"), qkv.reshape(n, t, -1)], axis=1)
         segment.write("conv", window[:, t:])
-        mixed = self._activation(self.conv1d(window))
+        mixed = self.conv1d(window, s.activation)
+        gates = DeltaGates(
+            steps.reshape(n, t, -1), betas.reshape(n, t, -1), self.A_log, self.dt_bias
+        )
+        state = segment.read("delta")
+        advanced = current_device().operations.gated_delta(
+            mixed, gates, state, s.key_heads, _NORM_EPS
+        )
+        y, state = advanced or self._spelled_out(mixed, gates, state)
+        segment.write("delta", state)
+        return y.reshape(n * t, s.value_heads, s.value_dim)
+
+    def _spelled_out(
+        self, mixed: mx.array, gates: DeltaGates, state: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """`Operations.gated_delta` in MLX's operations."""
+        s = self._shape
+        n, t, _ = mixed.shape
+        step_size = mx.logaddexp(gates.steps.astype(mx.float32) + gates.step_biases, 0.0)
         keys = s.key_heads * s.key_dim
         q, k, v = mx.split(mixed, [keys, 2 * keys], axis=-1)
-        y, state = gated_delta(
+        return gated_delta(
             _unit(q.reshape(n, t, s.key_heads, s.key_dim)) * s.key_dim**-0.5,
             _unit(k.reshape(n, t, s.key_heads, s.key_dim)),
             v.reshape(n, t, s.value_heads, s.value_dim),
-            log_decay.reshape(n, t, s.value_heads),
-            beta.reshape(n, t, s.value_heads),
-            segment.read("delta"),
+            -mx.exp(gates.log_rates.astype(mx.float32)) * step_size,
+            mx.sigmoid(gates.betas),
+            state,
         )
-        segment.write("delta", state)
-        return y.reshape(n * t, s.value_heads, s.value_dim)
 
 
 def _unit(x: mx.array) -> mx.array:

@@ -97,7 +97,7 @@ class MambaMixer(Module):
         kind, n, t = self._kind, segment.n, segment.t
         window = mx.concatenate([segment.read("conv"), mixed.reshape(n, t, -1)], axis=1)
         segment.write("conv", window[:, t:])
-        values = self._activation(self.conv1d(window))
+        values = self.conv1d(window, kind.activation)
         cuts = [kind.step_rank, kind.step_rank + kind.state_dim]
         steps, keys, queries = mx.split(self.x_proj(values), cuts, axis=-1)
         steps = self.dt_proj(self.dt_layernorm(steps)).astype(mx.float32)

@@ -139,7 +139,7 @@ class Mamba2Mixer(Module):
         kind, n, t = self._kind, segment.n, segment.t
         window = mx.concatenate([segment.read("conv"), mixed.reshape(n, t, -1)], axis=1)
         segment.write("conv", window[:, t:])
-        wide = self._activation(self.conv1d(window)).astype(mx.float32)
+        wide = self.conv1d(window, kind.activation).astype(mx.float32)
         values, keys, queries = mx.split(
             wide, [kind.width, kind.width + kind.groups * kind.state_dim], axis=-1
         )

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
+from quire.device.device import current_device
 from quire.models.base import Module, RecurrentSegment
+from quire.models.layers import ACTIVATIONS
 
 
 def in_sequence(segments: Sequence[RecurrentSegment]) -> mx.array:
@@ -34,8 +36,23 @@ class CausalConv(Module):
         if bias:
             self.bias = mx.zeros(channels)
 
-    def __call__(self, window: mx.array) -> mx.array:
-        """`[n, kernel - 1 + t, channels]` -> `[n, t, channels]`."""
+    def __call__(self, window: mx.array, activation: str | None = None) -> mx.array:
+        """`[n, kernel - 1 + t, channels]` -> `[n, t, channels]`.
+
+        Args:
+            activation: what is applied to the result, by its name in `ACTIVATIONS`.
+        """
+        taps, bias = self.weight.squeeze(-1), self.get("bias")
+        silu = activation == "silu"
+        out = current_device().operations.causal_conv(window, taps, bias, silu)
+        if out is not None and silu:
+            return out
+        if out is None:
+            out = self._spelled_out(window)
+        return out if activation is None else ACTIVATIONS[activation](out)
+
+    def _spelled_out(self, window: mx.array) -> mx.array:
+        """The same without activation, in MLX's operations."""
         taps = self.weight.squeeze(-1).T  # [kernel, channels]
         kernel = taps.shape[0]
         t = window.shape[1] - kernel + 1

@@ -18,8 +18,7 @@ def test_vectors_take_their_places(compiled: Any, dtype: mx.Dtype) -> None:
     rows, offsets = mx.array([[0, 1], [4, 5], [0, 1]]), mx.array([[3], [0], [15]])
     keys = mx.arange(3 * 2 * 32, dtype=mx.float32).reshape(3, 2, 32) % 100
     values = mx.arange(2 * 3 * 48, dtype=mx.float32).reshape(2, 3, 48).swapaxes(0, 1) % 100
-    for pool, vectors in zip(pools, (keys, values), strict=True):
-        compiled.write_vectors(pool, vectors, rows, offsets)
+    compiled.write_vectors(pools, [keys, values], rows, offsets)
     for pool, place, vectors in zip(pools, expected, (keys, values), strict=True):
         place[np.array(rows), np.array(offsets)] = np.array(vectors)
         assert np.array_equal(np.array(pool.astype(mx.float32)), place)
@@ -33,7 +32,7 @@ def test_a_pool_that_nobody_else_reads_stays_where_it_is(compiled: Any) -> None:
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for _ in range(3):
-        compiled.write_vectors(pool, vector, row, offset)
+        compiled.write_vectors([pool], [vector], row, offset)
         mx.eval(pool)
     assert mx.get_peak_memory() < before + pool.nbytes // 2
     assert pool[7, 2].sum().item() == 64
@@ -43,6 +42,16 @@ def test_who_reads_a_pool_as_it_was_keeps_it(compiled: Any) -> None:
     pool = mx.zeros((2, BLOCK, 32))
     mx.eval(pool)
     before = pool + 0
-    compiled.write_vectors(pool, mx.ones((1, 1, 32)), mx.array([[1]]), mx.array([[0]]))
+    compiled.write_vectors([pool], [mx.ones((1, 1, 32))], mx.array([[1]]), mx.array([[0]]))
     mx.eval(pool, before)
     assert (before.sum().item(), pool.sum().item()) == (0, 32)
+
+
+def test_rows_of_any_shape(compiled: Any) -> None:
+    pool = mx.zeros((4, 2, 3, 5), dtype=mx.bfloat16)
+    values = mx.arange(60, dtype=mx.float32).reshape(2, 2, 3, 5)
+    compiled.write_rows(pool, values, mx.array([3, 1]))
+    assert mx.array_equal(pool[mx.array([3, 1])], values)
+    assert pool[mx.array([0, 2])].sum().item() == 0
+    with pytest.raises(ValueError, match="as the pool's rows"):
+        compiled.write_rows(pool, values[:1], mx.array([3, 1]))

@@ -105,13 +105,14 @@ array attend(const array& q, const array& keys, const array& values, const std::
     })[0];
 }
 
-// Stores vectors of a step's tokens in the blocks of a pool, where they lie if nobody else reads the pool.
-// One pool each: outputs that belong together hold each other's inputs, which are copied then.
+// Stores pieces of equal length in a pool, where it lies if nobody else reads it. One pool each: outputs that
+// belong together hold each other's inputs, which are copied then.
 class Write : public mlx::core::Primitive {
 public:
-    explicit Write(mlx::core::Stream stream) : Primitive(stream) {}
+    // Piece n goes to place rows[n] * row + offsets[n / heads], counted in pieces.
+    Write(mlx::core::Stream stream, int64_t row, int64_t heads) : Primitive(stream), row_(row), heads_(heads) {}
 
-    // Inputs: the pool, vectors, rows, offsets.
+    // Inputs: the pool, pieces, rows, and offsets if there are any.
     void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
         auto& encoder = mlx::core::cpu::get_command_encoder(stream());
         array& pool = outputs[0];
@@ -124,34 +125,59 @@ public:
         const auto in_order = [&](const array& input) {
             return input.flags().row_contiguous ? input : copied(input, encoder);
         };
-        const array vectors = in_order(inputs[1]), rows = in_order(inputs[2]), offsets = in_order(inputs[3]);
-        encoder.dispatch([tokens = (int64_t)rows.shape(0), heads = (int64_t)rows.shape(1),
-                          block = (int64_t)pool.shape(1), bytes = pool.shape(2) * (int64_t)pool.itemsize(),
-                          row = rows.data<int32_t>(), offset = offsets.data<int32_t>(),
-                          from = vectors.data<char>(), to = pool.data<char>()] {
-            for (int64_t n = 0; n < tokens * heads; n++)
-                std::memcpy(to + (row[n] * block + offset[n / heads]) * bytes, from + n * bytes, bytes);
+        const array pieces = in_order(inputs[1]), rows = in_order(inputs[2]);
+        const array offsets = inputs.size() > 3 ? in_order(inputs[3]) : rows;
+        encoder.dispatch([count = (int64_t)rows.size(), bytes = (int64_t)(pieces.nbytes() / rows.size()),
+                          each = row_, heads = heads_, row = rows.data<int32_t>(),
+                          offset = inputs.size() > 3 ? offsets.data<int32_t>() : nullptr,
+                          from = pieces.data<char>(), to = pool.data<char>()] {
+            for (int64_t n = 0; n < count; n++)
+                std::memcpy(to + (row[n] * each + (offset ? offset[n / heads] : 0)) * bytes, from + n * bytes, bytes);
         });
     }
     void eval_gpu(const std::vector<array>&, std::vector<array>&) override {
         throw std::runtime_error("quire's CPU kernels do not run on a GPU");
     }
     const char* name() const override { return "quire::write"; }
+
+private:
+    int64_t row_, heads_;
 };
 
-// The pool `[rows, block, dim]` gets vectors `[tokens, heads, dim]` at `rows` [tokens, heads] and `offsets`
-// [tokens, 1]. As where MLX assigns, the pool's Python object becomes the pool after it.
-void write_vectors(const nb::object& place, const array& vectors, const array& rows, const array& offsets) {
+// As where MLX assigns, the pool's Python object becomes the pool after it.
+void write(array& pool, int64_t row, int64_t heads, const array& pieces, std::vector<array> places) {
     using namespace mlx::core;
-    array& pool = nb::cast<array&>(place);
+    places.insert(places.begin(), {pool, astype(pieces, pool.dtype())});
+    auto primitive = std::make_shared<Write>(default_stream(Device(Device::cpu)), row, heads);
+    pool.overwrite_descriptor(array(pool.shape(), pool.dtype(), primitive, std::move(places)));
+}
+
+// Pools `[rows, block, dim]` get vectors `[tokens, heads, dim]`, one array each, at `rows` [tokens, heads] and
+// `offsets` [tokens, 1].
+void write_vectors(const nb::list& pools, const std::vector<array>& vectors, const array& rows,
+                   const array& offsets) {
+    using namespace mlx::core;
     require(rows.dtype() == int32 && rows.ndim() == 2 && offsets.dtype() == int32 &&
                 offsets.size() == (size_t)rows.shape(0),
             "rows are int32 [tokens, heads], offsets int32 [tokens, 1]");
-    require(pool.ndim() == 3 && vectors.shape() == Shape{rows.shape(0), rows.shape(1), pool.shape(2)},
-            "vectors must be [tokens, heads, dim]");
-    std::vector<array> inputs = {pool, astype(vectors, pool.dtype()), rows, offsets};
-    auto primitive = std::make_shared<Write>(default_stream(Device(Device::cpu)));
-    pool.overwrite_descriptor(array(pool.shape(), pool.dtype(), primitive, std::move(inputs)));
+    require(pools.size() == vectors.size(), "each pool gets vectors");
+    for (size_t i = 0; i < vectors.size(); i++) {
+        array& pool = nb::cast<array&>(pools[i]);
+        require(pool.ndim() == 3 && vectors[i].shape() == Shape{rows.shape(0), rows.shape(1), pool.shape(2)},
+                "vectors must be [tokens, heads, dim]");
+        write(pool, pool.shape(1), rows.shape(1), vectors[i], {rows, offsets});
+    }
+}
+
+// The pool `[rows, ...]` gets `values` [n, ...] at `rows` [n].
+void write_rows(const nb::object& place, const array& values, const array& rows) {
+    using namespace mlx::core;
+    array& pool = nb::cast<array&>(place);
+    require(rows.dtype() == int32 && rows.ndim() == 1 && rows.size() > 0, "rows are int32 [n]");
+    auto shape = pool.shape();
+    shape[0] = rows.shape(0);
+    require(values.shape() == shape, "values must be [n, ...], as the pool's rows");
+    write(pool, 1, 1, values, {rows});
 }
 
 // Codes, scales and biases of vectors, `[vectors, size * bits / 32]` and so on; with a codebook there
@@ -416,7 +442,8 @@ void bind_cache(nb::module_& m) {
         nb::arg("written"), nb::arg("places"), nb::arg("kv_heads"), nb::arg("value_dim"), nb::arg("scale"),
         nb::arg("softcap") = 0.0f, nb::arg("sinks").none() = nb::none());
     m.def("encode", &encode, nb::arg("vectors"), nb::arg("codings"));
-    m.def("write_vectors", &write_vectors, nb::arg("pool"), nb::arg("vectors"), nb::arg("rows"), nb::arg("offsets"));
+    m.def("write_vectors", &write_vectors, nb::arg("pools"), nb::arg("vectors"), nb::arg("rows"), nb::arg("offsets"));
+    m.def("write_rows", &write_rows, nb::arg("pool"), nb::arg("values"), nb::arg("rows"));
 }
 
 }  // namespace quire

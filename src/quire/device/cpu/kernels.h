@@ -106,6 +106,34 @@ struct PagedRows {
     const float* sinks;    // [heads], or null
 };
 
+// The gated delta rule (arXiv:2412.06464): a matrix a value head forgets, takes in `beta` of the difference
+// between a value and what it says of its key, and is read at the query. Queries, keys and values stand
+// side by side; a key head serves consecutive value heads.
+struct GatedDelta {
+    const float* mixed;  // [sequences, tokens, 2 * key_heads * key_dim + value_heads * value_dim]
+    // [sequences, tokens, value_heads]: the state keeps exp(-exp(log_rate) * softplus(step + step_bias)), and
+    // beta is sigmoid(betas).
+    const float *steps, *betas;
+    const float *log_rates, *step_biases;  // [value_heads]
+    const float* before;  // [sequences, value_heads, value_dim, key_dim]
+    float* after;         // likewise
+    float* out;           // [sequences, tokens, value_heads, value_dim]
+    int64_t tokens;
+    int key_heads, value_heads, key_dim, value_dim;
+    float eps;            // added to the squared lengths of keys and queries
+};
+
+// A filter a channel over the last tokens; `silu` of the sum where it is asked for.
+struct CausalConv {
+    const float* window;  // [sequences, kernel - 1 + tokens, channels]
+    const float* taps;    // [channels, kernel]
+    const float* bias;    // [channels], or null
+    float* out;           // [sequences, tokens, channels]
+    int64_t tokens, channels;
+    int kernel;           // 8 at most
+    bool silu;
+};
+
 constexpr int64_t kRowsMultiple = 16;  // of rows that are arranged apart from others
 
 struct Kernels {
@@ -135,6 +163,11 @@ struct Kernels {
     int64_t (*attend_scratch_floats)(const PagedRows& part);
     // Vectors [begin, end) as codes; `scratch` holds three of them.
     void (*encode)(const Coding& coding, int64_t begin, int64_t end, float* scratch);
+    // All tokens of one sequence, for one value head.
+    void (*gated_delta)(const GatedDelta& rule, int64_t sequence, int value_head, float* scratch);
+    int64_t (*gated_delta_scratch_floats)(const GatedDelta& rule);
+    // Channels [begin, end) of one sequence, multiples of 16.
+    void (*causal_conv)(const CausalConv& conv, int64_t sequence, int64_t begin, int64_t end);
 };
 
 // Those of an instruction set, or null where this build or this processor has it not.

@@ -34,19 +34,25 @@ const Kernels& kernels();
 
 // Adds the operations of each file to the extension.
 void bind_cache(nb::module_& m);
+void bind_recurrent(nb::module_& m);
+
+// Room for so many floats, where a cache line begins: vectors that lie across two take twice as long.
+inline float* in_line(std::vector<float>& kept, int64_t floats) {
+    constexpr size_t kLine = 64;
+    if ((int64_t)kept.size() < floats + (int64_t)(kLine / 4)) kept.resize(floats + kLine / 4);
+    return (float*)(((uintptr_t)kept.data() + kLine - 1) / kLine * kLine);
+}
 
 // Memory that a kernel needs while it runs, kept by its thread for the next one.
 inline float* scratch(int64_t floats) {
     thread_local std::vector<float> kept;
-    if ((int64_t)kept.size() < floats) kept.resize(floats);
-    return kept.data();
+    return in_line(kept, floats);
 }
 
 // Arranged rows: apart from `scratch`, which a kernel takes meanwhile.
 inline float* scratch_rows(int64_t floats) {
     thread_local std::vector<float> kept;
-    if ((int64_t)kept.size() < floats) kept.resize(floats);
-    return kept.data();
+    return in_line(kept, floats);
 }
 
 // A task that writes a view row by row.

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from quire.device.cpu.kernels import CPUKernels
 from quire.device.operations import (
+    DeltaGates,
     ExpertMatrices,
     GatedExperts,
     PackedWeight,
@@ -17,6 +18,11 @@ from quire.device.operations import (
 
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 _FLOATS = (mx.float32, mx.bfloat16)
+_MULTIPLE = 16
+"""Of channels and keys: the longest vector that a kernel works with."""
+_STATE_ROWS = 4
+"""That advance together."""
+_MOST_TAPS = 8
 
 
 class KernelOperations(UnfusedOperations):
@@ -106,8 +112,31 @@ class KernelOperations(UnfusedOperations):
         rows: mx.array,
         offsets: mx.array,
     ) -> None:
-        for pool, each in zip(pools, vectors, strict=True):
-            self._ops.write_vectors(pool, each, rows, offsets)
+        self._ops.write_vectors(list(pools), list(vectors), rows, offsets)
+
+    def write_rows(self, pool: mx.array, values: mx.array, rows: mx.array) -> None:
+        self._ops.write_rows(pool, values, rows)
+
+    def causal_conv(
+        self, window: mx.array, taps: mx.array, bias: mx.array | None, silu: bool
+    ) -> mx.array | None:
+        channels, kernel = taps.shape
+        known = channels % _MULTIPLE == 0 and kernel <= _MOST_TAPS
+        if not known or any(each.dtype != mx.float32 for each in (window, taps)):
+            return super().causal_conv(window, taps, bias, silu)
+        out: mx.array = self._ops.causal_conv(window, taps, bias, silu)
+        return out
+
+    def gated_delta(
+        self, mixed: mx.array, gates: DeltaGates, state: mx.array, key_heads: int, eps: float
+    ) -> tuple[mx.array, mx.array] | None:
+        arrays = (mixed, gates.steps, gates.betas, gates.log_rates, gates.step_biases, state)
+        *_, value_dim, key_dim = state.shape
+        known = key_dim % _MULTIPLE == 0 and value_dim % _STATE_ROWS == 0
+        if not known or any(each.dtype != mx.float32 for each in arrays):
+            return super().gated_delta(mixed, gates, state, key_heads, eps)
+        y, after = self._ops.gated_delta(*arrays, key_heads, eps)
+        return y, after
 
     def encode(
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]

@@ -282,4 +282,5 @@ NB_MODULE(_cpu, m) {
     m.def("rotate", &rotate, nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("neighbours"));
     m.def("gate", &gate, nb::arg("gates"), nb::arg("up"), nb::arg("activation"));
     quire::bind_cache(m);
+    quire::bind_recurrent(m);
 }

@@ -1,0 +1,93 @@
+// Steps of recurrent layers as MLX operations.
+
+#include "operation.h"
+
+namespace quire {
+namespace {
+
+// The gated delta rule over `n` sequences of `t` tokens, as `device.operations.Operations.gated_delta` says.
+std::vector<array> gated_delta(const array& mixed, const array& steps, const array& betas,
+                               const array& log_rates, const array& step_biases, const array& state,
+                               int key_heads, float eps) {
+    using namespace mlx::core;
+    for (const array& each : {mixed, steps, betas, log_rates, step_biases, state})
+        require(each.dtype() == float32, "all arrays must be float32");
+    require(mixed.ndim() == 3 && state.ndim() == 4 && state.shape(0) == mixed.shape(0),
+            "mixed is [n, t, channels], state [n, value_heads, value_dim, key_dim]");
+    GatedDelta d{};
+    d.tokens = mixed.shape(1);
+    d.key_heads = key_heads;
+    d.value_heads = state.shape(1);
+    d.value_dim = state.shape(2);
+    d.key_dim = state.shape(3);
+    d.eps = eps;
+    require(d.value_heads % key_heads == 0, "the value heads are no multiple of the key heads");
+    require(d.key_dim % 16 == 0 && d.value_dim % 4 == 0, "key_dim is a multiple of 16, value_dim of 4");
+    require(mixed.shape(2) == 2 * key_heads * d.key_dim + d.value_heads * d.value_dim,
+            "mixed does not fit the heads");
+    const size_t gates = (size_t)mixed.shape(0) * mixed.shape(1) * d.value_heads;
+    require(steps.size() == gates && betas.size() == gates, "each token and value head has gates");
+    require((int)log_rates.size() == d.value_heads && (int)step_biases.size() == d.value_heads,
+            "each value head has a rate and a bias");
+    const Shape out_shape = {mixed.shape(0), mixed.shape(1), d.value_heads, d.value_dim};
+    return operation("quire::gated_delta", {out_shape, state.shape()},
+                     {mixed, steps, betas, log_rates, step_biases, state},
+                     [d](const std::vector<array>& in, std::vector<array>& out) mutable {
+        const float** places[] = {&d.mixed, &d.steps, &d.betas, &d.log_rates, &d.step_biases, &d.before};
+        for (size_t i = 0; i < in.size(); i++) *places[i] = in[i].data<float>();
+        d.out = out[0].data<float>();
+        d.after = out[1].data<float>();
+        return [d, sequences = (int64_t)in[0].shape(0)] {
+            const int64_t each = d.tokens * d.value_dim * d.key_dim * 4;
+            split(sequences * d.value_heads, kLeastWork / each + 1, 1, [&](int64_t begin, int64_t end) {
+                float* room = scratch(kernels().gated_delta_scratch_floats(d));
+                for (int64_t i = begin; i < end; i++)
+                    kernels().gated_delta(d, i / d.value_heads, (int)(i % d.value_heads), room);
+            });
+        };
+    });
+}
+
+// A filter a channel: window [n, kernel - 1 + t, channels] by taps [channels, kernel] -> [n, t, channels].
+array causal_conv(const array& window, const array& taps, const std::optional<array>& bias, bool silu) {
+    using namespace mlx::core;
+    require(window.dtype() == float32 && window.ndim() == 3, "window must be float32 [n, tokens, channels]");
+    require(taps.dtype() == float32 && taps.ndim() == 2 && taps.shape(0) == window.shape(2),
+            "taps must be float32 [channels, kernel]");
+    CausalConv c{};
+    c.channels = window.shape(2);
+    c.kernel = taps.shape(1);
+    c.tokens = window.shape(1) - c.kernel + 1;
+    c.silu = silu;
+    require(c.channels % 16 == 0 && c.kernel <= 8 && c.tokens > 0,
+            "channels are a multiple of 16, a filter has 8 taps at most");
+    std::vector<array> inputs = {window, taps};
+    if (bias) {
+        require(bias->dtype() == float32 && (int64_t)bias->size() == c.channels, "bias must be float32 [channels]");
+        inputs.push_back(*bias);
+    }
+    const Shape shape = {window.shape(0), (int)c.tokens, (int)c.channels};
+    return operation("quire::causal_conv", {shape}, inputs,
+                     [c](const std::vector<array>& in, std::vector<array>& out) mutable {
+        c.window = in[0].data<float>();
+        c.taps = in[1].data<float>();
+        c.bias = in.size() > 2 ? in[2].data<float>() : nullptr;
+        c.out = out[0].data<float>();
+        return [c, sequences = (int64_t)in[0].shape(0)] {
+            const int64_t least = kLeastWork / (sequences * c.tokens * c.kernel) + 1;
+            split(c.channels, least, 16, [&](int64_t begin, int64_t end) {
+                for (int64_t n = 0; n < sequences; n++) kernels().causal_conv(c, n, begin, end);
+            });
+        };
+    })[0];
+}
+
+}  // namespace
+
+void bind_recurrent(nb::module_& m) {
+    m.def("gated_delta", &gated_delta, nb::arg("mixed"), nb::arg("steps"), nb::arg("betas"), nb::arg("log_rates"),
+          nb::arg("step_biases"), nb::arg("state"), nb::arg("key_heads"), nb::arg("eps"));
+    m.def("causal_conv", &causal_conv, nb::arg("window"), nb::arg("taps"), nb::arg("bias").none(), nb::arg("silu"));
+}
+
+}  // namespace quire
