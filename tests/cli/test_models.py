@@ -18,7 +18,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from rich.console import Console
 
 from quire.cli import main
-from quire.cli.models import Found, find_models, table
+from quire.cli.models import Found, find_models, listing
 from quire.demo import MODEL_DIR
 from quire.models.base import named_parameters
 from tests.support.gguf_files import write_gguf
@@ -184,8 +184,8 @@ def test_the_table_is_readable_at_80_columns() -> None:
     fits = replace(fits, quantization="4 bits, group 64", context=131_072)
     cannot = replace(fits, name="org/other", problem="no config.json")
     out = StringIO()
-    Console(file=out, width=80).print(table([fits, cannot]))
+    Console(file=out, width=80).print(listing([fits, cannot]))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert any("131,072" in line and "2.6GB" in line for line in lines)
-    assert "no config.json" in " ".join(out.getvalue().split())
+    assert "org/other: not served: no config.json" in lines

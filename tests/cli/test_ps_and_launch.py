@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from huggingface_hub import scan_cache_dir
+from rich.console import Console
 
 from quire.cli import main
+from quire.cli.ps import listing
 from quire.demo import MODEL_DIR
 from tests.support.child import Child, quire_serve
 
@@ -52,6 +54,11 @@ def test_ps_shows_what_is_loaded(child: Child, capsys: pytest.CaptureFixture[str
     assert "'middle' is not served here" in capsys.readouterr().err
     assert main(["ps", "--url", "http://127.0.0.1:1"]) == 1
     assert "127.0.0.1:1 does not answer" in capsys.readouterr().err
+
+
+def test_ps_says_why_a_model_is_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(width=80).print(listing([{"id": "small", "problem": "no config.json"}]))
+    assert "small: no config.json" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.timeout(180)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -11,14 +11,16 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 from rich.box import SIMPLE
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 from quire.cli.settings import Command, Printed
 from quire.cli.values import Paths
 from quire.core.errors import ModelError
 from quire.demo import MODEL_DIR
 
+_EMBEDDED = "(embedded)"
 _SIDE_TENSORS = (
     ".scales",
     ".biases",
@@ -236,8 +238,14 @@ def shortened(size: int) -> str:
     return _short(size, " KMGT", 1000) + "B"
 
 
-def table(models: list[Found]) -> Table:
-    """The models as a table for the terminal."""
+def with_problems(table: Table, problems: Mapping[str, str]) -> Group:
+    """A table, and below it, as wide as the terminal, what is wrong with what, by its name."""
+    said = [f"{name}: {problem}" for name, problem in problems.items()]
+    return Group(table, *(Text(line, style="red") for line in said))
+
+
+def listing(models: list[Found]) -> Group:
+    """The models for the terminal, and why some are not served."""
     out = Table(box=SIMPLE)
     out.add_column("model", overflow="fold", ratio=1)
     out.add_column("family", overflow="fold")
@@ -246,16 +254,17 @@ def table(models: list[Found]) -> Table:
     out.add_column("packed", overflow="fold")
     for model in models:
         out.add_row(
-            model.name or "(embedded)",
+            model.name or _EMBEDDED,
             model.family,
             _short(model.parameters, " KMBT", 1000) if model.parameters else "-",
             shortened(model.weight_bytes) if model.weight_bytes else "-",
             f"{model.context:,}" if model.context else "-",
             model.quantization or "-",
         )
-        if model.problem is not None:
-            out.add_row(f"  not served: {model.problem}", style="red")
-    return out
+    problems = {
+        each.name or _EMBEDDED: f"not served: {each.problem}" for each in models if each.problem
+    }
+    return with_problems(out, problems)
 
 
 class ModelsCommand(Printed, Command):
@@ -274,5 +283,5 @@ class ModelsCommand(Printed, Command):
         if self.as_json:
             print(json.dumps([asdict(model) for model in models], indent=2))
         else:
-            Console().print(table(models))
+            Console().print(listing(models))
         return 0

@@ -8,12 +8,12 @@ from typing import Annotated, Any, ClassVar
 import httpx
 from pydantic import Field
 from rich.box import SIMPLE
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 
 from quire.cli.keys import Asking
 from quire.cli.load import Target
-from quire.cli.models import shortened
+from quire.cli.models import shortened, with_problems
 from quire.cli.settings import Command, Printed
 from quire.cli.values import Flag
 from quire.core.errors import QuireError
@@ -41,7 +41,7 @@ class PsCommand(Asking, Printed, Command):
         if self.as_json:
             print(json.dumps(models, indent=2))
         else:
-            Console().print(table(models))
+            Console().print(listing(models))
         return 0
 
     def _ask(self) -> list[dict[str, Any]]:
@@ -69,8 +69,8 @@ def _good(answer: httpx.Response) -> Any:
     return body
 
 
-def table(models: list[dict[str, Any]]) -> Table:
-    """The models as a table for the terminal."""
+def listing(models: list[dict[str, Any]]) -> Group:
+    """The models for the terminal, and why some could not be loaded."""
     out = Table(box=SIMPLE)
     out.add_column("model", overflow="fold")
     out.add_column("state")
@@ -86,9 +86,9 @@ def table(models: list[dict[str, Any]]) -> Table:
             str(model.get("requests", "-")),
             _expiry(model) if loaded else "-",
         )
-        if model.get("problem"):
-            out.add_row(f"  {model['problem']}", style="red")
-    return out
+    return with_problems(
+        out, {each["id"]: each["problem"] for each in models if each.get("problem")}
+    )
 
 
 def _expiry(model: dict[str, Any]) -> str:
