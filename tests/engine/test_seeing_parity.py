@@ -48,6 +48,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "deepseek_vl_hybrid": ONE,
     "ernie4_5_moe_vl": PATCHES,
     "falcon_ocr": PATCHES,
+    "falcon_perception": PATCHES,
     "gemma3n, all": ((128, 128), (128, 64)),
     "hunyuan_vl": PATCHES,
     "internvl_chat": TILES,
@@ -61,7 +62,7 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "qwen3_omni_moe_thinker": PATCHES,
 }
 """Of two pictures, as their encoders take them."""
-WHOLE = {"moondream3", "falcon_ocr"}
+WHOLE = {"falcon_ocr", "falcon_perception", "moondream3"}
 """Families in which rows of a picture see each other."""
 PLAIN, PAGE = KVFormat(), KVFormat("page", 4, 4)
 DAILY = ("gemma3n, all", "llava_next")
