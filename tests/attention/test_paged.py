@@ -19,6 +19,8 @@ from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerStore, WrittenBlocks
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
+from quire.device.gpu_kernels import Kernel
+from quire.engine.decode import kernels as decode
 from tests.attention.rows import HandRows
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not
@@ -84,7 +86,8 @@ def test_sources_compile(shape: cuda.Shape, few: bool, tmp_path: Path) -> None:
         "const int split = blockIdx.z, splits = gridDim.z;"
         + cuda.source("attend")
         + '}\nextern "C" __global__ void combine(const float* partial, const float* stats,'
-        "const int* stats_shape, const float* sinks, T* result) {" + cuda.source("combine") + "}\n"
+        "const int* stats_shape, const float* sinks, T* result) {"
+        "const int splits = stats_shape[2], count = splits;" + cuda.source("combine") + "}\n"
     )
     assert_compiles(text, tmp_path)
 
@@ -121,7 +124,8 @@ def test_sources_for_codes_compile(shape: cuda.Shape, codes: packed.Codes, tmp_p
         + packed.body()
         + '}\nextern "C" __global__ void join(const float* partial, const float* stats,'
         "const int* stats_shape, const float* own_partial, const float* own_stats,"
-        "const float* signs, const float* sinks, T* result) {" + cuda.source("join") + "}\n"
+        "const float* signs, const float* sinks, T* result) {"
+        "const int splits = stats_shape[2];" + cuda.source("join") + "}\n"
     )
     assert_compiles(text, tmp_path)
 
@@ -154,6 +158,73 @@ def test_sources_for_codes_agree_with_the_reference(
     case = AttentionCase(format, spec, 64, heads, 1, mx.bfloat16, extras, extras)
     assert differs(PagedBackend(), case) is None
     _forget()
+
+
+class _Single(ReferenceBackend):
+    """The kernels of recorded steps."""
+
+    def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
+        return _SinglePrepared(metadata)
+
+
+class _SinglePrepared(PreparedAttention):
+    def __init__(self, metadata: AttentionMetadata) -> None:
+        self._metadata = metadata
+
+    def forward(
+        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+    ) -> mx.array:
+        told, (rows, heads, dim) = self._metadata, q.shape
+        kv_heads, block = told.spec.kv_heads, told.block_tokens
+        shape = cuda.Shape(q.dtype, dim, dim, kv_heads, heads // kv_heads, block, False, False)
+        tiles = mx.array(next(cut(told, 8, 1, 1)).tiles)
+        splits = 4
+        found = (rows, heads, splits)
+        texts = decode.attend(shape), decode.combine(shape, splits)
+        names = ["q", "keys", "values", "tiles", "table", "numbers"]
+        numbers, table = cuda.numbers(scoring.scale, None), mx.array(told.block_table)
+        partial, stats, done = _emulated(texts[0], names, ["partial", "stats", "result"])(
+            inputs=[q, *store.arrays(), tiles, table, numbers],
+            grid=(rows * cuda.LANES, kv_heads * (shape.group // shape.part), splits),
+            threadgroup=(cuda.LANES, 1, 1),
+            output_shapes=[(*found, dim), (*found, 2), q.shape],
+            output_dtypes=[mx.float32, mx.float32, q.dtype],
+        )
+        (joined,) = _emulated(texts[1], ["rows", "partial", "stats", "tiles"], ["result"])(
+            inputs=[mx.array([rows]), partial, stats, tiles],
+            grid=(rows * heads * cuda.LANES, 1, 1),
+            threadgroup=(cuda.LANES, 1, 1),
+            output_shapes=[q.shape],
+            output_dtypes=[q.dtype],
+        )
+        # The first kernel is done with a row that one thread block sees whole, or leaves NaN.
+        return mx.where(mx.isnan(done), joined, done)
+
+
+def _emulated(source: str, inputs: list[str], outputs: list[str]) -> Kernel:
+    header, _, rest = source.partition('extern "C"')
+    body = rest[rest.index("{") + 1 : rest.rindex("}")]
+    return emulate("single", inputs, outputs, body, header)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(
+    ("spec", "group"),
+    [
+        (FullKV(2, 64), 8),
+        (FullKV(2, 128), 4),
+        (WindowKV(1, 256, 100), 2),
+        (FullKV(1, 256), 16),
+        (FullKV(1, 512), 8),
+    ],
+)
+def test_sources_for_single_rows_agree_with_the_reference(
+    spec: AttentionSpec, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(check._TOLERANCE, mx.bfloat16, 5e-3)
+    case = AttentionCase(PLAIN, spec, 64, group * spec.kv_heads, 1, mx.bfloat16, False, False)
+    assert differs(_Single(), case, check._SINGLE_ROWS) is None
 
 
 def _forget() -> None:

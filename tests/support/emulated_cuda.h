@@ -46,7 +46,7 @@ static inline uint __byte_perm(uint a, uint b, uint which) {
 namespace emulated {
 static uint3 block, blocks;
 alignas(16) static unsigned char dynamic[256 << 10];
-static uint posted[1024][2][6];
+alignas(8) static uint posted[1024][2][6];
 
 // What the lanes of a warp say, once all have.
 struct Posts {
@@ -138,6 +138,21 @@ static inline float power(float x) { return __builtin_exp2f(x); }
 static inline void copy_ahead(void* to, const void* from) { memcpy(to, from, 16); }
 static inline void end_turn() {}
 static inline void await_turn() { __syncwarp(); }
+static inline void await_all() { __syncwarp(); }
+static inline void matrices(uint* to, const void* row) {
+  const emulated::Posts all = emulated::post((const uint*)&row, 2);
+  const int lane = emulated::current % 32;
+  for (int i = 0; i < 4; i++) to[i] = ((const uint*)*(const void* const*)all[i * 8 + lane / 4])[lane % 4];
+}
+static inline void turned_matrices(uint* to, const void* row) {
+  const emulated::Posts all = emulated::post((const uint*)&row, 2);
+  const int lane = emulated::current % 32, from = lane % 4 * 2;
+  for (int i = 0; i < 4; i++) {
+    const uint16_t low = ((const uint16_t*)*(const void* const*)all[i * 8 + from])[lane / 4];
+    const uint16_t high = ((const uint16_t*)*(const void* const*)all[i * 8 + from + 1])[lane / 4];
+    to[i] = (uint)high << 16 | low;
+  }
+}
 static inline void meet(int barrier, int threads) {
   static int arrived[16], turns[16];
   const int turn = turns[barrier];

@@ -65,7 +65,7 @@ def _serves_packed(case: AttentionCase) -> bool:
         return False
     known = all(each in packed.BITS for each in bits)
     known = known and case.format.scheme == "page" and case.block_tokens == packed.BLOCK_TOKENS
-    known = known and case.spec.head_dim % (16 * packed.warps_together(case.spec.value_dim)) == 0
+    known = known and case.spec.head_dim % (16 * cuda.warps_together(case.spec.value_dim)) == 0
     return known and case.rows == 1 and case.dtype == mx.bfloat16
 
 

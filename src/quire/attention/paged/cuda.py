@@ -204,7 +204,20 @@ def _combine_kernel(shape: Shape) -> Kernel:
     names = ("V_DIM", "HEADS", "SINKS")
     defines = {name: n for name, n in shape.defines(1, split=True).items() if name in names}
     inputs = ["partial", "stats", "sinks"]
-    return compiled("combine", inputs, ["result"], shape, defines, "", source("combine"), 0)
+    body = "const int splits = stats_shape[2], count = splits;\n" + source("combine")
+    return compiled("combine", inputs, ["result"], shape, defines, "", body, 0)
+
+
+def single_memory(shape: Shape) -> int:
+    """Bytes that `single.cuh` lays out."""
+    share, columns = warps_together(shape.value_dim), -(-shape.part // 8)
+    vectors = 32 * 2 * (shape.key_dim + shape.value_dim) // share
+    return 4 * vectors + columns * (256 if share == 1 else 8192)
+
+
+def warps_together(value_dim: int) -> int:
+    """Warps that take a run of keys together, each some of a vector's elements."""
+    return max(1, value_dim // 128)
 
 
 def shared_memory(shape: Shape, tiles: int) -> int:

@@ -133,7 +133,7 @@ def head() -> str:
         "const int split = 0, splits = 1;",
     ]
     own = f"__device__ __forceinline__ void own_block({', '.join(parameters)}) {{\n"
-    text = cuda.source("tensor") + cuda.source("codes") + own
+    text = "".join(map(cuda.source, ("tensor", "warps", "codes"))) + own
     return text + "\n".join([*lines, cuda.source("attend"), "}\n"])
 
 
@@ -154,18 +154,13 @@ def defines(shape: Shape, codes: Codes) -> dict[str, int]:
 
 def shared_memory(shape: Shape, codes: Codes) -> int:
     """Bytes that the kernel lays out."""
-    share = warps_together(shape.value_dim)
+    share = cuda.warps_together(shape.value_dim)
     keys = shape.key_dim // share * (8 * codes.key_bits + 4)
     groups = shape.value_dim // codes.value_group
     values = shape.value_dim // share * codes.value_bits // 8 + 4 * groups
     columns = -(-shape.part // 8)
     coded = 4 * (keys + 64 * values) + columns * (256 if share == 1 else 16384)
     return max(coded, cuda.shared_memory(shape, 1))
-
-
-def warps_together(value_dim: int) -> int:
-    """Warps that take a block together, each some of a vector's elements."""
-    return max(1, value_dim // 128)
 
 
 @cache
@@ -189,4 +184,5 @@ def _join_kernel(shape: Shape) -> Kernel:
     names = ("V_DIM", "HEADS", "SINKS")
     own = {name: n for name, n in shape.defines(1, split=True).items() if name in names}
     inputs = ["partial", "stats", "own_partial", "own_stats", "signs", "sinks"]
-    return cuda.compiled("join", inputs, ["result"], shape, own, "", cuda.source("join"), 0)
+    body = "const int splits = stats_shape[2];\n" + cuda.source("join")
+    return cuda.compiled("join", inputs, ["result"], shape, own, "", body, 0)

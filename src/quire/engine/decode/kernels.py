@@ -99,8 +99,8 @@ def source_text(
             "#include <cuda_bf16.h>",
             *lines,
             "typedef __nv_bfloat16 T;",
-            head,
             _DEPENDENCIES,
+            head,
             f"{signature} kernel({', '.join(parameters)}) {{",
             "others_may_start();",
             before,
@@ -308,35 +308,36 @@ class Heads:
 
 
 def attend(shape: paged.Shape) -> str:
-    """q, keys, values, tiles, table, visible, numbers, partial, stats."""
+    """q, keys, values, tiles, table, numbers, partial, stats, result."""
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
-    parameters += ["const int* table", "const int* visible", "const float* numbers"]
-    parameters += ["float* partial", "float* stats"]
-    lines = ["const float* sinks = nullptr; T* result = nullptr;"]
-    lines += ["const int split = blockIdx.z, splits = gridDim.z;", paged.source("attend")]
-    body = "\n".join(lines)
-    defines: Mapping[str, object] = {
-        **shape.defines(1, split=True),
-        "LEAST_PASSES": 1,
-        "READY": "wait_for_others()",
-    }
-    return source_text(parameters, body, paged.LANES, defines, paged.source("tensor"))
+    parameters += ["const int* table", "const float* numbers", "float* partial", "float* stats"]
+    defines: Mapping[str, object] = {**shape.defines(1, split=True), "READY": "wait_for_others()"}
+    head = "".join(map(paged.source, ("tensor", "warps", "units")))
+    return source_text([*parameters, "T* result"], paged.source("single"), paged.LANES, defines, head)
 
 
 def combine(shape: paged.Shape, splits: int) -> str:
-    """rows, partial, stats, result."""
-    parameters = ["const int* rows", "const float* partial", "const float* stats", "T* result"]
-    lines = _of_splits(shape, splits)
+    """rows, partial, stats, tiles, result."""
+    parameters = ["const int* rows", "const float* partial", "const float* stats"]
+    lines = [
+        *_of_splits(shape, splits),
+        f"const int* tile = tiles + blockIdx.x / {shape.heads} * 6;",
+        "const int low = tile[2], high = tile[3], each = units_of_split(low, high, splits);",
+        "const int count = ((high + 31) / 32 - low / 32 + each - 1) / each;",
+        "wait_for_others();",  # before any end: who waits for this waits for those before
+        "if (count == 1) return;",
+    ]
     defines: Mapping[str, object] = {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": 0}
     body = "\n".join([*lines, paged.source("combine")])
-    return source_text(parameters, body, paged.LANES, defines)
+    parameters += ["const int* tiles", "T* result"]
+    return source_text(parameters, body, paged.LANES, defines, paged.source("units"))
 
 
 def _of_splits(shape: paged.Shape, splits: int) -> list[str]:
     """What stands before a kernel that joins them."""
     return [
-        f"if (blockIdx.x >= *rows * {shape.heads}) return;",
-        f"const int stats_shape[3] = {{0, 0, {splits}}};",
+        f"if ((int)blockIdx.x >= *rows * {shape.heads}) return;",
+        f"constexpr int splits = {splits};",
         "const float* sinks = nullptr;",
     ]
 
@@ -353,7 +354,7 @@ def attend_packed(shape: paged.Shape, codes: packed.Codes) -> str:
     parameters += ["float* own_partial", "float* own_stats"]
     more = {"LEAST_PASSES": 1, "READY": "wait_for_others()"}
     defines: Mapping[str, object] = {**packed.defines(shape, codes), **more}
-    head = _HALF + "__device__ void wait_for_others();\n" + packed.head()
+    head = _HALF + packed.head()
     return source_text(parameters, packed.body(), paged.LANES, defines, head)
 
 

@@ -183,13 +183,13 @@ class Recording:
         splits = room.splits(shape, self.most, even=self.even)
         found = at(Place.PARTIAL), at(Place.STATS)
         arguments = (
-            *(at(Place.Q), *pool.arrays, group.tiles, self.room.table, group.visible),
-            *(numbers, *found),
+            *(at(Place.Q), *pool.arrays, group.tiles, self.room.table, numbers, *found),
+            at(Place.ATTENDED),
         )
         grid = self.most, shape.kv_heads * (shape.group // shape.part), splits
-        shared = paged.shared_memory(shape, 1)
+        shared = paged.single_memory(shape)
         last = self._add(kernels.attend(shape), grid, paged.LANES, arguments, (last,), shared)
-        arguments = at(Place.ROWS), *found, at(Place.ATTENDED)
+        arguments = at(Place.ROWS), *found, group.tiles, at(Place.ATTENDED)
         source, grid = kernels.combine(shape, splits), (self.most * shape.heads, 1, 1)
         return self._add(source, grid, paged.LANES, arguments, (last,))
 

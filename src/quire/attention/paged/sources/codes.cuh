@@ -7,12 +7,6 @@ __device__ __forceinline__ void product16(float* c, unsigned a0, unsigned a1, un
     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// Transposes 8 x 8 numbers: row r is in lanes 4 * r to 4 * r + 3.
-__device__ __forceinline__ unsigned transposed(unsigned two) {
-  unsigned to;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(two));
-  return to;
-}
 __device__ __forceinline__ unsigned pack16(float low, float high) {
   unsigned to;
   asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(to) : "f"(high), "f"(low));
@@ -26,37 +20,6 @@ __device__ __forceinline__ unsigned times16(unsigned x, unsigned y) {
 __device__ __forceinline__ float2 halves(unsigned two) {
   return __half22float2(*(const __half2*)&two);
 }
-__device__ __forceinline__ float column_max(float x) {
-  #pragma unroll
-  for (int by = 4; by < 32; by *= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, by));
-  return x;
-}
-__device__ __forceinline__ float column_sum(float x) {
-  #pragma unroll
-  for (int by = 4; by < 32; by *= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
-  return x;
-}
-__device__ __forceinline__ float power(float x) {
-  float to;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(to) : "f"(x));
-  return to;
-}
-
-// 16 bytes from global to shared memory, in the background; copies of a turn arrive together.
-__device__ __forceinline__ void copy_ahead(void* to, const void* from) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-    :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
-__device__ __forceinline__ void end_turn() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until all turns but the last have arrived.
-__device__ __forceinline__ void await_turn() {
-  asm volatile("cp.async.wait_group 1;" ::: "memory");
-  __syncwarp();
-}
-__device__ __forceinline__ void meet(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
-}
-
 // Eight neighbouring codes are one word of 4 bits each, or two of 8.
 struct Words { unsigned x, y; };
 

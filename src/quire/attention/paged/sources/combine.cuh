@@ -1,19 +1,18 @@
   // Joins what the splits of a row found: partial [T, HEADS, splits, V_DIM], stats [T, HEADS, splits, 2].
-  // One thread block for each row and head.
+  // One thread block for each row and head. `count` splits have written.
   __shared__ float weight[64];
   __shared__ int live;  // splits with keys: those without come last
-  const int splits = stats_shape[2];
   const size_t place = blockIdx.x;
   const float* own = stats + place * splits * 2;
   if (threadIdx.x < 32) {
     float sink = -1e30f;
     if (SINKS) sink = (float)sinks[place % HEADS] * 1.4426950408889634f;
     float most = sink;
-    for (int s = threadIdx.x; s < splits; s += 32) most = fmaxf(most, own[s * 2]);
+    for (int s = threadIdx.x; s < count; s += 32) most = fmaxf(most, own[s * 2]);
     for (int by = 16; by > 0; by /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, by));
     float sum = 0.f;
     int last = 0;
-    for (int s = threadIdx.x; s < splits; s += 32) {
+    for (int s = threadIdx.x; s < count; s += 32) {
       const float total = own[s * 2 + 1];
       if (total > 0.f) last = s + 1;
       weight[s] = total > 0.f ? exp2f(own[s * 2] - most) : 0.f;
@@ -23,7 +22,7 @@
     if (SINKS) sum += exp2f(sink - most);
     last = __reduce_max_sync(0xffffffffu, last);
     if (threadIdx.x == 0) live = last;
-    for (int s = threadIdx.x; s < splits; s += 32) weight[s] /= sum;
+    for (int s = threadIdx.x; s < count; s += 32) weight[s] /= sum;
   }
   __syncthreads();
   for (int d = threadIdx.x; d < V_DIM; d += blockDim.x) {

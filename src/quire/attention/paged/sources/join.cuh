@@ -2,7 +2,6 @@
   // back first: a Hadamard transform and signs. One thread block for each row and head.
   __shared__ float weight[65];
   __shared__ float x[V_DIM];
-  const int splits = stats_shape[2];
   const size_t place = blockIdx.x;
   const float* coded = stats + place * splits * 2;
   const float* own = own_stats + place * 2;

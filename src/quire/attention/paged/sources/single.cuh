@@ -1,0 +1,253 @@
+  // One row of a sequence over plain blocks, where `attend` takes several: its structure is that of
+  // `packed`, its operands come from shared memory as they are (`ldmatrix`).
+  //
+  // What a warp reads first it fetches before the kernel that this one waits for is done (READY), as
+  // all keys but the row's own are there already. Where one thread block sees all keys of a row, the
+  // result is written at once, and `combine` has nothing to do.
+  constexpr int SHARE = V_DIM > 128 ? V_DIM / 128 : 1, STREAMS = 4 / SHARE;
+  constexpr int K_OWN = K_DIM / SHARE, V_OWN = V_DIM / SHARE;
+  constexpr int COLUMNS = (PART + 7) / 8;             // times eight query heads
+  constexpr int UNIT = 32, TILES_OF = UNIT / 16;      // keys that a warp takes at a time
+  constexpr int K_ROW = K_OWN * 2, V_ROW = V_OWN * 2, WARP = UNIT * (K_ROW + V_ROW);
+  extern __shared__ __align__(16) unsigned char shared[];
+  float* met = (float*)(shared + 4 * WARP);           // [2, 4, TILES_OF * COLUMNS, 32, 4], where shared
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, group = lane >> 2;
+  const int stream = warp % STREAMS, share = warp / STREAMS;
+  unsigned char* keys_here = shared + warp * WARP;
+  unsigned char* values_here = keys_here + UNIT * K_ROW;
+
+  const int* tile = tiles + blockIdx.x * 6;
+  const int row = tile[0], low = tile[2], high = tile[3];
+  const int* blocks = table + tile[4];
+  const int kv_head = blockIdx.y / PARTS, head0 = kv_head * GROUP + blockIdx.y % PARTS * PART;
+  const int split = blockIdx.z, splits = gridDim.z;
+  const int first_pass = low / UNIT, each = units_of_split(low, high, splits);
+  const int begin = first_pass + split * each, end = min((high + UNIT - 1) / UNIT, begin + each);
+  if (begin >= end) return;
+
+  const auto fetch_key = [&](const T* vector, int at, int chunk) {
+    copy_ahead(keys_here + at * K_ROW + (chunk ^ (at & 7)) * 16, vector + share * K_OWN + chunk * 8);
+  };
+  const auto fetch_value = [&](const T* vector, int at, int chunk) {
+    copy_ahead(values_here + at * V_ROW + (chunk ^ (at & 7)) * 16, vector + share * V_OWN + chunk * 8);
+  };
+  const auto vector0 = [&](int block, int pass) {
+    return ((size_t)block * KV_HEADS + kv_head) * BLOCK + pass * UNIT % BLOCK;
+  };
+  const auto fetch_keys = [&](int block, int pass) {
+    const T* from = keys + vector0(block, pass) * K_DIM;
+    #pragma unroll
+    for (int i = 0; i < K_ROW / 16; i++) {
+      const int n = i * 32 + lane, at = n / (K_ROW / 16);
+      fetch_key(from + at * K_DIM, at, n % (K_ROW / 16));
+    }
+  };
+  const auto fetch_values = [&](int block, int pass) {
+    const T* from = values + vector0(block, pass) * V_DIM;
+    #pragma unroll
+    for (int i = 0; i < V_ROW / 16; i++) {
+      const int n = i * 32 + lane, at = n / (V_ROW / 16);
+      fetch_value(from + at * V_DIM, at, n % (V_ROW / 16));
+    }
+  };
+  const auto block_of = [&](int pass) { return blocks[pass * UNIT / BLOCK]; };
+  int following = 0;  // the block of the unit after this one
+  if (begin + stream < end) {
+    const int pass = begin + stream, block = block_of(pass);
+    if (pass + STREAMS < end) following = block_of(pass + STREAMS);
+    fetch_keys(block, pass);
+    end_turn();
+    fetch_values(block, pass);
+    end_turn();
+  }
+#ifdef READY
+  READY;
+  if (begin + stream == (high - 1) / UNIT) {  // the row's own key was not there yet
+    const size_t own = vector0(block_of(begin + stream), begin + stream) + (high - 1) % UNIT;
+    await_all();
+    for (int n = lane; n < K_ROW / 16; n += 32) fetch_key(keys + own * K_DIM, (high - 1) % UNIT, n);
+    for (int n = lane; n < V_ROW / 16; n += 32) fetch_value(values + own * V_DIM, (high - 1) % UNIT, n);
+    end_turn();
+    await_all();
+  }
+#endif
+
+  unsigned queries[COLUMNS][K_OWN / 16][2];
+  float most[COLUMNS][2], total[COLUMNS][2], out[COLUMNS][V_OWN / 16][4];
+  #pragma unroll
+  for (int c = 0; c < COLUMNS; c++) {
+    const int m = c * 8 + group;
+    #pragma unroll
+    for (int k = 0; k < K_OWN / 16; k++)
+      #pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const T* own = q + ((size_t)row * HEADS + head0 + m) * K_DIM + share * K_OWN + k * 16 + i * 8 + quad * 2;
+        queries[c][k][i] = m < PART ? *(const unsigned*)own : 0u;
+      }
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+      most[c][h] = -1e30f;
+      total[c][h] = 0.f;
+    }
+    #pragma unroll
+    for (int e = 0; e < V_OWN / 16; e++)
+      #pragma unroll
+      for (int i = 0; i < 4; i++) out[c][e][i] = 0.f;
+  }
+  const float scale = numbers[0], cap = numbers[1];
+
+  // Which row and which chunk a lane names to `ldmatrix`, of 16 rows and two chunks.
+  const int lane_row = lane & 15, lane_chunk = lane >> 4;              // matrices by rows first
+  const int turned_row = (lane & 7) + (lane >> 4) * 8, turned_chunk = lane >> 3 & 1;  // by chunks first
+  for (int pass = begin + stream; pass < end; pass += STREAMS) {
+    const int next = following;
+    if (pass + 2 * STREAMS < end) following = block_of(pass + 2 * STREAMS);
+    float s[COLUMNS][TILES_OF][4];
+    #pragma unroll
+    for (int c = 0; c < COLUMNS; c++)
+      #pragma unroll
+      for (int t = 0; t < TILES_OF; t++)
+        #pragma unroll
+        for (int i = 0; i < 4; i++) s[c][t][i] = 0.f;
+    await_turn();
+    #pragma unroll
+    for (int k = 0; k < K_OWN / 16; k++)
+      #pragma unroll
+      for (int t = 0; t < TILES_OF; t++) {
+        unsigned a[4];
+        const int at = t * 16 + lane_row;
+        matrices(a, keys_here + at * K_ROW + ((k * 2 + lane_chunk) ^ (at & 7)) * 16);
+        #pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+          product(s[c][t], a[0], a[1], a[2], a[3], queries[c][k][0], queries[c][k][1]);
+      }
+    __syncwarp();
+    if (pass + STREAMS < end) fetch_keys(next, pass + STREAMS);
+    end_turn();
+
+    if (SHARE > 1) {
+      constexpr int N = TILES_OF * COLUMNS;
+      float4* given = (float4*)met + (pass - begin) / STREAMS % 2 * (4 * N * 32);
+      #pragma unroll
+      for (int n = 0; n < N; n++) given[(warp * N + n) * 32 + lane] = *(const float4*)s[n / TILES_OF][n % TILES_OF];
+      meet(1 + stream, 32 * SHARE);
+      #pragma unroll
+      for (int n = 0; n < N; n++) {
+        float* to = s[n / TILES_OF][n % TILES_OF];
+        #pragma unroll
+        for (int other = 0; other < SHARE; other++) {
+          const float4 x = given[((other * STREAMS + stream) * N + n) * 32 + lane];
+          to[0] = other ? to[0] + x.x : x.x;
+          to[1] = other ? to[1] + x.y : x.y;
+          to[2] = other ? to[2] + x.z : x.z;
+          to[3] = other ? to[3] + x.w : x.w;
+        }
+      }
+    }
+
+    unsigned weights[COLUMNS][TILES_OF][2];
+    #pragma unroll
+    for (int c = 0; c < COLUMNS; c++) {
+      float now[2] = {-1e30f, -1e30f};
+      #pragma unroll
+      for (int t = 0; t < TILES_OF; t++)
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+          const int key = pass * UNIT + t * 16 + group + (i < 2 ? 0 : 8);
+          float x = s[c][t][i] * scale;
+          if (CAPPED) x = cap * tanhf(x / cap);
+          s[c][t][i] = key >= low && key < high ? x : -1e30f;
+          now[i & 1] = fmaxf(now[i & 1], s[c][t][i]);
+        }
+      bool moved = false;
+      float kept[2];
+      #pragma unroll
+      for (int h = 0; h < 2; h++) {
+        now[h] = fmaxf(column_max(now[h]), most[c][h]);
+        moved = moved || now[h] > most[c][h];
+        kept[h] = power(most[c][h] - now[h]);
+        most[c][h] = now[h];
+      }
+      if (__any_sync(0xffffffffu, moved)) {
+        #pragma unroll
+        for (int h = 0; h < 2; h++) total[c][h] *= kept[h];
+        #pragma unroll
+        for (int e = 0; e < V_OWN / 16; e++)
+          #pragma unroll
+          for (int i = 0; i < 4; i++) out[c][e][i] *= kept[i & 1];
+      }
+      #pragma unroll
+      for (int t = 0; t < TILES_OF; t++) {
+        #pragma unroll
+        for (int i = 0; i < 4; i++) {
+          s[c][t][i] = power(s[c][t][i] - most[c][i & 1]);
+          total[c][i & 1] += s[c][t][i];
+        }
+        #pragma unroll
+        for (int i = 0; i < 2; i++) weights[c][t][i] = transposed(pack(s[c][t][2 * i], s[c][t][2 * i + 1]));
+      }
+    }
+
+    await_turn();
+    #pragma unroll
+    for (int e = 0; e < V_OWN / 16; e++)
+      #pragma unroll
+      for (int t = 0; t < TILES_OF; t++) {
+        unsigned a[4];
+        const int at = t * 16 + turned_row;
+        turned_matrices(a, values_here + at * V_ROW + ((e * 2 + turned_chunk) ^ (at & 7)) * 16);
+        #pragma unroll
+        for (int c = 0; c < COLUMNS; c++)
+          product(out[c][e], a[0], a[1], a[2], a[3], weights[c][t][0], weights[c][t][1]);
+      }
+    __syncwarp();
+    if (pass + STREAMS < end) fetch_values(next, pass + STREAMS);
+    end_turn();
+  }
+
+  // The warps' streams together, through shared memory: of each warp [8 * COLUMNS, V_OWN].
+  constexpr int ROWS = 8 * COLUMNS;
+  float* own_sums = (float*)(shared + warp * WARP);
+  float* found = (float*)(shared + 4 * WARP);  // [4, ROWS, 2]: most and total
+  __syncthreads();
+  #pragma unroll
+  for (int c = 0; c < COLUMNS; c++) {
+    #pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const float sum = column_sum(total[c][h]);
+      if (group == 0) {
+        found[(warp * ROWS + c * 8 + quad * 2 + h) * 2] = most[c][h];
+        found[(warp * ROWS + c * 8 + quad * 2 + h) * 2 + 1] = sum;
+      }
+    }
+    #pragma unroll
+    for (int e = 0; e < V_OWN / 16; e++)
+      #pragma unroll
+      for (int i = 0; i < 4; i++)
+        own_sums[(c * 8 + quad * 2 + (i & 1)) * V_OWN + e * 16 + group + (i < 2 ? 0 : 8)] = out[c][e][i];
+  }
+  __syncthreads();
+  const bool alone = split == 0 && end * UNIT >= high;
+  for (int n = threadIdx.x; n < PART * V_DIM; n += 128) {
+    const int m = n / V_DIM, d = n % V_DIM;
+    float best = -1e30f, sum = 0.f, x = 0.f;
+    #pragma unroll
+    for (int w = 0; w < STREAMS; w++) best = fmaxf(best, found[(w * ROWS + m) * 2]);
+    #pragma unroll
+    for (int w = 0; w < STREAMS; w++) {
+      const float* own = found + (w * ROWS + m) * 2;
+      const float weight = power(own[0] - best);
+      sum += own[1] * weight;
+      x += ((const float*)(shared + (d / V_OWN * STREAMS + w) * WARP))[m * V_OWN + d % V_OWN] * weight;
+    }
+    const size_t place = (size_t)row * HEADS + head0 + m, at = place * splits + split;
+    if (alone) {
+      result[place * V_DIM + d] = (T)(x / sum);
+    } else {
+      partial[at * V_DIM + d] = x;
+      if (d == 0) {
+        stats[at * 2] = best;
+        stats[at * 2 + 1] = sum;
+      }
+    }
+  }
