@@ -177,7 +177,9 @@ class _SinglePrepared(PreparedAttention):
         told, (rows, heads, dim) = self._metadata, q.shape
         kv_heads, block = told.spec.kv_heads, told.block_tokens
         shape = cuda.Shape(q.dtype, dim, dim, kv_heads, heads // kv_heads, block, False, False)
-        tiles = mx.array(next(cut(told, 8, 1, 1)).tiles)
+        cuts = next(cut(told, 8, 1, 1)).tiles
+        cuts[:, 5] = told.keys
+        tiles = mx.array(cuts)
         splits = 4
         found = (rows, heads, splits)
         texts = decode.attend(shape), decode.combine(shape, splits)

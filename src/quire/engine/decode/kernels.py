@@ -313,7 +313,9 @@ def attend(shape: paged.Shape) -> str:
     parameters += ["const int* table", "const float* numbers", "float* partial", "float* stats"]
     defines: Mapping[str, object] = {**shape.defines(1, split=True), "READY": "wait_for_others()"}
     head = "".join(map(paged.source, ("tensor", "warps", "units")))
-    return source_text([*parameters, "T* result"], paged.source("single"), paged.LANES, defines, head)
+    return source_text(
+        [*parameters, "T* result"], paged.source("single"), paged.LANES, defines, head
+    )
 
 
 def combine(shape: paged.Shape, splits: int) -> str:

@@ -343,11 +343,13 @@ def _tell(told: Ints, number: int, metadata: AttentionMetadata, entries: int) ->
         told[at.coded :][: coded.size] = coded.reshape(-1)
         told[at.own :][: own.size] = own.reshape(-1)
     tiles = told[at.tiles :][: TILE_FIELDS * count].reshape(count, TILE_FIELDS)
-    tiles[:, 0] = tiles[:, 5] = np.arange(count)
+    tiles[:, 0] = np.arange(count)
     tiles[:, 1] = 1
     tiles[:, 2], tiles[:, 3] = first, last + 1
     places = metadata.table_starts[:-1] - metadata.first_blocks + entries
-    tiles[:, 4] = places if count == metadata.sequences else np.repeat(places, metadata.counts)
+    fresh = metadata.keys[metadata.query_starts[:-1]]
+    each = 1 if count == metadata.sequences else metadata.counts
+    tiles[:, 4], tiles[:, 5] = np.repeat(places, each), np.repeat(fresh, each)
 
 
 def _most(rows: Sequence[ScheduledSequence]) -> int:

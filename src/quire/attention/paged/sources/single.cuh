@@ -2,7 +2,8 @@
   // `packed`, its operands come from shared memory as they are (`ldmatrix`).
   //
   // What a warp reads first it fetches before the kernel that this one waits for is done (READY), as
-  // all keys but the row's own are there already. Where one thread block sees all keys of a row, the
+  // keys are there already but for those that the step writes: `fresh`, in a tile's last place, is the
+  // first of them. Where one thread block sees all keys of a row, the
   // result is written at once, and `combine` has nothing to do.
   constexpr int SHARE = V_DIM > 128 ? V_DIM / 128 : 1, STREAMS = 4 / SHARE;
   constexpr int K_OWN = K_DIM / SHARE, V_OWN = V_DIM / SHARE;
@@ -17,7 +18,7 @@
   unsigned char* values_here = keys_here + UNIT * K_ROW;
 
   const int* tile = tiles + blockIdx.x * 6;
-  const int row = tile[0], low = tile[2], high = tile[3];
+  const int row = tile[0], low = tile[2], high = tile[3], fresh = tile[5];
   const int* blocks = table + tile[4];
   const int kv_head = blockIdx.y / PARTS, head0 = kv_head * GROUP + blockIdx.y % PARTS * PART;
   const int split = blockIdx.z, splits = gridDim.z;
@@ -62,11 +63,14 @@
   }
 #ifdef READY
   READY;
-  if (begin + stream == (high - 1) / UNIT) {  // the row's own key was not there yet
-    const size_t own = vector0(block_of(begin + stream), begin + stream) + (high - 1) % UNIT;
+  if (begin + stream < end && (begin + stream + 1) * UNIT > fresh) {
+    const int pass = begin + stream, stop = min(high - pass * UNIT, UNIT);
+    const size_t vector = vector0(block_of(pass), pass);
     await_all();
-    for (int n = lane; n < K_ROW / 16; n += 32) fetch_key(keys + own * K_DIM, (high - 1) % UNIT, n);
-    for (int n = lane; n < V_ROW / 16; n += 32) fetch_value(values + own * V_DIM, (high - 1) % UNIT, n);
+    for (int at = max(fresh - pass * UNIT, 0); at < stop; at++) {
+      for (int n = lane; n < K_ROW / 16; n += 32) fetch_key(keys + (vector + at) * K_DIM, at, n);
+      for (int n = lane; n < V_ROW / 16; n += 32) fetch_value(values + (vector + at) * V_DIM, at, n);
+    }
     end_turn();
     await_all();
   }
