@@ -82,7 +82,6 @@ MANY: list[Row] = [
         for bits in ((4, 8), (2, 2))
     ),
     (PAGE_4, FullKV(1, 64), 4, mx.float32, False, 128),
-    (PAGE_8, LATENT, 16, mx.float32, False, 64),
 ]
 
 
