@@ -170,9 +170,26 @@ class TestFolder:
         assert opened.render(HI) == "new"
         assert opened.render(HI, tools=[]) == "tools"
 
-    def test_a_processors_template_is_read_last(self, tmp_path: Path) -> None:
+    def test_a_processors_template_may_be_alone(self, tmp_path: Path) -> None:
         (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "processor's"}))
         assert ChatTemplate.open(tmp_path, SPECIAL).render(HI) == "processor's"
+
+    def test_a_processors_template_goes_before_the_decoders(self, tmp_path: Path) -> None:
+        """As of Qwen2.5-VL, whose template that knows tools knows no pictures."""
+        sees = (
+            "{% for part in messages[0].content %}"
+            "{{ part.text if part.type == 'text' else '<see><image></see>' }}{% endfor %}"
+        )
+        calls = "{{ tools | length }}: {{ messages[0].content + '.' }}"
+        for name, source in (("chat_template", sees), ("tokenizer_config", calls)):
+            (tmp_path / f"{name}.json").write_text(json.dumps({"chat_template": source}))
+        opened = ChatTemplate.open(tmp_path, SPECIAL)
+        text = {"type": "text", "text": "What?"}
+        asked = [{"role": "user", "content": [text, {"type": "image"}, text]}]
+        marks = {"image": "<image>"}
+        shown = "What?<see><image></see>What?"
+        assert opened.render(asked, marks=marks) == shown
+        assert opened.render(asked, tools=[{}, {}], marks=marks) == f"2: {shown}."
 
     def test_no_default_among_several(self, tmp_path: Path) -> None:
         entries = [{"name": "rag", "template": "x"}]

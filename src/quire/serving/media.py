@@ -73,6 +73,11 @@ class MediaLoader:
         """The texts of a rendered template that media takes the place of."""
         return frozenset(self._marks)
 
+    @property
+    def marks_by_kind(self) -> dict[str, str]:
+        """The text that media of a kind takes the place of."""
+        return {kind: mark for mark, kind in self._marks.items()}
+
     async def load(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """The messages with every `{"source": MediaSource}` read: `{"parts": Parts}`.
 
@@ -237,17 +242,6 @@ class MediaLoader:
             return "".join(f"{part.before}{token}{part.after}" for part in parts)
 
         return re.sub("|".join(map(re.escape, self._marks)), words, rendered)
-
-    def as_text(self, message: Message) -> Message:
-        """A message whose content is one text, with marks for its media: a line for each part."""
-        content = message.get("content")
-        if not isinstance(content, list):
-            return message
-        marks = {kind: mark for mark, kind in self._marks.items()}
-        lines = [
-            part["text"] if part["type"] == "text" else marks[part["type"]] for part in content
-        ]
-        return {**message, "content": "\n".join(lines)}
 
     def place(self, ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
         """The prompt with each item's placeholders where the template's token for its kind stood.

@@ -160,20 +160,13 @@ class Prompts:
             messages = drop_from_messages(messages)
         tools = spec.tools if spec.tool_choice.mode != "none" else ()
         return self.template.render(
-            [self._as_read(message) for message in messages],
+            [controls.cover_message(as_template_reads(message)) for message in messages],
             tools=controls.cover(tools) or None,
             add_generation_prompt=not spec.continue_final,
             continue_final=spec.continue_final,
+            marks=self.media.marks_by_kind,
             **controls.cover(self._variables(spec)),
         )
-
-    def _as_read(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A message as the template reads it, covered. Some templates take texts alone."""
-        covered = self._controls.cover_message(as_template_reads(message))
-        read = self.template.reads(str(message.get("role")))
-        if isinstance(covered.get("content"), list) and not read.parts:
-            return self.media.as_text(covered)
-        return covered
 
     def _variables(self, spec: Generation) -> dict[str, Any]:
         """The template's variables beside messages and tools."""

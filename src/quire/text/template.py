@@ -35,7 +35,9 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # come up in templates.
 _CONTINUE = "\ue0f0continue"
 _PROBE = "\ue0f1probe"
+_NONE: Mapping[str, str] = {}
 _FIRST = ("system", "developer")  # roles that stand before the user's
+_TOOLS = re.compile(r"\btools\b")
 # What JSON escapes in ASCII; the marks of `quire.text.controls` stay, wherever templates put them.
 _NOT_ASCII = re.compile(f"[^\x00-\x7f{SENTINEL}]")
 
@@ -73,7 +75,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         environment = _environment()
         self._compiled: dict[str, jinja2.Template] = {}
-        self._reads: dict[str, Content] = {}
+        self._reads: dict[tuple[str, bool], Content] = {}
         variables: set[str] = set()
         for name, source in self._sources.items():
             try:
@@ -90,8 +92,10 @@ class ChatTemplate:
         """Reads the templates of a model folder; there may be none (see `exists`).
 
         Files (`chat_template.jinja`, `additional_chat_templates/NAME.jinja`) take the place of
-        what `tokenizer_config.json` says; `chat_template.json` is read where neither has any. A
-        model whose prompts are made by its publisher's code has the template of `own_templates`.
+        what others say. `chat_template.json`, a processor's, goes before `tokenizer_config.json`,
+        whose template may be that of the decoder alone (Qwen2.5-VL): it serves where there are
+        tools, if the other knows none. A model whose prompts are made by its publisher's code has
+        the template of `own_templates`.
 
         Raises:
             ModelError: a file cannot be understood.
@@ -108,29 +112,46 @@ class ChatTemplate:
         """The text of all templates, for choosing a dialect by what they write."""
         return "\n".join(self._sources.values())
 
-    def reads(self, role: str) -> Content:
+    def reads(self, role: str, *, tools: bool = False) -> Content:
         """What a message of this role may hold so that the template shows it.
 
         Templates differ: some write a message's content out, some go through its parts, some do
         either. One that shows neither, for whatever reason, is given what there is.
-        """
-        if role not in self._reads:
-            text = self._shows(role, _PROBE)
-            parts = self._shows(role, [{"type": "text", "text": _PROBE}])
-            self._reads[role] = Content(text or not parts, parts or not text)
-        return self._reads[role]
 
-    def _shows(self, role: str, content: Any) -> bool:
+        Args:
+            tools: there are some, for which there may be another template.
+        """
+        key = role, tools
+        if key not in self._reads:
+            text = self._shows(role, _PROBE, tools)
+            parts = self._shows(role, [_text_part(_PROBE)], tools)
+            self._reads[key] = Content(text or not parts, parts or not text)
+        return self._reads[key]
+
+    def _shows(self, role: str, content: Any, tools: bool) -> bool:
         """Whether a text comes out in full that is, or is in, a message's content."""
         messages: list[dict[str, Any]] = [{"role": role, "content": content}]
         if role != "user":
-            asked = "?" if self.reads("user").text else [{"type": "text", "text": "?"}]
+            asked = "?" if self.reads("user", tools=tools).text else [_text_part("?")]
             at = 1 if role in _FIRST else 0
             messages.insert(at, {"role": "user", "content": asked})
         try:
-            return _PROBE in self._render(messages)  # a list that is written out shows an escape
+            # A list that is written out shows an escape.
+            return _PROBE in self._render(messages, tools=[] if tools else None)
         except RequestError:
             return False
+
+    def _written(self, kind: str, mark: str) -> str | None:
+        """What the template writes for media of a kind between two texts, with its mark.
+
+        None where it takes no parts, or where the media does not stay there.
+        """
+        parts = [_text_part(_PROBE), {"type": kind}, _text_part(_PROBE)]
+        try:
+            pieces = self._render([{"role": "user", "content": parts}]).split(_PROBE)
+        except RequestError:
+            return None
+        return pieces[1] if len(pieces) == 3 and mark in pieces[1] else None
 
     def render(
         self,
@@ -139,6 +160,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final: bool = False,
+        marks: Mapping[str, str] = _NONE,
         **kwargs: Any,
     ) -> str:
         """The prompt's text.
@@ -149,12 +171,14 @@ class ChatTemplate:
             add_generation_prompt: end with the opening of the assistant's turn.
             continue_final: end within the last message, for the model to go on with it; no
                 generation prompt then.
+            marks: what stands for media in a text, by kind, where the template takes no parts.
             kwargs: more variables for the template, e.g. `enable_thinking`.
 
         Raises:
             RequestError: the template refuses the messages, or there is no template.
         """
-        conversation = [self._as_read(_as_template_sees(message)) for message in messages]
+        seen = map(_as_template_sees, messages)
+        conversation = [self._as_read(message, tools is not None, marks) for message in seen]
         if not conversation:
             raise RequestError("messages: at least one message is needed", param="messages")
         if continue_final:
@@ -164,12 +188,31 @@ class ChatTemplate:
         text = self._render(conversation, **kwargs)
         return _cut_at_mark(text) if continue_final else text
 
-    def _as_read(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message whose text is a part, where the template reads nothing else."""
-        content = message.get("content")
-        if isinstance(content, str) and not self.reads(str(message.get("role"))).text:
-            return {**message, "content": [{"type": "text", "text": content}]}
+    def _as_read(
+        self, message: dict[str, Any], tools: bool, marks: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """A message with its content in a form that the template reads."""
+        content, read = message.get("content"), self.reads(str(message.get("role")), tools=tools)
+        if isinstance(content, str) and not read.text:
+            return {**message, "content": [_text_part(content)]}
+        if isinstance(content, list) and not read.parts:
+            return {**message, "content": self._one_text(content, marks)}
         return message
+
+    def _one_text(self, parts: Sequence[Mapping[str, Any]], marks: Mapping[str, str]) -> str:
+        """Texts, with what a template that takes parts writes for media between them.
+
+        Where there is no such template a mark and a line's end stand for media.
+        """
+        kinds = {part["type"] for part in parts} - {"text"}
+        written = {kind: self._written(kind, marks[kind]) for kind in kinds & marks.keys()}
+        known = {kind: text for kind, text in written.items() if text is not None}
+        between = "" if known.keys() == kinds else "\n"
+        words = dict(marks) | known
+        return between.join(
+            part["text"] if part["type"] == "text" else words.get(part["type"], "")
+            for part in parts
+        )
 
     def _render(
         self,
@@ -205,6 +248,10 @@ class ChatTemplate:
         else:
             reason = "this model has no chat template"
         raise RequestError(f"messages: {reason}", param="messages", code="no_chat_template")
+
+
+def _text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _refusal(reason: str) -> RequestError:
@@ -253,10 +300,16 @@ def _sources_of(folder: Path) -> dict[str, str]:
         sources[_DEFAULT] = single
     if sources:
         return sources
-    for name in ("tokenizer_config.json", "chat_template.json"):
-        sources = _sources_in(read_object(folder / name).get("chat_template"), folder / name)
-        if sources:
-            return sources
+    of_tokenizer, of_processor = (
+        _sources_in(read_object(folder / name).get("chat_template"), folder / name)
+        for name in ("tokenizer_config.json", "chat_template.json")
+    )
+    sources = of_tokenizer | of_processor
+    plain = of_tokenizer.get(_DEFAULT, "")
+    if _TOOLS.search(plain) and not _TOOLS.search(of_processor.get(_DEFAULT, plain)):
+        sources.setdefault(_TOOL_USE, plain)
+    if sources:
+        return sources
     return _sources_in(own_template(read_object(folder / "config.json")), folder)
 
 
