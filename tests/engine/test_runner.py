@@ -13,7 +13,10 @@ import pytest
 from quire.cache.blocks import PoolKey, Resize
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams
+from quire.engine.decode.whole import Computed
+from quire.engine.inputs import StepInputs
 from quire.engine.runner import Runner
+from quire.models.base import LanguageModel
 from quire.models.loader import LoadedModel, open_model
 from quire.sampling.rows import RowSampling
 from quire.scheduler.plan import (
@@ -136,3 +139,29 @@ def test_a_snapshot_pickles_its_own_blocks_only() -> None:
     assert loaded_plan.changes[0].pool == KEY
     assert hash(loaded_plan.changes[0].pool) == hash(KEY)
     assert np.array(loaded_plan.sequences[0].positions).tolist() == list(range(40))
+
+
+class _Whole:
+    """Stands for recorded steps: logits of all rows at once."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = model
+        self.computed_rows: list[mx.array] = []
+
+    def computed(self, inputs: StepInputs, reference: object) -> Computed:
+        inputs.wanted, wanted = None, inputs.wanted
+        self.computed_rows.append(self._model.logits(self._model(inputs)))
+        inputs.wanted = wanted
+        return Computed(self.computed_rows[-1], logits=True, whole=True)
+
+
+def test_a_step_that_is_one_operation_gives_logits_and_is_run_even_if_nobody_samples(
+    runner: Runner, answer: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = _Whole(runner.model)
+    monkeypatch.setattr(runner, "_whole", whole)
+    step = runner.launch(resized(rows(PROMPT[:25], sampled=0)))
+    assert step is not None
+    assert any(root is whole.computed_rows[0] for root in step.roots)
+    result = carry_out(runner, StepPlan((rows(PROMPT[25:], 25),)))
+    assert result == StepResult({1: SampledTokens((answer[0],))})

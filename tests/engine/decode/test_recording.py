@@ -8,17 +8,21 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 import pytest
 
+from quire.attention.metadata import build_metadata
 from quire.attention.paged import packed
-from quire.cache.specs import KVLayout
+from quire.cache.specs import KVLayout, WindowKV
+from quire.core.kv_format import KVFormat
 from quire.engine.decode.recording import Kernel, LayerPool, Recording
-from quire.engine.decode.room import Place, Room
+from quire.engine.decode.room import GroupInputs, Place, Room, group_start, table_start
 from quire.engine.decode.served import Unfit, check_stack
-from quire.engine.decode.whole import MOST_ROWS
+from quire.engine.decode.whole import MOST_ROWS, tell
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.registry import build
 from quire.models.stack import NotTold
+from tests.attention.rows import HandRows
 from tests.support.nvcc import assert_compiles
 from tests.support.tiny_models import (
     gemma4_config,
@@ -101,6 +105,30 @@ def _parameters(kernel: Kernel) -> list[str]:
     assert found is not None
     assert int(found[1]) == kernel.block
     return found[2].split(", ")
+
+
+def test_each_row_of_a_sequence_is_told_where_its_keys_are() -> None:
+    spec, block = WindowKV(1, 64, 100), 64
+    spans, tables = [(10, 1), (190, 5), (0, 3)], [range(40, 45), range(60, 65), range(80, 85)]
+    rows = [
+        HandRows(start, count, KVFormat(), (table,))
+        for (start, count), table in zip(spans, tables, strict=True)
+    ]
+    metadata = build_metadata(0, spec, rows, block)
+    told = np.zeros(table_start(MOST_ROWS, 1), np.int32)
+    tell(told, 0, metadata, 7)
+    at = GroupInputs.of(group_start(MOST_ROWS, 0), MOST_ROWS)
+    tiles = told[at.tiles :][: 6 * 9].reshape(9, 6)
+    entries = [0] * 7 + metadata.block_table.tolist()
+    owners = np.repeat(np.arange(3), [count for _, count in spans])
+    for row, (tile, owner) in enumerate(zip(tiles.tolist(), owners.tolist(), strict=True)):
+        _, _, low, high, place, fresh = tile
+        key = int(metadata.keys[row])
+        assert (low, high, fresh) == (max(0, key - 99), key + 1, spans[owner][0])
+        for each in (low, key):
+            assert entries[place + each // block] == tables[owner][each // block]
+        assert told[at.blocks + row] == tables[owner][key // block]
+        assert told[at.offsets + row] == key % block
 
 
 @pytest.mark.slow

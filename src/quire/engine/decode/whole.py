@@ -319,7 +319,7 @@ class WholeDecode:
             spec = group.spec.attention
             assert spec is not None, "a stack's layers attend"
             metadata = build_metadata(number, spec, rows, self._pools.block_tokens)
-            _tell(told, number, metadata, entries)
+            tell(told, number, metadata, entries)
             if number == 0:
                 told[4 : 4 + count] = metadata.keys
             tables.append(metadata.block_table)
@@ -327,7 +327,7 @@ class WholeDecode:
         return None if entries > self._room.entries else np.concatenate([told, *tables])
 
 
-def _tell(told: Ints, number: int, metadata: AttentionMetadata, entries: int) -> None:
+def tell(told: Ints, number: int, metadata: AttentionMetadata, entries: int) -> None:
     """Mutates: the rows of a KV group, whose block tables begin at entry `entries`."""
     count, slots = metadata.rows, metadata.slots
     at = room.GroupInputs.of(room.group_start(MOST_ROWS, number), MOST_ROWS)
