@@ -130,55 +130,138 @@ void check_rows() {
     near("gelu", out, exact, 1e-6);
 }
 
-void check_attention() {
-    const int heads = 4, kv_heads = 2, dim = 32, block = 16, rows = 20, blocks = 3;
-    const Floats q = drawn(rows * heads * dim, 9), k = drawn(blocks * kv_heads * block * dim, 10),
-                 v = drawn(k.size(), 11);
+const int kHeads = 4, kKVHeads = 2, kDim = 32, kBlock = 32, kAttended = 20, kBlocks = 3;
+
+// What a step's rows see, over blocks that stand for `k` and `v` [blocks * kv_heads, block, dim].
+void check_attention(const char* what, PagedRows p, const Floats& k, const Floats& v) {
+    const Floats q = drawn(kAttended * kHeads * kDim, 9);
     const int32_t table[] = {2, 0, 1};
-    std::vector<int32_t> first(rows), last(rows);
-    for (int row = 0; row < rows; row++) {
-        last[row] = 18 + row;
+    std::vector<int32_t> first(kAttended), last(kAttended);
+    for (int row = 0; row < kAttended; row++) {
+        last[row] = 38 + row;
         first[row] = row / 3;
     }
     Floats out(q.size());
-    PagedRows p{};
     p.q = q.data();
     p.out = out.data();
     p.table = table;
     p.first = first.data();
     p.last = last.data();
-    p.heads = heads;
-    p.kv_heads = kv_heads;
-    p.key_dim = p.value_dim = p.q_dim = p.out_dim = dim;
-    p.block = block;
-    p.blocks = Blocks::floats;
-    p.keys = k.data();
-    p.values = v.data();
+    p.heads = kHeads;
+    p.kv_heads = kKVHeads;
+    p.key_dim = p.value_dim = p.q_dim = p.out_dim = kDim;
+    p.block = kBlock;
     p.storage = Storage::float32;
     p.first_written = INT32_MAX;
     p.scale = 0.5f;
     Floats scratch(kernels.attend_scratch_floats(p));
-    for (int head = 0; head < kv_heads; head++) {
+    for (int head = 0; head < kKVHeads; head++) {
         kernels.attend(p, head, 0, 16, scratch.data());
-        kernels.attend(p, head, 16, rows, scratch.data());
+        kernels.attend(p, head, 16, kAttended, scratch.data());
     }
     std::vector<double> exact(q.size(), 0.0);
-    for (int row = 0; row < rows; row++)
-        for (int head = 0; head < heads; head++) {
+    for (int row = 0; row < kAttended; row++)
+        for (int head = 0; head < kHeads; head++) {
             double total = 0;
-            double* to = &exact[(row * heads + head) * dim];
+            double* to = &exact[(row * kHeads + head) * kDim];
             for (int key = first[row]; key <= last[row]; key++) {
-                const int place = table[key / block] * kv_heads + head / (heads / kv_heads);
-                const int at = (place * block + key % block) * dim;
+                const int place = table[key / kBlock] * kKVHeads + head / (kHeads / kKVHeads);
+                const int at = (place * kBlock + key % kBlock) * kDim;
                 double score = 0;
-                for (int d = 0; d < dim; d++) score += (double)q[(row * heads + head) * dim + d] * k[at + d];
+                for (int d = 0; d < kDim; d++) score += (double)q[(row * kHeads + head) * kDim + d] * k[at + d];
                 const double weight = std::exp(0.5 * score);
                 total += weight;
-                for (int d = 0; d < dim; d++) to[d] += weight * v[at + d];
+                for (int d = 0; d < kDim; d++) to[d] += weight * v[at + d];
             }
-            for (int d = 0; d < dim; d++) to[d] /= total;
+            for (int d = 0; d < kDim; d++) to[d] /= total;
         }
-    near("attention", out, exact, 5e-6);
+    near(what, out, exact, 5e-6);
+}
+
+void check_plain_attention() {
+    const Floats k = drawn(kBlocks * kKVHeads * kBlock * kDim, 10), v = drawn(k.size(), 11);
+    PagedRows p{};
+    p.blocks = Blocks::floats;
+    p.keys = k.data();
+    p.values = v.data();
+    check_attention("attention", p, k, v);
+}
+
+double half(uint16_t bits) {  // of a normal one
+    return std::ldexp(1024 + (bits & 1023), (bits >> 10 & 31) - 25) * (bits & 0x8000 ? -1 : 1);
+}
+
+// Vectors that the kernels code, and what the codes read as.
+struct CodedVectors {
+    std::vector<uint8_t> codes;
+    std::vector<uint16_t> scales, biases;
+    Floats read;
+    Coded coded;
+
+    CodedVectors(const Floats& x, int bits) : codes(x.size() * bits / 8), read(x.size()) {
+        const int64_t count = (int64_t)x.size() / 32;
+        scales.resize(count);
+        biases.resize(count);
+        Floats room(3 * 32);
+        const Coding coding{x.data(), 32, 32, bits, 32, {}, nullptr, 0, 0, codes.data(), scales.data(), biases.data()};
+        kernels.encode(coding, 0, count, room.data());
+        for (size_t i = 0; i < x.size(); i++) {
+            unsigned code = 0;
+            for (int bit = 0; bit < bits; bit++) {
+                const size_t at = i * bits + bit;
+                code |= (codes[at / 8] >> (at % 8) & 1u) << bit;
+            }
+            read[i] = (float)(code * half(scales[i / 32]) + half(biases[i / 32]));
+            expect("a code is far off", std::fabs(read[i] - x[i]) <= 0.6 * half(scales[i / 32]) + 1e-3);
+        }
+        coded = {codes.data(), scales.data(), biases.data(), nullptr, 32, bits, 32};
+    }
+};
+
+void check_coded_attention() {
+    const Floats keys = drawn(kBlocks * kKVHeads * kBlock * kDim, 10), values = drawn(keys.size(), 11);
+    for (int bits : {2, 3, 4, 5, 6, 8}) {
+        const CodedVectors k(keys, bits), v(values, bits);
+        PagedRows p{};
+        p.blocks = Blocks::tokens;
+        p.coded_keys = k.coded;
+        p.coded_values = v.coded;
+        check_attention("attention over codes", p, k.read, v.read);
+    }
+}
+
+// One head, token by token, in double precision.
+void check_gated_delta() {
+    const int dim = 16, value_dim = 8, tokens = 19, channels = 2 * dim + value_dim;
+    const Floats mixed = drawn(tokens * channels, 12), steps = drawn(tokens, 13), betas = drawn(tokens, 14),
+                 before = drawn(value_dim * dim, 15), rate = drawn(1, 16), bias = drawn(1, 17);
+    Floats after(before.size()), out(tokens * value_dim);
+    const GatedDelta d{mixed.data(), steps.data(), betas.data(), rate.data(), bias.data(), before.data(), after.data(),
+                       out.data(), tokens, 1, 1, dim, value_dim, 1e-6f};
+    Floats scratch(kernels.gated_delta_scratch_floats(d));
+    kernels.gated_delta(d, 0, 0, scratch.data());
+    std::vector<double> state(before.begin(), before.end()), exact;
+    for (int t = 0; t < tokens; t++) {
+        const float *q = &mixed[t * channels], *k = q + dim, *v = k + dim;
+        double q_squares = 1e-6, k_squares = 1e-6;
+        for (int i = 0; i < dim; i++) {
+            q_squares += (double)q[i] * q[i];
+            k_squares += (double)k[i] * k[i];
+        }
+        const double keeps = std::exp(-std::exp((double)rate[0]) * std::log1p(std::exp((double)steps[t] + bias[0])));
+        const double beta = 1 / (1 + std::exp(-(double)betas[t]));
+        for (int r = 0; r < value_dim; r++) {
+            double known = 0, read = 0;
+            for (int i = 0; i < dim; i++) known += (state[r * dim + i] *= keeps) * k[i] / std::sqrt(k_squares);
+            for (int i = 0; i < dim; i++) {
+                state[r * dim + i] += beta * (v[r] - known) * k[i] / std::sqrt(k_squares);
+                read += state[r * dim + i] * q[i] / std::sqrt(q_squares * dim);
+            }
+            exact.push_back(read);
+        }
+    }
+    near("gated delta rule", out, exact, 5e-6);
+    near("its state", after, state, 5e-6);
 }
 
 }  // namespace
@@ -187,6 +270,8 @@ int main() {
     std::printf("%s\n", kernels.name);
     check_products();
     check_rows();
-    check_attention();
+    check_plain_attention();
+    check_coded_attention();
+    check_gated_delta();
     return failures ? 1 : 0;
 }

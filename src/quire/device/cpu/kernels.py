@@ -20,7 +20,7 @@ class CPUKernels:
     """The kernels, ready to be called.
 
     Attributes:
-        ops: the extension module: `product`, `expert_product`, `rms_norm`, `gate`.
+        ops: the extension module: products, attention, what pools take in, operations on rows.
         instructions: the instruction set that was chosen: "amx", "vnni", "avx512", "avx2", "neon"
             or "scalar".
         threads: that share a kernel's work.
