@@ -222,3 +222,12 @@ class TestOpening:
     def test_bad_values_are_named(self, tmp_path: Path, changes: dict[str, Any], word: str) -> None:
         with pytest.raises(ModelError, match=word):
             KINDS["image"].open(folder(tmp_path, **changes))
+
+
+def test_ernies_own_folders_mark_pictures_by_a_text(tmp_path: Path) -> None:
+    path = folder(tmp_path, image_processor_type="Ernie4_5_VLImageProcessor")
+    config = {"model_type": "ernie4_5_moe_vl", "vision_config": {}, "im_patch_id": 9}
+    (path / "config.json").write_text(json.dumps(config))
+    found = KINDS["image"].open(path)
+    assert isinstance(found, ErnieImageProcessor)
+    assert found.placeholders == Placeholders(9, mark="<|image@placeholder|>")

@@ -19,7 +19,8 @@ from quire.models.registry import build
 from tests.models.solo import solo_logits
 from tests.support.hybrid import PROMPTS as HYBRID_PROMPTS
 from tests.support.original import CONFIGS, CONVERTED
-from tests.support.seeing import Prompt
+from tests.support.seeing import CONFIGS as SEEING
+from tests.support.seeing import PROMPTS, Prompt
 from tests.support.tiled import cases
 from tests.support.tiny_models import random_weights
 
@@ -183,3 +184,42 @@ def test_published_encoders_are_known_by_their_names() -> None:
     kind = model.visual.kind
     assert (kind.depth, kind.hidden_size, kind.heads, kind.patches) == (24, 1024, 16, 576)
     assert kind.mlp.width == 4096
+
+
+def test_ernie_with_its_authors_flat_keys(tmp_path: Path) -> None:
+    nested = SEEING["ernie4_5_vl_moe"]
+    text = dict(nested["text_config"])
+    rope = text.pop("rope_parameters")
+    layers, tower = text["num_hidden_layers"], nested["vision_config"]
+    kept = ("depth", "hidden_size", "num_heads", "patch_size", "spatial_merge_size", "in_channels")
+    flat = {
+        **text,
+        **{key: nested[key] for key in nested if key.endswith(("start_token_id", "end_token_id"))},
+        "model_type": "ernie4_5_moe_vl",
+        "moe_num_experts": [text["moe_num_experts"]] * 2,
+        "moe_layer_start_index": [1, 1],
+        "moe_layer_end_index": [layers + 1, layers],
+        "moe_layer_interval": 1,
+        "moe_use_aux_free": True,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": {"type": "default", "mrope_section": rope["mrope_section"]},
+        "rope_3d": True,
+        "im_patch_id": nested["image_token_id"],
+        "video_token_id": nested["video_token_id"],
+        "vision_config": {
+            **{key: tower[key] for key in kept},
+            "model_type": "DFNRope_vision_transformer",
+            "embed_dim": tower["hidden_size"],
+            "hidden_act": "quick_gelu",
+            "mlp_ratio": tower["intermediate_size"] / tower["hidden_size"],
+        },
+    }
+    weights = random_weights(nested)
+    tokens, media = PROMPTS["two of different sizes"]
+    found, wanted = (
+        opened(tmp_path / config["model_type"], config, weights) for config in (flat, nested)
+    )
+    ours, theirs = (solo_logits(each.model, tokens, media) for each in (found, wanted))
+    assert mx.array_equal(ours, theirs)
+    assert found.context_length == wanted.context_length
+    assert found.config["image_token_id"] == nested["image_token_id"]

@@ -1,7 +1,7 @@
 """`config.json` of models published before transformers had them, by transformers' keys.
 
-OpenGVLab's `internvl_chat` (InternVL 2 to 3.5), and DeepSeek's `multi_modality` (DeepSeek-VL, and
-what Janus understands).
+OpenGVLab's `internvl_chat` (InternVL 2 to 3.5), DeepSeek's `multi_modality` (DeepSeek-VL, and what
+Janus understands), and Baidu's `ernie4_5_moe_vl` (ERNIE 4.5 VL).
 """
 
 from __future__ import annotations
@@ -34,11 +34,16 @@ def by_usual_keys(config: Config) -> Config:
     """
     change = _ORIGINAL.get(str(config.get("model_type")))
     try:
-        if change is None or config["vision_config"].get("model_type") in TOWER_COLOURS:
+        if change is None or _has_them(config):
             return config
         return config | change(config)
     except (AttributeError, KeyError, TypeError) as error:
         raise ModelError(f"config.json: a value cannot be used: {error!r}") from error
+
+
+def _has_them(config: Config) -> bool:
+    """Whether the keys are transformers' already."""
+    return (config.get("vision_config") or {}).get("model_type") in TOWER_COLOURS
 
 
 def _internvl_chat(config: Config) -> Config:
@@ -122,6 +127,10 @@ def _sam(params: Config) -> Config:
     }
 
 
+def _ernie(config: Config) -> Config:
+    return {"image_token_id": config.get("image_token_id", config.get("im_patch_id", 100_295))}
+
+
 def _only(name: str, value: Any, *known: Any) -> None:
     if value not in known:
         offered = ", ".join(map(repr, known))
@@ -129,6 +138,7 @@ def _only(name: str, value: Any, *known: Any) -> None:
 
 
 _ORIGINAL: dict[str, Callable[[Config], Config]] = {
+    "ernie4_5_moe_vl": _ernie,
     "internvl_chat": _internvl_chat,
     "multi_modality": _multi_modality,
 }

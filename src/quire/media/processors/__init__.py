@@ -29,7 +29,7 @@ from quire.media.processors.llava import (
     LlavaOnevisionVideoProcessor,
 )
 from quire.media.processors.moondream import MoondreamImageProcessor
-from quire.media.processors.original import open_internvl_chat, open_multi_modality
+from quire.media.processors.original import open_ernie, open_internvl_chat, open_multi_modality
 from quire.media.processors.qwen import (
     ErnieImageProcessor,
     GlmImageProcessor,
@@ -84,6 +84,7 @@ IMAGES: dict[str, Open] = {
     "MllamaImageProcessor": LlamaImageProcessor.open,
     "MllamaImageProcessorFast": LlamaImageProcessor.open,
     "MllamaImageProcessorPil": LlamaImageProcessor.open,
+    "Ernie4_5_VLImageProcessor": open_ernie,
     "Ernie4_5_VL_MoeImageProcessor": ErnieImageProcessor.open,
     "Ernie4_5_VL_MoeImageProcessorFast": ErnieImageProcessor.open,
     "Ernie4_5_VLMoeImageProcessor": ErnieImageProcessor.open,

@@ -1,6 +1,6 @@
-"""InternVL and DeepSeek-VL as their authors publish them: pictures as their own code cuts them.
+"""InternVL, DeepSeek-VL and ERNIE 4.5 VL as their authors publish them: by their own keys.
 
-Their configurations do not say which token stands for a picture; the tokenizer's files do.
+Those of the first two do not say which token stands for a picture; the tokenizer's files do.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from quire.media.processors.deepseek import (
     large_like,
 )
 from quire.media.processors.dynamic import Cutting, InternVLImageProcessor, internvl_square
+from quire.media.processors.qwen import ErnieImageProcessor
 from quire.media.processors.tiles import Tiles
 from quire.media.settings import Settings
 
@@ -60,6 +61,17 @@ def open_multi_modality(settings: Settings, config: Settings) -> ImageProcessor:
     large = replace(large_like(small, config), filter=PIL.Image.Resampling.BICUBIC)
     large.check(settings, "image_size")
     return HybridImageProcessor(placeholders, large, small, sides)
+
+
+def open_ernie(settings: Settings, config: Settings) -> ImageProcessor:
+    """ERNIE 4.5 VL's, whose template marks pictures by a text that is no token.
+
+    Raises:
+        ModelError: a value asks for pixels other than this computes.
+    """
+    processor = ErnieImageProcessor.open(settings, config)
+    processor.placeholders = replace(processor.placeholders, mark="<|image@placeholder|>")
+    return processor
 
 
 def _token(config: Settings, text: str) -> int:

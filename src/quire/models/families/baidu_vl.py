@@ -102,7 +102,7 @@ def _by_modality(s: Settings, text: Settings) -> tuple[Layer, ...]:
 
 def _media_tokens(s: Settings) -> tuple[int, ...]:
     """Of pictures and videos, and of what stands before and behind them."""
-    picture = s.integer("image_token_id", "im_patch_id", default=100295)
+    picture = s.integer("image_token_id", default=100295)
     around = {
         "image_start_token_id": 101304,
         "image_end_token_id": 101305,
