@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
+from quire.device.cuda.encoding import Encoder
 from quire.device.cuda.products import Packed, Products
-from quire.device.operations import ExpertMatrices, GatedExperts, Operations, PackedWeight
+from quire.device.operations import (
+    ExpertMatrices,
+    GatedExperts,
+    Operations,
+    PackedWeight,
+    VectorCoding,
+)
 
 
 class CUDAOperations(Operations):
@@ -13,6 +22,7 @@ class CUDAOperations(Operations):
 
     def __init__(self) -> None:
         self._products = Products()
+        self._encoder = Encoder()
 
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         packed = _affine(weight)
@@ -20,6 +30,17 @@ class CUDAOperations(Operations):
         if y is None:
             return super().packed_linear(x, weight, bias)
         return y if bias is None else y + bias
+
+    def encode(
+        self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
+    ) -> list[mx.array] | None:
+        found: list[mx.array] = []
+        for x, coding in zip(vectors, codings, strict=True):
+            parts = self._encoder.encode(x, coding)
+            if parts is None:
+                return None
+            found += parts
+        return found
 
     def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array | None:
         gate, up, down = (_unbiased(each) for each in (mlp.gate, mlp.up, mlp.down))

@@ -389,7 +389,7 @@ def seal(kv_heads: int, dim: int, codes: packed.Codes) -> str:
         "V_BITS": codes.value_bits,
         "V_GROUP": codes.value_group,
     }
-    head = _HALF + kernel_text(_OWN, "coding.cuh")
+    head = _HALF + kernel_text(_PRODUCTS, "coding.cuh")
     return source_text(parameters, kernel_text(_OWN, "seal.cuh"), SEAL_THREADS, defines, head)
 
 
