@@ -104,6 +104,37 @@ def test_modules_may_differ_in_bits(tmp_path: Path) -> None:
     assert ours.parameter_bytes < 0.5 * theirs.parameter_bytes
 
 
+def test_scales_of_16_bits_stay_so(tmp_path: Path) -> None:
+    config = CONFIGS["gemma4_moe"](intermediate_size=64, moe_intermediate_size=64)
+    narrow: dict[str, mx.array] = {}
+    for name, array in random_weights(config).items():
+        if array.ndim >= 2 and array.shape[-1] % 64 == 0:
+            tensors, _ = _pack(name, array, "affine", 4, 64)
+            narrow |= {
+                key: part if part.dtype == mx.uint32 else part.astype(mx.bfloat16)
+                for key, part in tensors.items()
+            }
+        else:
+            narrow[name] = array
+    # No 16 bits hold all of these: scales stay as wide as they are.
+    wide = {
+        name: part.astype(mx.float32) * 1.001 if name.endswith((".scales", ".biases")) else part
+        for name, part in narrow.items()
+    }
+    config |= {"quantization": {"group_size": 64, "bits": 4}}
+    ours = open_model(_write(tmp_path / "narrow", config, narrow))
+    theirs = open_model(_write(tmp_path / "wide", config, wide))
+    scales = [
+        {module["scales"].dtype for module in each.model.modules() if "scales" in module}
+        for each in (ours, theirs)
+    ]
+    kernels = current_device().kernels is not None
+    assert scales == [{mx.bfloat16 if kernels else mx.float32}, {mx.float32}]
+    logits = solo_logits(ours.model, PROMPT)
+    assert logits.dtype == mx.float32
+    assert mx.allclose(logits, solo_logits(theirs.model, PROMPT), atol=0.02)
+
+
 def test_foreign_packings_are_refused_by_name(tmp_path: Path) -> None:
     config = CONFIGS["llama"]() | {"quantization_config": {"quant_method": "hqq", "nbits": 4}}
     weights = random_weights(config)

@@ -36,7 +36,23 @@ class PackedLinear(nn.QuantizedLinear):
 
 
 class PackedEmbedding(nn.QuantizedEmbedding):
-    """`Embedding` over codes and scales."""
+    """`Embedding` over codes and scales.
+
+    Attributes:
+        row_type: of rows; None is that of the scales.
+    """
+
+    row_type: mx.Dtype | None = None
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[T]` -> `[T, dim]`."""
+        if self.row_type is None:
+            rows: mx.array = super().__call__(x)  # type: ignore[no-untyped-call]
+            return rows
+        packed = _packed(self)
+        assert packed.biases is not None  # only affine scales are stored narrower
+        scales, biases = (part[x].astype(self.row_type) for part in (packed.scales, packed.biases))
+        return PackedWeight(packed.codes[x], scales, biases, packed.packing).unpacked()
 
     def as_linear(self, x: mx.array) -> mx.array:
         """`[..., dim]` -> `[..., rows]`."""

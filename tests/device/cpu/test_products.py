@@ -61,6 +61,21 @@ def test_packed_weights_with_hundreds_of_rows(ops: Any, mode: str, bits: int, gr
         assert mx.array_equal(fewer, y[-rows:])
 
 
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize(("bits", "group"), [(4, 64), (6, 32)])
+def test_scales_in_half_the_memory_give_the_same_bits(
+    ops: Any, dtype: mx.Dtype, bits: int, group: int
+) -> None:
+    packing = {"group_size": group, "bits": bits}
+    codes, *scales = mx.quantize(drawn(21, 1152), **packing)
+    narrow = [each.astype(dtype) for each in scales]
+    wide = [each.astype(mx.float32) for each in narrow]
+    for rows in (1, 20):
+        x = drawn(rows, 1152, seed=1)
+        y = ops.product(x, codes, *narrow, **packing)
+        assert mx.array_equal(y, ops.product(x, codes, *wide, **packing))
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_in_its_row(ops: Any, value: float) -> None:
     packed = mx.quantize(drawn(20, 128), group_size=64, bits=4)

@@ -200,10 +200,10 @@ struct Scales {
         __m512i s[kTile], b[kTile];
         for (int c = 0; c < kTile; c++) s[c] = b[c] = _mm512_setzero_si512();
         for (int c = 0; c < count; c++) {
-            const int64_t at = first + c * groups;
+            const int64_t at = first + c * groups, next = at + kTile * groups;
             if (w.storage == Storage::affine) {
-                s[c] = _mm512_maskz_loadu_epi32(present, (const float*)w.scales + at);
-                b[c] = _mm512_maskz_loadu_epi32(present, w.biases + at);
+                s[c] = load(w, w.scales, at, next, present);
+                b[c] = load(w, w.biases, at, next, present);
             } else {
                 const __m512i bytes =
                     _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(present, (const uint8_t*)w.scales + at));
@@ -221,6 +221,17 @@ struct Scales {
     }
 
 private:
+    // Floats from number `at` on. Fetches those from `next` on into the cache.
+    static __m512i load(const Weight& w, const void* from, int64_t at, int64_t next, __mmask16 present) {
+        if (w.scale_type == Storage::float32) {
+            _mm_prefetch((const char*)from + next * 4, _MM_HINT_T1);
+            return _mm512_maskz_loadu_epi32(present, (const float*)from + at);
+        }
+        _mm_prefetch((const char*)from + next * 2, _MM_HINT_T1);
+        const __m256i halves = _mm256_maskz_loadu_epi16(present, (const uint16_t*)from + at);
+        return w.scale_type == Storage::bfloat16 ? _mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)
+                                                 : (__m512i)_mm512_cvtph_ps(halves);
+    }
     static __m512 power_of_two(__m512i bytes) { return (__m512)_mm512_slli_epi32(bytes, 23); }
     static __m512 e4m3(__m512i bytes) {
         const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(bytes, _mm512_set1_epi32(0x80)), 24);

@@ -19,9 +19,10 @@ struct Weight {
     int group;               // codes that share a scale
     int64_t columns, depth;  // of the product: y[rows, columns] = x[rows, depth] * w^T
     const void* values;      // floats, or codes
-    const void* scales;      // float32 for affine, else bytes
-    const float* biases;     // affine only
+    const void* scales;      // floats for affine, else bytes
+    const void* biases;      // as scales; affine only
     const float* offsets;    // [columns] added to the product, or null
+    Storage scale_type = Storage::float32;  // of affine's floats
 };
 
 // Rows of x before a product: row r begins at values + places[r] * stride.

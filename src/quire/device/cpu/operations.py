@@ -18,6 +18,7 @@ from quire.device.operations import (
 
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
 _FLOATS = (mx.float32, mx.bfloat16)
+_SCALES = (*_FLOATS, mx.float16)
 _MULTIPLE = 16
 """Of channels and keys: the longest vector that a kernel works with."""
 _STATE_ROWS = 4
@@ -169,5 +170,5 @@ def _arguments(coding: VectorCoding) -> tuple[object, ...]:
 
 
 def _serves(x: mx.array, weight: PackedWeight) -> bool:
-    scales = mx.float32 if weight.packing.mode == "affine" else mx.uint8
-    return x.dtype == mx.float32 and weight.scales.dtype == scales
+    scales = _SCALES if weight.packing.mode == "affine" else (mx.uint8,)
+    return x.dtype == mx.float32 and weight.scales.dtype in scales

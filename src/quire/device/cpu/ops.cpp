@@ -40,16 +40,25 @@ Storage storage_of(const std::string& mode) {
     throw std::invalid_argument("no packing is called " + mode);
 }
 
+// The type of a packing's scales; of bytes, float32.
+Storage scale_type_of(const array& scales, Storage packing) {
+    using namespace mlx::core;
+    if (packing == Storage::affine && scales.dtype() == bfloat16) return Storage::bfloat16;
+    if (packing == Storage::affine && scales.dtype() == float16) return Storage::float16;
+    require(scales.dtype() == (packing == Storage::affine ? float32 : uint8), "scales have the wrong type");
+    return Storage::float32;
+}
+
 // Where the tensors of a packed weight are among an operation's inputs, and what they hold.
 struct Tensors {
-    Storage storage;
+    Storage storage, scale_type;  // the type of affine's scales and biases
     int bits, group;
     bool has_biases, has_offsets;
     int64_t columns, depth;
 
     // `expert`: which matrix of a stack.
     Weight weight(const std::vector<array>& in, int64_t expert = 0) const {
-        Weight w{storage, bits, group, columns, depth, nullptr, nullptr, nullptr, nullptr};
+        Weight w{storage, bits, group, columns, depth, nullptr, nullptr, nullptr, nullptr, scale_type};
         size_t at = 1;
         const auto part = [&](int64_t bytes) {
             return (const char*)in[at++].data<char>() + expert * bytes;
@@ -58,8 +67,9 @@ struct Tensors {
         w.values = part(columns * depth * width / 8);
         if (group) {
             const int64_t groups = columns * (depth / group);
-            w.scales = part(groups * (storage == Storage::affine ? 4 : 1));
-            if (has_biases) w.biases = (const float*)part(groups * 4);
+            const int64_t bytes = storage != Storage::affine ? 1 : scale_type == Storage::float32 ? 4 : 2;
+            w.scales = part(groups * bytes);
+            if (has_biases) w.biases = part(groups * bytes);
         }
         if (has_offsets) w.offsets = (const float*)part(columns * 4);
         return w;
@@ -81,6 +91,7 @@ Operands operands(const array& x, const array& weight, const std::optional<array
     t.columns = weight.shape(-2);
     t.depth = x.shape(-1);
     t.bits = t.group = 0;
+    t.scale_type = Storage::float32;
     if (scales) {
         t.storage = storage_of(mode);
         t.bits = bits;
@@ -88,13 +99,12 @@ Operands operands(const array& x, const array& weight, const std::optional<array
         require(weight.dtype() == uint32 && (int64_t)weight.shape(-1) * 32 == t.depth * bits,
                 "codes must be uint32 and as deep as x");
         require((int64_t)scales->shape(-1) * group == t.depth, "scales must be as deep as x");
-        require(scales->dtype() == (t.storage == Storage::affine ? float32 : uint8),
-                "scales have the wrong type");
+        t.scale_type = scale_type_of(*scales, t.storage);
         o.arrays.push_back(*scales);
         t.has_biases = t.storage == Storage::affine;
         require(t.has_biases == biases.has_value(), "affine codes have biases, others none");
         if (biases) {
-            require(biases->dtype() == float32, "biases must be float32");
+            require(biases->dtype() == scales->dtype(), "biases must have the type of scales");
             o.arrays.push_back(*biases);
         }
     } else {
