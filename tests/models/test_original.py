@@ -17,6 +17,7 @@ from quire.core.errors import ModelError
 from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
 from tests.models.solo import solo_logits
+from tests.support.families import HELD_AGAINST_MLX_LM
 from tests.support.hybrid import PROMPTS as HYBRID_PROMPTS
 from tests.support.original import CONFIGS, CONVERTED
 from tests.support.seeing import CONFIGS as SEEING
@@ -184,6 +185,46 @@ def test_published_encoders_are_known_by_their_names() -> None:
     kind = model.visual.kind
     assert (kind.depth, kind.hidden_size, kind.heads, kind.patches) == (24, 1024, 16, 576)
     assert kind.mlp.width == 4096
+
+
+_INTERNLM = (
+    ("embed_tokens", "tok_embeddings"),
+    ("input_layernorm", "attention_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.o_proj", "attention.wo"),
+    ("mlp.gate_proj", "feed_forward.w1"),
+    ("mlp.down_proj", "feed_forward.w2"),
+    ("mlp.up_proj", "feed_forward.w3"),
+    ("lm_head", "output"),
+)
+
+
+def test_internlm_within_internvl(tmp_path: Path) -> None:
+    """Queries of two heads for each of two keys, then the key and the value."""
+    config = CONFIGS["internvl_chat"] | {"llm_config": HELD_AGAINST_MLX_LM["internlm2"]}
+    weights = random_weights(config)
+    original = published("internvl_chat", weights)
+    named: Weights = {}
+    for key, array in original.items():
+        for ours, other in _INTERNLM if key.startswith("language_model.") else ():
+            key = key.replace(ours, other)
+        if ".self_attn.q_proj." in key:
+            source = key.replace("language_model.", "")
+            split = [
+                weights[source.replace("q_proj", part)].reshape(2, -1, 16, *array.shape[1:])
+                for part in ("q_proj", "k_proj", "v_proj")
+            ]
+            joined_rows = mx.concatenate(split, axis=1).reshape(-1, *array.shape[1:])
+            named[key.replace("self_attn.q_proj", "attention.wqkv")] = joined_rows
+        elif ".self_attn." not in key:
+            named[key] = array
+    tokens, media = asked("internvl_chat")
+    ours, theirs = (
+        solo_logits(opened(tmp_path / str(n), config, each).model, tokens, media)
+        for n, each in enumerate((named, weights))
+    )
+    assert any("wqkv" in key for key in named)
+    assert mx.array_equal(ours, theirs)
 
 
 def test_ernie_with_its_authors_flat_keys(tmp_path: Path) -> None:

@@ -292,6 +292,7 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
 }
 
 HELD_AGAINST_MLX_LM: dict[str, dict[str, Any]] = {
+    "internlm2": config("internlm2", rms_norm_eps=1e-5, rope_theta=10000.0, bias=True),
     "minicpm": config(
         "minicpm",
         rms_norm_eps=1e-5,

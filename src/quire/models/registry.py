@@ -30,6 +30,7 @@ _MODULES = (
     "hunyuan_vl",
     "ibm",
     "inclusion",
+    "internlm",
     "kyutai",
     "lg",
     "liquid",

@@ -48,6 +48,15 @@ PLAIN: tuple[Published, ...] = (
         ends={"<｜end▁of▁sentence｜>": 100001},
     ),
     Published(
+        ("internlm2",),
+        "internlm/internlm2_5-7b-chat",
+        "none",
+        CHATML,
+        CHATML_ANSWER,
+        "",
+        {"</s>": 2, "<|im_end|>": 92542},
+    ),
+    Published(
         ("internvl", "internvl_chat"),
         "OpenGVLab/InternVL3-8B-hf",
         "none",

@@ -34,7 +34,7 @@ def internvl(s: Settings) -> LanguageModel:
 
 def _internvl(s: Settings, prepare: Callable[[Weights], Weights] | None) -> LanguageModel:
     s = s.filled(tie_word_embeddings=True)
-    text = decoder_of(s, "qwen2", "llama", "qwen3", "qwen3_moe")
+    text = decoder_of(s, "qwen2", "llama", "internlm2", "qwen3", "qwen3_moe")
     if not s.has("vision_config"):
         return without_vision(text)
     s.only("vision_feature_select_strategy", "default")

@@ -17,6 +17,7 @@ from quire.models.decoder import DecoderModel
 from quire.models.description import Norm
 from quire.models.families.cohere import cohere2
 from quire.models.families.common import activation
+from quire.models.families.internlm import internlm2
 from quire.models.families.meta import llama
 from quire.models.families.mistral import mistral
 from quire.models.families.qwen import qwen2, qwen3, qwen3_moe
@@ -33,6 +34,7 @@ SIGLIP, CLIP, INTERNVIT = "siglip_vision_model", "clip_vision_model", "internvl_
 
 _DECODERS: dict[str, Callable[[Settings], LanguageModel]] = {
     "cohere2": cohere2,
+    "internlm2": internlm2,
     "llama": llama,
     "mistral": mistral,
     "qwen2": qwen2,
