@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
-from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
+from quire.cache.formats.base import CodedLayout, LayerStore, PackedStore, WrittenBlocks
 from quire.cache.specs import Ints
 from quire.device.cpu.kernels import CPUKernels
-from quire.device.operations import Turn
 
 _MULTIPLE = 16
 """Of head sizes and blocks: the longest vector that a kernel works with."""
@@ -22,7 +22,7 @@ class CPUBackend(AttentionBackend):
     """Reads blocks where they lie, codes too. Serves float32 queries."""
 
     def __init__(self, kernels: CPUKernels) -> None:
-        self._kernels = kernels
+        self._layouts = _Layouts(kernels.ops)
 
     def serves(self, case: AttentionCase) -> bool:
         sizes = case.spec.head_dim, case.spec.value_dim, case.block_tokens
@@ -30,26 +30,52 @@ class CPUBackend(AttentionBackend):
         return known and all(size % _MULTIPLE == 0 for size in sizes)
 
     def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
-        return _Prepared(self._kernels, metadata)
+        return _Prepared(self._layouts, metadata)
+
+
+class _Layouts:
+    """What the extension makes of layouts, once each."""
+
+    def __init__(self, ops: Any) -> None:
+        self.ops = ops
+        self._made: dict[CodedLayout, Any] = {}
+
+    def of(self, layout: CodedLayout) -> Any:
+        """Mutates: the layout as the extension takes it."""
+        if layout not in self._made:
+            key, value = layout.key_turn, layout.value_turn
+            self._made[layout] = self.ops.CodedLayout(
+                layout.key_bits,
+                layout.value_bits,
+                codebook=layout.codebook,
+                by_channel=layout.by_channel,
+                key_turn=key and key.map,
+                key_scale=key.scale if key else 1.0,
+                value_turn=value and value.map,
+                value_scale=value.scale if value else 1.0,
+            )
+        return self._made[layout]
 
 
 class _Prepared(PreparedAttention):
-    def __init__(self, kernels: CPUKernels, metadata: AttentionMetadata) -> None:
-        self._ops = kernels.ops
+    def __init__(self, layouts: _Layouts, metadata: AttentionMetadata) -> None:
+        self._layouts = layouts
+        self._ops = layouts.ops
         self._kv_heads = metadata.spec.kv_heads
         self._block_tokens = metadata.block_tokens
-        self._tables = [
-            mx.array(each)
-            for each in (
-                metadata.block_table,
-                metadata.table_starts,
-                metadata.first_blocks,
-                metadata.query_starts,
-                metadata.first_visible,
-                metadata.last_visible,
-            )
+        self._has_tails = metadata.tails is not None
+        tables = [
+            metadata.block_table,
+            metadata.table_starts,
+            metadata.first_blocks,
+            metadata.query_starts,
+            metadata.first_visible,
+            metadata.last_visible,
         ]
-        self._places = [] if metadata.tails is None else _written_places(metadata, metadata.tails)
+        if metadata.tails is not None:
+            tables += _written_places(metadata, metadata.tails)
+        sizes = [len(each) for each in tables]
+        self._tables = self._ops.Tables(mx.array(np.concatenate(tables)), sizes)
 
     def forward(
         self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
@@ -73,42 +99,29 @@ class _Prepared(PreparedAttention):
         self, q: mx.array, store: PackedStore, written: Sequence[WrittenBlocks], scoring: Scoring
     ) -> mx.array:
         as_written: list[mx.array] = []
-        if self._places:
+        if self._has_tails:
             as_written += store.tail_arrays()
             for blocks in written:
                 as_written += (blocks.keys.flatten(0, 1), blocks.values.flatten(0, 1))
         codes = store.coded()
         out: mx.array = self._ops.attend_coded(
             q,
+            self._layouts.of(codes.layout),
             codes.keys,
-            codes.key_bits,
             codes.values,
-            codes.value_bits,
-            codebook=codes.codebook,
-            by_channel=codes.by_channel,
-            block_tokens=self._block_tokens,
-            **_turn("key", codes.key_turn),
-            **_turn("value", codes.value_turn),
-            tables=self._tables,
-            written=as_written,
-            places=self._places,
-            kv_heads=self._kv_heads,
-            value_dim=store.shape.value_dim,
-            scale=scoring.scale,
-            softcap=scoring.softcap or 0.0,
-            sinks=scoring.sinks,
+            self._block_tokens,
+            self._tables,
+            as_written,
+            self._kv_heads,
+            store.shape.value_dim,
+            scoring.scale,
+            scoring.softcap or 0.0,
+            scoring.sinks,
         )
         return out
 
 
-def _turn(of: str, turn: Turn | None) -> dict[str, mx.array | float | None]:
-    """The arguments that say how something is rotated."""
-    if turn is None:
-        return {f"{of}_turn": None, f"{of}_scale": 1.0}
-    return {f"{of}_turn": turn.map, f"{of}_scale": turn.scale}
-
-
-def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[mx.array]:
+def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[Ints]:
     """Where each row finds its own block, and those behind it, as written.
 
     A sequence with one row has its tail, which lies in the tail pool, source 0. One with several
@@ -121,10 +134,10 @@ def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[mx.array]:
     own = metadata.keys // metadata.block_tokens
     several = metadata.counts > 1
     if not several.any():
-        return [mx.array(own), mx.zeros(len(own), dtype=mx.int32), mx.array(tails)]
+        return [own, np.zeros_like(own), tails]
     sources = np.where(several, np.cumsum(several), 0).astype(np.int32)
     first_own = own[metadata.query_starts[:-1]]
     begins = np.repeat(np.where(several, first_own, 0), metadata.counts)
     places = np.where(np.repeat(several, metadata.counts), own - begins, 0)
     places += np.repeat(np.where(several, 0, tails), metadata.counts)
-    return [mx.array(each.astype(np.int32)) for each in (own, sources, places)]
+    return [own, sources, places.astype(np.int32)]

@@ -80,9 +80,11 @@ class Turn:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class VectorCoding:
     """How a vector becomes codes and scales: affine ones, or a direction by a codebook.
+
+    Made once a codec, and a key of what kernels make of it.
 
     Attributes:
         size: elements that are coded; shorter vectors are padded with zeros.

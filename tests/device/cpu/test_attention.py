@@ -51,7 +51,7 @@ Part = tuple[int, mx.array, list[int], list[int]]
 """A sequence, q `[t, heads, dim]`, and the first and last visible key of each row."""
 
 
-def tables_of(blocks: Blocks, parts: list[Part]) -> list[mx.array]:
+def tables_of(ops: Any, blocks: Blocks, parts: list[Part]) -> Any:
     """As in `AttentionMetadata`: earlier blocks than any row sees are not listed."""
     starts, tables, table_starts, firsts = [0], list[int](), [0], []
     for sequence, q, first, _ in parts:
@@ -62,7 +62,9 @@ def tables_of(blocks: Blocks, parts: list[Part]) -> list[mx.array]:
     first_visible = [key for _, _, first, _ in parts for key in first]
     last_visible = [key for _, _, _, last in parts for key in last]
     listed = (tables, table_starts, firsts, starts, first_visible, last_visible)
-    return [ints(each) for each in listed]
+    return ops.Tables(
+        mx.concatenate([ints(each) for each in listed]), [len(each) for each in listed]
+    )
 
 
 def attend(
@@ -77,7 +79,7 @@ def attend(
         mx.concatenate([q for _, q, _, _ in parts]),
         blocks.keys,
         blocks.values,
-        tables_of(blocks, parts),
+        tables_of(ops, blocks, parts),
         kv_heads=blocks.kv_heads,
         scale=0.25,
         softcap=softcap,

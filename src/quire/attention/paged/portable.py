@@ -93,9 +93,9 @@ class _Prepared(PreparedAttention):
         coded, own = self._coded[shape]
         arrays = store.coded()
         codes = Codes(
-            arrays.key_bits,
+            arrays.layout.key_bits,
             shape.block_tokens // arrays.keys[1].shape[-1],
-            arrays.value_bits,
+            arrays.layout.value_bits,
             shape.value_dim // arrays.values[1].shape[-1],
         )
         turned = store.transform(q)

@@ -122,6 +122,24 @@ class CodedReader(BlockReader):
         return self.value_codec.inverse_transform(coded)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedLayout:
+    """How a store's blocks hold codes; made once a store, and a key of what kernels make of it.
+
+    Attributes:
+        by_channel: whether a vector of keys is a channel of a block, not a token.
+        key_turn: of queries, see `PackedStore.transform`; None where they stay as they are.
+        value_turn: undone in sums of values, see `PackedStore.inverse_transform`; likewise.
+    """
+
+    key_bits: int
+    value_bits: int
+    codebook: bool
+    by_channel: bool
+    key_turn: Turn | None
+    value_turn: Turn | None
+
+
 @dataclass(frozen=True, slots=True)
 class CodedArrays:
     """A store's codes as a kernel reads them.
@@ -130,19 +148,11 @@ class CodedArrays:
         keys, values: codes `[rows, vectors, size * bits / 32]`, scales, and biases, float16; with a
             codebook a scale a vector, and in place of biases the levels, float32 `[2 ** bits]`. The
             same arrays where values begin their keys.
-        by_channel: whether a vector of keys is a channel of a block, not a token.
-        key_turn: of queries, see `PackedStore.transform`; None where they stay as they are.
-        value_turn: undone in sums of values, see `PackedStore.inverse_transform`; likewise.
     """
 
     keys: list[mx.array]
-    key_bits: int
     values: list[mx.array]
-    value_bits: int
-    codebook: bool
-    by_channel: bool
-    key_turn: Turn | None
-    value_turn: Turn | None
+    layout: CodedLayout
 
 
 class LayerStore(ABC):

@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from quire.cache.formats.base import (
     CodedArrays,
+    CodedLayout,
     CodedReader,
     LayerShape,
     PackedStore,
@@ -98,6 +99,15 @@ class PageStore(PackedStore):
         values = [] if self._value_codec is None else self._value_codec.parts()
         self._values = [mx.zeros((0, tokens, n), dtype=t) for n, t in values]
         self._read_values = self._value_codec or ValuesInKeys(self._key_codec, shape.value_dim)
+        bits = self._key_codec.bits
+        self._layout = CodedLayout(
+            bits,
+            self._value_codec.bits if self._value_codec else bits,
+            codebook=False,
+            by_channel=True,
+            key_turn=None,
+            value_turn=self._value_codec.turn if self._value_codec else None,
+        )
         dims = vector_sizes(shape)
         self._tails = [mx.zeros((0, tokens, dim), dtype=shape.dtype) for dim in dims]
 
@@ -199,17 +209,7 @@ class PageStore(PackedStore):
         return CodedReader(self._key_codec, self._read_values, keys, values)
 
     def coded(self) -> CodedArrays:
-        bits = self._key_codec.bits
-        values = (self._values, self._value_codec.bits) if self._value_codec else (self._keys, bits)
-        return CodedArrays(
-            self._keys,
-            bits,
-            *values,
-            codebook=False,
-            by_channel=True,
-            key_turn=None,
-            value_turn=self._value_codec.turn if self._value_codec else None,
-        )
+        return CodedArrays(self._keys, self._values or self._keys, self._layout)
 
     def inverse_transform(self, x: mx.array) -> mx.array:
         return self._read_values.inverse_transform(x)

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from quire.cache.formats.base import (
     CodedArrays,
+    CodedLayout,
     CodedReader,
     LayerShape,
     PackedStore,
@@ -32,6 +33,9 @@ class TokenStore(PackedStore):
         values = self._value_codec
         self._values = [] if values is None else [self._empty(*part) for part in values.parts()]
         self._read_values = values or ValuesInKeys(self._key_codec, shape.value_dim)
+        self._layout, self._key_levels, self._value_levels = _layout(
+            self._key_codec, values or self._key_codec
+        )
 
     @classmethod
     def codecs(cls, shape: LayerShape, format: KVFormat) -> tuple[Codec, Codec | None]:
@@ -105,18 +109,9 @@ class TokenStore(PackedStore):
         return CodedReader(self._key_codec, self._read_values, keys, values)
 
     def coded(self) -> CodedArrays:
-        keys, values = self._key_codec, self._value_codec or self._key_codec
-        arrays = self._values or self._keys
-        codebook = keys.levels is not None
+        values = self._values or self._keys
         return CodedArrays(
-            self._keys if keys.levels is None else [*self._keys, keys.levels],
-            keys.bits,
-            arrays if values.levels is None else [*arrays, values.levels],
-            values.bits,
-            codebook=codebook,
-            by_channel=False,
-            key_turn=keys.turn,
-            value_turn=values.turn,
+            [*self._keys, *self._key_levels], [*values, *self._value_levels], self._layout
         )
 
     def inverse_transform(self, x: mx.array) -> mx.array:
@@ -133,3 +128,17 @@ class TokenStore(PackedStore):
         rows = block_rows(blocks, self.shape.kv_heads)
         for array, content in zip(self.arrays(), contents, strict=True):
             array[rows] = content
+
+
+def _layout(keys: Codec, values: Codec) -> tuple[CodedLayout, list[mx.array], list[mx.array]]:
+    """How a store's blocks hold codes, and the levels of keys and of values, if there are any."""
+    levels = [[] if codec.levels is None else [codec.levels] for codec in (keys, values)]
+    layout = CodedLayout(
+        keys.bits,
+        values.bits,
+        codebook=keys.levels is not None,
+        by_channel=False,
+        key_turn=keys.turn,
+        value_turn=values.turn,
+    )
+    return layout, levels[0], levels[1]

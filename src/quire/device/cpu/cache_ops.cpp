@@ -13,16 +13,34 @@ Storage storage_of(const array& pool) {
     return Storage::float32;
 }
 
-// The arrays of `attention.metadata` among an operation's inputs, from `at` on.
+// The arrays of `attention.metadata`, end to end in one: block table, its starts, first blocks, query starts,
+// first and last visible keys. With tails also, of each row, its own block, from which on it reads blocks as
+// written; of each sequence, the source of these; of each row, the place of its own block there.
+struct TableArrays {
+    array all;
+    std::vector<int64_t> sizes;
+
+    TableArrays(const array& all, const std::vector<int64_t>& sizes) : all(all), sizes(sizes) {
+        int64_t total = 0;
+        for (int64_t size : sizes) total += size;
+        require(sizes.size() == 6 || sizes.size() == 9, "there are six tables, or nine with tails");
+        require(all.dtype() == mlx::core::int32 && (int64_t)all.size() == total, "tables must be int32, end to end");
+    }
+    bool tails() const { return sizes.size() == 9; }
+};
+
+// The same as a task reads them.
 struct Tables {
-    static constexpr int kCount = 6;
     const int32_t *table, *starts, *blocks, *rows, *first, *last;
+    const int32_t *own = nullptr, *sources = nullptr, *places = nullptr;  // with tails
     int sequences;
-    Tables(const std::vector<array>& in, size_t at)
-        : table(in[at].data<int32_t>()), starts(in[at + 1].data<int32_t>()),
-          blocks(in[at + 2].data<int32_t>()), rows(in[at + 3].data<int32_t>()),
-          first(in[at + 4].data<int32_t>()), last(in[at + 5].data<int32_t>()),
-          sequences((int)in[at + 3].size() - 1) {}
+    Tables(const int32_t* all, const std::vector<int64_t>& sizes) : sequences((int)sizes[3] - 1) {
+        const int32_t** parts[] = {&table, &starts, &blocks, &rows, &first, &last, &own, &sources, &places};
+        for (size_t i = 0; i < sizes.size(); i++) {
+            *parts[i] = all;
+            all += sizes[i];
+        }
+    }
 };
 
 // Rows of one sequence that are attended together, for one KV head.
@@ -47,25 +65,19 @@ template <class Ends> std::vector<Task> tasks_of(const Tables& t, int kv_heads, 
     return tasks;
 }
 
-void check_tables(const std::vector<array>& tables) {
-    require(tables.size() == Tables::kCount, "there are six tables");
-    for (const array& each : tables) require(each.dtype() == mlx::core::int32, "tables must be int32");
-}
-
 void check_heads(const PagedRows& p) {
     require(p.heads % p.kv_heads == 0, "the heads are no multiple of the KV heads");
     require(p.key_dim % 16 == 0 && p.value_dim % 16 == 0 && p.block % 16 == 0,
             "head sizes and blocks must be multiples of 16");
 }
 
-// Attention of a step's rows over blocks of floats; the tables are those of `attention.metadata`.
-array attend(const array& q, const array& keys, const array& values, const std::vector<array>& tables,
+// Attention of a step's rows over blocks of floats.
+array attend(const array& q, const array& keys, const array& values, const TableArrays& tables,
              int kv_heads, float scale, float softcap, const std::optional<array>& sinks) {
     using namespace mlx::core;
     require(q.dtype() == float32 && q.ndim() == 3, "q must be float32 [rows, heads, key_dim]");
     require(keys.dtype() == values.dtype() && keys.shape(1) == values.shape(1), "keys and values differ");
     require(keys.shape(2) == q.shape(2), "q does not fit the keys");
-    check_tables(tables);
     PagedRows p{};
     p.heads = q.shape(1);
     p.kv_heads = kv_heads;
@@ -80,17 +92,16 @@ array attend(const array& q, const array& keys, const array& values, const std::
     p.scale = scale;
     p.softcap = softcap;
     check_heads(p);
-    std::vector<array> inputs = {q, keys, values};
-    inputs.insert(inputs.end(), tables.begin(), tables.end());
+    std::vector<array> inputs = {q, keys, values, tables.all};
     if (sinks) inputs.push_back(astype(*sinks, float32));
     return operation("quire::attend", {Shape{q.shape(0), p.heads, p.value_dim}}, inputs,
-                     [p](const std::vector<array>& in, std::vector<array>& out) mutable {
+                     [p, sizes = tables.sizes](const std::vector<array>& in, std::vector<array>& out) mutable {
         p.q = in[0].data<float>();
         p.keys = in[1].data<char>();
         p.values = in[2].data<char>();
-        p.sinks = in.size() > 9 ? in[9].data<float>() : nullptr;
+        p.sinks = in.size() > 4 ? in[4].data<float>() : nullptr;
         p.out = out[0].data<float>();
-        return [p, t = Tables(in, 3)] {
+        return [p, t = Tables(in[3].data<int32_t>(), sizes)] {
             const auto tasks = tasks_of(t, p.kv_heads, [](int, int64_t) { return false; });
             parallel((int)tasks.size(), [&](int number) {
                 const Task& task = tasks[number];
@@ -257,12 +268,16 @@ struct EncodedShape {
     }
 };
 
-// bits, group, size, edges, rotation, its scale, reach, refits
-using CodingArguments = std::tuple<int, int, int, std::optional<array>, std::optional<array>, float, float, int>;
+struct VectorCoding {
+    int size, bits, group;
+    std::optional<array> edges, turn;
+    float scale, reach;
+    int refits;
+};
 
 // Arrays of vectors `[..., dim]` as codes: of each array codes [..., size * bits / 32], scales, and biases
 // where they are affine, in one list.
-std::vector<array> encode(const std::vector<array>& vectors, const std::vector<CodingArguments>& codings) {
+std::vector<array> encode(const std::vector<array>& vectors, const std::vector<VectorCoding>& codings) {
     using namespace mlx::core;
     require(!vectors.empty() && vectors.size() == codings.size(), "each array has a coding");
     std::vector<array> inputs = vectors;
@@ -270,7 +285,7 @@ std::vector<array> encode(const std::vector<array>& vectors, const std::vector<C
     std::vector<Shape> outs;
     std::vector<Dtype> types;
     for (size_t i = 0; i < vectors.size(); i++) {
-        const auto& [bits, group, size, edges, turn, scale, reach, refits] = codings[i];
+        const auto& [size, bits, group, edges, turn, scale, reach, refits] = codings[i];
         const int dim = vectors[i].shape(-1);
         require(vectors[i].dtype() == float32 && dim <= size, "vectors are float32, at most `size` long");
         require(size % 32 == 0 && (edges || (group % 32 == 0 && size % group == 0)),
@@ -312,91 +327,68 @@ std::vector<array> encode(const std::vector<array>& vectors, const std::vector<C
     }, types);
 }
 
-// Blocks of codes, as `cache.formats.base.CodedArrays` lists them.
-struct CodedBlocks {
-    std::vector<array> keys, values;
+// How blocks hold codes, as `cache.formats.base.CodedLayout` says it.
+struct CodedLayout {
     int key_bits, value_bits;
     bool codebook, by_channel;
-    int block;
-    std::optional<array> key_turn, value_turn;
-    float key_scale, value_scale;
+    std::optional<array> key_turn;
+    float key_scale;
+    std::optional<array> value_turn;
+    float value_scale;
 };
 
-// Blocks that are read as written: row r of sequence s reads the block `first_written[r] + n` so. Its keys
-// are those at place `written_places[r] + n` of `arrays[2 * written_sources[s]]`, its values of the array
-// after that. `places` are these three: first_written, written_sources, written_places.
-struct Written {
-    std::vector<array> arrays, places;
-
-    // Adds them to the inputs.
-    Written(const std::vector<array>& arrays, const std::vector<array>& places, int out_dim,
-            std::vector<array>& inputs)
-        : arrays(arrays), places(places) {
-        using namespace mlx::core;
-        if (arrays.empty()) return;
-        require(places.size() == 3, "written blocks need their three tables");
-        for (const array& each : places) require(each.dtype() == int32, "places must be int32");
-        for (const array& each : arrays) require(each.dtype() == float32, "written blocks must be float32");
-        require(arrays[1].shape(-1) == out_dim, "written values must be as long as outputs");
-        inputs.insert(inputs.end(), places.begin(), places.end());
-        inputs.insert(inputs.end(), arrays.begin(), arrays.end());
-    }
-};
-
-// The same over blocks of codes, and over blocks as written: [rows, heads, out_dim].
-array attend_coded(const array& q, const CodedBlocks& blocks, const std::vector<array>& tables,
-                   const std::vector<array>& written_arrays, const std::vector<array>& written_tables,
-                   int kv_heads, int out_dim, float scale, float softcap, const std::optional<array>& sinks) {
+// Attention over blocks of codes: keys and values are codes, scales, and biases or levels. Where `written` holds
+// arrays, row r of sequence s reads the block `own[r] + n` as written: its keys are those at place
+// `places[r] + n` of `written[2 * sources[s]]`, its values of the array after that.
+array attend_coded(const array& q, const CodedLayout& layout, const std::vector<array>& keys,
+                   const std::vector<array>& values, int block, const TableArrays& tables,
+                   const std::vector<array>& written, int kv_heads, int out_dim, float scale, float softcap,
+                   const std::optional<array>& sinks) {
     using namespace mlx::core;
     require(q.dtype() == float32 && q.ndim() == 3, "q must be float32 [rows, heads, dim]");
-    check_tables(tables);
-    const Codes k(blocks.keys, blocks.key_bits, blocks.codebook), v(blocks.values, blocks.value_bits, blocks.codebook);
+    const Codes k(keys, layout.key_bits, layout.codebook), v(values, layout.value_bits, layout.codebook);
     const CodedShape k_shape(k), v_shape(v);
     PagedRows p{};
     p.heads = q.shape(1);
     p.kv_heads = kv_heads;
     p.q_dim = q.shape(2);
-    p.key_dim = blocks.by_channel ? p.q_dim : k_shape.size;
+    p.key_dim = layout.by_channel ? p.q_dim : k_shape.size;
     p.value_dim = v_shape.size;
     p.out_dim = out_dim;
-    p.block = blocks.block;
-    p.blocks = blocks.by_channel ? Blocks::channels : Blocks::tokens;
+    p.block = block;
+    p.blocks = layout.by_channel ? Blocks::channels : Blocks::tokens;
     p.storage = Storage::float32;
     p.first_written = INT32_MAX;
     p.scale = scale;
     p.softcap = softcap;
-    require(!blocks.by_channel || k_shape.size == p.block, "a channel is as long as a block");
+    require(!layout.by_channel || k_shape.size == p.block, "a channel is as long as a block");
     require(p.q_dim <= p.key_dim && out_dim <= p.value_dim && p.q_dim % 16 == 0 && out_dim % 16 == 0,
             "q does not fit the keys, or outputs the values");
     check_heads(p);
-    std::vector<array> inputs = {q, k.codes, k.scales, k.offsets, v.codes, v.scales, v.offsets};
-    inputs.insert(inputs.end(), tables.begin(), tables.end());
-    const size_t places_at = inputs.size();
-    const Written written(written_arrays, written_tables, out_dim, inputs);
-    const TurnShape key_turn(blocks.key_turn, blocks.key_scale, p.key_dim, inputs);
-    const TurnShape value_turn(blocks.value_turn, blocks.value_scale, p.value_dim, inputs);
-    const size_t sinks_at = sinks ? inputs.size() : 0, sources_count = written.arrays.size();
+    require(tables.tails() == !written.empty(), "written blocks and their tables belong together");
+    for (const array& each : written) require(each.dtype() == float32, "written blocks must be float32");
+    require(written.empty() || written[1].shape(-1) == out_dim, "written values must be as long as outputs");
+    std::vector<array> inputs = {q, tables.all, k.codes, k.scales, k.offsets, v.codes, v.scales, v.offsets};
+    const size_t written_at = inputs.size();
+    inputs.insert(inputs.end(), written.begin(), written.end());
+    const TurnShape key_turn(layout.key_turn, layout.key_scale, p.key_dim, inputs);
+    const TurnShape value_turn(layout.value_turn, layout.value_scale, p.value_dim, inputs);
+    const size_t sinks_at = sinks ? inputs.size() : 0, written_count = written.size();
     if (sinks) inputs.push_back(astype(*sinks, float32));
     return operation("quire::attend_coded", {Shape{q.shape(0), p.heads, out_dim}}, inputs,
-                     [=](const std::vector<array>& in, std::vector<array>& out) mutable {
-        constexpr size_t kTables = 7;
+                     [=, sizes = tables.sizes](const std::vector<array>& in, std::vector<array>& out) mutable {
         p.q = in[0].data<float>();
-        p.coded_keys = k_shape.at(in, 1);
-        p.coded_values = v_shape.at(in, 4);
+        p.coded_keys = k_shape.at(in, 2);
+        p.coded_values = v_shape.at(in, 5);
         p.key_turn = key_turn.at(in);
         p.value_turn = value_turn.at(in);
         p.sinks = sinks_at ? in[sinks_at].data<float>() : nullptr;
         p.out = out[0].data<float>();
-        const bool tails = sources_count > 0;
         std::vector<const float*> sources;
-        for (size_t i = 0; i < sources_count; i++) sources.push_back(in[places_at + 3 + i].data<float>());
-        const auto place = [&](size_t i) { return tails ? in[places_at + i].data<int32_t>() : nullptr; };
-        return [p, t = Tables(in, kTables), sources, first_written = place(0), source = place(1),
-                at = place(2), tails] {
+        for (size_t i = 0; i < written_count; i++) sources.push_back(in[written_at + i].data<float>());
+        return [p, t = Tables(in[1].data<int32_t>(), sizes), sources] {
             // Rows that are read together have one own block, from which on blocks are as written.
-            const auto ends = [&](int, int64_t row) {
-                return tails && first_written[row] != first_written[row - 1];
-            };
+            const auto ends = [&](int, int64_t row) { return t.own && t.own[row] != t.own[row - 1]; };
             const auto tasks = tasks_of(t, p.kv_heads, ends);
             parallel((int)tasks.size(), [&](int number) {
                 const Task& task = tasks[number];
@@ -405,11 +397,11 @@ array attend_coded(const array& q, const CodedBlocks& blocks, const std::vector<
                 part.table = t.table + t.starts[s] - t.blocks[s];
                 part.first = t.first;
                 part.last = t.last;
-                if (tails) {
-                    part.written_keys = sources[2 * source[s]];
-                    part.written_values = sources[2 * source[s] + 1];
-                    part.first_written = first_written[task.begin];
-                    part.written_place = at[task.begin];
+                if (t.own) {
+                    part.written_keys = sources[2 * t.sources[s]];
+                    part.written_values = sources[2 * t.sources[s] + 1];
+                    part.first_written = t.own[task.begin];
+                    part.written_place = t.places[task.begin];
                 }
                 kernels().attend(part, task.kv_head, task.begin, task.end,
                                  scratch(kernels().attend_scratch_floats(part)));
@@ -421,26 +413,24 @@ array attend_coded(const array& q, const CodedBlocks& blocks, const std::vector<
 }  // namespace
 
 void bind_cache(nb::module_& m) {
+    nb::class_<TableArrays>(m, "Tables").def(nb::init<const array&, const std::vector<int64_t>&>(), nb::arg("all"),
+                                             nb::arg("sizes"));
     m.def("attend", &attend, nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("tables"),
           nb::arg("kv_heads"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
           nb::arg("sinks").none() = nb::none());
-    m.def(
-        "attend_coded",
-        [](const array& q, const std::vector<array>& keys, int key_bits, const std::vector<array>& values,
-           int value_bits, bool codebook, bool by_channel, int block, const std::optional<array>& key_turn,
-           float key_scale, const std::optional<array>& value_turn, float value_scale,
-           const std::vector<array>& tables, const std::vector<array>& written,
-           const std::vector<array>& places, int kv_heads, int value_dim, float scale, float softcap,
-           const std::optional<array>& sinks) {
-            const CodedBlocks blocks{keys, values, key_bits, value_bits, codebook, by_channel, block, key_turn,
-                                     value_turn, key_scale, value_scale};
-            return attend_coded(q, blocks, tables, written, places, kv_heads, value_dim, scale, softcap, sinks);
-        },
-        nb::arg("q"), nb::arg("keys"), nb::arg("key_bits"), nb::arg("values"), nb::arg("value_bits"),
-        nb::arg("codebook"), nb::arg("by_channel"), nb::arg("block_tokens"), nb::arg("key_turn").none(),
-        nb::arg("key_scale"), nb::arg("value_turn").none(), nb::arg("value_scale"), nb::arg("tables"),
-        nb::arg("written"), nb::arg("places"), nb::arg("kv_heads"), nb::arg("value_dim"), nb::arg("scale"),
-        nb::arg("softcap") = 0.0f, nb::arg("sinks").none() = nb::none());
+    using Map = std::optional<array>;
+    nb::class_<CodedLayout>(m, "CodedLayout")
+        .def(nb::init<int, int, bool, bool, Map, float, Map, float>(), nb::arg("key_bits"), nb::arg("value_bits"),
+             nb::arg("codebook"), nb::arg("by_channel"), nb::arg("key_turn").none(), nb::arg("key_scale"),
+             nb::arg("value_turn").none(), nb::arg("value_scale"));
+    m.def("attend_coded", &attend_coded, nb::arg("q"), nb::arg("layout"), nb::arg("keys"), nb::arg("values"),
+          nb::arg("block_tokens"), nb::arg("tables"), nb::arg("written"), nb::arg("kv_heads"),
+          nb::arg("value_dim"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
+          nb::arg("sinks").none() = nb::none());
+    nb::class_<VectorCoding>(m, "VectorCoding")
+        .def(nb::init<int, int, int, Map, Map, float, float, int>(), nb::arg("size"), nb::arg("bits"),
+             nb::arg("group_size"), nb::arg("edges").none(), nb::arg("turn").none(), nb::arg("scale"),
+             nb::arg("reach"), nb::arg("refits"));
     m.def("encode", &encode, nb::arg("vectors"), nb::arg("codings"));
     m.def("write_vectors", &write_vectors, nb::arg("pools"), nb::arg("vectors"), nb::arg("rows"), nb::arg("offsets"));
     m.def("write_rows", &write_rows, nb::arg("pool"), nb::arg("values"), nb::arg("rows"));

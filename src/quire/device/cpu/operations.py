@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 
@@ -32,6 +33,8 @@ class KernelOperations(UnfusedOperations):
     def __init__(self, kernels: CPUKernels) -> None:
         self.kernels = kernels
         self._ops = kernels.ops
+        self._codings: dict[VectorCoding, Any] = {}
+        """As the extension takes them."""
 
     def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
         if x.dtype != mx.float32 or weight.dtype not in _FLOATS:
@@ -143,30 +146,30 @@ class KernelOperations(UnfusedOperations):
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
     ) -> list[mx.array]:
         coded: list[mx.array] = self._ops.encode(
-            [each.astype(mx.float32) for each in vectors], [_arguments(each) for each in codings]
+            [each.astype(mx.float32) for each in vectors], [self._coding(each) for each in codings]
         )
         return coded
+
+    def _coding(self, coding: VectorCoding) -> Any:
+        if coding not in self._codings:
+            turn = coding.turn
+            self._codings[coding] = self._ops.VectorCoding(
+                coding.size,
+                coding.bits,
+                coding.group_size,
+                coding.edges,
+                turn and turn.map,
+                turn.scale if turn else 1.0,
+                coding.reach,
+                coding.refits,
+            )
+        return self._codings[coding]
 
     def gate(self, name: str, x: mx.array, y: mx.array) -> mx.array | None:
         if name not in _GATES or x.dtype != mx.float32:
             return None
         gated: mx.array = self._ops.gate(x, y, _GATES[name])
         return gated
-
-
-def _arguments(coding: VectorCoding) -> tuple[object, ...]:
-    """A coding as `encode` of the extension takes it."""
-    turn = coding.turn
-    return (
-        coding.bits,
-        coding.group_size,
-        coding.size,
-        coding.edges,
-        turn and turn.map,
-        turn.scale if turn else 1.0,
-        coding.reach,
-        coding.refits,
-    )
 
 
 def _serves(x: mx.array, weight: PackedWeight) -> bool:
