@@ -61,6 +61,20 @@ def test_packed_weights_with_hundreds_of_rows(ops: Any, mode: str, bits: int, gr
         assert mx.array_equal(fewer, y[-rows:])
 
 
+@pytest.mark.parametrize("rows", [1, 20])
+def test_tiles_and_vectors_of_integers_give_the_same_bits(compiled: Any, rows: int) -> None:
+    if not compiled.use("amx"):
+        pytest.skip("no amx here")
+    packed, x = mx.quantize(drawn(21, 1152), group_size=64, bits=4), drawn(rows, 1152, seed=1)
+    by_tiles = compiled.product(x, *packed, group_size=64, bits=4)
+    mx.eval(by_tiles)
+    compiled.use("vnni")
+    by_vectors = compiled.product(x, *packed, group_size=64, bits=4)
+    mx.eval(by_vectors)
+    compiled.use("")
+    assert mx.array_equal(by_tiles, by_vectors)
+
+
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize(("bits", "group"), [(4, 64), (6, 32)])
 def test_scales_in_half_the_memory_give_the_same_bits(
