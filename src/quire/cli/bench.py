@@ -17,7 +17,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from quire.cli.keys import Asking
+from quire.cli.keys import ClientOptions
 from quire.cli.load import LoadError, Target, Timings, closed_loop, send, served_model
 from quire.cli.progress import Begin, shown
 from quire.cli.settings import Command
@@ -236,7 +236,7 @@ def table(levels: Sequence[Level], title: str) -> Table:
     return out
 
 
-class BenchCommand(Asking, Command):
+class BenchCommand(ClientOptions, Command):
     """Closed-loop load: each of N streams sends its next request as soon as its last one is
     answered. Reports time to first token (TTFT), time between tokens, and tokens/s over all
     streams.

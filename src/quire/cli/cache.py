@@ -16,7 +16,7 @@ from rich.table import Table
 
 from quire.cache.disk_store import clear
 from quire.cache.disk_usage import ModelUse, usage
-from quire.cli.settings import Command, Printed
+from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Flag, Folder
 from quire.core.errors import QuireError
 
@@ -24,7 +24,7 @@ _ALL = ""
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (0, "s"))
 
 
-class CacheCommand(Printed, Command):
+class CacheCommand(TableOptions, Command):
     """Shows what a folder given to `quire serve --kv-disk` keeps, by model, also while a server
     uses it. Clearing needs the folder to be free.
     """

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from quire.cli.chat_terminal import HELP, Terminal
 from quire.cli.conversation import Chat, ChatError, Message
-from quire.cli.keys import Asking
+from quire.cli.keys import ClientOptions
 from quire.cli.load import Target, served_model
 from quire.cli.settings import PREFIX, Command
 from quire.cli.values import Count, File, Flag
@@ -83,7 +83,7 @@ def _healthy(url: str) -> bool:
         return False
 
 
-class ChatCommand(Asking, Command):
+class ChatCommand(ClientOptions, Command):
     """Talks to the server at --url, or to a model that it serves itself (--model). Reads from a
     pipe too: one message a line.
     """

@@ -22,7 +22,7 @@ from quire.cli.media_options import with_media_limits
 from quire.cli.models import ModelsCommand
 from quire.cli.ps import PsCommand
 from quire.cli.serve import ServeCommand
-from quire.cli.settings import Command, Option, check_names, read_file, told
+from quire.cli.settings import Command, Option, check_names, describe, read_file
 from quire.core.errors import QuireError
 
 _ALL: tuple[type[Command], ...] = (
@@ -80,10 +80,10 @@ def _refuse(
     if problem["type"] == "missing":
         parser.error(f"the following arguments are required: {option.spelling}")
     if option.name in flags:
-        parser.error(f"argument {option.spelling}: {told(problem)}")
+        parser.error(f"argument {option.spelling}: {describe(problem)}")
     in_file = f"configuration file: {option.name.replace('_', '-')}"
     origin = option.variable if option.variable in os.environ else in_file
-    raise QuireError(f"{origin}: {told(problem)}") from error
+    raise QuireError(f"{origin}: {describe(problem)}") from error
 
 
 def _cut(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

@@ -22,7 +22,7 @@ class CompletionCommand(Command):
 
     def run(self) -> int:
         """Prints the script."""
-        # Here, because the commands are made of this one, too.
+        # Here, because `commands` imports this module.
         from quire.cli.commands import COMMANDS
         from quire.cli.flags import build_parser
 

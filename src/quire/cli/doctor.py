@@ -20,7 +20,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 import quire
-from quire.cli.settings import Command, Printed
+from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Bytes, Flag, Folder
 from quire.core.errors import ModelError, QuireError
 from quire.demo import MODEL_DIR
@@ -45,7 +45,7 @@ class Finding:
     text: str
 
 
-class DoctorCommand(Printed, Command):
+class DoctorCommand(TableOptions, Command):
     """Looks at the device, its memory, MLX, compiled kernels, attention, the disk tier and a model.
     Ends with status 1 if something is wrong.
     """

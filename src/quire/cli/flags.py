@@ -22,14 +22,14 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Argparse's, which says in one line what is wrong, and what may have been meant."""
+    """Says what is wrong in one line, with the nearest known flag."""
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def refuse(self, unknown: str, flags: Iterable[str]) -> NoReturn:
-        """Ends the process because of an argument that nobody declared; names the nearest flag."""
+        """Ends the process because of an undeclared argument; names the nearest of `flags`."""
         if not unknown.startswith("-"):
             self.error(f"unexpected argument {unknown!r}")
         unknown = unknown.partition("=")[0]
@@ -57,7 +57,7 @@ def build_parser(commands: Mapping[str, type[Command]]) -> tuple[Parser, Mapping
 
 
 def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None:
-    """Declares the options, in groups. What is not given will not stand in the namespace."""
+    """Declares the options, in groups. An option that is not given is absent from the namespace."""
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     exclusive = parser.add_mutually_exclusive_group() if options.alternatives else parser
     for option in options.options():
@@ -72,18 +72,21 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None
 
 
 def _arguments(option: Option) -> dict[str, Any]:
-    """What argparse is told of an option beside its name."""
+    """The keywords of `add_argument` for an option."""
     flag, required = option.flag, option.field.is_required()
-    told: dict[str, Any] = {"help": option.help.replace("%", "%%"), "default": argparse.SUPPRESS}
+    keywords: dict[str, Any] = {
+        "help": option.help.replace("%", "%%"),
+        "default": argparse.SUPPRESS,
+    }
     if option.field.annotation is bool:
-        return {**told, "action": "store_true"}
-    told |= {"metavar": flag.metavar, "choices": option.choices or None}
+        return {**keywords, "action": "store_true"}
+    keywords |= {"metavar": flag.metavar, "choices": option.choices or None}
     if flag.several:
-        told["nargs"] = "+" if required or not flag.positional else "*"
+        keywords["nargs"] = "+" if required or not flag.positional else "*"
     elif flag.positional and not required:
-        told["nargs"] = "?"
+        keywords["nargs"] = "?"
     elif flag.bare is not None:
-        told |= {"nargs": "?", "const": flag.bare}
+        keywords |= {"nargs": "?", "const": flag.bare}
     if flag.again:
-        told["action"] = "append"
-    return told
+        keywords["action"] = "append"
+    return keywords

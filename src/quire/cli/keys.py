@@ -17,7 +17,7 @@ KEY_VARIABLE = "QUIRE_API_KEY"
 _SHOWN = "shows in the process list: --api-key-file and " + KEY_VARIABLE + " do not"
 
 
-class Asking(Options):
+class ClientOptions(Options):
     """The options of commands that ask a server."""
 
     url: str = Field("http://127.0.0.1:8000", description="server")
@@ -37,8 +37,8 @@ class Asking(Options):
         return self.api_key or in_file or next(iter(_variable()), None)
 
 
-class Keys(Options):
-    """The options that say which keys open a server."""
+class KeyOptions(Options):
+    """The API keys that a server accepts."""
 
     title: ClassVar[str] = "access"
 
@@ -49,8 +49,8 @@ class Keys(Options):
         None, description=f"one key a line; also, with commas between, in {KEY_VARIABLE}"
     )
 
-    def keys(self) -> tuple[str, ...]:
-        """The keys that open a server, from everywhere.
+    def accepted_keys(self) -> tuple[str, ...]:
+        """The keys of the options, the file and the environment, each once.
 
         Raises:
             QuireError: the file cannot be read.

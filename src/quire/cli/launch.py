@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from quire.cli.keys import Asking
+from quire.cli.keys import ClientOptions
 from quire.cli.load import Target, served_model
 from quire.cli.settings import Command
 from quire.cli.values import Flag
@@ -73,7 +73,7 @@ AGENTS: dict[str, Callable[[str, str, str], Start]] = {
 }
 
 
-class LaunchCommand(Asking, Command):
+class LaunchCommand(ClientOptions, Command):
     """Starts an agent so that it talks to a running server. What follows -- goes to the agent."""
 
     command: ClassVar[str] = "launch"

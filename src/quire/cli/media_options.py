@@ -1,10 +1,10 @@
-"""The options that bound the media and documents of requests, and say where they come from."""
+"""The options that limit the media and documents of requests, and say where they come from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 from pydantic import Field, create_model
 
@@ -14,7 +14,7 @@ from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 from quire.media.kinds import inputs
 
-Some = TypeVar("Some", bound=Options)
+OptionsT = TypeVar("OptionsT", bound=Options)
 
 _SERVER = ServerConfig()
 _TYPES: dict[str, Any] = {"bytes": Bytes, "seconds": Seconds}
@@ -38,15 +38,16 @@ class MediaOptions(Options):
     )
 
     def media_settings(self) -> dict[str, Any]:
-        """The fields of `ServerConfig` that are said here.
+        """The fields of `ServerConfig` that these options set.
 
         Raises:
-            QuireError: a folder is none.
+            QuireError: a media folder does not exist.
         """
         limits: dict[str, dict[str, float]] = {}
-        for kind, limit, name, _, _ in _limits():
-            if hasattr(self, name):
-                limits.setdefault(kind, {})[limit] = getattr(self, name)
+        values = dict(self)
+        for each in _limits():
+            if each.option in values:
+                limits.setdefault(each.kind, {})[each.limit] = values[each.option]
         return {
             "media_limits": limits,
             "allow_media_hosts": self.allow_media_hosts,
@@ -55,25 +56,37 @@ class MediaOptions(Options):
         }
 
 
-def with_media_limits(options: type[Some]) -> type[Some]:
-    """The options, and one for each limit of each registered kind of media."""
+def with_media_limits(options: type[OptionsT]) -> type[OptionsT]:
+    """A class with these options, and one more for each limit of each registered kind of media."""
     fields: dict[str, Any] = {
-        name: (_TYPES.get(limit, Count), Field(default, description=told))
-        for _, limit, name, default, told in _limits()
+        each.option: (
+            _TYPES.get(each.limit, Count),
+            Field(each.default, description=each.description),
+        )
+        for each in _limits()
     }
-    limits = cast("type[Some]", create_model("MediaLimits", __base__=Options, **fields))
+    limits = cast("type[OptionsT]", create_model("MediaLimits", __base__=Options, **fields))
     limits.title = MediaOptions.title
     return create_model(options.__name__, __base__=(options, limits))
 
 
-def _limits() -> Iterator[tuple[str, str, str, float, str]]:
-    """Kind, limit, option's name, default and description."""
+class _Limit(NamedTuple):
+    """One limit of one kind of media, and the option that sets it."""
+
+    kind: str
+    limit: str
+    option: str
+    default: float
+    description: str
+
+
+def _limits() -> Iterator[_Limit]:
     for kind, each in inputs().items():
         files = f"{each.plural} of one request, earlier messages included"
-        yield kind, "files", f"max_{each.name}s", each.limits.files, files
-        for limit, told in {"bytes": f"of one {each.noun}'s file", **each.bounds}.items():
+        yield _Limit(kind, "files", f"max_{each.name}s", each.limits.files, files)
+        for limit, description in {"bytes": f"of one {each.noun}'s file", **each.bounds}.items():
             default = getattr(each.limits.each, limit)
-            yield kind, limit, f"max_{each.name}_{limit}", default, told
+            yield _Limit(kind, limit, f"max_{each.name}_{limit}", default, description)
 
 
 def _folder(path: Path) -> str:

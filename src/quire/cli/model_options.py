@@ -21,7 +21,7 @@ _INSTEAD = "for requests that name none, instead of that default"
 
 
 class SamplingOptions(Options):
-    """How answers are drawn that do not say."""
+    """Sampling of requests that do not name a parameter."""
 
     title: ClassVar[str] = "sampling"
 
@@ -118,13 +118,13 @@ class KVOptions(Options):
     )
     kv_disk_size: Bytes = Field(20 * 10**9, description="that they may take there")
 
-    def kv_format(self, page_tokens: int = 64) -> KVFormat:
-        """The format that is asked for.
+    def kv_format(self) -> KVFormat:
+        """The format that `--kv-bits` and `--kv-scheme` name.
 
         Raises:
-            RequestError: there is none such.
+            RequestError: no such format is offered.
         """
-        names = [each.name for each in offered(page_tokens, self.kv_group_size)]
+        names = [each.name for each in offered(_ENGINE.page_tokens, self.kv_group_size)]
         return choose_format(names, self.kv_bits, self.kv_scheme) or KVFormat()
 
 
@@ -157,7 +157,14 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
     )
 
     def engine_config(self, model: str) -> EngineConfig:
-        """The engine's settings for a model, a folder or hub id."""
+        """The engine's settings for a model.
+
+        Args:
+            model: a folder or a hub id.
+
+        Raises:
+            RequestError: no such KV format is offered.
+        """
         return EngineConfig(
             model=model,
             dtype=self.dtype or "",

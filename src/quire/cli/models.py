@@ -15,7 +15,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from quire.cli.settings import Command, Printed
+from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Paths
 from quire.core.errors import ModelError
 from quire.demo import MODEL_DIR
@@ -267,7 +267,7 @@ def listing(models: list[Found]) -> Group:
     return with_problems(out, problems)
 
 
-class ModelsCommand(Printed, Command):
+class ModelsCommand(TableOptions, Command):
     """Lists the embedded model, the Hugging Face cache, and the folders named, with what Quire can
     serve and, where it cannot, why not. Nothing is loaded or downloaded.
     """

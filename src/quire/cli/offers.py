@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from quire.cli.model_options import ModelOptions
 from quire.cli.server_options import ServerOptions
-from quire.cli.settings import told
+from quire.cli.settings import describe
 from quire.core.config import Offer, ServerConfig
 from quire.core.errors import QuireError
 from quire.demo import MODEL_DIR
@@ -29,7 +29,7 @@ class ModelTable(ModelOptions):
 
 
 def offers(options: ServerOptions, server: ServerConfig) -> tuple[Offer, ...]:
-    """The models, from the command line, or else from the configuration file.
+    """The models of the command line, else those of the configuration file, else the embedded one.
 
     Raises:
         QuireError: two have one name, a setting is wrong, or an option is for one model only.
@@ -42,8 +42,8 @@ def offers(options: ServerOptions, server: ServerConfig) -> tuple[Offer, ...]:
     names = [name for each in found for name in each.names]
     if twice := [name for name in names if names.count(name) > 1]:
         raise QuireError(f"two models are called {twice[0]!r}; say NAME=MODEL")
-    if strangers := [name for name in options.pin if name not in names]:
-        raise QuireError(f"--pin {strangers[0]}: no model is called so")
+    if unknown := [name for name in options.pin if name not in names]:
+        raise QuireError(f"--pin {unknown[0]}: no model has this name")
     return tuple(found)
 
 
@@ -61,9 +61,9 @@ def _offer_of(
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = str(problem["loc"][0]).replace("_", "-")
-        strange = f"{key!r} is not a model's own"
-        said = strange if problem["type"] == "extra_forbidden" else f"{key}: {told(problem)}"
-        raise QuireError(f"[[models]] {name}: {said}") from error
+        unknown = f"{key!r} is not a model's own"
+        text = unknown if problem["type"] == "extra_forbidden" else f"{key}: {describe(problem)}"
+        raise QuireError(f"[[models]] {name}: {text}") from error
     own = table.model_fields_set & ModelOptions.model_fields.keys()
     merged = options.model_copy(update={key: getattr(table, key) for key in own})
     offer = _offer(name, table.model, merged, server)

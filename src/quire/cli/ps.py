@@ -11,15 +11,15 @@ from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.table import Table
 
-from quire.cli.keys import Asking
+from quire.cli.keys import ClientOptions
 from quire.cli.load import Target
 from quire.cli.models import shortened, with_problems
-from quire.cli.settings import Command, Printed
+from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Flag
 from quire.core.errors import QuireError
 
 
-class PsCommand(Asking, Printed, Command):
+class PsCommand(ClientOptions, TableOptions, Command):
     """Lists the models of a running server: which are loaded, what they hold, how many requests use
     them, and when they go.
     """

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from quire.cli.keys import Keys, key_in
+from quire.cli.keys import KeyOptions, key_in
 from quire.cli.media_options import MediaOptions
 from quire.cli.model_options import ModelOptions
 from quire.cli.settings import Options
@@ -17,8 +17,8 @@ from quire.core.config import ServerConfig
 _SERVER = ServerConfig()
 
 
-class SeveralModels(Options):
-    """What several models share."""
+class SharedOptions(Options):
+    """What the models of a server share."""
 
     title: ClassVar[str] = "several models"
 
@@ -32,7 +32,7 @@ class SeveralModels(Options):
 
 
 class AccessOptions(Options):
-    """Who may ask, and sees what."""
+    """Who may send requests, and what each may see."""
 
     title: ClassVar[str] = "access"
 
@@ -88,7 +88,9 @@ class LimitOptions(Options):
     )
 
 
-class ServerOptions(ModelOptions, SeveralModels, Keys, AccessOptions, LimitOptions, MediaOptions):
+class ServerOptions(
+    ModelOptions, SharedOptions, KeyOptions, AccessOptions, LimitOptions, MediaOptions
+):
     """All options of a server."""
 
     models: Annotated[
@@ -128,7 +130,7 @@ class ServerOptions(ModelOptions, SeveralModels, Keys, AccessOptions, LimitOptio
         return ServerConfig(
             host=self.host,
             port=self.port,
-            api_keys=self.keys(),
+            api_keys=self.accepted_keys(),
             strict_fields=not self.ignore_unknown_fields,
             max_concurrent=self.max_concurrent,
             max_body_bytes=self.max_body,

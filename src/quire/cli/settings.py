@@ -51,12 +51,12 @@ PREFIX = "QUIRE_"
 MODELS = "models"
 _KEY = "api_key"
 _CONFIG = "config"
-_NOT_SET = frozenset({_KEY, _CONFIG})
-"""What no file sets; keys have a variable (`quire.cli.keys`) and files of their own."""
+_NOT_IN_FILE = frozenset({_KEY, _CONFIG})
+"""Options that no file sets. `_Variables` reads QUIRE_CONFIG, `quire.cli.keys` QUIRE_API_KEY."""
 
 
-def usual_place() -> Path:
-    """The file that is read if none is named."""
+def default_file() -> Path:
+    """The configuration file that is read if none is named."""
     home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     return Path(home).expanduser() / "quire" / "config.toml"
 
@@ -82,17 +82,17 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """Of the environment."""
+        """The environment variable."""
         return f"{PREFIX}{self.name.upper()}"
 
     @property
-    def elsewhere(self) -> bool:
+    def configurable(self) -> bool:
         """Whether variables and the file may set it."""
-        return not (self.flag.positional or self.flag.after_dashes or self.name in _NOT_SET)
+        return not (self.flag.positional or self.flag.after_dashes or self.name in _NOT_IN_FILE)
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """The values that it may have; empty if they are not counted."""
+        """The values of a `Literal`; empty for other types."""
         for part in (self.field.annotation, *get_args(self.field.annotation)):
             if get_origin(part) is Literal:
                 return tuple(map(str, get_args(part)))
@@ -107,11 +107,11 @@ class Option:
 
     @property
     def help(self) -> str:
-        """What it means, and its default where that does not speak of one."""
-        told = self.field.description or ""
-        if not self.default or re.search("(?i)default", told):
-            return told
-        return f"{told}; default: {self.default}" if told else f"default: {self.default}"
+        """The description; the default is added where the description does not mention one."""
+        text = self.field.description or ""
+        if not self.default or re.search("(?i)default", text):
+            return text
+        return f"{text}; default: {self.default}" if text else f"default: {self.default}"
 
 
 class Options(BaseModel):
@@ -191,17 +191,17 @@ class Command(Options, BaseSettings):
     @classmethod
     def settable(cls) -> dict[str, Option]:
         """What variables and the file may set, by name."""
-        return {option.name: option for option in cls.options() if option.elsewhere}
+        return {option.name: option for option in cls.options() if option.configurable}
 
 
-class Printed(Options):
-    """The option of commands that print a table."""
+class TableOptions(Options):
+    """The options of commands that print a table."""
 
     as_json: bool = Field(False, alias="json", description="print JSON instead of a table")
 
 
 class _Variables(EnvSettingsSource):
-    """The environment."""
+    """Values of the command's options in the environment."""
 
     def __call__(self) -> dict[str, Any]:
         names = {_CONFIG, *_command(self).settable()}
@@ -209,7 +209,7 @@ class _Variables(EnvSettingsSource):
 
 
 class _ConfigFile(InitSettingsSource):
-    """The file that a flag or variable names, or that in the usual place."""
+    """Values of the command's options in the file that `--config` names, or the default file."""
 
     def __call__(self) -> dict[str, Any]:
         command = _command(self)
@@ -242,20 +242,20 @@ def _parts(annotation: object) -> Iterator[object]:
 
 
 def read_file(path: Path | str | None) -> dict[str, Any]:
-    """The file named, or that in the usual place; empty if there is none there.
+    """The configuration file: that at `path`, or the default one; empty if that does not exist.
 
     Raises:
         QuireError: it cannot be read, or is no TOML.
     """
-    place = Path(path).expanduser() if path else usual_place()
+    file = Path(path).expanduser() if path else default_file()
     try:
-        return tomllib.loads(place.read_text("utf-8"))
+        return tomllib.loads(file.read_text("utf-8"))
     except FileNotFoundError as error:
         if not path:
             return {}
         raise QuireError(f"--config: {error}") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise QuireError(f"{place}: {error}") from error
+        raise QuireError(f"{file}: {error}") from error
 
 
 def model_tables(document: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -277,7 +277,7 @@ def check_names(commands: Mapping[str, type[Command]], document: Mapping[str, An
         QuireError: names the first, and what may have been meant.
     """
     known = {name for command in commands.values() for name in command.settable()}
-    _check_variables({f"{PREFIX}{name.upper()}" for name in (*known, *_NOT_SET)})
+    _check_variables({f"{PREFIX}{name.upper()}" for name in (*known, *_NOT_IN_FILE)})
     for key, value in document.items():
         if key == MODELS:
             continue
@@ -310,8 +310,8 @@ def _check_variables(names: Iterable[str]) -> None:
                 raise QuireError(f"unknown variable {variable}, did you mean {near[0]}?")
 
 
-def told(error: ErrorDetails) -> str:
-    """What is wrong with a value, in a line."""
+def describe(error: ErrorDetails) -> str:
+    """What pydantic found wrong with a value, in one line."""
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, Exception):
         return str(cause)

@@ -50,15 +50,14 @@ for _power, _letter in enumerate("KMGT", start=1):
 def _byte_count(value: object) -> int:
     text = str(value)
     digits = text.rstrip("BbKkMmGgTtIi ")
-    scale = _UNITS.get(text[len(digits) :].strip().upper())
     try:
-        return int(float(digits) * scale)  # type: ignore[operator]  # None is told below
-    except (ValueError, OverflowError, TypeError):
+        return int(float(digits) * _UNITS[text[len(digits) :].strip().upper()])
+    except (KeyError, ValueError, OverflowError):
         raise ValueError(f"{text!r} is no number of bytes, e.g. 8GB or 512MiB") from None
 
 
 def _as_bytes(count: int) -> str:
-    """In the largest unit that divides it."""
+    """A count in the largest unit that divides it."""
     units = sorted(_UNITS.items(), key=lambda unit: (unit[1], len(unit[0])))
     name, size = [(name, size) for name, size in units if count % size == 0 and count >= size][-1]
     return f"{count // size}{name.replace('I', 'i')}"
