@@ -250,6 +250,25 @@ class Operations:
         """
         return None
 
+    def write_codes(
+        self,
+        pools: Sequence[mx.array],
+        vectors: Sequence[mx.array],
+        codings: Sequence[VectorCoding],
+        rows: mx.array,
+        offsets: mx.array,
+    ) -> bool:
+        """Mutates: what `encode` gives is written as `write_vectors` does.
+
+        Returns:
+            Whether there is a kernel that does so; without one, nothing is written.
+        """
+        codes = self.encode(vectors, codings)
+        if codes is None:
+            return False
+        self.write_vectors(pools, codes, rows, offsets)
+        return True
+
     def gate(self, name: str, x: mx.array, y: mx.array) -> mx.array | None:
         """`activation(x) * y` for an activation by its name; None where there is no such kernel."""
         return None

@@ -33,6 +33,7 @@ class TokenStore(PackedStore):
         values = self._value_codec
         self._values = [] if values is None else [self._empty(*part) for part in values.parts()]
         self._read_values = values or ValuesInKeys(self._key_codec, shape.value_dim)
+        self._codings = [codec.coding for codec in (self._key_codec, values) if codec is not None]
         self._layout, self._key_levels, self._value_levels = _layout(
             self._key_codec, values or self._key_codec
         )
@@ -77,18 +78,16 @@ class TokenStore(PackedStore):
                 mx.eval(arrays[number])
 
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
-        current_device().operations.write_vectors(
-            self.arrays(), self._encode(k, v), slots.head_rows, slots.head_offsets
-        )
+        operations, arrays = current_device().operations, self.arrays()
+        vectors, places = (k, v)[: len(self._codings)], (slots.head_rows, slots.head_offsets)
+        if not operations.write_codes(arrays, vectors, self._codings, *places):
+            operations.write_vectors(arrays, self._encode(k, v), *places)
         return []
 
     def _encode(self, k: mx.array, v: mx.array) -> list[mx.array]:
         """The parts of keys and then of values."""
         if self._value_codec is None:
             return self._key_codec.encode(k)
-        codings = self._key_codec.coding, self._value_codec.coding
-        if (codes := current_device().operations.encode((k, v), codings)) is not None:
-            return codes
         if self.shape.head_dim != self.shape.value_dim:
             return self._key_codec.encode(k) + self._value_codec.encode(v)
         # In a step of few tokens the number of operations is what coding costs.

@@ -327,6 +327,12 @@ std::vector<array> encode(const std::vector<array>& vectors, const std::vector<V
     }, types);
 }
 
+// `encode`, and the codes of each array written to pools as `write_vectors` does.
+void write_codes(const nb::list& pools, const std::vector<array>& vectors, const std::vector<VectorCoding>& codings,
+                 const array& rows, const array& offsets) {
+    write_vectors(pools, encode(vectors, codings), rows, offsets);
+}
+
 // How blocks hold codes, as `cache.formats.base.CodedLayout` says it.
 struct CodedLayout {
     int key_bits, value_bits;
@@ -433,6 +439,8 @@ void bind_cache(nb::module_& m) {
              nb::arg("reach"), nb::arg("refits"));
     m.def("encode", &encode, nb::arg("vectors"), nb::arg("codings"));
     m.def("write_vectors", &write_vectors, nb::arg("pools"), nb::arg("vectors"), nb::arg("rows"), nb::arg("offsets"));
+    m.def("write_codes", &write_codes, nb::arg("pools"), nb::arg("vectors"), nb::arg("codings"), nb::arg("rows"),
+          nb::arg("offsets"));
     m.def("write_rows", &write_rows, nb::arg("pool"), nb::arg("values"), nb::arg("rows"));
 }
 

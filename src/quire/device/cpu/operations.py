@@ -150,6 +150,19 @@ class KernelOperations(UnfusedOperations):
         )
         return coded
 
+    def write_codes(
+        self,
+        pools: Sequence[mx.array],
+        vectors: Sequence[mx.array],
+        codings: Sequence[VectorCoding],
+        rows: mx.array,
+        offsets: mx.array,
+    ) -> bool:
+        wide = [each.astype(mx.float32) for each in vectors]
+        made = [self._coding(each) for each in codings]
+        self._ops.write_codes(list(pools), wide, made, rows, offsets)
+        return True
+
     def _coding(self, coding: VectorCoding) -> Any:
         if coding not in self._codings:
             turn = coding.turn
