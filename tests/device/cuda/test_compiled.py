@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from quire.device.cuda import compiled
 from quire.device.cuda.compiled import CompiledKernel
 from tests.support.nvcc import assert_compiles
 
@@ -25,6 +28,33 @@ def test_shapes_that_a_body_reads_come_as_numbers_behind_the_arrays() -> None:
     )
     assert signature in text()
     assert "const int x_shape[2] = {x_size_0, x_size_1};" in text()
+
+
+def test_each_choice_of_types_has_a_binary_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: list[str] = []
+    given: list[bytes] = []
+
+    def binaries(texts: list[str]) -> list[bytes]:
+        sources.extend(texts)
+        return [text.encode() for text in texts]
+
+    def call(*, compiled_source: bytes, **_: Any) -> list[mx.array]:
+        given.append(compiled_source)
+        return []
+
+    monkeypatch.setattr(compiled, "compiler", lambda: SimpleNamespace(binaries=binaries))
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", call)
+    kernel = CompiledKernel(["x", "w"], ["y"], BODY, "// header", 0)
+    for dtype in (mx.float32, mx.bfloat16, mx.float32):
+        kernel(
+            inputs=[mx.zeros((2, 3), dtype), mx.zeros(1, mx.uint32)],
+            grid=(96, 1, 1),
+            threadgroup=(96, 1, 1),
+            output_shapes=[(96,)],
+            output_dtypes=[mx.float32],
+        )
+    assert len(sources) == 2, "compiled once for each choice"
+    assert [b"const float* x" in each for each in given] == [True, False, True]
 
 
 @pytest.mark.slow

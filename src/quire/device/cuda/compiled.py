@@ -34,7 +34,7 @@ def compiler() -> Compiler:
 
 
 class CompiledKernel:
-    """Called as the kernels of `mx.fast` are. Inputs have the same types and ranks in all calls.
+    """Called as the kernels of `mx.fast` are, and like them compiled for each choice of types.
 
     Args:
         body: names inputs and outputs; `NAME_shape` is an input's shape.
@@ -57,8 +57,8 @@ class CompiledKernel:
             for number, name in enumerate(self._inputs)
             if re.search(rf"\b{name}_shape\b", body)
         ]
-        self._loaded: tuple[str, bytes] | None = None
-        """Its name and its binary, which MLX loads at the first call and wants at each."""
+        self._loaded: dict[tuple[object, ...], tuple[str, bytes]] = {}
+        """A name and a binary, which MLX loads at the first call and wants at each."""
 
     def __call__(
         self,
@@ -70,14 +70,7 @@ class CompiledKernel:
         output_dtypes: list[mx.Dtype],
     ) -> list[mx.array]:
         """See `mx.fast.cuda_kernel`."""
-        if self._loaded is None:
-            types = [each.dtype for each in inputs], output_dtypes
-            ranks = {number: inputs[number].ndim for number in self._shaped}
-            text = self.text(*types, ranks, prod(threadgroup))
-            name = "quire_" + hashlib.sha256(text.encode()).hexdigest()[:32]
-            (binary,) = compiler().binaries([text.replace(_NAME, name)])
-            self._loaded = name, binary
-        name, binary = self._loaded
+        name, binary = self._compiled(inputs, output_dtypes, prod(threadgroup))
         outs: list[mx.array] = mx.fast.precompiled_cuda_kernel(
             name=name,
             compiled_source=binary,
@@ -91,6 +84,20 @@ class CompiledKernel:
             ensure_row_contiguous=True,
         )
         return outs
+
+    def _compiled(
+        self, inputs: list[mx.array], outputs: list[mx.Dtype], threads: int
+    ) -> tuple[str, bytes]:
+        """Name and binary for these types."""
+        types = tuple(each.dtype for each in inputs), tuple(outputs)
+        ranks = {number: inputs[number].ndim for number in self._shaped}
+        kind = *types, *ranks.items(), threads
+        if kind not in self._loaded:
+            text = self.text(*types, ranks, threads)
+            name = "quire_" + hashlib.sha256(text.encode()).hexdigest()[:32]
+            (binary,) = compiler().binaries([text.replace(_NAME, name)])
+            self._loaded[kind] = name, binary
+        return self._loaded[kind]
 
     def text(
         self,
