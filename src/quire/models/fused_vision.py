@@ -23,7 +23,7 @@ from quire.models.rope import Rotate
 
 
 @dataclass(frozen=True)
-class PlacedAttention(Attention):
+class PatchRotaryAttention(Attention):
     """Attention in which half of a head turns with time, and half with a patch's place.
 
     Each head turns differently with the place, so that each query head has keys of its own.
@@ -34,17 +34,17 @@ class PlacedAttention(Attention):
         return FullKV(self.heads, self.head_dim, self.bidirectional_media)
 
     def module(self, hidden_size: int, layer: int) -> Module:
-        return PlacedSelfAttention(self, hidden_size, layer)
+        return PatchRotarySelfAttention(self, hidden_size, layer)
 
 
-class PlacedSelfAttention(SelfAttention):
-    """Computes a `PlacedAttention`.
+class PatchRotarySelfAttention(SelfAttention):
+    """Computes a `PatchRotaryAttention`.
 
     Parameters: `places`, `[heads, head_dim / 4, 2]`: by how much a pair turns with a patch's place
     down and across; those of all layers are equal.
     """
 
-    def __init__(self, kind: PlacedAttention, hidden_size: int, layer: int) -> None:
+    def __init__(self, kind: PatchRotaryAttention, hidden_size: int, layer: int) -> None:
         super().__init__(kind, hidden_size, layer)
         self.places = mx.zeros((kind.heads, kind.head_dim // 4, 2))
 

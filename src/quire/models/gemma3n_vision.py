@@ -14,7 +14,14 @@ from quire.core.media import Pieces
 from quire.models.arguments import read_arguments, require
 from quire.models.base import CutEncoder, Encoding
 from quire.models.gemma3n_embedder import Embedder, OwnVocabulary
-from quire.models.mobilenet import Attending, Block, Edge, Inverted, MobileNet, MobileNetTower
+from quire.models.mobilenet import (
+    AttentionBlock,
+    Block,
+    EdgeBlock,
+    InvertedBlock,
+    MobileNet,
+    MobileNetTower,
+)
 
 _ARCHITECTURE = "mobilenetv5_300m_enc"
 _CELL = 16
@@ -76,11 +83,13 @@ def _block(args: dict[str, Any]) -> Block:
         require("value_dim", args["value_dim"], [args["key_dim"]])
         require("stride", stride, [1])
         kernel = args["dw_kernel_size"]
-        return Attending(channels, args["num_heads"], args["key_dim"], kernel, args["kv_stride"])
+        return AttentionBlock(
+            channels, args["num_heads"], args["key_dim"], kernel, args["kv_stride"]
+        )
     if kind == "er":
-        return Edge(channels, args["exp_kernel_size"], stride, args["exp_ratio"])
+        return EdgeBlock(channels, args["exp_kernel_size"], stride, args["exp_ratio"])
     start, middle = args["dw_kernel_size_start"], args["dw_kernel_size_mid"]
-    return Inverted(channels, start, middle, stride, args["exp_ratio"])
+    return InvertedBlock(channels, start, middle, stride, args["exp_ratio"])
 
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -98,19 +107,22 @@ def _published() -> tuple[tuple[Block, ...], ...]:
     """The stages of `mobilenetv5_300m_enc`."""
 
     def alternating(heads: int, width: int, stride: int, channels: int, count: int) -> list[Block]:
-        attending = Attending(channels, heads, width, 3, stride)
-        return [attending, Inverted(channels, 0, 0, 1, 2.0)] * count
+        attending = AttentionBlock(channels, heads, width, 3, stride)
+        return [attending, InvertedBlock(channels, 0, 0, 1, 2.0)] * count
 
     return (
-        (Edge(128, 3, 2, 4.0), *[Edge(128, 3, 1, 4.0)] * 2),
-        (Inverted(256, 3, 5, 2, 6.0), *(Inverted(256, k, 0, 1, 4.0) for k in (5, 3, 5, 3))),
+        (EdgeBlock(128, 3, 2, 4.0), *[EdgeBlock(128, 3, 1, 4.0)] * 2),
         (
-            Inverted(640, 5, 5, 2, 6.0),
-            *[Inverted(640, 5, 0, 1, 4.0)] * 7,
-            Inverted(640, 0, 0, 1, 1.0),
+            InvertedBlock(256, 3, 5, 2, 6.0),
+            *(InvertedBlock(256, k, 0, 1, 4.0) for k in (5, 3, 5, 3)),
+        ),
+        (
+            InvertedBlock(640, 5, 5, 2, 6.0),
+            *[InvertedBlock(640, 5, 0, 1, 4.0)] * 7,
+            InvertedBlock(640, 0, 0, 1, 1.0),
             *alternating(12, 64, 2, 640, 14),
         ),
-        (Inverted(1280, 5, 5, 2, 6.0), *alternating(16, 96, 1, 1280, 19)),
+        (InvertedBlock(1280, 5, 5, 2, 6.0), *alternating(16, 96, 1, 1280, 19)),
     )
 
 

@@ -21,7 +21,7 @@ from quire.models.norm import RMSNorm
 
 _EPS = 1e-6
 _STRIPS = 8
-"""In so many pieces the maps of the last stages are fused."""
+"""Strips, at most, in which the maps of the last stages are fused."""
 
 
 class Block(Protocol):
@@ -38,7 +38,7 @@ class Block(Protocol):
 
 
 @dataclass(frozen=True)
-class Edge:
+class EdgeBlock:
     """A convolution to more channels, and a projection to fewer.
 
     Attributes:
@@ -55,7 +55,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class Inverted:
+class InvertedBlock:
     """An inverted bottleneck.
 
     Attributes:
@@ -76,7 +76,7 @@ class Inverted:
 
 
 @dataclass(frozen=True)
-class Attending:
+class AttentionBlock:
     """Attention over all pixels. The heads share keys and values, of fewer pixels if `stride` > 1.
 
     Attributes:
@@ -197,9 +197,9 @@ class Scale(Module):
 
 
 class EdgeResidual(Module):
-    """Computes an `Edge`."""
+    """Computes an `EdgeBlock`."""
 
-    def __init__(self, kind: Edge, inputs: int) -> None:
+    def __init__(self, kind: EdgeBlock, inputs: int) -> None:
         super().__init__()
         inner = rounded(inputs * kind.expansion)
         self.conv_exp = Convolution(inputs, inner, kind.kernel, kind.stride, bias=False)
@@ -215,9 +215,9 @@ class EdgeResidual(Module):
 
 
 class InvertedResidual(Module):
-    """Computes an `Inverted`."""
+    """Computes an `InvertedBlock`."""
 
-    def __init__(self, kind: Inverted, inputs: int, *, adds: bool = True) -> None:
+    def __init__(self, kind: InvertedBlock, inputs: int, *, adds: bool = True) -> None:
         super().__init__()
         self._kind, inner = kind, rounded(inputs * kind.expansion)
         if kind.start:
@@ -243,9 +243,9 @@ class InvertedResidual(Module):
 
 
 class KeysOrValues(Module):
-    """The heads' one projection, of all pixels or of fewer."""
+    """The projection to keys or to values, one head for all queries, of all pixels or of fewer."""
 
-    def __init__(self, kind: Attending, inputs: int) -> None:
+    def __init__(self, kind: AttentionBlock, inputs: int) -> None:
         super().__init__()
         self._fewer = kind.stride > 1
         if self._fewer:
@@ -272,10 +272,10 @@ class Projected(Module):
         return y
 
 
-class SharedKeysAttention(Module):
+class MultiQueryAttention(Module):
     """Queries of all pixels over one head of keys and values (arXiv:1911.02150)."""
 
-    def __init__(self, kind: Attending, inputs: int) -> None:
+    def __init__(self, kind: AttentionBlock, inputs: int) -> None:
         super().__init__()
         self._kind = kind
         self.query = Projected(inputs, kind.heads * kind.width)
@@ -291,12 +291,12 @@ class SharedKeysAttention(Module):
 
 
 class MobileAttention(Module):
-    """Computes an `Attending`."""
+    """Computes an `AttentionBlock`."""
 
-    def __init__(self, kind: Attending, inputs: int) -> None:
+    def __init__(self, kind: AttentionBlock, inputs: int) -> None:
         super().__init__()
         self.norm = RMSNorm(inputs, _EPS)
-        self.attn = SharedKeysAttention(kind, inputs)
+        self.attn = MultiQueryAttention(kind, inputs)
         self.layer_scale = Scale(kind.channels)
         self._adds = inputs == kind.channels
 
@@ -312,7 +312,7 @@ class Fusion(Module):
         super().__init__()
         self._side = kind.side
         inputs = sum(stage[-1].channels for stage in kind.stages[-2:])
-        inner = Inverted(kind.output_size, 0, 0, 1, 2.0, scaled=False)
+        inner = InvertedBlock(kind.output_size, 0, 0, 1, 2.0, scaled=False)
         self.ffn = InvertedResidual(inner, inputs, adds=False)
         self.norm = RMSNorm(kind.output_size, _EPS)
 
@@ -334,7 +334,7 @@ class Fusion(Module):
 
 
 def strips(side: int) -> int:
-    """Into how many a map is cut before it is pooled to `side` lines: whole lines each."""
+    """How many strips of whole lines a map is cut into before it is pooled to `side` lines."""
     return max(count for count in range(1, _STRIPS + 1) if side % count == 0)
 
 

@@ -1,4 +1,4 @@
-"""What only Moondream 3 has: a learned temperature, and pictures seen twice.
+"""What only Moondream 3 has: a learned temperature, and pictures encoded whole and in tiles.
 
 Sources: the code that its publisher's checkpoints come with, and that of Moondream 2 for pictures
 (github.com/vikhyat/moondream).
@@ -23,7 +23,7 @@ from quire.models.vit import VisionTransformer
 
 @dataclass(frozen=True)
 class TauAttention(Attention):
-    """Attention whose queries and values grow or shrink with what they are and where they stand.
+    """Attention whose queries and values are scaled by their content and position.
 
     There are as many key heads as query heads.
     """
@@ -33,7 +33,7 @@ class TauAttention(Attention):
 
 
 class Tau(Module):
-    """What multiplies queries and values, by head.
+    """The factors of queries and values, one a head.
 
     Parameters: `wq` and `wv`, `[heads, width]`, and `alpha`, `[heads]`.
     """
@@ -68,7 +68,7 @@ class TauSelfAttention(SelfAttention):
         return scaled(q, of_queries), k, scaled(v, of_values)
 
 
-class TwiceSeenVision(TiledVision):
+class MoondreamVision(TiledVision):
     """A vision transformer, and a projector over rows of a picture seen whole and in parts.
 
     Args:
@@ -86,7 +86,7 @@ class TwiceSeenVision(TiledVision):
         return (yield from self.vision_tower.encode(pixels))
 
 
-class Overlapping:
+class OverlappingTiles:
     """A picture as one tile, and again in a grid of tiles that overlap, brought to the same size.
 
     An item's shape is rows and columns of the grid. Its first row is the token that begins a text,
@@ -101,7 +101,7 @@ class Overlapping:
     newline = False
 
     def __init__(
-        self, visual: TwiceSeenVision, margin: int, table: nn.Embedding, first: int
+        self, visual: MoondreamVision, margin: int, table: nn.Embedding, first: int
     ) -> None:
         self._visual, self._margin = visual, margin
         self._table, self._first = table, first
@@ -117,7 +117,7 @@ class Overlapping:
         (down, across), side = shape, self._visual.side
         whole = tiles[0].reshape(side, side, -1)
         grid = tiles[1:].reshape(down, across, side, side, -1).swapaxes(1, 2)
-        rows, columns = (averages(count, side, self._margin) for count in shape)
+        rows, columns = (pooling_matrix(count, side, self._margin) for count in shape)
         grid = grid.reshape(down * side, across * side, -1).astype(mx.float32)
         parts = mx.einsum("ai,bj,ijc->abc", rows, columns, grid).astype(whole.dtype)
         both = mx.concatenate([whole, parts], axis=-1)[None]
@@ -125,8 +125,8 @@ class Overlapping:
         return mx.concatenate([embed(self._table, mx.array([self._first]), made.dtype), made])
 
 
-def averages(tiles: int, side: int, margin: int) -> mx.array:
-    """The share of each patch of a line of tiles, `[side, tiles * side]`, in each of `side` places.
+def pooling_matrix(tiles: int, side: int, margin: int) -> mx.array:
+    """The weights that pool a line of overlapping tiles to `side` places, `[side, tiles * side]`.
 
     Of two tiles that overlap, each gives the half that is nearer to its middle. A place is the mean
     of the patches that it touches, as in PyTorch's adaptive pooling.

@@ -10,18 +10,18 @@ from quire.models.names import Weights
 
 log = logging.getLogger("quire.models")
 
-_DRAWS = ("gen_vision_model.", "gen_aligner.", "gen_head.", "gen_embed.")
-"""Parts of Janus that draw."""
+_GENERATION = ("gen_vision_model.", "gen_aligner.", "gen_head.", "gen_embed.")
+"""Parts of Janus that generate images."""
 
 
 def internvl_chat(weights: Weights) -> Weights:
     """OpenGVLab's."""
     ready: Weights = {}
-    for name, array in _apart(weights, "vision_model.").items():
+    for name, array in _split_qkv(weights, "vision_model.").items():
         if not name.startswith("vision_model."):
-            ready[_begins(name, _INTERNVL_PARTS)] = array
+            ready[_with_our_prefix(name, _INTERNVL_PARTS)] = array
             continue
-        inner = _layer(name.removeprefix("vision_model."))
+        inner = _layer_name(name.removeprefix("vision_model."))
         inner = re.sub(r"\.ls(\d)$", r".scale\1", inner)
         if inner == "embeddings.position_embedding":
             inner += ".weight"
@@ -39,13 +39,13 @@ _INTERNVL_PARTS = {
 def deepseek_vl(weights: Weights) -> Weights:
     """DeepSeek's, with one encoder; timm names its parts."""
     ready: Weights = {}
-    for name, array in _apart(_understanding(weights), "vision_model.").items():
+    for name, array in _split_qkv(_without_generation(weights), "vision_model.").items():
         if name.startswith("vision_model."):
             inner = name.removeprefix("vision_model.").removeprefix("vision_tower.")
             if not inner.startswith("attn_pool."):
-                ready["vision_tower." + _siglip(inner)] = array
+                ready["vision_tower." + _siglip_name(inner)] = array
         else:
-            ready[_begins(name, _ALIGNER)] = array
+            ready[_with_our_prefix(name, _ALIGNER)] = array
     return ready
 
 
@@ -59,15 +59,15 @@ def deepseek_vl_hybrid(weights: Weights) -> Weights:
     """DeepSeek's, with two encoders."""
     ready: Weights = {}
     low = "vision_model.vision_tower_low."
-    for name, array in _apart(weights, low).items():
+    for name, array in _split_qkv(weights, low).items():
         if name.startswith(low):
             inner = name.removeprefix(low).removeprefix("vision_tower.")
             if not inner.startswith("attn_pool."):
-                ready["vision_model." + _siglip(inner)] = array
+                ready["vision_model." + _siglip_name(inner)] = array
         elif name.startswith(_HIGH):
-            ready[_sam(name.removeprefix(_HIGH).removeprefix("vision_tower."))] = array
+            ready[_sam_name(name.removeprefix(_HIGH).removeprefix("vision_tower."))] = array
         else:
-            ready[_begins(name, _HYBRID_ALIGNER)] = array
+            ready[_with_our_prefix(name, _HYBRID_ALIGNER)] = array
     return ready
 
 
@@ -80,7 +80,7 @@ _HYBRID_ALIGNER = {
 _NECK = {"0": "conv1", "1": "layer_norm1", "2": "conv2", "3": "layer_norm2"}
 
 
-def _sam(name: str) -> str:
+def _sam_name(name: str) -> str:
     """A tensor of the large encoder."""
     part, _, rest = name.partition(".")
     if part == "hd_alpha_downsamples":
@@ -96,7 +96,7 @@ def _sam(name: str) -> str:
     return "high_res_vision_model." + inner.replace("patch_embed.proj.", "patch_embed.projection.")
 
 
-def _siglip(name: str) -> str:
+def _siglip_name(name: str) -> str:
     """A tensor of timm's vision transformer."""
     fixed = {
         "pos_embed": "embeddings.position_embedding.weight",
@@ -105,10 +105,10 @@ def _siglip(name: str) -> str:
         "norm.weight": "post_layernorm.weight",
         "norm.bias": "post_layernorm.bias",
     }
-    return fixed.get(name) or _layer(re.sub(r"^blocks\.", "encoder.layers.", name))
+    return fixed.get(name) or _layer_name(re.sub(r"^blocks\.", "encoder.layers.", name))
 
 
-def _layer(name: str) -> str:
+def _layer_name(name: str) -> str:
     """A tensor of a layer."""
     for theirs, ours in (
         (".attn.", ".self_attn."),
@@ -120,8 +120,8 @@ def _layer(name: str) -> str:
     return name
 
 
-def _apart(weights: Weights, prefix: str) -> Weights:
-    """Those behind a prefix with queries, keys and values of their own."""
+def _split_qkv(weights: Weights, prefix: str) -> Weights:
+    """The tensors; joined queries, keys and values behind the prefix become three."""
     ready: Weights = {}
     for name, array in weights.items():
         if not name.startswith(prefix) or ".attn.qkv." not in name:
@@ -134,15 +134,19 @@ def _apart(weights: Weights, prefix: str) -> Weights:
     return ready
 
 
-def _begins(name: str, parts: Mapping[str, str]) -> str:
+def _with_our_prefix(name: str, parts: Mapping[str, str]) -> str:
+    """The name with a prefix of `parts` replaced."""
     for theirs, ours in parts.items():
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
     return name
 
 
-def _understanding(weights: Weights) -> Weights:
-    kept = {name: array for name, array in weights.items() if not name.startswith(_DRAWS)}
+def _without_generation(weights: Weights) -> Weights:
+    """The tensors without those that generate images."""
+    kept = {name: array for name, array in weights.items() if not name.startswith(_GENERATION)}
     if len(kept) < len(weights):
-        log.info("The checkpoint's parts that draw are left out: the model answers in text")
+        log.info(
+            "The checkpoint's parts that generate images are left out: the model answers in text"
+        )
     return kept

@@ -119,8 +119,8 @@ class SeeingModel(DecoderModel):
         return super().sanitize(text) | {f"visual.{n}": array for n, array in translated.items()}
 
 
-class CountingModel(SeeingModel):
-    """A decoder that sees, in which a picture's rows have positions as tokens have."""
+class TextPositionsModel(SeeingModel):
+    """A decoder that sees; a picture's rows are numbered as tokens of text are."""
 
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]

@@ -17,9 +17,9 @@ from quire.media.settings import Settings
 from quire.media.source import Detail
 
 _AROUND = 5
-"""Rows before a picture's patches."""
+"""Rows before a picture's patches, as in `quire.models.fused_vision`."""
 _LONGEST = 1024
-"""Pixels of a side."""
+"""Pixels of the longer side at most."""
 
 
 class FalconImageProcessor(QwenImageProcessor):
@@ -61,9 +61,11 @@ class PerceptionImageProcessor(FalconImageProcessor):
 
 
 def bounded(width: int, height: int, shortest: int, longest: int) -> tuple[int, int]:
-    """Width and height of a picture none of whose sides is longer than `longest`, or shorter than
+    """Width and height in pixels to which a picture is resized; its shape is kept.
 
-    `shortest` as far as its shape allows.
+    Args:
+        shortest: pixels of the shorter side at least, unless the longer one would pass `longest`.
+        longest: pixels of the longer side at most.
     """
     if shortest <= min(width, height) and max(width, height) <= longest:
         return width, height

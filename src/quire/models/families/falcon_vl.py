@@ -17,7 +17,7 @@ from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Norm
 from quire.models.families.common import Family, alike, described, gate_up, query_key_value
 from quire.models.feed_forward import MLP
-from quire.models.fused_vision import PatchEncoder, PlacedAttention, positions
+from quire.models.fused_vision import PatchEncoder, PatchRotaryAttention, positions
 from quire.models.names import Names, Weights
 from quire.models.rope import RopeParameters
 from quire.models.settings import Settings
@@ -40,7 +40,7 @@ def falcon_vl(s: Settings) -> LanguageModel:
     s.only("channel_size", 3)
     unweighted = Norm(s.number("rms_norm_eps"), weighted=False)
     heads, head_dim = s.integer("num_attention_heads"), s.integer("head_dim")
-    attention = PlacedAttention(
+    attention = PatchRotaryAttention(
         heads=heads,
         kv_heads=s.integer("num_key_value_heads", default=heads),
         head_dim=head_dim,

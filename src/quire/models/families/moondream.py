@@ -15,7 +15,7 @@ from quire.models.description import Description, Norm, Placement
 from quire.models.families.common import Family, alike, described, query_key_value, with_dense
 from quire.models.feed_forward import MLP
 from quire.models.moe import Mixture
-from quire.models.moondream import Overlapping, TauAttention, TwiceSeenVision
+from quire.models.moondream import MoondreamVision, OverlappingTiles, TauAttention
 from quire.models.names import Names, Weights, renamed
 from quire.models.rope import RopeParameters
 from quire.models.routers import SoftmaxRouter
@@ -108,7 +108,7 @@ def moondream3(s: Settings) -> LanguageModel:
         placement=Placement.PARALLEL,
         head_bias=True,
     )
-    visual = TwiceSeenVision(
+    visual = MoondreamVision(
         _transformer(vision), vision.integer("proj_inner_dim"), description.hidden_size
     )
     seen = 1 + visual.kind.patches
@@ -165,7 +165,7 @@ class Moondream(DecoderModel):
     """The decoder and its encoder. What finds points and boxes is left out.
 
     Args:
-        margin: see `Overlapping`.
+        margin: see `OverlappingTiles`.
         first: the token that begins a text.
     """
 
@@ -173,7 +173,7 @@ class Moondream(DecoderModel):
         self,
         description: Description,
         names: Names,
-        visual: TwiceSeenVision,
+        visual: MoondreamVision,
         margin: int,
         first: int,
     ) -> None:
@@ -183,7 +183,7 @@ class Moondream(DecoderModel):
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
-        packing = Overlapping(self.visual, self._margin, self.model.embed_tokens, self._first)
+        packing = OverlappingTiles(self.visual, self._margin, self.model.embed_tokens, self._first)
         return {"image": TileEncoder(self.visual, packing, "An image")}
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
@@ -192,7 +192,7 @@ class Moondream(DecoderModel):
         for name, array in weights.items():
             part, _, rest = name.removeprefix("model.").partition(".")
             if part == "vision":
-                visual |= _seeing(rest.removeprefix("encoder."), array)
+                visual |= _encoder_tensor(rest.removeprefix("encoder."), array)
             elif part == "text":
                 text[rest + ".weight" * (rest == "wte")] = array
             elif part != "region":  # finds points and boxes, which are no text
@@ -211,7 +211,7 @@ _PARTS = {
     "router": "gate",
     "post_ln": "norm",
 }
-_SEEING = {
+_ENCODER_PARTS = {
     "blocks": "vision_tower.layers",
     "ln1": "layer_norm1",
     "ln2": "layer_norm2",
@@ -248,9 +248,9 @@ def _experts(weights: Weights) -> Weights:
     return ready
 
 
-def _seeing(name: str, array: mx.array) -> Weights:
-    """A tensor of the encoder: its parts here."""
-    ours = "visual." + renamed(name, _SEEING)
+def _encoder_tensor(name: str, array: mx.array) -> Weights:
+    """A tensor of the encoder by its name here; joined queries, keys and values become three."""
+    ours = "visual." + renamed(name, _ENCODER_PARTS)
     if ours.endswith("patch_embedding.weight"):
         # A patch is published colour by colour.
         side = round((array.shape[1] / 3) ** 0.5)

@@ -12,10 +12,10 @@ from quire.models.families.microsoft import phi3
 from quire.models.families.qwen_vl import seeing
 from quire.models.families.siglip import SIGLIP_PARTS, UNREAD, siglip
 from quire.models.paddle_vision import PictureTower
+from quire.models.phi_vision import MLPMerging
 from quire.models.qwen_vision import QwenVision, Table
-from quire.models.seeing import CountingModel
+from quire.models.seeing import TextPositionsModel
 from quire.models.settings import Settings
-from quire.models.siglip_vision import LayersMerging
 
 
 def phi4_siglip(s: Settings) -> LanguageModel:
@@ -30,13 +30,13 @@ def phi4_siglip(s: Settings) -> LanguageModel:
         raise ModelError(f"config.json: mm_vision_tower = {tower!r} is no NaFlex encoder")
     last = s.within("vision_config").integer("num_hidden_layers") - 1
     parts = _PARTS | {f"encoder.layers.{last}": UNREAD}
-    return seeing(s, text.description, _vision, text.names, PictureTower, parts, CountingModel)
+    return seeing(s, text.description, _vision, text.names, PictureTower, parts, TextPositionsModel)
 
 
 def _vision(v: Settings, width: int) -> QwenVision:
     """The last layer is not computed: rows are what the one before gives, as it is."""
     usual = siglip(
-        v.changed(spatial_merge_size=1), width, patch=16, merging=LayersMerging(), rotated=False
+        v.changed(spatial_merge_size=1), width, patch=16, merging=MLPMerging(), rotated=False
     )
     side = int(v.integer("num_patches", default=256) ** 0.5)
     table = Table(side, ends=False, averaged=True)

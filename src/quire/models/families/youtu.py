@@ -14,7 +14,7 @@ from quire.models.families.siglip import SIGLIP_PARTS, UNREAD, siglip
 from quire.models.names import Names
 from quire.models.paddle_vision import PaddleMerging, PictureTower
 from quire.models.qwen_vision import QwenVision
-from quire.models.seeing import CountingModel
+from quire.models.seeing import TextPositionsModel
 from quire.models.settings import Settings
 
 
@@ -26,7 +26,7 @@ def youtu_vl(s: Settings) -> LanguageModel:
     """The decoder's keys stand beside `vision_config`."""
     text = s.within("text_config").filled(rope_theta=5e5)
     description, names = _text(text)
-    return seeing(s, description, _vision, names, PictureTower, _PARTS, CountingModel)
+    return seeing(s, description, _vision, names, PictureTower, _PARTS, TextPositionsModel)
 
 
 def _text(s: Settings) -> tuple[Description, Names]:

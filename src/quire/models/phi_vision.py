@@ -13,15 +13,15 @@ from quire.models.qwen_vision import QwenVision
 
 
 @dataclass(frozen=True)
-class LayersMerging:
-    """By two layers over each patch."""
+class MLPMerging:
+    """Two layers over each patch; no patches are merged."""
 
     def module(self, kind: QwenVision) -> Module:
-        return Layers(kind)
+        return MLPMerger(kind)
 
 
-class Layers(Module):
-    """Computes a `LayersMerging`."""
+class MLPMerger(Module):
+    """Computes an `MLPMerging`."""
 
     def __init__(self, kind: QwenVision) -> None:
         super().__init__()
