@@ -13,7 +13,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
-from quire.core.media import MediaItem, PlacedMedia
+from quire.core.media import MediaItem
 from quire.core.request import Request
 from quire.models.loader import LoadedModel, open_model
 from tests.support.crossing import CONFIG, MARK, picture
@@ -26,6 +26,7 @@ from tests.support.parity import (
     assert_same,
     count_encodes,
     prompts,
+    with_media,
 )
 from tests.support.tiny_models import write_model
 
@@ -44,15 +45,7 @@ def slow_but(*daily: Any) -> Callable[..., Any]:
 
 def showing(request: Request, shown: Shown) -> Request:
     """The request with pictures among its tokens, each behind so many of text."""
-    tokens: list[int] = []
-    text = list(request.prompt)
-    placed = []
-    for gap, item in shown:
-        tokens += text[:gap]
-        del text[:gap]
-        placed.append(PlacedMedia(len(tokens), item))
-        tokens.append(MARK)
-    return replace(request, prompt=(*tokens, *text), media=tuple(placed))
+    return with_media(request, shown, lambda item: [MARK])
 
 
 SHOWN: tuple[Shown, ...] = (

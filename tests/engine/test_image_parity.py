@@ -26,6 +26,7 @@ from tests.support.parity import (
     assert_same,
     count_encodes,
     prompts,
+    with_media,
 )
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.seeing import film
@@ -104,16 +105,11 @@ def image(seed: int, rows: int, columns: int) -> MediaItem:
 
 def showing(request: Request, shapes: Shapes, seed: int = 0) -> Request:
     """The request with images of (tokens of text before, rows, columns) among its tokens."""
-    tokens: list[int] = []
-    text = list(request.prompt)
-    placed = []
-    for number, (gap, rows, columns) in enumerate(shapes):
-        tokens += text[:gap]
-        del text[:gap]
-        shown = image(seed + number, rows, columns)
-        placed.append(PlacedMedia(len(tokens), shown))
-        tokens += [IMAGE] * shown.tokens
-    return replace(request, prompt=(*tokens, *text), media=tuple(placed))
+    shown = [
+        (gap, image(seed + number, rows, columns))
+        for number, (gap, rows, columns) in enumerate(shapes)
+    ]
+    return with_media(request, shown, lambda item: [IMAGE] * item.tokens)
 
 
 # Soft tokens: 48, past the window of 32 and across pages; 4; 6 and 30 next to each other.

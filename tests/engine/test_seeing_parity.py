@@ -15,7 +15,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
-from quire.core.media import MediaItem, PlacedMedia
+from quire.core.media import MediaItem
 from quire.core.request import Request
 from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
@@ -29,6 +29,7 @@ from tests.support.parity import (
     assert_same,
     count_encodes,
     prompts,
+    with_media,
 )
 from tests.support.registered import CONFIGS
 from tests.support.tiny_models import IMAGE, write_model
@@ -96,15 +97,7 @@ def picture(loaded: LoadedModel, name: str, seed: int, *, small: bool = False) -
 
 def showing(request: Request, *shown: tuple[int, MediaItem]) -> Request:
     """The request with pictures among its tokens, each behind so many of text."""
-    tokens: list[int] = []
-    text = list(request.prompt)
-    placed = []
-    for gap, item in shown:
-        tokens += text[:gap]
-        del text[:gap]
-        placed.append(PlacedMedia(len(tokens), item))
-        tokens += [IMAGE] * item.tokens
-    return replace(request, prompt=(*tokens, *text), media=tuple(placed))
+    return with_media(request, shown, lambda item: [IMAGE] * item.tokens)
 
 
 def requests(loaded: LoadedModel, name: str) -> list[Request]:

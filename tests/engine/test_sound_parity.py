@@ -25,6 +25,7 @@ from tests.support.parity import (
     assert_same,
     count_encodes,
     prompts,
+    with_media,
 )
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.seeing import film, picture, speech
@@ -54,15 +55,7 @@ def pixels(seed: int, rows: int, columns: int, kind: str = "image") -> MediaItem
 
 def holding(request: Request, items: Placing) -> Request:
     """The request with items among its tokens, each behind so many tokens of text."""
-    tokens: list[int] = []
-    text = list(request.prompt)
-    placed = []
-    for gap, item in items:
-        tokens += text[:gap]
-        del text[:gap]
-        placed.append(PlacedMedia(len(tokens), item))
-        tokens += [MARKS[item.kind]] * item.tokens
-    return replace(request, prompt=(*tokens, *text), media=tuple(placed))
+    return with_media(request, items, lambda item: [MARKS[item.kind]] * item.tokens)
 
 
 @dataclass(frozen=True)

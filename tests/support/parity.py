@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quire.core.config import EngineConfig
-from quire.core.media import PlacedMedia
+from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.engine.engine import Engine, no_proposer
 from quire.engine.runner import SampledRow
@@ -77,6 +77,28 @@ class Company:
             self.step()
             steps += 1
         return self.answers
+
+
+def with_media(
+    request: Request,
+    items: Iterable[tuple[int, MediaItem]],
+    stands: Callable[[MediaItem], Sequence[int]],
+) -> Request:
+    """The request with media among its tokens.
+
+    Args:
+        items: each with the number of tokens of text before it.
+        stands: the tokens in an item's place.
+    """
+    tokens: list[int] = []
+    text = list(request.prompt)
+    placed = []
+    for gap, item in items:
+        tokens += text[:gap]
+        del text[:gap]
+        placed.append(PlacedMedia(len(tokens), item))
+        tokens += stands(item)
+    return replace(request, prompt=(*tokens, *text), media=tuple(placed))
 
 
 def prompts(lengths: Iterable[int] = LENGTHS, tokens: int = 60, seed: int = 0) -> list[Request]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from quire.core.errors import ModelError, RequestError
-from quire.text.template import ChatTemplate, Content
+from quire.text.template import ChatTemplate, ContentForms
 from tests.text.conversations import CALL, CONVERSATIONS, RESULT, TEMPLATES, TOOL, USER
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -76,20 +76,20 @@ def test_a_broken_template_is_refused_when_the_model_is_opened() -> None:
 @pytest.mark.parametrize(
     ("source", "read"),
     [
-        ("{{ 'user: ' + messages[0]['content'] }}", Content(True, False)),  # cannot add a list
-        ("{{ messages[0]['content'] }}", Content(True, False)),  # a list would be written out
+        ("{{ 'user: ' + messages[0]['content'] }}", ContentForms(True, False)),  # cannot add a list
+        ("{{ messages[0]['content'] }}", ContentForms(True, False)),  # a list would be written out
         (
             "{% for part in messages[0]['content'] | selectattr('type', 'equalto', 'text') %}"
             "{{ part.text }}{% endfor %}",  # of a string's letters none is a part
-            Content(False, True),
+            ContentForms(False, True),
         ),
-        ("{{ raise_exception('two, please') if messages | length < 2 }}", Content(True, True)),
-        (TEMPLATES["gemma4"], Content(True, True)),
-        (TEMPLATES["qwen3"], Content(True, False)),
+        ("{{ raise_exception('two, please') if messages | length < 2 }}", ContentForms(True, True)),
+        (TEMPLATES["gemma4"], ContentForms(True, True)),
+        (TEMPLATES["qwen3"], ContentForms(True, False)),
     ],
 )
-def test_what_a_template_reads(source: str, read: Content) -> None:
-    assert template(source).reads("user") == read
+def test_what_a_template_reads(source: str, read: ContentForms) -> None:
+    assert template(source).content_forms("user") == read
 
 
 def test_roles_may_be_read_differently() -> None:
@@ -98,8 +98,12 @@ def test_roles_may_be_read_differently() -> None:
         "{% for m in messages %}{% if m.role == 'user' %}" + parts + "{% else %}{{ m.content }}"
         "{% endif %}{% endfor %}"
     )
-    assert found.reads("user") == Content(False, True)
-    assert found.reads("assistant") == found.reads("system") == Content(True, False)
+    assert found.content_forms("user") == ContentForms(False, True)
+    assert (
+        found.content_forms("assistant")
+        == found.content_forms("system")
+        == ContentForms(True, False)
+    )
 
 
 def test_no_messages_are_refused() -> None:
@@ -207,9 +211,10 @@ def test_every_conversation_renders_or_is_refused() -> None:
     """No template may fail in a way that is not an answer to the request."""
     rendered = 0
     for source in TEMPLATES.values():
+        compiled = template(source)
         for messages in CONVERSATIONS.values():
             try:
-                assert template(source).render(messages, tools=[TOOL])
+                assert compiled.render(messages, tools=[TOOL])
                 rendered += 1
             except RequestError:
                 continue

@@ -35,15 +35,15 @@ _REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 # come up in templates.
 _CONTINUE = "\ue0f0continue"
 _PROBE = "\ue0f1probe"
-_NONE: Mapping[str, str] = {}
-_FIRST = ("system", "developer")  # roles that stand before the user's
+_NO_MARKS: Mapping[str, str] = {}
+_SYSTEM_ROLES = ("system", "developer")  # before the user's message
 _TOOLS = re.compile(r"\btools\b")
 # What JSON escapes in ASCII; the marks of `quire.text.controls` stay, wherever templates put them.
 _NOT_ASCII = re.compile(f"[^\x00-\x7f{SENTINEL}]")
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentForms:
     """The forms of a message's content that a template reads.
 
     Attributes:
@@ -75,7 +75,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         environment = _environment()
         self._compiled: dict[str, jinja2.Template] = {}
-        self._reads: dict[tuple[str, bool], Content] = {}
+        self._forms: dict[tuple[str, bool], ContentForms] = {}
         variables: set[str] = set()
         for name, source in self._sources.items():
             try:
@@ -112,7 +112,7 @@ class ChatTemplate:
         """The text of all templates, for choosing a dialect by what they write."""
         return "\n".join(self._sources.values())
 
-    def reads(self, role: str, *, tools: bool = False) -> Content:
+    def content_forms(self, role: str, *, tools: bool = False) -> ContentForms:
         """What a message of this role may hold so that the template shows it.
 
         Templates differ: some write a message's content out, some go through its parts, some do
@@ -122,18 +122,18 @@ class ChatTemplate:
             tools: there are some, for which there may be another template.
         """
         key = role, tools
-        if key not in self._reads:
-            text = self._shows(role, _PROBE, tools)
-            parts = self._shows(role, [_text_part(_PROBE)], tools)
-            self._reads[key] = Content(text or not parts, parts or not text)
-        return self._reads[key]
+        if key not in self._forms:
+            text = self._shows_text(role, _PROBE, tools)
+            parts = self._shows_text(role, [_text_part(_PROBE)], tools)
+            self._forms[key] = ContentForms(text or not parts, parts or not text)
+        return self._forms[key]
 
-    def _shows(self, role: str, content: Any, tools: bool) -> bool:
+    def _shows_text(self, role: str, content: Any, tools: bool) -> bool:
         """Whether a text comes out in full that is, or is in, a message's content."""
         messages: list[dict[str, Any]] = [{"role": role, "content": content}]
         if role != "user":
-            asked = "?" if self.reads("user", tools=tools).text else [_text_part("?")]
-            at = 1 if role in _FIRST else 0
+            asked = "?" if self.content_forms("user", tools=tools).text else [_text_part("?")]
+            at = 1 if role in _SYSTEM_ROLES else 0
             messages.insert(at, {"role": "user", "content": asked})
         try:
             # A list that is written out shows an escape.
@@ -141,7 +141,7 @@ class ChatTemplate:
         except RequestError:
             return False
 
-    def _written(self, kind: str, mark: str) -> str | None:
+    def _media_text(self, kind: str, mark: str) -> str | None:
         """What the template writes for media of a kind between two texts, with its mark.
 
         None where it takes no parts, or where the media does not stay there.
@@ -160,7 +160,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final: bool = False,
-        marks: Mapping[str, str] = _NONE,
+        marks: Mapping[str, str] = _NO_MARKS,
         **kwargs: Any,
     ) -> str:
         """The prompt's text.
@@ -178,7 +178,7 @@ class ChatTemplate:
             RequestError: the template refuses the messages, or there is no template.
         """
         seen = map(_as_template_sees, messages)
-        conversation = [self._as_read(message, tools is not None, marks) for message in seen]
+        conversation = [self._readable(message, tools is not None, marks) for message in seen]
         if not conversation:
             raise RequestError("messages: at least one message is needed", param="messages")
         if continue_final:
@@ -188,24 +188,25 @@ class ChatTemplate:
         text = self._render(conversation, **kwargs)
         return _cut_at_mark(text) if continue_final else text
 
-    def _as_read(
+    def _readable(
         self, message: dict[str, Any], tools: bool, marks: Mapping[str, str]
     ) -> dict[str, Any]:
         """A message with its content in a form that the template reads."""
-        content, read = message.get("content"), self.reads(str(message.get("role")), tools=tools)
+        content = message.get("content")
+        read = self.content_forms(str(message.get("role")), tools=tools)
         if isinstance(content, str) and not read.text:
             return {**message, "content": [_text_part(content)]}
         if isinstance(content, list) and not read.parts:
-            return {**message, "content": self._one_text(content, marks)}
+            return {**message, "content": self._joined(content, marks)}
         return message
 
-    def _one_text(self, parts: Sequence[Mapping[str, Any]], marks: Mapping[str, str]) -> str:
+    def _joined(self, parts: Sequence[Mapping[str, Any]], marks: Mapping[str, str]) -> str:
         """Texts, with what a template that takes parts writes for media between them.
 
         Where there is no such template a mark and a line's end stand for media.
         """
         kinds = {part["type"] for part in parts} - {"text"}
-        written = {kind: self._written(kind, marks[kind]) for kind in kinds & marks.keys()}
+        written = {kind: self._media_text(kind, marks[kind]) for kind in kinds & marks.keys()}
         known = {kind: text for kind, text in written.items() if text is not None}
         between = "" if known.keys() == kinds else "\n"
         words = dict(marks) | known
