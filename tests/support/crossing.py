@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from quire.core.media import MediaItem
+from tests.support.photographs import random_patches
 from tests.support.seeing import Prompt
 from tests.support.seeing import prompt as spelled
 
@@ -65,13 +64,8 @@ CONFIG: dict[str, Any] = {
 
 def picture(seed: int, rows: int, columns: int) -> MediaItem:
     """A picture of so many tiles: random colours, in patches that differ from each other."""
-    rng = np.random.default_rng(seed)
-    patches = rows * columns * SIDE**2
-    tone = rng.integers(0, 200, (patches, 1, 3))
-    pixels = tone + rng.integers(0, 56, (patches, PATCH**2, 3))
-    return MediaItem.of(
-        "image", pixels.astype(np.uint8).tobytes(), (rows, columns), 1, bidirectional=False
-    )
+    features = random_patches(seed, rows * columns * SIDE**2, PATCH)
+    return MediaItem.of("image", features, (rows, columns), 1, bidirectional=False)
 
 
 # One token stands for a whole picture.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from quire.core.media import MediaItem, PlacedMedia
+from tests.support.photographs import random_patches
 from tests.support.seeing import PATCH, Prompt
 from tests.support.tiny_models import IMAGE, random_weights
 
@@ -43,10 +43,7 @@ CONVERTED = CONFIG
 
 def shown(seed: int, lines: int, columns: int) -> MediaItem:
     """A picture of so many patches, of random colours around one of each."""
-    rng = np.random.default_rng(seed)
-    tone = rng.integers(0, 200, (lines * columns, 1, 3))
-    pixels = tone + rng.integers(0, 56, (lines * columns, PATCH**2, 3))
-    features = pixels.astype(np.uint8).tobytes()
+    features = random_patches(seed, lines * columns, PATCH)
     return MediaItem.of("image", features, (lines, columns), AROUND + lines * columns)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from quire.core.media import MediaItem
+from tests.support.photographs import random_patches
 from tests.support.seeing import Prompt, prompt
 from tests.support.tiny_models import IMAGE
 
@@ -61,11 +60,8 @@ CONFIG: dict[str, Any] = {
 
 def picture(seed: int) -> MediaItem:
     """Random colours, large and small."""
-    rng = np.random.default_rng(seed)
-    count = (LARGE // PATCH) ** 2 + ROWS
-    tone = rng.integers(0, 200, (count, 1, 3))
-    pixels = tone + rng.integers(0, 56, (count, PATCH**2, 3))
-    return MediaItem.of("image", pixels.astype(np.uint8).tobytes(), (1,), ROWS, bidirectional=False)
+    features = random_patches(seed, (LARGE // PATCH) ** 2 + ROWS, PATCH)
+    return MediaItem.of("image", features, (1,), ROWS, bidirectional=False)
 
 
 PROMPTS: dict[str, Prompt] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from quire.core.media import MediaItem, PlacedMedia
+from tests.support.photographs import random_patches
 from tests.support.seeing import PATCH, Prompt
 from tests.support.tiny_models import random_weights
 
@@ -76,11 +76,8 @@ CONVERTED: dict[str, Any] = {
 
 def shown(seed: int, down: int, across: int) -> MediaItem:
     """A picture of so many squares that overlap, of random colours around one of each patch."""
-    rng = np.random.default_rng(seed)
-    patches = (1 + down * across) * SIDE**2
-    tone = rng.integers(0, 200, (patches, 1, 3))
-    pixels = tone + rng.integers(0, 56, (patches, PATCH**2, 3))
-    return MediaItem.of("image", pixels.astype(np.uint8).tobytes(), (down, across), ROWS)
+    features = random_patches(seed, (1 + down * across) * SIDE**2, PATCH)
+    return MediaItem.of("image", features, (down, across), ROWS)
 
 
 def prompt(*parts: int | MediaItem) -> Prompt:

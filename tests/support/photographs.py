@@ -1,4 +1,4 @@
-"""Pictures to be read."""
+"""Pictures that tests show to processors and encoders."""
 
 from __future__ import annotations
 
@@ -16,3 +16,11 @@ def photograph(size: tuple[int, int]) -> PIL.Image.Image:
     slope = np.linspace(0, 200, width)[None, :, None] * np.linspace(0.2, 1, height)[:, None, None]
     pixels = slope + rng.integers(0, 50, (height, width, 3))
     return PIL.Image.fromarray(pixels.astype(np.uint8))
+
+
+def random_patches(seed: int, count: int, side: int) -> bytes:
+    """uint8 `[count, side * side, 3]`: each patch has random colours around one of its own."""
+    rng = np.random.default_rng(seed)
+    tone = rng.integers(0, 200, (count, 1, 3))
+    pixels = tone + rng.integers(0, 56, (count, side**2, 3))
+    return pixels.astype(np.uint8).tobytes()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from quire.core.media import MediaItem, PlacedMedia
+from tests.support.photographs import random_patches
 from tests.support.tiny_models import AUDIO, IMAGE, VIDEO, qwen3_5_config, qwen3_5_moe_config
 
 BEGIN, END, BEGIN_AUDIO = 254, 253, 250
@@ -185,10 +186,7 @@ CONFIGS["qwen3_omni_moe_thinker"] = _config(
 
 def picture(seed: int, rows: int, columns: int) -> MediaItem:
     """A picture of so many patches: random colours, in squares that differ from each other."""
-    rng = np.random.default_rng(seed)
-    tone = rng.integers(0, 200, (rows * columns, 1, 3))
-    pixels = tone + rng.integers(0, 56, (rows * columns, PATCH * PATCH, 3))
-    features = pixels.astype(np.uint8).tobytes()
+    features = random_patches(seed, rows * columns, PATCH)
     tokens = rows * columns // MERGE**2
     return MediaItem.of("image", features, (rows, columns), tokens, bidirectional=False)
 

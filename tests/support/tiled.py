@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from quire.core.media import MediaItem
 from quire.media.processors.llava import Grids
+from tests.support.photographs import random_patches
 from tests.support.seeing import Prompt, prompt
 from tests.support.tiny_models import FULL, IMAGE, SLIDING, VIDEO, VOCABULARY
 
@@ -148,10 +147,7 @@ WHOLE = ("gemma3",)
 
 def tiles(seed: int, count: int, *, whole: bool) -> MediaItem:
     """A picture of so many tiles, each of random colours around one of its own."""
-    rng = np.random.default_rng(seed)
-    tone = rng.integers(0, 200, (count, 1, 3))
-    pixels = tone + rng.integers(0, 56, (count, TILE**2, 3))
-    features = pixels.astype(np.uint8).tobytes()
+    features = random_patches(seed, count, TILE)
     return MediaItem.of("image", features, (count,), count, bidirectional=whole)
 
 

@@ -21,9 +21,10 @@ _TOLERANCE = 1e-2
 
 
 Run = Callable[[str, int, list[mx.array], list[mx.array]], None]
-"""Runs a kernel of `kernels.seal`, over so many thread blocks: on its inputs but for the last, and
+"""Runs a kernel.
 
-the arrays of one layer's store.
+Called with its source as of `kernels.seal`, the number of thread blocks, its inputs but for the
+last, and the arrays of one layer's store.
 """
 
 
