@@ -50,7 +50,7 @@ def text_config() -> dict[str, Any]:
         "attention_k_eq_v": True,
         "num_kv_shared_layers": 2,
         "sliding_window": 96,
-        "max_position_embeddings": 32768,
+        "max_position_embeddings": 131072,
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
             "full_attention": {

@@ -88,7 +88,7 @@ def main() -> None:
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "processor_class": "Gemma4Processor",
-        "model_max_length": 32768,
+        "model_max_length": 131072,
         "padding_side": "left",
         "clean_up_tokenization_spaces": False,
         **{name: NAMED[name] for name in STANDARD},

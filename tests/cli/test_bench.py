@@ -105,7 +105,7 @@ def test_no_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
         assert main(["bench", "--url", url, "--timeout", "5"]) == 2
-        assert "cannot reach" in capsys.readouterr().err
+        assert "start `quire serve`" in capsys.readouterr().err
         assert main(["bench", "--url", url, "--model", "m", "--timeout", "5"]) == 2
         assert "cannot connect" in capsys.readouterr().err
 

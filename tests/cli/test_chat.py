@@ -139,7 +139,10 @@ def test_an_unknown_command_is_named_and_not_sent(
 
 def test_no_server_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", "http://127.0.0.1:9"]) == 2
-    assert "cannot reach 127.0.0.1:9" in capsys.readouterr().err
+    assert (
+        "no server answers at http://127.0.0.1:9 (Connection refused): start `quire serve`"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_model_that_cannot_be_served_is_reported(

@@ -16,12 +16,14 @@ from rich.console import Console
 
 from quire.cli import main
 from quire.cli.ps import listing
+from quire.core.config import ServerConfig
 from quire.demo import MODEL_DIR
+from tests.api.conftest import Serve
 from tests.support.child import Child, quire_serve
 
 AGENT = f"""#!{sys.executable}
 import json, os, sys
-names = [n for n in os.environ if n.startswith(("ANTHROPIC_", "OPENCODE_", "QUIRE_"))]
+names = [n for n in os.environ if n.startswith(("ANTHROPIC_", "CLAUDE_CODE_", "OPENCODE_", "QUIRE_"))]
 print(json.dumps([sys.argv[1:], {{name: os.environ[name] for name in names}}]))
 """
 
@@ -30,7 +32,9 @@ print(json.dumps([sys.argv[1:], {{name: os.environ[name] for name in names}}]))
 def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     models = (f"left={MODEL_DIR}", f"right={MODEL_DIR}")
     folder = tmp_path_factory.mktemp("ps")
-    with quire_serve(folder, *models, "--log-level", "info", "--log-format", "json") as child:
+    with quire_serve(
+        folder, *models, "--max-context", "4096", "--log-level", "info", "--log-format", "json"
+    ) as child:
         yield child
 
 
@@ -53,7 +57,24 @@ def test_ps_shows_what_is_loaded(child: Child, capsys: pytest.CaptureFixture[str
     assert main(["ps", "--url", child.url, "--load", "middle"]) == 1
     assert "'middle' is not served here" in capsys.readouterr().err
     assert main(["ps", "--url", "http://127.0.0.1:1"]) == 1
-    assert "127.0.0.1:1 does not answer" in capsys.readouterr().err
+    assert "no server answers at http://127.0.0.1:1 (Connection refused)" in capsys.readouterr().err
+
+
+def test_a_missing_key_is_told_from_a_wrong_one(
+    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served = serve(config=ServerConfig(api_keys=("right",)))
+    key = tmp_path / "key"
+    key.write_text("wrong")
+    for command, status in (("ps", 1), ("chat", 2)):
+        asked = [command, "--url", served.url]
+        assert main(asked) == status
+        said = capsys.readouterr().err
+        assert "asks for an API key: give it by --api-key-file or QUIRE_API_KEY" in said
+        assert main([*asked, "--api-key-file", str(key)]) == status
+        assert "does not know this API key" in capsys.readouterr().err
+    key.write_text("right")
+    assert main(["ps", "--url", served.url, "--api-key-file", str(key)]) == 0
 
 
 def test_ps_says_why_a_model_is_not_loaded(capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,18 +98,36 @@ def test_every_process_logs_objects(child: Child, capsys: pytest.CaptureFixture[
     assert any(line["path"] == "/models/load" and line["status"] == 200 for line in access)
 
 
+def launched(folder: Path, agent: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Starts an agent that prints its arguments and variables."""
+    program = folder / agent
+    program.write_text(AGENT)
+    program.chmod(0o755)
+    command = [sys.executable, "-m", "quire", "launch", agent, *arguments]
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        command, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.timeout(120)
+def test_an_agent_is_not_started_with_a_model_that_is_not_served(
+    child: Child, tmp_path: Path
+) -> None:
+    ran = launched(tmp_path, "claude", "--url", child.url, "--served-model", "middle")
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "'middle' is not served here" in ran.stderr
+    assert "left, right" in ran.stderr
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "agent", ["claude", *(pytest.param(n, marks=pytest.mark.slow) for n in ("codex", "opencode"))]
 )
 def test_an_agent_starts_with_the_server(child: Child, tmp_path: Path, agent: str) -> None:
-    program = tmp_path / agent
-    program.write_text(AGENT)
-    program.chmod(0o755)
-    command = [sys.executable, "-m", "quire", "launch", agent, "--url", child.url, "--", "-p", "hi"]
-    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
-    ran = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True)
+    ran = launched(tmp_path, agent, "--url", child.url, "--", "-p", "hi")
     assert ran.returncode == 0, ran.stderr
+    assert "quire: left has a context of 4,096 tokens; agents need 64,000 or more" in ran.stderr
     arguments, variables = json.loads(ran.stdout)
     assert arguments[-2:] == ["-p", "hi"]
     match agent:
@@ -96,6 +135,8 @@ def test_an_agent_starts_with_the_server(child: Child, tmp_path: Path, agent: st
             assert variables["ANTHROPIC_BASE_URL"] == child.url
             assert variables["ANTHROPIC_MODEL"] == "left"
             assert variables["ANTHROPIC_AUTH_TOKEN"]
+            assert variables["CLAUDE_CODE_MAX_OUTPUT_TOKENS"] == "1024"
+            assert variables["CLAUDE_CODE_AUTO_COMPACT_WINDOW"] == "4096"
         case "codex":
             assert f'model_providers.quire.base_url="{child.url}/v1"' in arguments
             assert 'model="left"' in arguments

@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from quire.cli.keys import ClientOptions
-from quire.cli.load import LoadError, Target, Timings, closed_loop, send, served_model
+from quire.cli.load import LoadError, Target, Timings, closed_loop, send
 from quire.cli.progress import Begin, shown
+from quire.cli.served import Server, ServerError
 from quire.cli.settings import Command
 from quire.cli.values import Count, Counts, File, Flag, Seconds
 
@@ -272,10 +273,10 @@ class BenchCommand(ClientOptions, Command):
         console = Console(stderr=True)
         try:
             target = Target.parse(self.url, self.key)
-            model = self.model or served_model(target, self.timeout)
+            model = self.model or str(Server(self.url, self.key).model()["id"])
             with shown(console) as begin:
                 levels = run_async(self._measure(model, target, console, begin))
-        except (LoadError, ValueError, OSError) as error:
+        except (LoadError, ServerError, ValueError, OSError) as error:
             console.print(f"quire bench: {error}", style="red", markup=False)
             return 2
         return self._report(model, levels, Console())

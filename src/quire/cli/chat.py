@@ -21,7 +21,8 @@ from rich.console import Console
 from quire.cli.chat_terminal import HELP, Terminal
 from quire.cli.conversation import Chat, ChatError, Message
 from quire.cli.keys import ClientOptions
-from quire.cli.load import Target, served_model
+from quire.cli.load import Target
+from quire.cli.served import Server
 from quire.cli.settings import PREFIX, Command
 from quire.cli.values import Count, File, Flag
 from quire.core.errors import QuireError
@@ -123,7 +124,7 @@ class ChatCommand(ClientOptions, Command):
             with contextlib.ExitStack() as stack:
                 url, key = self._server(stack, console)
                 target = Target.parse(url, key)
-                model = self.served_model or served_model(target, timeout_s=30)
+                model = str(Server(url, key).model(self.served_model)["id"])
                 headers = {"Authorization": f"Bearer {key}"} if key else {}
                 client = stack.enter_context(httpx.Client(headers=headers, timeout=None))
                 scheme = "https" if target.tls else "http"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -12,12 +13,19 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from quire.cli.keys import ClientOptions
-from quire.cli.load import Target, served_model
+from quire.cli.served import Server
 from quire.cli.settings import Command
 from quire.cli.values import Flag
 from quire.core.errors import QuireError
 
 _KEY = "QUIRE_LAUNCH_KEY"
+
+ADVISED_CONTEXT = 64_000
+"""Tokens. Claude Code 2.1.197 begins with 39,000 for the embedded model's tokenizer, and less for
+those of larger vocabularies; the rest is for files, what tools say, and answers."""
+_ANSWER_SHARE = 4
+_LONGEST_ANSWER = 32_000
+"""Claude Code's own limit of an answer's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +36,22 @@ class Start:
     variables: dict[str, str]
 
 
-def _claude(base: str, model: str, key: str) -> Start:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What an agent has to know of the server.
+
+    Attributes:
+        base: the URL without `/v1`.
+        context: tokens of prompt and answer together; None where the server does not say.
+    """
+
+    base: str
+    model: str
+    key: str
+    context: int | None
+
+
+def _claude(place: Place) -> Start:
     """https://docs.anthropic.com/en/docs/claude-code/settings: all its models are this one."""
     names = (
         "ANTHROPIC_MODEL",
@@ -37,36 +60,44 @@ def _claude(base: str, model: str, key: str) -> Start:
         "ANTHROPIC_DEFAULT_SONNET_MODEL",
         "ANTHROPIC_DEFAULT_OPUS_MODEL",
     )
-    variables = {"ANTHROPIC_BASE_URL": base, "ANTHROPIC_AUTH_TOKEN": key}
-    return Start((), variables | dict.fromkeys(names, model))
+    variables = {"ANTHROPIC_BASE_URL": place.base, "ANTHROPIC_AUTH_TOKEN": place.key}
+    variables |= dict.fromkeys(names, place.model)
+    if place.context is not None:  # else it counts on 200,000 tokens
+        answer = max(1, min(_LONGEST_ANSWER, place.context // _ANSWER_SHARE))
+        own = {
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(answer),
+            "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(place.context),
+        }
+        variables |= {name: os.environ.get(name) or value for name, value in own.items()}
+    return Start((), variables)
 
 
-def _codex(base: str, model: str, key: str) -> Start:
+def _codex(place: Place) -> Start:
     """https://developers.openai.com/codex/config-advanced: a provider of its own."""
     provider = {
         "name": "Quire",
-        "base_url": f"{base}/v1",
+        "base_url": f"{place.base}/v1",
         "wire_api": "responses",
         "env_key": _KEY,
     }
     settings = [f"model_providers.quire.{name}={json.dumps(it)}" for name, it in provider.items()]
-    settings += ['model_provider="quire"', f"model={json.dumps(model)}"]
-    return Start(tuple(part for each in settings for part in ("-c", each)), {_KEY: key})
+    settings += ['model_provider="quire"', f"model={json.dumps(place.model)}"]
+    return Start(tuple(part for each in settings for part in ("-c", each)), {_KEY: place.key})
 
 
-def _opencode(base: str, model: str, key: str) -> Start:
+def _opencode(place: Place) -> Start:
     """https://opencode.ai/docs/config: a provider in a configuration beside the user's own."""
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Quire",
-        "options": {"baseURL": f"{base}/v1", "apiKey": key},
-        "models": {model: {"name": model}},
+        "options": {"baseURL": f"{place.base}/v1", "apiKey": place.key},
+        "models": {place.model: {"name": place.model}},
     }
-    content = {"provider": {"quire": provider}, "model": f"quire/{model}"}
+    content = {"provider": {"quire": provider}, "model": f"quire/{place.model}"}
     return Start((), {"OPENCODE_CONFIG_CONTENT": json.dumps(content)})
 
 
-AGENTS: dict[str, Callable[[str, str, str], Start]] = {
+AGENTS: dict[str, Callable[[Place], Start]] = {
     "claude": _claude,
     "codex": _codex,
     "opencode": _opencode,
@@ -89,17 +120,25 @@ class LaunchCommand(ClientOptions, Command):
         """Becomes the agent.
 
         Raises:
-            QuireError: it is not installed, or the server is not there.
+            QuireError: it is not installed, the server is not there, or does not serve the model.
         """
         program = shutil.which(self.agent)
         if program is None:
             raise QuireError(f"{self.agent} is not installed: no such program in PATH")
-        try:
-            target = Target.parse(self.url, self.key)
-        except ValueError as error:
-            raise QuireError(str(error)) from error
-        model = self.served_model or served_model(target, timeout_s=30)
-        base = self.url.rstrip("/").removesuffix("/v1")
-        start = AGENTS[self.agent](base, model, self.key or "none")
+        server, key = Server(self.url, self.key), self.key
+        model = server.model(self.served_model)
+        if model.get("state") == "unloaded":
+            print(f"quire: loading {model['id']}", file=sys.stderr, flush=True)
+            model = server.load(model["id"])
+        context = model.get("context_length")
+        if context is not None and context < ADVISED_CONTEXT:
+            print(
+                f"quire: {model['id']} has a context of {context:,} tokens; "
+                f"agents need {ADVISED_CONTEXT:,} or more",
+                file=sys.stderr,
+                flush=True,
+            )
+        name = self.served_model or str(model["id"])
+        start = AGENTS[self.agent](Place(server.base, name, key or "none", context))
         command = [self.agent, *start.arguments, *self.arguments]
         os.execve(program, command, os.environ | start.variables)

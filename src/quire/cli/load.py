@@ -6,12 +6,10 @@ A worker keeps its connection where the server does.
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -297,33 +295,6 @@ class Client:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-def served_model(target: Target, timeout_s: float) -> str:
-    """The first model that the server lists.
-
-    Raises:
-        LoadError: it cannot be reached or lists none.
-    """
-    kind = HTTPSConnection if target.tls else HTTPConnection
-    connection = kind(target.host, target.port, timeout=timeout_s)
-    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
-    try:
-        connection.request("GET", f"{target.path}/models", headers=headers)
-        response = connection.getresponse()
-        body = response.read()
-    except (OSError, HTTPException) as error:
-        raise LoadError(f"cannot reach {target.host}:{target.port}: {error}") from error
-    finally:
-        connection.close()
-    if response.status != 200:
-        raise LoadError(f"GET {target.path}/models: HTTP {response.status}: {error_message(body)}")
-    try:
-        return str(json.loads(body)["data"][0]["id"])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise LoadError(
-            f"GET {target.path}/models lists no model; name one with --model"
-        ) from error
 
 
 async def send(target: Target, route: str, body: bytes, timeout_s: float) -> Timings:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, ClassVar
 
-import httpx
 from pydantic import Field
 from rich.box import SIMPLE
 from rich.console import Console, Group
 from rich.table import Table
 
 from quire.cli.keys import ClientOptions
-from quire.cli.load import Target
 from quire.cli.models import shortened, with_problems
+from quire.cli.served import Server
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Flag
-from quire.core.errors import QuireError
 
 
 class PsCommand(ClientOptions, TableOptions, Command):
@@ -37,36 +35,17 @@ class PsCommand(ClientOptions, TableOptions, Command):
         Raises:
             QuireError: the server is not there, or refuses.
         """
-        models = self._ask()
+        server = Server(self.url, self.key)
+        if self.load:
+            server.load(self.load)
+        if self.unload:
+            server.unload(self.unload)
+        models = server.models()
         if self.as_json:
             print(json.dumps(models, indent=2))
         else:
             Console().print(listing(models))
         return 0
-
-    def _ask(self) -> list[dict[str, Any]]:
-        try:
-            Target.parse(self.url)
-        except ValueError as error:
-            raise QuireError(str(error)) from error
-        base = self.url.rstrip("/").removesuffix("/v1")
-        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
-        try:
-            with httpx.Client(base_url=base, headers=headers, timeout=None) as client:
-                for verb, name in (("load", self.load), ("unload", self.unload)):
-                    if name:
-                        _good(client.post(f"/models/{verb}", json={"model": name}))
-                found: list[dict[str, Any]] = _good(client.get("/v1/models"))["data"]
-                return found
-        except (httpx.HTTPError, ValueError, KeyError) as error:
-            raise QuireError(f"{base} does not answer as a server does: {error}") from error
-
-
-def _good(answer: httpx.Response) -> Any:
-    body = answer.json()
-    if answer.status_code != 200:
-        raise QuireError(body["error"]["message"])
-    return body
 
 
 def listing(models: list[dict[str, Any]]) -> Group:

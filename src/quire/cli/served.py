@@ -1,0 +1,129 @@
+"""What commands ask of a running server beside answers, and what they say where it refuses."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from quire.cli.keys import KEY_VARIABLE
+from quire.cli.load import Target
+from quire.cli.sse_counter import error_message
+from quire.core.errors import QuireError
+
+
+class ServerError(QuireError):
+    """A server that is not there, or that refuses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server, and the key that it is asked with.
+
+    Attributes:
+        url: with or without `/v1`.
+    """
+
+    url: str
+    key: str | None = None
+
+    @property
+    def base(self) -> str:
+        """The URL without `/v1`."""
+        return self.url.rstrip("/").removesuffix("/v1")
+
+    def models(self) -> list[dict[str, Any]]:
+        """The models that it lists, at least one.
+
+        Raises:
+            ServerError: it does not.
+        """
+        listed = self._ask("GET", "/v1/models").get("data")
+        if not (isinstance(listed, list) and listed and all("id" in each for each in listed)):
+            raise ServerError(f"{self.base}/v1/models lists no model; name one")
+        return listed
+
+    def model(self, name: str | None = None) -> dict[str, Any]:
+        """The model of a name, also of one that is not listed; without a name the first one.
+
+        Raises:
+            ServerError: it is not served.
+        """
+        listed = self.models()
+        if name is None:
+            return listed[0]
+        for each in listed:
+            if each["id"] == name:
+                return each
+        try:
+            return self._ask("GET", f"/v1/models/{quote(name)}")
+        except ServerError as error:
+            names = ", ".join(str(each["id"]) for each in listed)
+            raise ServerError(f"{error} There are: {names}") from error
+
+    def load(self, name: str) -> dict[str, Any]:
+        """Loads a model, however long it takes.
+
+        Raises:
+            ServerError: it is not served, or cannot be loaded.
+        """
+        return self._ask("POST", "/models/load", {"model": name}, timeout_s=None)
+
+    def unload(self, name: str) -> dict[str, Any]:
+        """Unloads a model as soon as nobody uses it.
+
+        Raises:
+            ServerError: it is not served.
+        """
+        return self._ask("POST", "/models/unload", {"model": name}, timeout_s=None)
+
+    def _ask(
+        self, method: str, path: str, body: object = None, timeout_s: float | None = 30
+    ) -> dict[str, Any]:
+        try:
+            Target.parse(self.url)
+        except ValueError as error:
+            raise ServerError(str(error)) from error
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        try:
+            answer = httpx.request(
+                method, self.base + path, headers=headers, json=body, timeout=timeout_s
+            )
+        except httpx.HTTPError as error:
+            raise ServerError(unreachable(self.base, error)) from error
+        if answer.status_code != 200:
+            raise ServerError(refusal(answer.status_code, answer.content, self.key))
+        try:
+            parsed = answer.json()
+        except ValueError as error:
+            raise ServerError(f"{self.base}{path} answers with no JSON: {error}") from error
+        if not isinstance(parsed, dict):
+            raise ServerError(f"{self.base}{path} answers with no JSON object")
+        return parsed
+
+
+def unreachable(where: str, error: Exception) -> str:
+    """What is said of a server that cannot be reached."""
+    number = _number(error)
+    reason = os.strerror(number) if number else str(error) or type(error).__name__
+    return f"no server answers at {where} ({reason}): start `quire serve`, or name another by --url"
+
+
+def refusal(status: int, body: bytes, key: str | None) -> str:
+    """What is said of an answer that is an error; a refused key is told from a missing one."""
+    if status != 401:
+        return error_message(body) or f"HTTP {status}"
+    wrong = "does not know this API key: give another" if key else "asks for an API key: give it"
+    return f"the server {wrong} by --api-key-file or {KEY_VARIABLE}"
+
+
+def _number(error: BaseException | None) -> int | None:
+    """The errno behind an error, where there is one."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno and error.errno > 0:
+            return error.errno
+        error = error.__cause__ or error.__context__
+    return None
