@@ -23,7 +23,8 @@ from tests.support.child import Child, quire_serve
 
 AGENT = f"""#!{sys.executable}
 import json, os, sys
-names = [n for n in os.environ if n.startswith(("ANTHROPIC_", "CLAUDE_CODE_", "OPENCODE_", "QUIRE_"))]
+ours = ("ANTHROPIC_", "CLAUDE_CODE_", "OPENCODE_", "QUIRE_")
+names = [n for n in os.environ if n.startswith(ours)]
 print(json.dumps([sys.argv[1:], {{name: os.environ[name] for name in names}}]))
 """
 
