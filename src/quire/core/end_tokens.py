@@ -27,20 +27,22 @@ def end_token_ids(folder: Path) -> frozenset[int]:
     tokenizer = read_object(folder / "tokenizer_config.json")
     ids |= _id_of(tokenizer.get("eos_token"), tokenizer, folder)
     kind = str(config.get("model_type"))
-    for key, usual in _NO_TEXT.get(kind, {}).items():
+    for key, usual in _NON_TEXT_TOKENS.get(kind, {}).items():
         ids |= _as_ids(config.get(key, usual), path, key)
-    return frozenset(ids | _id_of(_UNSAID.get(kind), tokenizer, folder))
+    return frozenset(ids | _id_of(_PUBLISHED_IN_CODE.get(kind), tokenizer, folder))
 
 
-_UNSAID = {
+_PUBLISHED_IN_CODE = {
     "falcon_ocr": "<|end_of_query|>",
     "falcon_perception": "<|end_of_query|>",
     "moondream3": "<|endoftext|>",
 }
-"""By `model_type`, an end that only the published code knows of."""
-_NO_TEXT = {"falcon_perception": {"coord_token_id": 240, "size_token_id": 241, "seg_token_id": 262}}
-"""By `model_type`, tokens that stand for what is no text: their keys, and what they are where the
-configuration does not say. What follows depends on it, so that an answer in text ends there."""
+"""By `model_type`, an end token that only the published code names."""
+_NON_TEXT_TOKENS = {
+    "falcon_perception": {"coord_token_id": 240, "size_token_id": 241, "seg_token_id": 262}
+}
+"""By `model_type`, tokens that stand for points, sizes or masks: their keys and default ids. The
+tokens behind one depend on it, so an answer in text ends there."""
 
 
 def _id_of(token: Any, tokenizer: dict[str, Any], folder: Path) -> set[int]:

@@ -83,11 +83,12 @@ class Kind:
         section: of `processor_config.json`.
         old_file: holds the section's values where that file has none.
         type_key: of the section; names the processor.
-        older_type_key: names it in sections that have not that one, maybe as one of pictures.
+        older_type_key: names the processor in sections without `type_key`; an image processor's
+            name stands for the video processor of the same model.
         table: `module:name` of what opens a processor, by the processor's name.
-        table_beside_pictures: the like by the name of the processor of pictures, for folders that
-            say nothing of this kind; what it opens takes that one's settings.
-        table_by_model: the like by the `model_type` of models whose `config.json` says all of it.
+        table_beside_pictures: as `table`, by the name of the image processor, for folders that do
+            not describe this kind; its processors are opened with the image processor's settings.
+        table_by_model: as `table`, by `model_type`, for models that only `config.json` describes.
     """
 
     input: MediaInput

@@ -50,9 +50,9 @@ def _serves_plain(case: AttentionCase) -> bool:
 
 
 def _fused_by_mlx(case: AttentionCase) -> bool:
-    """Prompts that MLX's fused attention reads faster: 3.6 ms to 5.3 for 2,048 rows after 18,000
+    """Prompts that MLX's fused attention reads faster.
 
-    (H200, heads of 128).
+    2,048 rows after 18,000 with heads of 128 take 3.6 ms instead of 5.3 on an H200.
     """
     prompt = case.rows > FEW_ROWS and case.spec.sees_all and not case.softcap
     return prompt and max(case.spec.head_dim, case.spec.value_dim) <= 128

@@ -130,9 +130,11 @@ def attend_split(
     scoring: Scoring,
     shape: Shape,
 ) -> list[mx.array]:
-    """What each split finds: weighted sums `[T, heads, splits, value_dim]`, and `[..., 2]` the
+    """What each split finds, float32.
 
-    largest score and the sum of weights; float32.
+    Returns:
+        Weighted sums `[T, heads, splits, value_dim]`, and the largest score and the sum of weights
+        `[T, heads, splits, 2]`.
     """
     found = (*q.shape[:2], launch.splits)
     return _attend_kernel(shape, few=True)(

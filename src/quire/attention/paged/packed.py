@@ -57,9 +57,10 @@ class PackedLaunch:
 
 
 def tiles_of(metadata: AttentionMetadata) -> Ints:
-    """`[2, n, TILE_FIELDS]`: of each row its coded blocks, by the block table, and its own block
+    """Two tiles of each row, int32 `[2, n, TILE_FIELDS]`.
 
-    as written, by the tails. No sequence has more than one row.
+    The first is of its coded blocks, by the block table, the second of its own block as written, by
+    the tails. No sequence has more than one row.
     """
     count = metadata.rows
     own = metadata.keys // BLOCK_TOKENS * BLOCK_TOKENS  # where the row's own block begins

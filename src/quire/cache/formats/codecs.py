@@ -168,9 +168,10 @@ class AffineCodec(Codec):
 
 
 class CodebookCodec(Codec):
-    """TurboQuant's MSE variant (arXiv:2504.19874): the norm apart, the direction rotated at random,
+    """TurboQuant's MSE variant (arXiv:2504.19874).
 
-    each of its elements rounded to the codebook that is best for a random direction.
+    The norm is stored apart. The direction is rotated at random, and each of its elements rounded
+    to the codebook that is best for a random direction.
     """
 
     def __init__(self, dim: int, bits: int) -> None:

@@ -36,9 +36,9 @@ class Rotation:
 
     @property
     def signs(self) -> mx.array | None:
-        """`[dim]`: a rotation is the product with these, then a Hadamard transform; None where it
+        """`[dim]`, or None where the rotation is a matrix.
 
-        is a matrix.
+        A rotation is the product with these, then a Hadamard transform.
         """
         return self._map if self._fast else None
 

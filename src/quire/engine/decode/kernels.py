@@ -143,9 +143,10 @@ class Mix:
 
     @property
     def text(self) -> str:
-        """x, dense, its norm, experts, their weights and norm, post norm, scalar, then the norms
+        """The source.
 
-        and the places of the outputs, three of each.
+        Called with x, dense, its norm, experts, their weights and norm, post norm, scalar, then the
+        norms and the places of the outputs, three of each.
         """
         parameters = ["const int* rows", "T* x", "const T* y", "const T* dense_norm"]
         parameters += ["const T* experts", "const float* weights", "const T* expert_norm"]
@@ -345,8 +346,9 @@ def _of_splits(shape: paged.Shape, splits: int) -> list[str]:
 
 
 def attend_packed(shape: paged.Shape, codes: packed.Codes) -> str:
-    """q, the arrays of a page store, tiles of coded and own blocks, table, tails, visible,
+    """The source of the kernel that attends over page codes.
 
+    Called with q, the arrays of a page store, tiles of coded and own blocks, table, tails, visible,
     numbers, partial, stats, and those of the own blocks.
     """
     parameters = ["const T* q", *_codes("k"), *_codes("v"), "const T* tail_keys"]
