@@ -320,11 +320,11 @@ class Gemma3n(Gemma4):
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
         found: dict[str, MediaEncoder] = {}
-        eye, ear = cast("Any", self.vision_tower), cast("Any", self.audio_tower)
-        if eye is not None:
-            found["image"] = Gemma3nVisionEncoder(eye, cast("Any", self.embed_vision))
-        if ear is not None:
-            found["audio"] = Gemma3nAudioEncoder(ear, cast("Any", self.embed_audio))
+        vision_tower, audio_tower = cast("Any", self.vision_tower), cast("Any", self.audio_tower)
+        if vision_tower is not None:
+            found["image"] = Gemma3nVisionEncoder(vision_tower, cast("Any", self.embed_vision))
+        if audio_tower is not None:
+            found["audio"] = Gemma3nAudioEncoder(audio_tower, cast("Any", self.embed_audio))
         return found
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
