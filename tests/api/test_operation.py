@@ -195,6 +195,21 @@ def test_one_line_a_request_says_how_it_went(
     assert (good["cached_tokens"], good["reuse"], good["completion_tokens"]) == (4, "evicted", 4)
     assert good["ttft_ms"] >= 0
     assert (bad["status"], "finish" in bad) == (404, False)
+    assert bad["error"]["type"] == "not_found_error"
+    assert "'x' is not served here" in bad["error"]["message"]
+
+
+def test_what_is_asked_each_second_is_logged_at_debug_level_unless_it_fails(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve()
+    paths = ["/metrics", "/health", "/page/main.js", "/page/none.js"]
+    with caplog.at_level(logging.DEBUG, logger="quire.access"):
+        for path in paths:
+            HTTP.get(served.url + path)
+        wait_until(lambda: len(caplog.records) >= len(paths), 5)
+    levels = [logging.DEBUG, logging.DEBUG, logging.DEBUG, logging.INFO]
+    assert [record.levelno for record in caplog.records] == levels
 
 
 def test_the_root_says_who_answers(serve: Serve) -> None:
@@ -256,6 +271,8 @@ def test_unknown_routes_and_methods_have_openais_shape(serve: Serve) -> None:
     served = serve()
     missing = HTTP.get(f"{served.url}/nowhere")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
+    base = HTTP.get(f"{served.url}/v1")
+    assert (base.status_code, "open /" in base.json()["error"]["message"]) == (404, True)
     wrong = HTTP.get(served.url + CHAT)
     assert (wrong.status_code, "POST" in wrong.headers["allow"]) == (405, True)
     assert wrong.json()["error"]["code"] == "method_not_allowed"

@@ -59,7 +59,7 @@ class PageGuard:
             try:
                 self._check(scope["method"], Headers(scope=scope))
             except RequestError as error:
-                await error_response(scope["path"], failure_of(error))(scope, receive, send)
+                await error_response(scope, failure_of(error))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

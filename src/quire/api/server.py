@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import secrets
 import socket
@@ -76,7 +77,10 @@ def _bind(config: ServerConfig) -> socket.socket:
         listener.bind((config.host, config.port))
     except OSError as error:
         listener.close()
-        raise QuireError(f"cannot bind {config.host}:{config.port}: {error.strerror}") from error
+        taken = error.errno == errno.EADDRINUSE
+        hint = "; --port takes another, --port 0 a free one" if taken else ""
+        what = f"cannot bind {config.host}:{config.port}: {error.strerror}{hint}"
+        raise QuireError(what) from error
     return listener
 
 
@@ -120,7 +124,9 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     names = ", ".join(model.name for model in models)
-    print(f"quire serves {names} at http://{shown}:{port}/v1", file=sys.stderr, flush=True)
+    base = f"http://{shown}:{port}"
+    page = f", with a page for browsers at {base}" if config.page else ""
+    print(f"quire serves {names} at {base}/v1{page}", file=sys.stderr, flush=True)
     await server.serve(sockets=[listener])
     watch.cancel()
     return 1 if models.broken.is_set() else 0

@@ -94,9 +94,11 @@ class StoppingServer(uvicorn.Server):
             self._now.set()
             return
         self.should_exit = True
+        text = "stopping"
         if count := len(self.server_state.tasks):
             answers = "1 answer has" if count == 1 else f"{count} answers have"
-            _say(f"stopping: {answers} {self._grace_s:g} s to end; Ctrl-C again ends them now")
+            text += f": {answers} {self._grace_s:g} s to end; Ctrl-C again ends them now"
+        _say(text)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Takes no more connections; returns when those that are open have ended."""

@@ -58,11 +58,7 @@ class Server:
         for each in listed:
             if each["id"] == name:
                 return each
-        try:
-            return self._ask("GET", f"/v1/models/{quote(name)}")
-        except ServerError as error:
-            names = ", ".join(str(each["id"]) for each in listed)
-            raise ServerError(f"{error} There are: {names}") from error
+        return self._ask("GET", f"/v1/models/{quote(name)}")
 
     def load(self, name: str) -> dict[str, Any]:
         """Loads a model, however long it takes.

@@ -32,10 +32,10 @@ from quire.api.messages.schema import (
     ThinkingEnabled,
 )
 from quire.api.messages.schema import ToolChoice as WireToolChoice
-from quire.api.shared.access import note
 from quire.api.shared.context import Context, ServerContext, decoding
 from quire.api.shared.fold import consume
 from quire.api.shared.lenient_json import parse_lenient
+from quire.api.shared.notes import note
 from quire.api.shared.pieces import compact, pieces, whole
 from quire.api.shared.sse import EventStream, run_headers
 from quire.api.shared.thinking import offered

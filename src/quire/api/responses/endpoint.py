@@ -25,11 +25,11 @@ from quire.api.responses.schema import (
 )
 from quire.api.responses.store import CallerStores, StoredItem
 from quire.api.responses.tools import toolbox
-from quire.api.shared.access import note
 from quire.api.shared.context import Context, ServerContext, decoding
 from quire.api.shared.fold import consume
 from quire.api.shared.formats import any_object
 from quire.api.shared.limits import check_count
+from quire.api.shared.notes import note
 from quire.api.shared.pieces import compact, pieces, whole
 from quire.api.shared.schema import check_stream_options, note_verbosity
 from quire.api.shared.sse import EventStream, run_headers

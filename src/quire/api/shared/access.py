@@ -15,29 +15,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.shared.auth import caller_of
 from quire.api.shared.foreign import shown
+from quire.api.shared.notes import note, notes
 from quire.serving.streams import GenerationStream, Times
 
 log = logging.getLogger("quire.access")
 
-_KEY = "quire.note"
 _TIMES = "quire.times"
 _IGNORED = "ignored_fields"
 _CLIENT_LEFT = 499
 _MOST_IGNORED = 64
+_POLLED = frozenset({"/metrics", "/health", "/page/{file}"})
+"""Routes that are asked without end; their lines are logged at debug level where all is well."""
 
 IGNORED_HEADER = b"x-quire-ignored-fields"
 """Tells a client which fields of its request had no effect."""
-
-
-def notes(scope: Scope) -> dict[str, Any]:
-    """What was noted of the request that `scope` belongs to."""
-    details: dict[str, Any] = scope.setdefault(_KEY, {})
-    return details
-
-
-def note(scope: Scope, details: dict[str, Any]) -> None:
-    """Adds fields to the log line of the request that `scope` belongs to."""
-    scope.setdefault(_KEY, {}).update(details)
 
 
 def note_ignored(scope: Scope, fields: Iterable[str]) -> None:
@@ -46,7 +37,7 @@ def note_ignored(scope: Scope, fields: Iterable[str]) -> None:
     Args:
         fields: their paths; a client may have made them up.
     """
-    named: list[str] = scope.setdefault(_KEY, {}).setdefault(_IGNORED, [])
+    named: list[str] = notes(scope).setdefault(_IGNORED, [])
     for path in fields:
         name = shown(path)
         if name not in named and len(named) < _MOST_IGNORED:
@@ -107,7 +98,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         request_id, started, status = uuid.uuid4().hex, time.perf_counter(), _CLIENT_LEFT
-        details = scope.setdefault(_KEY, {})
+        details = notes(scope)
 
         async def send_named(message: Message) -> None:
             nonlocal status
@@ -139,7 +130,9 @@ class AccessLog:
                 "ms": round(seconds * 1000, 1),
                 **details,
             }
-            log.info("%s", json.dumps(line), extra={"fields": line})
+            level = logging.DEBUG if route in _POLLED and status < 400 else logging.INFO
+            if log.isEnabledFor(level):
+                log.log(level, "%s", json.dumps(line), extra={"fields": line})
             if self._trace is not None:
                 times = scope.get(_TIMES)
                 self._trace(Access(route, started, ended, scope["headers"], line, times))

@@ -66,7 +66,7 @@ class ApiKeys:
             code="invalid_api_key",
         )
         headers = {"www-authenticate": "Bearer"}
-        await error_response(scope["path"], failure_of(error), headers)(scope, receive, send)
+        await error_response(scope, failure_of(error), headers)(scope, receive, send)
 
     def _caller(self, request: Request) -> str | None:
         """Who asks; None is nobody known.

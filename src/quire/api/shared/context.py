@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope
 
-from quire.api.shared.access import note, note_ignored, notes
+from quire.api.shared.access import note_ignored
 from quire.api.shared.auth import caller_of
 from quire.api.shared.limits import Slots, check_count, check_headers, read_body
 from quire.api.shared.members import members
 from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.model_use import use_of
+from quire.api.shared.notes import note, notes
 from quire.api.shared.schema import (
     DecodingFields,
     GenerationFields,

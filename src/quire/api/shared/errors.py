@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from dataclasses import replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -16,10 +17,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.api.shared.notes import note
 from quire.core.errors import EngineFailure, Overloaded, RequestError
 from quire.core.request import Failure
 
 log = logging.getLogger("quire.api")
+
+_LONGEST_LOGGED = 300
+"""Characters of an error's message: some hold what the client sent."""
+_BASE_URL = "/v1 is the base URL for clients; they add a route, as in /v1/models. Browsers open /."
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -101,16 +107,21 @@ def body_for(path: str, failure: Failure) -> dict[str, Any]:
     return anthropic_body(failure) if speaks_anthropic(path) else openai_body(failure)
 
 
-def error_response(path: str, failure: Failure, headers: dict[str, str] | None = None) -> Response:
+def error_response(
+    scope: Scope, failure: Failure, headers: dict[str, str] | None = None
+) -> Response:
     """A whole response for a request that failed before anything of its answer was sent.
+
+    Its log line says why.
 
     The SDKs would send a request again that ran into its deadline, and would double the load of a
     server that is slow already; both let this header tell them not to.
     """
+    note(scope, {"error": {"type": failure.type, "message": failure.message[:_LONGEST_LOGGED]}})
     headers = dict(headers or {})
     if failure.status == 408:
         headers["x-should-retry"] = "false"
-    content = json.dumps(body_for(path, failure))
+    content = json.dumps(body_for(scope["path"], failure))
     return Response(content, failure.status, headers, media_type="application/json")
 
 
@@ -137,16 +148,18 @@ class ErrorMiddleware:
             if begun or scope["type"] != "http":
                 raise
             log.exception("%s %s", scope["method"], scope["path"])
-            response = error_response(scope["path"], failure_of(error))
+            response = error_response(scope, failure_of(error))
             await response(scope, receive, send)
 
 
 async def handle(request: Request, error: Exception) -> Response:
     """Starlette's handler for every class of error; the server logs those nobody expected."""
     failure = failure_of(error)
+    if failure.code == "unknown_url" and request.url.path.rstrip("/") == "/v1":
+        failure = replace(failure, message=_BASE_URL)
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, HTTPException) and error.headers:
         headers.update(error.headers)
-    return error_response(request.url.path, failure, headers)
+    return error_response(request.scope, failure, headers)

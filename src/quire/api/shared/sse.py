@@ -98,7 +98,7 @@ class EventStream(Response):
                 async for batch in batches:
                     if not self._started and (refusal := _refusal(batch)) is not None:
                         keeper.cancel()
-                        failed = error_response(scope["path"], refusal.error)
+                        failed = error_response(scope, refusal.error)
                         await failed(scope, receive, send)
                         return
                     pieces = self._renderer.render(batch)

@@ -1,0 +1,20 @@
+"""What is noted of a request on its way, for its log line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.types import Scope
+
+_KEY = "quire.note"
+
+
+def notes(scope: Scope) -> dict[str, Any]:
+    """What was noted of the request that `scope` belongs to."""
+    details: dict[str, Any] = scope.setdefault(_KEY, {})
+    return details
+
+
+def note(scope: Scope, details: dict[str, Any]) -> None:
+    """Adds fields to the log line of the request that `scope` belongs to."""
+    notes(scope).update(details)
