@@ -234,7 +234,8 @@ def test_pictures_models_figures_and_saving(
     assert "* quire-demo" in notes
     assert "no model is called 'other'; there are quire-demo" in notes
     assert re.search(r"prompt \d+ tokens, 0 of them cached; .* answer \d+ tokens", notes)
-    assert "none.png" in notes
+    assert "none.png: No such file or directory" in notes
+    assert "Errno" not in notes
     assert "/image FILE" in notes
     messages = json.loads(saved.read_text())["messages"]
     assert [each["role"] for each in messages] == ["system", "user", "assistant"]

@@ -63,7 +63,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_embedded_model_comes_first() -> None:
     embedded = find_models([])[0]
-    assert embedded.where == "embedded"
+    assert (embedded.name, embedded.where) == ("quire-demo", "embedded")
     assert embedded.family == "gemma4"
     assert embedded.problem is None
     assert embedded.context

@@ -76,8 +76,8 @@ def test_every_command_honours_variables(
     ("file", "said"),
     [
         ("prot = 80", "unknown key 'prot', did you mean port?"),
-        ("[serve]\nkv-bitz = 4", "[serve] has the unknown key 'kv-bitz', did you mean kv-bits?"),
-        ("[serv]\nport = 80", "no command is called [serv]"),
+        ("[serve]\nkv-bitz = 4", "[serve] unknown key 'kv-bitz', did you mean kv-bits?"),
+        ("[serv]\nport = 80", "no command is called [serv], did you mean serve?"),
         ("port = 'x'", "port: 'x': input should be a valid integer"),
         ("[serve]\ndtype = 'int3'", "dtype: 'int3': input should be 'float32'"),
         ("port = 65536", "port: 65536: input should be less than or equal to 65535"),
@@ -86,7 +86,8 @@ def test_every_command_honours_variables(
         ("port = ", "config.toml: Invalid value"),
         ("config = 'other.toml'", "unknown key 'config'"),
         ("models = 3", "[[models]]"),
-        ("[[models]]\nname = 'a'\nport = 3", "[[models]] a: 'port' is not a model's own"),
+        ("[[models]]\nname = 'a'\nport = 3", "[[models]] a: 'port' is for all models"),
+        ("[[models]]\nname = 'a'\nkv-bit = 4", "[[models]] a: unknown key 'kv-bit', did you mean"),
         ("[[models]]\nname = 'a'\nkv-memory = 'x'", "[[models]] a: kv-memory: 'x' is no number"),
         ("[[models]]\nname = 'a'\n[[models]]\nname = 'a'", "two models are called 'a'"),
     ],
@@ -99,6 +100,18 @@ def test_a_wrong_file_takes_one_line(
     assert main(["serve"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+    assert str(home / "quire" / "config.toml") in line or "two models" in line
+
+
+def test_what_other_commands_read_is_a_warning(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "quire").mkdir()
+    (home / "quire" / "config.toml").write_text("[serve]\nkv-bitz = 4\n[ps]\nurl = 'http://h:1'\n")
+    assert parse(["models"]).command == "models"
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("quire: warning: ")
+    assert "[serve] unknown key 'kv-bitz'" in line
 
 
 def test_a_variable_that_was_nearly_one_is_refused(
@@ -150,6 +163,15 @@ def test_models_of_a_file_have_settings_of_their_own(
     assert other.serving.sampling_overrides == {}
     given = parse(["serve", "--config", str(file), f"own={MODEL_DIR}"])
     assert [each.name for each in offers(given, given.server_config())] == ["own"]
+
+
+def test_the_embedded_model_may_be_named() -> None:
+    from quire.cli.offers import offers
+
+    given = parse(["serve", "quire-demo", "small=quire-demo", "other="])
+    found = offers(given, given.server_config())
+    assert [each.name for each in found] == ["quire-demo", "small", "other"]
+    assert {each.engine.model for each in found} == {str(MODEL_DIR)}
 
 
 def test_what_a_command_needs_may_come_from_anywhere(

@@ -48,7 +48,7 @@ def test_requests_choose(
 @pytest.mark.parametrize(
     ("bits", "scheme", "param", "named"),
     [
-        (7, None, "kv_bits", "8/4"),
+        (7, None, "kv_bits", "two of these as in 8/4"),
         ("4/x", None, "kv_bits", "4"),
         (8, "turbo", "kv_bits", "3.5"),
         ("8/4", "uniform", "kv_bits", "8"),
@@ -103,7 +103,7 @@ def test_options() -> None:
     given = KVOptions(**uniform, kv_skip_layers="none")
     assert (given.kv_format(), given.kv_skip_layers) == (KVFormat("uniform", 4, 4, 32), ())
     assert KVOptions().kv_format() == KVFormat()
-    with pytest.raises(RequestError):
+    with pytest.raises(QuireError):
         KVOptions(kv_bits="7").kv_format()
 
 

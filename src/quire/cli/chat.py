@@ -23,7 +23,7 @@ from quire.cli.conversation import Chat, ChatError, Message
 from quire.cli.keys import ClientOptions
 from quire.cli.load import Target
 from quire.cli.served import Server
-from quire.cli.settings import PREFIX, Command
+from quire.cli.settings import PREFIX, Command, said
 from quire.cli.values import Count, File, Flag
 from quire.core.errors import QuireError
 
@@ -134,7 +134,7 @@ class ChatCommand(ClientOptions, Command):
                     console.print(f"{model} at {url}; /? for commands", style="dim")
                 return Terminal(chat, console).talk()
         except (QuireError, ValueError, OSError) as error:
-            print(f"quire chat: {error}", file=sys.stderr)
+            print(f"quire chat: {said(error)}", file=sys.stderr)
             return 2
 
     def _server(self, stack: contextlib.ExitStack, console: Console) -> tuple[str, str | None]:

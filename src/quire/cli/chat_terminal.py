@@ -13,6 +13,7 @@ from pathlib import Path
 from rich.console import Console
 
 from quire.cli.conversation import Chat, ChatError, Message
+from quire.cli.settings import said
 
 HELP = """/image FILE      send a picture along with the next message; may be given again
 /model [NAME]    go on with another model of the server, or list them
@@ -120,7 +121,7 @@ class Terminal:
             try:
                 acts[name](rest.strip())
             except (OSError, ChatError) as error:
-                self._note(f"{name}: {error}", "red")
+                self._note(f"{name}: {said(error)}", "red")
         else:
             self._note(f"unknown command {name}; these are known:\n{HELP}", "red")
         return True

@@ -22,7 +22,15 @@ from quire.cli.media_options import with_media_limits
 from quire.cli.models import ModelsCommand
 from quire.cli.ps import PsCommand
 from quire.cli.serve import ServeCommand
-from quire.cli.settings import Command, Option, check_names, describe, read_file
+from quire.cli.settings import (
+    Command,
+    Option,
+    check_names,
+    config_file,
+    describe,
+    did_you_mean,
+    read_file,
+)
 from quire.core.errors import QuireError
 
 _ALL: tuple[type[Command], ...] = (
@@ -42,6 +50,11 @@ def parse(argv: Sequence[str] | None = None) -> Command:
     """
     ours, others = _cut(sys.argv[1:] if argv is None else argv)
     parser, parsers = build_parser(COMMANDS)
+    if not (ours or others):
+        parser.print_help()
+        parser.exit(0)
+    if ours and not ours[0].startswith("-") and ours[0] not in COMMANDS:
+        parser.error(f"no command is called {ours[0]!r}{did_you_mean(ours[0], COMMANDS)}")
     given, unknown = parser.parse_known_args(ours)
     flags = vars(given)
     name = flags.pop("command")
@@ -58,7 +71,9 @@ def parse(argv: Sequence[str] | None = None) -> Command:
         settings = COMMANDS[name](**flags)
     except ValidationError as error:
         _refuse(error, options, flags, parsers[name])
-    check_names(COMMANDS, read_file(settings.config))
+    warnings = check_names(COMMANDS, name, config_file(settings.config), read_file(settings.config))
+    for warning in warnings:
+        print(f"quire: warning: {warning}", file=sys.stderr)
     return settings
 
 
@@ -81,7 +96,8 @@ def _refuse(
         parser.error(f"the following arguments are required: {option.spelling}")
     if option.name in flags:
         parser.error(f"argument {option.spelling}: {describe(problem)}")
-    in_file = f"configuration file: {option.name.replace('_', '-')}"
+    file = config_file(flags.get("config") or os.environ.get("QUIRE_CONFIG"))
+    in_file = f"{file}: {option.name.replace('_', '-')}"
     origin = option.variable if option.variable in os.environ else in_file
     raise QuireError(f"{origin}: {describe(problem)}") from error
 

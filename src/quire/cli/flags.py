@@ -7,11 +7,10 @@ import inspect
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from quire import __version__
-from quire.cli.settings import Command, Option, Options
+from quire.cli.settings import Command, Option, Options, did_you_mean
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -22,7 +21,13 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, with the nearest known flag."""
+    """Says what is wrong in one line, with the nearest known flag or command.
+
+    A flag is written whole: part of one might mean another in a later version.
+    """
+
+    def __init__(self, **keywords: Any) -> None:
+        super().__init__(**keywords, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with status 2."""
@@ -33,9 +38,7 @@ class Parser(argparse.ArgumentParser):
         if not unknown.startswith("-"):
             self.error(f"unexpected argument {unknown!r}")
         unknown = unknown.partition("=")[0]
-        near = get_close_matches(unknown, sorted(flags), n=1, cutoff=0.6)
-        meant = f", did you mean {near[0]}?" if near else ""
-        self.error(f"unknown option {unknown}{meant}")
+        self.error(f"unknown option {unknown}{did_you_mean(unknown, flags)}")
 
 
 def build_parser(commands: Mapping[str, type[Command]]) -> tuple[Parser, Mapping[str, Parser]]:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from quire.cli.settings import Options
+from quire.cli.settings import Options, said
 from quire.cli.values import File, Flag, Names
 from quire.core.errors import QuireError
 
@@ -86,7 +86,7 @@ def read(path: Path, option: str) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise QuireError(f"{option}: {error}") from error
+        raise QuireError(f"{option}: {said(error)}") from error
 
 
 def _variable() -> list[str]:

@@ -122,10 +122,14 @@ class KVOptions(Options):
         """The format that `--kv-bits` and `--kv-scheme` name.
 
         Raises:
-            RequestError: no such format is offered.
+            QuireError: no such format is offered.
         """
         names = [each.name for each in offered(_ENGINE.page_tokens, self.kv_group_size)]
-        return choose_format(names, self.kv_bits, self.kv_scheme) or KVFormat()
+        try:
+            return choose_format(names, self.kv_bits, self.kv_scheme) or KVFormat()
+        except RequestError as error:
+            text = error.message.replace("'kv_bits'", "--kv-bits")
+            raise QuireError(text.replace("'kv_scheme'", "--kv-scheme")) from error
 
 
 class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
@@ -163,7 +167,7 @@ class ModelOptions(SamplingOptions, EngineOptions, KVOptions):
             model: a folder or a hub id.
 
         Raises:
-            RequestError: no such KV format is offered.
+            QuireError: no such KV format is offered.
         """
         return EngineConfig(
             model=model,

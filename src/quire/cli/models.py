@@ -18,9 +18,8 @@ from rich.text import Text
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Paths
 from quire.core.errors import ModelError
-from quire.demo import MODEL_DIR
+from quire.demo import MODEL_DIR, NAME
 
-_EMBEDDED = "(embedded)"
 _SIDE_TENSORS = (
     ".scales",
     ".biases",
@@ -217,7 +216,7 @@ def in_folder(root: Path) -> Iterator[Found]:
 
 def find_models(folders: list[Path]) -> list[Found]:
     """The embedded model, the hub cache, the folders, in this order."""
-    found = [inspect(MODEL_DIR, "", "embedded")] if (MODEL_DIR / "config.json").is_file() else []
+    found = [inspect(MODEL_DIR, NAME, "embedded")] if (MODEL_DIR / "config.json").is_file() else []
     found += in_hub_cache()
     for folder in folders:
         found += in_folder(folder)
@@ -254,16 +253,14 @@ def listing(models: list[Found]) -> Group:
     out.add_column("packed", overflow="fold")
     for model in models:
         out.add_row(
-            model.name or _EMBEDDED,
+            model.name,
             model.family,
             _short(model.parameters, " KMBT", 1000) if model.parameters else "-",
             shortened(model.weight_bytes) if model.weight_bytes else "-",
             f"{model.context:,}" if model.context else "-",
             model.quantization or "-",
         )
-    problems = {
-        each.name or _EMBEDDED: f"not served: {each.problem}" for each in models if each.problem
-    }
+    problems = {each.name: f"not served: {each.problem}" for each in models if each.problem}
     return with_problems(out, problems)
 
 

@@ -11,20 +11,23 @@ from pydantic import ValidationError
 
 from quire.cli.model_options import ModelOptions
 from quire.cli.server_options import ServerOptions
-from quire.cli.settings import describe
+from quire.cli.settings import describe, wrong_key
 from quire.core.config import Offer, ServerConfig
 from quire.core.errors import QuireError
-from quire.demo import MODEL_DIR
+from quire.demo import MODEL_DIR, NAME
 
-_DEMO = {"name": "quire-demo", "model": str(MODEL_DIR)}
 _ONE_MODEL = ("served_name", "also_named", "adapter")
+
+
+class TableError(QuireError):
+    """A `[[models]]` table of the configuration file is wrong."""
 
 
 class ModelTable(ModelOptions):
     """A `[[models]]` table: a model, and its own settings."""
 
     name: str | None = None
-    model: str = str(MODEL_DIR)
+    model: str = NAME
     pinned: bool = False
 
 
@@ -34,7 +37,7 @@ def offers(options: ServerOptions, server: ServerConfig) -> tuple[Offer, ...]:
     Raises:
         QuireError: two have one name, a setting is wrong, or an option is for one model only.
     """
-    found = [_offer_of(each, options, server) for each in options.models or (_DEMO,)]
+    found = [_offer_of(each, options, server) for each in options.models or (NAME,)]
     if len(found) > 1:
         for option in _ONE_MODEL:
             if getattr(options, option):
@@ -55,15 +58,15 @@ def _offer_of(
         name, model = _named(given)
         return _offer(options.served_name or name, model, options, server)
     entries = {key.replace("-", "_"): value for key, value in given.items()}
-    name = str(entries.get("name", _named(str(entries.get("model", MODEL_DIR)))[0]))
+    name = str(entries.get("name", _named(str(entries.get("model", NAME)))[0]))
     try:
         table = ModelTable(**entries)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         key = str(problem["loc"][0]).replace("_", "-")
-        unknown = f"{key!r} is not a model's own"
-        text = unknown if problem["type"] == "extra_forbidden" else f"{key}: {describe(problem)}"
-        raise QuireError(f"[[models]] {name}: {text}") from error
+        unknown = problem["type"] == "extra_forbidden"
+        text = _not_its_own(key) if unknown else f"{key}: {describe(problem)}"
+        raise TableError(f"[[models]] {name}: {text}") from error
     own = table.model_fields_set & ModelOptions.model_fields.keys()
     merged = options.model_copy(update={key: getattr(table, key) for key in own})
     offer = _offer(name, table.model, merged, server)
@@ -81,6 +84,19 @@ def _named(given: str) -> tuple[str, str]:
     return (path.resolve().name if path.is_dir() else given), given
 
 
+def _not_its_own(key: str) -> str:
+    """Why a model's table cannot hold a key."""
+    if key.replace("-", "_") in ServerOptions.model_fields:
+        return f"{key!r} is for all models: it stands in [serve]"
+    return wrong_key(key, ModelTable.model_fields)
+
+
+def _place(model: str) -> str:
+    """The folder, file or hub id of a model; the embedded one is asked for by its name too."""
+    embedded = not model or (model == NAME and not Path(model).exists())
+    return str(MODEL_DIR) if embedded else model
+
+
 def _offer(name: str, model: str, options: ServerOptions, server: ServerConfig) -> Offer:
     serving = replace(
         server,
@@ -93,5 +109,5 @@ def _offer(name: str, model: str, options: ServerOptions, server: ServerConfig) 
         sampling_defaults=options.sampling_defaults,
         sampling_overrides=options.sampling_overrides(),
     )
-    engine, pinned = options.engine_config(model), name in options.pin
+    engine, pinned = options.engine_config(_place(model)), name in options.pin
     return Offer(engine, serving, pinned, idle_unload_s=options.idle_unload)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import ClassVar
 
-from quire.cli.offers import offers
+from quire.cli.offers import TableError, offers
 from quire.cli.server_options import ServerOptions
-from quire.cli.settings import Command
+from quire.cli.settings import Command, config_file
+from quire.core.errors import QuireError
 from quire.core.logs import write_logs
 
 
@@ -24,7 +25,10 @@ class ServeCommand(ServerOptions, Command):
         write_logs(self.log_level, self.log_format)
         logging.getLogger("httpx").setLevel(logging.WARNING)
         server = self.server_config()
-        offered = offers(self, server)
+        try:
+            offered = offers(self, server)
+        except TableError as error:
+            raise QuireError(f"{config_file(self.config)}: {error}") from error
         # Here, because every command loads this module and no other needs a web server.
         from quire.api.server import serve
         from quire.api.shared.auth import check_exposure

@@ -220,7 +220,7 @@ class _ConfigFile(InitSettingsSource):
         values = {key.replace("-", "_"): value for key, value in given.items()}
         values = {name: value for name, value in values.items() if name in settable}
         if MODELS in command.model_fields and MODELS in document:
-            values[MODELS] = model_tables(document)
+            values[MODELS] = model_tables(document, config_file(self.current_state.get(_CONFIG)))
         return values
 
 
@@ -241,24 +241,30 @@ def _parts(annotation: object) -> Iterator[object]:
         yield from _parts(part)
 
 
+def config_file(path: Path | str | None) -> Path:
+    """The configuration file that `path` names, or the default one."""
+    return Path(path).expanduser() if path else default_file()
+
+
 def read_file(path: Path | str | None) -> dict[str, Any]:
     """The configuration file: that at `path`, or the default one; empty if that does not exist.
 
     Raises:
         QuireError: it cannot be read, or is no TOML.
     """
-    file = Path(path).expanduser() if path else default_file()
+    file = config_file(path)
     try:
         return tomllib.loads(file.read_text("utf-8"))
     except FileNotFoundError as error:
         if not path:
             return {}
-        raise QuireError(f"--config: {error}") from error
+        raise QuireError(f"--config: {said(error)}") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise QuireError(f"{file}: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise QuireError(f"{file}: {reason}") from error
 
 
-def model_tables(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+def model_tables(document: Mapping[str, Any], file: Path) -> list[dict[str, Any]]:
     """The entries of `[[models]]`.
 
     Raises:
@@ -266,39 +272,60 @@ def model_tables(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     entries = document[MODELS]
     if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
-        raise QuireError("configuration file: models are written as [[models]] tables")
+        raise QuireError(f"{file}: models are written as [[models]] tables")
     return entries
 
 
-def check_names(commands: Mapping[str, type[Command]], document: Mapping[str, Any]) -> None:
-    """Refuses keys of the file and variables that no command knows.
+def check_names(
+    commands: Mapping[str, type[Command]], name: str, file: Path, document: Mapping[str, Any]
+) -> list[str]:
+    """Refuses keys of the file that a command would read if they were known, and variables.
+
+    Args:
+        name: of the command.
+        document: what stands in the file.
+
+    Returns:
+        What is wrong with the tables of other commands.
 
     Raises:
         QuireError: names the first, and what may have been meant.
     """
-    known = {name for command in commands.values() for name in command.settable()}
-    _check_variables({f"{PREFIX}{name.upper()}" for name in (*known, *_NOT_IN_FILE)})
+    known = {each for command in commands.values() for each in command.settable()}
+    _check_variables({f"{PREFIX}{each.upper()}" for each in (*known, *_NOT_IN_FILE)})
+    warnings = []
     for key, value in document.items():
-        if key == MODELS:
-            continue
         if not isinstance(value, dict):
-            _check_key(key, known, "the configuration file")
+            if key != MODELS and (problem := wrong_key(key, known)):
+                raise QuireError(f"{file}: {problem}")
         elif key not in commands:
-            raise QuireError(f"configuration file: no command is called [{key}]")
+            problem = f"{file}: no command is called [{key}]{did_you_mean(key, commands)}"
+            if name in get_close_matches(key, commands):
+                raise QuireError(problem)
+            warnings.append(problem)
         else:
-            for own in value:
-                _check_key(own, commands[key].settable(), f"[{key}]")
+            problems = filter(None, (wrong_key(own, commands[key].settable()) for own in value))
+            found = [f"{file}: [{key}] {problem}" for problem in problems]
+            if found and key == name:
+                raise QuireError(found[0])
+            warnings += found
+    return warnings
 
 
-def _check_key(key: str, known: Iterable[str], where: str) -> None:
+def wrong_key(key: str, known: Iterable[str]) -> str:
+    """What is wrong with a key of the file; empty if it is known."""
     name = key.replace("-", "_")
     if name in known:
-        return
+        return ""
     if name == _KEY:
-        raise QuireError(f"{where}: an API key stands in a file of its own: api-key-file")
+        return "an API key stands in a file of its own: api-key-file"
+    return f"unknown key {key!r}{did_you_mean(key, (each.replace('_', '-') for each in known))}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A suggestion for the end of a message; empty where nothing known is near."""
     near = get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    meant = f", did you mean {near[0].replace('_', '-')}?" if near else ""
-    raise QuireError(f"{where} has the unknown key {key!r}{meant}")
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def _check_variables(names: Iterable[str]) -> None:
@@ -317,3 +344,10 @@ def describe(error: ErrorDetails) -> str:
         return str(cause)
     message = error["msg"]
     return f"{error['input']!r}: {message[:1].lower()}{message[1:]}"
+
+
+def said(error: Exception) -> str:
+    """An error in words; one about a file without its number."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -83,7 +83,11 @@ def choose_format(
     for each in known:
         if _bits_of(each) == wanted:
             return each
-    raise _invalid("kv_bits", wanted, [_bits_of(each) for each in known])
+    bits_offered = [_bits_of(each) for each in known]
+    single = [each for each in bits_offered if "/" not in each]
+    if len(single) < len(bits_offered):
+        single.append("two of these as in 8/4")
+    raise _invalid("kv_bits", wanted, single)
 
 
 def _scheme_of(format: KVFormat) -> str:

@@ -2,5 +2,8 @@
 
 from pathlib import Path
 
+NAME = "quire-demo"
+"""By which it is served, and may be asked for where a model is named."""
+
 MODEL_DIR: Path = Path(__file__).parent / "model"
 """A folder in Hugging Face's format: Gemma 4 in small, with tokenizer and chat template."""
