@@ -10,7 +10,7 @@ import pytest
 from quire.cache.formats.skips import skipped_layers, with_skips
 from quire.cache.specs import FullKV, RecurrentState, SharedKV, WindowKV
 from quire.cli.model_options import KVOptions
-from quire.core.errors import ModelError, RequestError
+from quire.core.errors import ModelError, QuireError, RequestError
 from quire.core.kv_choice import choose_format, offered, parse_format
 from quire.core.kv_format import KVFormat
 

@@ -97,8 +97,8 @@ class ServerOptions(
         tuple[str | dict[str, Any], ...], Flag("MODEL", positional=True, several=True)
     ] = Field(
         (),
-        description="a folder or a hub id, or NAME=MODEL for what clients call it; the embedded "
-        "demonstration if left out",
+        description="a folder, a hub id or quire-demo, or NAME=MODEL for what clients call it; "
+        "quire-demo, the embedded demonstration, if left out",
     )
     host: str = Field(_SERVER.host, description=f"default: {_SERVER.host}, this machine alone")
     port: Port = Field(_SERVER.port, description="0 takes a free one")
