@@ -83,11 +83,14 @@ def choose_format(
     for each in known:
         if _bits_of(each) == wanted:
             return each
-    bits_offered = [_bits_of(each) for each in known]
-    single = [each for each in bits_offered if "/" not in each]
-    if len(single) < len(bits_offered):
-        single.append("two of these as in 8/4")
-    raise _invalid("kv_bits", wanted, single)
+    raise _invalid("kv_bits", wanted, _listed([_bits_of(each) for each in known]))
+
+
+def _listed(bits: list[str]) -> list[str]:
+    """The bits that are offered; all pairs of them in one entry where each pair is."""
+    single = [each for each in bits if "/" not in each]
+    pairs = {f"{key}/{value}" for key in single for value in single if key != value}
+    return [*single, "two of these as in 8/4"] if pairs and pairs <= set(bits) else bits
 
 
 def _scheme_of(format: KVFormat) -> str:
