@@ -89,6 +89,7 @@ def test_a_grace_that_is_over_ends_answers_too(tmp_path: Path) -> None:
 def test_an_idle_server_says_that_it_stops(tmp_path: Path) -> None:
     with quire_serve(tmp_path) as child:
         before = child.log.read_text()
+        assert f"page for browsers at {child.url}\n" in before
         child.process.send_signal(signal.SIGINT)
         assert child.process.wait(60) == 0
         assert child.log.read_text() == before + "quire: stopping\n"
