@@ -38,7 +38,7 @@ def calls() -> dict[str, Any]:
     """Tool calls and answers beside each other."""
     answers = [{"role": "tool", "tool_call_id": f"c{n}", "content": "x"} for n in range(500)]
     asked = {"role": "assistant", "tool_calls": [call(n) for n in range(2000)]}
-    return {"messages": [user("word " * 40_000), asked, *answers], "max_tokens": 1}  # too long
+    return {"messages": [user("word " * 140_000), asked, *answers], "max_tokens": 1}  # too long
 
 
 def described() -> dict[str, Any]:

@@ -89,7 +89,7 @@ def test_unknown_names_get_404_and_no_name_the_first(house: House) -> None:
 
 
 def test_a_large_request_finds_its_model_too(house: House) -> None:
-    padding = [{"role": "user", "content": "x" * 40_000}]
+    padding = [{"role": "user", "content": "word " * 140_000}]
     body = json.dumps({"messages": padding, "max_tokens": 1, "model": "right"})
     refused = house.http.post(CHAT, content=body, headers={"content-type": "application/json"})
     assert refused.json()["error"]["code"] == "context_length_exceeded"
