@@ -46,15 +46,16 @@ def test_bars_hold_and_figures_are_written(tmp_path: Path) -> None:
 class KeysOffByOne(PageStore):
     """Keys coded one position too late."""
 
-    def _code(self, keys: mx.array, values: mx.array, rows: mx.array) -> None:
-        super()._code(mx.roll(keys, 1, 1), values, rows)
+    def _code(self, vectors: list[mx.array], rows: mx.array) -> None:
+        keys, *values = vectors
+        super()._code([mx.roll(keys, 1, 1), *values], rows)
 
 
 class ScalesSwapped(PageStore):
     """The scales of neighbouring channels change places."""
 
-    def _code(self, keys: mx.array, values: mx.array, rows: mx.array) -> None:
-        super()._code(keys, values, rows)
+    def _code(self, vectors: list[mx.array], rows: mx.array) -> None:
+        super()._code(vectors, rows)
         scales = self._keys[1]
         self._keys[1] = scales.reshape(scales.shape[0], -1, 2)[..., ::-1].reshape(scales.shape)
 

@@ -36,7 +36,7 @@ def test_sources_compile(
     name: str, defines: dict[str, int], arguments: str, tmp_path: Path
 ) -> None:
     body = kernel_text("quire.device.cuda", name)
-    text = f'{header(defines)}extern "C" __global__ void kernel({arguments}) {{{body}}}\n'
+    text = f'{header(defines)}extern "C" __global__ void kernel({arguments}) {{\n{body}}}\n'
     assert_compiles(text, tmp_path)
 
 
