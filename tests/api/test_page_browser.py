@@ -154,6 +154,41 @@ def test_stop_then_edit_and_send_again(page: Any, served: Served) -> None:
     assert "First wording" not in prompt
 
 
+def test_the_keyboard_never_loses_its_place(page: Any, served: Served) -> None:
+    def at(label: str) -> None:
+        page.wait_for_selector(f"[aria-label='{label}']:focus")
+
+    says(served, "It goes on", silent=True)
+    opened(page, served.url)
+    at("Message")
+    page.keyboard.type("Hello")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")  # the send button, which goes
+    page.wait_for_selector(".assistant .text:has-text('goes on')")
+    at("Message")
+    page.keyboard.press("Tab")
+    at("Stop")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".note:has-text('Stopped')")
+    at("Message")
+    says(served, "Better")
+    page.focus("[aria-label='Edit and send again']")
+    page.keyboard.press("Enter")
+    at("Edit message")
+    page.keyboard.press("Escape")
+    at("Edit and send again")
+    page.focus("[aria-label='Answer again']")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".assistant .text:has-text('Better')")
+    at("Message")
+    page.focus(".new")
+    page.keyboard.press("Enter")
+    at("Message")
+    page.focus(".skip")
+    page.keyboard.press("Enter")
+    at("Message")
+
+
 def test_parameters_go_along(page: Any, served: Served) -> None:
     says(served, "Fine")
     opened(page, served.url)
@@ -188,6 +223,7 @@ def test_the_key_is_asked_for_once(page: Any, tokenizer: Tokenizer) -> None:
         page.get_by_label("API key").last.fill("secret")
         page.keyboard.press("Enter")
         page.wait_for_selector("html[data-ready]")
+        assert page.evaluate("document.activeElement.ariaLabel") == "Message"
         opened(page, served.url)
         ask(page, "Hello")
         page.wait_for_selector(".assistant .text:has-text('Welcome')")
@@ -281,6 +317,9 @@ def test_pictures_are_pasted_dropped_and_sent_and_the_talk_is_exported(
         page.wait_for_selector(".thumb >> nth=0")
         page.evaluate(GIVE, ["drop", "body"])
         page.wait_for_selector(".thumb >> nth=1")
+        readme = {"name": "README.md", "mimeType": "text/markdown", "buffer": b"# Hello"}
+        page.set_input_files("input[type=file]", readme)
+        page.wait_for_selector(".composer .error:has-text('README.md is not a picture')")
         ask(page, "What are they?")
         page.wait_for_selector(".assistant .text:has-text('Two squares')")
         page.wait_for_selector(DONE)

@@ -23,6 +23,10 @@ export class Chat {
       iconButton("tune", "Parameters", () => this.parameters.show()),
       iconButton("save", "Export conversation", () => exported(this.current)));
     root.append(bar, this.scroller, this.composer.node);
+    $(".skip").addEventListener("click", (event) => {
+      event.preventDefault();
+      this.composer.field.focus();
+    });
     this.views = [];
     this.running = null;
   }
@@ -35,6 +39,7 @@ export class Chat {
 
   async begin() {
     this.conversations = await store.all();
+    addEventListener("hashchange", () => this.composer.catchFocus());
     this.open(this.conversations[0] ?? null);
   }
 
@@ -63,10 +68,10 @@ export class Chat {
     this.title.textContent = this.current.title;
     document.title = `${this.current.title} · Quire`;
     const entries = this.conversations.map((each) => h("li", { class: each.id === this.current.id ? "current" : null },
-      h("button", { type: "button", class: "entry", "aria-current": each.id === this.current.id ? "true" : null, onclick: () => { this.open(each); this.leaveDrawer(); location.hash = "#chat"; } }, each.title),
+      h("button", { type: "button", class: "entry", "aria-current": each.id === this.current.id ? "true" : null, onclick: () => { this.open(each); this.leaveDrawer(); } }, each.title),
       iconButton("trash", `Delete ${each.title}`, () => this.remove(each))));
     this.side.replaceChildren(
-      h("button", { type: "button", class: "new", onclick: () => { this.open(null); this.leaveDrawer(); location.hash = "#chat"; } }, icon("plus"), "New conversation"),
+      h("button", { type: "button", class: "new", onclick: () => { this.open(null); this.leaveDrawer(); } }, icon("plus"), "New conversation"),
       h("ul", { class: "entries" }, entries),
       h("p", { class: "hint" }, this.conversations.length ? "Kept in this browser only." : "Your conversations will stand here. They are kept in this browser only."));
   }
@@ -76,7 +81,10 @@ export class Chat {
     await store.remove(conversation.id);
     this.conversations = this.conversations.filter((each) => each !== conversation);
     if (conversation === this.current) this.open(this.conversations[0] ?? null);
-    else this.list();
+    else {
+      this.list();
+      this.composer.catchFocus();
+    }
   }
 
   view(message) {
@@ -152,6 +160,7 @@ export class Chat {
     const view = this.add(message);
     const running = (this.running = new AbortController());
     this.composer.busy = true;
+    this.composer.catchFocus();
     view.begin();
     const started = performance.now();
     let first = null;
@@ -174,7 +183,7 @@ export class Chat {
     store.put(conversation).catch(() => {});
     if (conversation === this.current) this.follow();
     announce(message.error ? `Error: ${message.error}` : message.stopped ? "Stopped." : `Answer: ${message.content.slice(0, 400)}`);
-    this.composer.focus();
+    this.composer.catchFocus();
   }
 
   follow() {

@@ -92,7 +92,11 @@ export class MessageView {
 
   edit() {
     const field = h("textarea", { rows: 3, "aria-label": "Edit message", value: this.message.content });
-    const done = () => { form.replaceWith(this.text); this.foot.hidden = false; };
+    const done = () => {
+      form.replaceWith(this.text);
+      this.foot.hidden = false;
+      this.foot.lastChild.focus(); // the button that began it
+    };
     const send = () => field.value.trim() && this.actions.edit(field.value.trim());
     const form = h("div", { class: "editing" }, field, h("div", { class: "row end" },
       h("button", { type: "button", onclick: done }, "Cancel"),
