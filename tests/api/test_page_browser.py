@@ -229,6 +229,17 @@ def test_the_key_is_asked_for_once(page: Any, tokenizer: Tokenizer) -> None:
         page.wait_for_selector(".assistant .text:has-text('Welcome')")
 
 
+def test_the_header_says_when_the_server_is_gone_and_back(page: Any, served: Served) -> None:
+    opened(page, served.url)
+    page.wait_for_selector("#state[data-state=loaded]:has-text('quire-demo')")
+    page.route("**/v1/**", lambda route: route.abort())
+    ask(page, "Hello")
+    page.wait_for_selector(".assistant .error:has-text('cannot be reached')")
+    page.wait_for_selector("#state[data-state=gone]:has-text('not reachable')")
+    page.unroute("**/v1/**")
+    page.wait_for_selector("#state[data-state=loaded] .words:text-is('loaded')")
+
+
 def test_the_live_view_shows_a_stream(page: Any, served: Served) -> None:
     says(served, "It goes on", silent=True)
     opened(page, served.url)
@@ -279,12 +290,14 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
         page.click("nav >> text=Live")
         page.wait_for_selector(".model:has-text('unloaded')")
         page.click("nav >> text=Chat")
-        page.get_by_role("button", name="Parameters").click()
-        page.locator("label:has(> span:text-is('Model')) select").select_option("b")
-        page.click("dialog >> text=Use")
-        page.get_by_role("dialog").wait_for(state="hidden")
+        page.get_by_label("Model", exact=True).select_option("b")
+        page.wait_for_selector("#state[data-state=unloaded]:has-text('unloaded')")
         ask(page, "Who?")
         page.wait_for_selector(".assistant .text:has-text('Chosen')")
+        assert page.locator(".assistant .who").inner_text() == "b"
+        page.reload()
+        page.wait_for_selector("#state[data-state=loaded] .words:text-is('loaded')")
+        assert page.get_by_label("Model", exact=True).input_value() == "b"
         page.click("nav >> text=Live")
         page.wait_for_selector(".model:has-text('b'):has-text('gemma4')")
         listed = page.request.get(url + "/v1/models").json()["data"]

@@ -1,11 +1,18 @@
 // The server, asked as any other client would ask it.
 
 const KEY = "quire.key";
+const NO_KEY = "This server needs an API key. Enter the key, then ask again.";
 let askForKey = async () => null;
+let noteContact = () => {};
 
 /** Says who asks the user for an API key: given whether one was refused, gives a key or null. */
 export function onKeyNeeded(asker) {
   askForKey = asker;
+}
+
+/** Says who hears how each request went: "ok", "gone" (no answer), or "key" (one is needed). */
+export function onContact(listener) {
+  noteContact = listener;
 }
 
 export const hasKey = () => Boolean(localStorage.getItem(KEY));
@@ -19,13 +26,18 @@ export class ApiError extends Error {
 }
 
 let asking = null; // one dialogue, however many requests need the key
+let declined = false; // polls ask for a key once, what the user sends asks again
 
 async function newKey(refused) {
   asking ??= askForKey(refused).finally(() => { asking = null; });
   const key = await asking;
   if (key) localStorage.setItem(KEY, key);
+  declined = !key;
   return key;
 }
+
+/** Asks the user for a key; whether one was given. */
+export const enterKey = async () => Boolean(await newKey(false));
 
 /** A good response; asks for a key where the server wants one. Throws ApiError. */
 export async function ask(path, { body, signal } = {}) {
@@ -41,11 +53,14 @@ export async function ask(path, { body, signal } = {}) {
       response = await fetch(path, options);
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new ApiError("The server does not answer.", 0);
+      noteContact("gone");
+      throw new ApiError("The server cannot be reached.", 0);
     }
+    noteContact(response.status === 401 ? "key" : "ok");
     if (response.ok) return response;
-    if (response.status === 401 && (key !== localStorage.getItem(KEY) || (await newKey(Boolean(key))))) continue;
-    throw new ApiError(await reason(response), response.status);
+    if (response.status !== 401) throw new ApiError(await reason(response), response.status);
+    if (key !== localStorage.getItem(KEY)) continue;
+    if ((declined && body === undefined) || !(await newKey(Boolean(key)))) throw new ApiError(NO_KEY, 401);
   }
 }
 
@@ -66,7 +81,11 @@ export async function* chunks(body, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reader.read().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      noteContact("gone");
+      throw new ApiError("The connection to the server was lost.", 0);
+    });
     if (done) throw new ApiError("The answer ended early.", 0);
     const lines = (rest + value).split("\n");
     rest = lines.pop();

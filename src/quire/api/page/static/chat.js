@@ -11,9 +11,10 @@ import * as store from "./store.js";
 const EXAMPLES = ["What is 27 plus 45?", "Count from 1 to 20.", "What is the capital of France?"];
 
 export class Chat {
-  constructor(root, side, leaveDrawer) {
+  constructor(root, side, leaveDrawer, turn) {
     this.side = side;
     this.leaveDrawer = leaveDrawer;
+    this.turn = turn;
     this.parameters = new Parameters();
     this.composer = new Composer((text, images) => this.send(text, images), () => this.stop());
     this.log = h("div", { class: "messages", role: "log", "aria-label": "Messages", "aria-live": "off" });
@@ -27,13 +28,15 @@ export class Chat {
       event.preventDefault();
       this.composer.field.focus();
     });
+    this.composer.pictures = true; // until the model is known
+    this.composer.refresh();
     this.views = [];
     this.running = null;
   }
 
   models(list) {
     this.parameters.models(list);
-    this.composer.pictures = list.some((model) => model.modalities?.includes("image") ?? true);
+    this.composer.pictures = this.parameters.model?.modalities?.includes("image") ?? true;
     this.composer.refresh();
   }
 
@@ -155,13 +158,14 @@ export class Chat {
 
   async answer() {
     const conversation = this.current;
-    const message = { role: "assistant", content: "", reasoning: "", calls: [], stats: null };
+    const message = { role: "assistant", content: "", reasoning: "", calls: [], stats: null, model: this.parameters.model?.id };
     const body = this.parameters.body(conversation.messages);
     const view = this.add(message);
     const running = (this.running = new AbortController());
     this.composer.busy = true;
     this.composer.catchFocus();
     view.begin();
+    this.turn(true);
     const started = performance.now();
     let first = null;
     try {
@@ -180,6 +184,7 @@ export class Chat {
     view.end();
     this.running = null;
     this.composer.busy = false;
+    this.turn(false);
     store.put(conversation).catch(() => {});
     if (conversation === this.current) this.follow();
     announce(message.error ? `Error: ${message.error}` : message.stopped ? "Stopped." : `Answer: ${message.content.slice(0, 400)}`);
@@ -206,6 +211,7 @@ function take(message, chunk, delta) {
     call.name += part.function?.name ?? "";
     call.arguments += part.function?.arguments ?? "";
   }
+  message.model = chunk.model ?? message.model;
   message.finish = chunk.choices[0]?.finish_reason ?? message.finish;
   if (chunk.usage) message.stats = { prompt: chunk.usage.prompt_tokens, cached: chunk.usage.prompt_tokens_details?.cached_tokens ?? 0, tokens: chunk.usage.completion_tokens };
 }

@@ -1,6 +1,7 @@
 // A conversation as a file: Markdown to read, or JSON with everything.
 
 import { h } from "./dom.js";
+import { whose } from "./message.js";
 
 export function exported(conversation) {
   const save = (kind, type, text) => () => {
@@ -23,10 +24,9 @@ export function exported(conversation) {
 
 function markdown({ title, messages }) {
   const parts = messages.map((message) => {
-    const who = { user: "You", assistant: "Model", tool: "Tool result" }[message.role];
     const calls = (message.calls ?? []).map((call) => `\`\`\`json\n${call.name}(${call.arguments})\n\`\`\``);
     const pictures = (message.images ?? []).map((_, index) => `(picture ${index + 1})`);
-    return [`## ${who}`, ...pictures, message.content, ...calls].filter(Boolean).join("\n\n");
+    return [`## ${whose(message)}`, ...pictures, message.content, ...calls].filter(Boolean).join("\n\n");
   });
   return `# ${title}\n\n${parts.join("\n\n")}\n`;
 }

@@ -1,10 +1,11 @@
 // The page: which view shows, the theme, and the one question for an API key.
 
-import { forgetKey, get, hasKey, onKeyNeeded } from "./api.js";
+import { onKeyNeeded } from "./api.js";
 import { Chat } from "./chat.js";
-import { $, h, iconButton } from "./dom.js";
+import { $, iconButton } from "./dom.js";
 import { keyDialog } from "./key.js";
 import { Live } from "./live.js";
+import { Status } from "./status.js";
 import { settings } from "./store.js";
 
 const THEMES = ["auto", "light", "dark"];
@@ -42,8 +43,12 @@ function drawer(open = !document.body.classList.contains("drawer")) {
   if (open) $("#side button")?.focus();
 }
 
-const chat = new Chat($("#chat"), $("#side"), () => drawer(false));
+const chat = new Chat($("#chat"), $("#side"), () => drawer(false), (running) => status.turn(running));
 const live = new Live($("#live"));
+const status = new Status($("#state"), chat.parameters, (list) => {
+  chat.models(list);
+  live.models(list);
+});
 
 $("#menu-place").append(iconButton("menu", "Conversations", () => drawer(), { id: "menu", "aria-controls": "side", "aria-expanded": "false" }));
 theme(settings.read("theme", "auto"));
@@ -54,17 +59,5 @@ addEventListener("keydown", (event) => {
 $("#main").addEventListener("click", () => document.body.classList.contains("drawer") && drawer(false));
 show(location.hash === "#live" ? "live" : "chat");
 
-try {
-  const { data } = await get("/v1/models");
-  chat.models(data);
-  live.models(data);
-  $("#state").textContent = data[0].id;
-  if (hasKey()) {
-    $("#tools-place").prepend(h("button", { type: "button", class: "quiet", onclick: () => { forgetKey(); location.reload(); } }, "Forget key"));
-  }
-} catch (error) {
-  $("#state").textContent = error.message;
-  document.body.classList.add("broken");
-}
-await chat.begin();
+await Promise.all([chat.begin(), status.poll()]);
 document.documentElement.dataset.ready = "";

@@ -3,7 +3,8 @@
 import { h, icon, iconButton } from "./dom.js";
 import { codeBlock, Markdown } from "./markdown.js";
 
-const WHO = { user: "You", assistant: "Model", tool: "Tool result" };
+/** Whose words a message has; an answer is headed by its model's name. */
+export const whose = ({ role, model }) => ({ user: "You", assistant: model ?? "Model", tool: "Tool result" })[role];
 
 export class MessageView {
   constructor(message, actions) {
@@ -14,7 +15,8 @@ export class MessageView {
     this.above = h("div");
     this.below = h("div");
     this.foot = h("footer", { class: "foot" });
-    this.node = h("article", { class: `message ${message.role}`, "aria-label": WHO[message.role] }, h("div", { class: "who" }, WHO[message.role]), this.above, this.text, this.below, this.foot);
+    this.who = h("div", { class: "who" });
+    this.node = h("article", { class: `message ${message.role}` }, this.who, this.above, this.text, this.below, this.foot);
     this.waiting = false;
     this.draw();
     this.end();
@@ -47,6 +49,8 @@ export class MessageView {
 
   draw() {
     const { message } = this;
+    this.who.textContent = whose(message);
+    this.node.setAttribute("aria-label", whose(message));
     if (message.role === "user") {
       this.above.replaceChildren(...(message.images ?? []).map((url, index) => h("img", { class: "sent", src: url, alt: `picture ${index + 1}` })));
     } else if (message.role === "assistant") this.thoughts();

@@ -1,4 +1,4 @@
-// What goes along with every request: model, system message, sampling, thoughts, tools.
+// What goes along with every request: the chosen model, system message, sampling, thoughts, tools.
 
 import { h } from "./dom.js";
 import { settings } from "./store.js";
@@ -24,11 +24,20 @@ export class Parameters {
     this.list = list;
   }
 
+  /** The chosen model; the first that is served if none is chosen, undefined before they are known. */
+  get model() {
+    return this.list.find((model) => model.id === this.values.model) ?? this.list[0];
+  }
+
+  choose(name) {
+    this.keep({ ...this.values, model: name });
+  }
+
   /** The request for a conversation's next answer. */
   body(messages) {
     const { values } = this;
     const body = { stream: true, stream_options: { include_usage: true }, messages: [] };
-    if (this.list.some((model) => model.id === values.model)) body.model = values.model;
+    if (this.model) body.model = this.model.id;
     for (const [name] of NUMBERS) if (values[name] !== undefined) body[name] = values[name];
     if (values.thoughts) body.enable_thinking = values.thoughts === "on";
     if (values.kv) [body.kv_scheme, body.kv_bits] = kvOf(values.kv);
@@ -39,29 +48,28 @@ export class Parameters {
   }
 
   show() {
-    const { values } = this;
-    const defaults = this.list[0]?.sampling_defaults ?? {};
+    const { values, model } = this;
+    const defaults = model?.sampling_defaults ?? {};
     const fields = new Map();
     const labelled = (name, label, field) => {
       fields.set(name, field);
       return h("label", {}, h("span", {}, label), field);
     };
     const choice = (name, options) => h("select", {}, options.map(([value, label]) => h("option", { value, selected: (values[name] ?? "") === value }, label)));
-    const formats = (this.list[0]?.kv_formats ?? []).filter((name) => /^(plain|page-\d)$/.test(name));
+    const formats = (model?.kv_formats ?? []).filter((name) => /^(plain|page-\d)$/.test(name));
     const tools = h("textarea", { rows: 4, spellcheck: "false", value: values.tools ?? "", placeholder: '[{"type": "function", "function": {"name": …}}]' });
     const wrong = h("p", { class: "error", role: "alert", hidden: true });
     const form = h("form", { method: "dialog" },
       h("h2", {}, "Parameters"),
       labelled("system", "System message", h("textarea", { rows: 3, value: values.system ?? "" })),
       h("div", { class: "grid" },
-        this.list.length > 1 && labelled("model", "Model", choice("model", this.list.map(({ id }) => [id, id]))),
         NUMBERS.map(([name, label, more]) => labelled(name, label, h("input", { type: "number", value: values[name] ?? "", placeholder: defaults[name] ?? "default", ...more }))),
         labelled("thoughts", "Thoughts", choice("thoughts", THOUGHTS)),
         labelled("kv", "KV cache", choice("kv", [["", "Server's default"], ...formats.map((name) => [name, name])]))),
       labelled("tools", "Tools, as JSON; you say what they give", tools),
       wrong,
       h("div", { class: "row end" },
-        h("button", { type: "button", onclick: () => { this.keep({}); dialog.close(); } }, "Defaults"),
+        h("button", { type: "button", onclick: () => { this.keep({ model: values.model }); dialog.close(); } }, "Defaults"),
         h("span", { class: "space" }),
         h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"),
         h("button", { class: "main" }, "Use")));
@@ -71,7 +79,7 @@ export class Parameters {
       wrong.hidden = !problem;
       wrong.textContent = problem;
       if (problem) event.preventDefault();
-      else this.keep(read(fields));
+      else this.keep({ ...read(fields), model: values.model });
     });
     document.body.append(dialog);
     dialog.showModal();
