@@ -240,6 +240,30 @@ def test_the_header_says_when_the_server_is_gone_and_back(page: Any, served: Ser
     page.wait_for_selector("#state[data-state=loaded] .words:text-is('loaded')")
 
 
+def test_a_page_without_its_key_says_so_and_takes_one(page: Any, tokenizer: Tokenizer) -> None:
+    with ExitStack() as stack:
+        served = start(stack, tokenizer, ServerConfig(api_keys=("secret",)))
+        says(served, "Welcome")
+        page.set_viewport_size({"width": 390, "height": 740})
+        page.goto(served.url)
+        page.get_by_role("button", name="Not now").click()
+        page.wait_for_selector("html[data-ready]")
+        assert page.locator(".write textarea").bounding_box()["height"] > 30
+        ask(page, "Hello")
+        page.get_by_role("button", name="Not now").click()
+        page.wait_for_selector(".assistant .error:has-text('needs an API key')")
+        page.reload()
+        page.get_by_role("button", name="Not now").click()
+        page.wait_for_selector(".assistant .error:has-text('needs an API key')")
+        page.get_by_role("button", name="Enter key").click()
+        page.get_by_label("API key").last.fill("secret")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#state[data-state=loaded] >> text=Forget key")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.click("[aria-label='Answer again']")
+        page.wait_for_selector(".assistant .text:has-text('Welcome')")
+
+
 def test_the_live_view_shows_a_stream(page: Any, served: Served) -> None:
     says(served, "It goes on", silent=True)
     opened(page, served.url)

@@ -59,5 +59,6 @@ addEventListener("keydown", (event) => {
 $("#main").addEventListener("click", () => document.body.classList.contains("drawer") && drawer(false));
 show(location.hash === "#live" ? "live" : "chat");
 
-await Promise.all([chat.begin(), status.poll()]);
+await chat.begin();
+await status.poll();
 document.documentElement.dataset.ready = "";
