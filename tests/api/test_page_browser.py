@@ -324,8 +324,16 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
         assert page.get_by_label("Model", exact=True).input_value() == "b"
         page.click("nav >> text=Live")
         page.wait_for_selector(".model:has-text('b'):has-text('gemma4')")
+        page.wait_for_selector("figcaption:has-text('b, layer group')")
         listed = page.request.get(url + "/v1/models").json()["data"]
         assert [each["state"] for each in listed] == ["unloaded", "loaded"]
+        page.click("[aria-label='Load a']")
+        page.wait_for_selector("[aria-label='Unload a']")
+        page.wait_for_selector("figcaption:has-text('a, layer group')")
+        page.click("[aria-label='Unload b']")
+        page.wait_for_selector("[aria-label='Load b']")
+        page.locator("figcaption:has-text('b, layer group')").wait_for(state="detached")
+        assert page.locator("figcaption").count() == 1
 
 
 GIVE = """async ([kind, selector]) => {

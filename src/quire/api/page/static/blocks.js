@@ -12,13 +12,21 @@ export class Blocks {
     this.words = h("p", { class: "hint" });
     this.pools = h("div", { class: "pools" });
     this.pictures = new Map();
-    this.node = h("div", {}, this.bar, this.words, this.pools);
+    this.empty = h("p", { class: "hint" });
+    this.node = h("div", {}, this.bar, this.words, this.pools, this.empty);
     new ResizeObserver(() => this.pictures.forEach((picture) => picture.move())).observe(this.pools);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.pictures.forEach((picture) => picture.move()));
   }
 
-  show(pools, sizes, budget) {
+  /** @param {?string[]} loaded names of the models that are loaded; null for a key that is not told */
+  show(pools, sizes, budget, loaded) {
     let [live, kept] = [0, 0];
+    for (const [name, picture] of this.pictures) {
+      if (pools.has(name)) continue;
+      picture.node.remove();
+      this.pictures.delete(name);
+    }
+    this.showEmpty([...pools.keys()], loaded);
     for (const [name, states] of pools) {
       live += states.live ?? 0;
       kept += states.kept ?? 0;
@@ -35,17 +43,31 @@ export class Blocks {
       return part;
     });
     this.bar.replaceChildren(...parts);
-    const words = budget ? `${bytes(live)} held by streams, ${bytes(kept)} kept for reuse, of ${bytes(budget)}.` : "The key that was given sees no pages.";
+    const nothing = loaded ? "No model is loaded." : "The key that was given sees no pages.";
+    const words = budget ? `${bytes(live)} held by streams, ${bytes(kept)} kept for reuse, of ${bytes(budget)}.` : nothing;
     this.bar.setAttribute("aria-label", words);
-    this.words.replaceChildren(h("span", { class: "key live" }), `${bytes(live)} held by streams `, h("span", { class: "key kept" }), `${bytes(kept)} kept for reuse `, h("span", { class: "key" }), `of ${bytes(budget)}`);
-    this.words.hidden = !budget;
+    if (!budget) this.words.replaceChildren(nothing);
+    else this.words.replaceChildren(h("span", { class: "key live" }), `${bytes(live)} held by streams `, h("span", { class: "key kept" }), `${bytes(kept)} kept for reuse `, h("span", { class: "key" }), `of ${bytes(budget)}`);
+  }
+
+  /** Loaded models that have no pages yet. */
+  showEmpty(pools, loaded) {
+    const owned = (name) => pools.some((pool) => ownerOf(pool) === name || ownerOf(pool) === "");
+    const without = (loaded ?? []).filter((name) => !owned(name));
+    this.empty.textContent = without.length ? `No pages yet: ${without.join(", ")}.` : "";
+    this.empty.hidden = !without.length;
   }
 }
 
+const POOL = /^(?:(.*): )?([^/]+)\/(.+?)(\/open)?$/; // the model where there are several, layers, format
+const FORMATS = { plain: "not compressed" };
+const ownerOf = (pool) => POOL.exec(pool)[1] ?? "";
+
 class Picture {
   constructor(name) {
-    const [group, format, tail] = name.split("/");
-    this.title = `Group ${group} · ${format}${tail ? " · filling" : ""}`;
+    const [, model, group, format, filling] = POOL.exec(name);
+    const words = [`${model ? `${model}, l` : "L"}ayer group ${group}`, FORMATS[format] ?? format, filling && "pages being filled"];
+    this.title = words.filter(Boolean).join(", ");
     this.canvas = h("canvas", { role: "img" });
     this.words = h("figcaption");
     this.node = h("figure", {}, this.words, this.canvas);

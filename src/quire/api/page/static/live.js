@@ -5,14 +5,15 @@ import { h } from "./dom.js";
 import { Blocks } from "./blocks.js";
 import { bytes, count, Rates, seconds, share } from "./figures.js";
 import { Chart } from "./chart.js";
+import { Served } from "./served.js";
 
 const EVERY_MS = 1000;
 const MISSES = {
-  "": "Shared to the last block",
-  new: "Nothing alike was cached",
-  "first difference": "Text differs from what is cached",
-  evicted: "Was cached, made room for others",
-  "snapshot missing": "No state was kept at that place",
+  "": "All of it was known",
+  new: "A new beginning",
+  "first difference": "Began as one before, then went on differently",
+  evicted: "Was known once, made room for others",
+  "snapshot missing": "Known, but no state was kept at that place",
   off: "The prefix cache is off",
 };
 
@@ -28,7 +29,7 @@ export class Live {
     this.blocks = new Blocks();
     this.prefix = h("div");
     this.memory = h("div");
-    this.served = h("div");
+    this.served = new Served();
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
     const card = (title, ...nodes) => h("section", { class: "card", "aria-label": title }, h("h2", {}, title), nodes);
     root.append(h("div", { class: "live-inner" }, h("h1", { class: "unseen" }, "Live view of the server"), this.problem, this.tiles,
@@ -36,16 +37,11 @@ export class Live {
         card("Tokens written a second", this.written.node), card("Prompt tokens read a second", this.read.node)),
       card("Streams", this.streams),
       card("KV cache", this.blocks.node),
-      h("div", { class: "cards" }, card("Shared beginnings", this.prefix), card("Memory", this.memory), card("Models", this.served))));
+      h("div", { class: "cards" }, card("Shared beginnings", this.prefix), card("Memory", this.memory), card("Models", this.served.node))));
   }
 
   models(list) {
-    this.served.replaceChildren(...list.map((model) => h("div", { class: "model" },
-      h("strong", {}, model.id),
-      h("dl", { class: "facts" },
-        fact("is", model.state),
-        model.model_type && [fact("family", model.model_type), fact("context", `${count(model.context_length)} tokens`),
-          fact("computes in", model.dtype), fact("takes", model.modalities.join(", "))]))));
+    this.served.show(list);
   }
 
   watch(on) {
@@ -57,7 +53,7 @@ export class Live {
   async poll() {
     if (document.visibilityState === "visible") {
       try {
-        this.show(await (await ask("/metrics")).json());
+        await this.show(await (await ask("/metrics")).json());
         this.problem.hidden = true;
       } catch (error) {
         this.problem.hidden = false;
@@ -79,18 +75,19 @@ export class Live {
     this.read.add(rates.read);
     this.showTiles(samples, rates, streams);
     this.showStreams(streams);
-    this.blocks.show(samples.table("quire_kv_bytes", "pool", "state"), samples.map("quire_kv_block_bytes", "pool"), samples.one("quire_kv_budget_bytes"));
+    this.blocks.show(samples.table("quire_kv_bytes", "pool", "state"), samples.map("quire_kv_block_bytes", "pool"), samples.one("quire_kv_budget_bytes"), samples.loaded());
     this.showPrefix(samples);
     this.showMemory(samples);
-    this.showStates(samples);
+    this.served.tick();
+    return this.showStates(samples, streams);
   }
 
-  /** Asks for the models again when one was loaded or unloaded. */
-  async showStates(samples) {
-    const states = JSON.stringify(samples.metrics.quire_models ?? []);
+  /** Asks for the models again when one was loaded or unloaded, or is used by others than before. */
+  async showStates(samples, streams) {
+    const states = JSON.stringify([samples.metrics.quire_models, streams.map(({ id }) => id)]);
     if (states === this.states) return;
     this.states = states;
-    this.models((await (await ask("/v1/models")).json()).data);
+    await this.served.refresh(!samples.metrics.quire_models);
   }
 
   showTiles(samples, rates, streams) {
@@ -101,9 +98,9 @@ export class Live {
       tile("writing now", `${Math.round(rates.written)}`, "tokens/s"),
       tile("running", count(samples.one("quire_running_sequences")), `${Math.max(0, reading - waiting)} being read`),
       tile("queue", count(waiting), "waiting"),
-      tile("first token", seconds(samples.quantile("quire_time_to_first_token_seconds", 0.5)), "median"),
-      tile("between tokens", seconds(samples.quantile("quire_inter_token_seconds", 0.5)), "median"),
-      tile("put back", count(samples.one("quire_preemptions_total")), "for memory"));
+      tile("first token, median", seconds(samples.quantile("quire_time_to_first_token_seconds", 0.5)), "since start"),
+      tile("between tokens, median", seconds(samples.quantile("quire_inter_token_seconds", 0.5)), "since start"),
+      tile("paused to free memory", count(samples.one("quire_preemptions_total")), "requests"));
   }
 
   showStreams(streams) {
@@ -139,7 +136,8 @@ export class Live {
     const most = Math.max(1, ...misses.map(([, value]) => value));
     this.prefix.replaceChildren(
       h("p", { class: "big" }, share(cached, all)),
-      h("p", { class: "hint" }, `${count(cached)} of ${count(all)} prompt tokens were known already.`),
+      h("p", { class: "hint" }, `${count(cached)} of ${count(all)} prompt tokens were known already, since the models were loaded.`),
+      h("p", { class: "hint", hidden: !misses.length }, "How requests' prompts began:"),
       h("ul", { class: "bars" }, misses.map(([reason, value]) => h("li", {},
         h("span", { class: "bar-name" }, MISSES[reason] ?? reason), meter(value / most), h("span", { class: "bar-value" }, count(value))))));
   }
@@ -152,8 +150,6 @@ export class Live {
       h("span", { class: "bar-name" }, name), meter(memory.get(what) / most), h("span", { class: "bar-value" }, bytes(memory.get(what)))))));
   }
 }
-
-const fact = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
 
 function meter(part) {
   const fill = h("span");
@@ -179,6 +175,11 @@ class Samples {
     const found = new Map();
     for (const { labels, value } of this.metrics[name] ?? []) found.set(named(labels, label), (found.get(named(labels, label)) ?? 0) + value);
     return found;
+  }
+
+  /** Names of the models that are loaded; null for a key that is not told. */
+  loaded() {
+    return this.metrics.quire_models?.filter(({ labels }) => labels.state === "loaded").map(({ labels }) => labels.model) ?? null;
   }
 
   table(name, row, column) {
