@@ -250,6 +250,11 @@ def test_a_page_without_its_key_says_so_and_takes_one(page: Any, tokenizer: Toke
         page.wait_for_selector("html[data-ready]")
         assert page.locator(".write textarea").bounding_box()["height"] > 30
         ask(page, "Hello")
+        page.get_by_role("dialog").wait_for()
+        page.reload()
+        page.get_by_role("button", name="Not now").click()
+        page.wait_for_selector(".note:has-text('Not answered')")
+        page.click("[aria-label='Answer again']")
         page.get_by_role("button", name="Not now").click()
         page.wait_for_selector(".assistant .error:has-text('needs an API key')")
         page.reload()
@@ -297,6 +302,10 @@ def test_docs_show_every_operation(page: Any, served: Served) -> None:
     page.wait_for_selector(".operation")
     paths = page.request.get(served.url + "/openapi.json").json()["paths"]
     assert page.locator(".operation").count() == sum(map(len, paths.values()))
+    page.click("[aria-label='Theme: auto. Change to light']")
+    page.click("[aria-label='Theme: light. Change to dark']")
+    page.goto(served.url)
+    page.wait_for_selector("html[data-theme=dark] [aria-label^='Theme: dark']")
 
 
 def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(

@@ -1,10 +1,10 @@
 // /openapi.json for people.
 
-import { ask, onKeyNeeded } from "./api.js";
+import { ask, enterKey, onKeyNeeded } from "./api.js";
 import { $, h } from "./dom.js";
 import { keyDialog } from "./key.js";
 import { codeBlock } from "./markdown.js";
-import { settings } from "./store.js";
+import { themeButton } from "./theme.js";
 
 const EXAMPLES = {
   "/v1/chat/completions": { messages: [{ role: "user", content: "What is 27 plus 45?" }] },
@@ -15,8 +15,7 @@ const EXAMPLES = {
   "/tokenize": { prompt: "Hello" },
   "/detokenize": { tokens: [1, 2, 3] },
 };
-const theme = settings.read("theme", "auto");
-if (theme !== "auto") document.documentElement.dataset.theme = theme;
+themeButton($("#tools-place"));
 onKeyNeeded(keyDialog);
 
 const anchor = (method, path) => `${method}${path.replace(/[^\w]+/g, "-")}`.replace(/-$/, "");
@@ -32,7 +31,8 @@ try {
     ...operations.map((each) => section(spec, each, names[0])));
   if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
 } catch (error) {
-  $("#main").replaceChildren(h("p", { class: "error", role: "alert" }, error.message));
+  const enter = h("button", { type: "button", class: "main", onclick: async () => (await enterKey()) && location.reload() }, "Enter key");
+  $("#main").replaceChildren(h("p", { class: "error", role: "alert" }, error.message), error.status === 401 ? enter : "");
 }
 
 function verb(method) {

@@ -1,4 +1,4 @@
-// The page: which view shows, the theme, and the one question for an API key.
+// The page: its parts together, and which view shows.
 
 import { onKeyNeeded } from "./api.js";
 import { Chat } from "./chat.js";
@@ -6,23 +6,7 @@ import { $, iconButton } from "./dom.js";
 import { keyDialog } from "./key.js";
 import { Live } from "./live.js";
 import { Status } from "./status.js";
-import { settings } from "./store.js";
-
-const THEMES = ["auto", "light", "dark"];
-
-function theme(name) {
-  if (name === "auto") delete document.documentElement.dataset.theme;
-  else document.documentElement.dataset.theme = name;
-  const next = THEMES[(THEMES.indexOf(name) + 1) % THEMES.length];
-  const label = `Theme: ${name}. Change to ${next}`;
-  const button = iconButton("theme", label, () => {
-    settings.write("theme", next);
-    theme(next);
-    $("#theme").focus();
-  }, { id: "theme" });
-  $("#theme")?.remove();
-  $("#tools-place").append(button);
-}
+import { themeButton } from "./theme.js";
 
 onKeyNeeded(keyDialog);
 
@@ -51,7 +35,7 @@ const status = new Status($("#state"), chat.parameters, (list) => {
 });
 
 $("#menu-place").append(iconButton("menu", "Conversations", () => drawer(), { id: "menu", "aria-controls": "side", "aria-expanded": "false" }));
-theme(settings.read("theme", "auto"));
+themeButton($("#tools-place"));
 addEventListener("hashchange", () => show(location.hash === "#live" ? "live" : "chat"));
 addEventListener("keydown", (event) => {
   if (event.key === "Escape" && document.body.classList.contains("drawer")) drawer(false);

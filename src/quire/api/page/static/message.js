@@ -82,6 +82,7 @@ export class MessageView {
     if (message.calls.length && !this.streaming && !message.stopped) nodes.push(this.answers ?? (this.answers = resultForm(message.calls, this.actions.results)));
     if (message.error) nodes.push(h("p", { class: "error", role: "alert" }, message.error));
     if (message.stopped) nodes.push(h("p", { class: "note" }, "Stopped."));
+    if (!this.streaming && isCutOff(message)) nodes.push(h("p", { class: "note" }, "Not answered: the page was left or reloaded before."));
     if (!this.streaming && message.finish === "length") nodes.push(h("p", { class: "note" }, "Ended at the limit of tokens."));
     this.below.replaceChildren(...nodes);
   }
@@ -114,6 +115,9 @@ export class MessageView {
     field.focus();
   }
 }
+
+/** Whether an answer never came to its end, not even to an error: it is kept as it began. */
+export const isCutOff = ({ role, finish, error, stopped }) => role === "assistant" && !finish && !error && !stopped;
 
 function callNode(call) {
   let shown = call.arguments;

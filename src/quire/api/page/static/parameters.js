@@ -1,6 +1,7 @@
 // What goes along with every request: the chosen model, system message, sampling, thoughts, tools.
 
 import { h } from "./dom.js";
+import { isCutOff } from "./message.js";
 import { settings } from "./store.js";
 
 const NUMBERS = [
@@ -43,7 +44,7 @@ export class Parameters {
     if (values.kv) [body.kv_scheme, body.kv_bits] = kvOf(values.kv);
     if (values.tools) body.tools = JSON.parse(values.tools);
     if (values.system) body.messages.push({ role: "system", content: values.system });
-    for (const message of messages) if (!message.error) body.messages.push(wire(message));
+    for (const message of messages) if (!message.error && !isCutOff(message)) body.messages.push(wire(message));
     return body;
   }
 
