@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -143,6 +145,7 @@ def test_stop_then_edit_and_send_again(page: Any, served: Served) -> None:
     page.wait_for_selector(".assistant .text:has-text('goes on')")
     page.click("[aria-label=Stop]")
     page.wait_for_selector(".note:has-text('Stopped')")
+    page.wait_for_selector(".stats:has-text('first token after')")
     says(served, "Better")
     page.click("[aria-label='Edit and send again']")
     page.fill(".editing textarea", "Second wording")
@@ -312,8 +315,10 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
     page: Any, served: Served, tokenizer: Tokenizer
 ) -> None:
     engine = ScriptedEngine(served.engine.info, lambda _: Script(served.ids("Chosen")))
+    opening = threading.Event()
 
     async def opener(offer: Offer) -> Loaded:
+        await asyncio.to_thread(opening.wait, 30)
         return Loaded(assemble(engine, offer.name, offer.serving))
 
     config = ServerConfig()
@@ -326,7 +331,10 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
         page.get_by_label("Model", exact=True).select_option("b")
         page.wait_for_selector("#state[data-state=unloaded]:has-text('unloaded')")
         ask(page, "Who?")
+        page.wait_for_selector(".assistant .note:text-is('Loading b…')")
+        opening.set()
         page.wait_for_selector(".assistant .text:has-text('Chosen')")
+        assert page.locator(".assistant .note").count() == 0
         assert page.locator(".assistant .who").inner_text() == "b"
         page.reload()
         page.wait_for_selector("#state[data-state=loaded] .words:text-is('loaded')")

@@ -31,13 +31,20 @@ export class Chat {
     this.composer.pictures = true; // until the model is known
     this.composer.refresh();
     this.views = [];
-    this.running = null;
+    this.running = this.answering = null;
   }
 
   models(list) {
     this.parameters.models(list);
     this.composer.pictures = this.parameters.model?.modalities?.includes("image") ?? true;
     this.composer.refresh();
+    this.showLoading();
+  }
+
+  /** Says in the answer that waits that its model is being loaded. */
+  showLoading() {
+    const { answering, parameters } = this;
+    answering?.load(parameters.list.some(({ id, state }) => id === answering.message.model && state === "loading"));
   }
 
   async begin() {
@@ -165,6 +172,8 @@ export class Chat {
     this.composer.busy = true;
     this.composer.catchFocus();
     view.begin();
+    this.answering = view;
+    this.showLoading();
     this.turn(true);
     const started = performance.now();
     let first = null;
@@ -182,7 +191,7 @@ export class Chat {
     const now = performance.now();
     if (first !== null) message.stats = { ...message.stats, first_s: (first - started) / 1000, write_s: (now - first) / 1000 };
     view.end();
-    this.running = null;
+    this.running = this.answering = null;
     this.composer.busy = false;
     this.turn(false);
     store.put(conversation).catch(() => {});

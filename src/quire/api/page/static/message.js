@@ -29,6 +29,13 @@ export class MessageView {
     this.draw();
   }
 
+  /** Whether the model is loaded only now. */
+  load(loading) {
+    if (loading === this.loading) return;
+    this.loading = loading;
+    this.draw();
+  }
+
   /** Draws with the next frame, however many pieces come until then. */
   soon(then) {
     if (this.waiting) return;
@@ -57,7 +64,8 @@ export class MessageView {
     if (this.markdown) this.markdown.show(message.content);
     else this.text.textContent = message.content;
     this.text.hidden = !message.content;
-    this.node.classList.toggle("pending", Boolean(this.streaming && !message.content && !message.reasoning && !message.calls.length));
+    this.pending = Boolean(this.streaming && !message.content && !message.reasoning && !message.calls.length);
+    this.node.classList.toggle("pending", this.pending);
     if (message.role === "assistant") this.after();
   }
 
@@ -80,6 +88,7 @@ export class MessageView {
     const { message } = this;
     const nodes = message.calls.map((call) => callNode(call));
     if (message.calls.length && !this.streaming && !message.stopped) nodes.push(this.answers ?? (this.answers = resultForm(message.calls, this.actions.results)));
+    if (this.pending && this.loading) nodes.push(h("p", { class: "note", role: "status" }, `Loading ${message.model}…`));
     if (message.error) nodes.push(h("p", { class: "error", role: "alert" }, message.error));
     if (message.stopped) nodes.push(h("p", { class: "note" }, "Stopped."));
     if (!this.streaming && isCutOff(message)) nodes.push(h("p", { class: "note" }, "Not answered: the page was left or reloaded before."));
@@ -140,7 +149,8 @@ function resultForm(calls, send) {
 }
 
 function figures(stats) {
-  if (!stats?.tokens) return "";
+  if (!stats) return "";
+  if (!stats.tokens) return stats.first_s === undefined ? "" : `first token after ${stats.first_s.toFixed(2)} s · written for ${stats.write_s.toFixed(1)} s`;
   const parts = [`${stats.tokens} tokens`];
   if (stats.write_s > 0 && stats.tokens > 1) parts.push(`${((stats.tokens - 1) / stats.write_s).toFixed(1)} tokens/s`);
   if (stats.first_s !== undefined) parts.push(`first after ${stats.first_s.toFixed(2)} s`);

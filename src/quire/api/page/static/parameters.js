@@ -58,6 +58,7 @@ export class Parameters {
     };
     const choice = (name, options) => h("select", {}, options.map(([value, label]) => h("option", { value, selected: (values[name] ?? "") === value }, label)));
     const formats = (model?.kv_formats ?? []).filter((name) => /^(plain|page-\d)$/.test(name));
+    if (!model?.kv_formats && values.kv) formats.push(values.kv); // chosen before; only a loaded model says what it offers
     const tools = h("textarea", { rows: 4, spellcheck: "false", value: values.tools ?? "", placeholder: '[{"type": "function", "function": {"name": …}}]' });
     const wrong = h("p", { class: "error", role: "alert", hidden: true });
     const form = h("form", { method: "dialog" },
@@ -67,7 +68,8 @@ export class Parameters {
         NUMBERS.map(([name, label, more]) => labelled(name, label, h("input", { type: "number", value: values[name] ?? "", placeholder: defaults[name] ?? "default", ...more }))),
         labelled("thoughts", "Thoughts", choice("thoughts", THOUGHTS)),
         labelled("kv", "KV cache", choice("kv", [["", "Server's default"], ...formats.map((name) => [name, name])]))),
-      labelled("tools", "Tools, as JSON; you say what they give", tools),
+      h("p", { class: "hint", hidden: Boolean(model?.kv_formats) }, "Which KV cache formats it can use is known once the model has been loaded."),
+      labelled("tools", "Tools the model may call (a JSON list, as the API takes it). You type what a call returns.", tools),
       wrong,
       h("div", { class: "row end" },
         h("button", { type: "button", onclick: () => { this.keep({ model: values.model }); dialog.close(); } }, "Defaults"),
