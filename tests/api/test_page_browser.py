@@ -345,8 +345,9 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
         listed = page.request.get(url + "/v1/models").json()["data"]
         assert [each["state"] for each in listed] == ["unloaded", "loaded"]
         page.click("[aria-label='Load a']")
-        page.wait_for_selector("[aria-label='Unload a']")
+        page.wait_for_selector("[aria-label='Unload a']:focus")
         page.wait_for_selector("figcaption:has-text('a, layer group')")
+        assert page.get_by_text("3.0 GB").count() == 1  # free on the machine, not twice
         page.click("[aria-label='Unload b']")
         page.wait_for_selector("[aria-label='Load b']")
         page.locator("figcaption:has-text('b, layer group')").wait_for(state="detached")

@@ -108,6 +108,7 @@ class ScriptedEngine:
             steps=7,
             kv_budget=1 << 20,
             kv_used=(("full/plain", 4096),),
+            memory=(("free", 3_000_000_000),),
             reuse_misses=(("evicted", 2),),
             disk=(("bytes", 8192), ("hits", 3)),
             running=sum(not ticket.ended for ticket in self.tickets),

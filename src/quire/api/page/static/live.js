@@ -98,8 +98,8 @@ export class Live {
       tile("writing now", `${Math.round(rates.written)}`, "tokens/s"),
       tile("running", count(samples.one("quire_running_sequences")), `${Math.max(0, reading - waiting)} being read`),
       tile("queue", count(waiting), "waiting"),
-      tile("first token, median", seconds(samples.quantile("quire_time_to_first_token_seconds", 0.5)), "since start"),
-      tile("between tokens, median", seconds(samples.quantile("quire_inter_token_seconds", 0.5)), "since start"),
+      tile("first token, median since start", seconds(samples.quantile("quire_time_to_first_token_seconds", 0.5))),
+      tile("between tokens, median since start", seconds(samples.quantile("quire_inter_token_seconds", 0.5))),
       tile("paused to free memory", count(samples.one("quire_preemptions_total")), "requests"));
   }
 
@@ -144,6 +144,7 @@ export class Live {
 
   showMemory(samples) {
     const memory = samples.map("quire_memory_bytes", "what");
+    if (memory.has("free")) memory.set("free", samples.least("quire_memory_bytes", "what", "free")); // each engine tells of the same machine
     const names = { arrays: "weights and cache", buffers: "kept buffers", process: "whole engine process", free: "free on the machine" };
     const most = Math.max(1, ...[...memory.values()]);
     this.memory.replaceChildren(h("ul", { class: "bars" }, Object.entries(names).filter(([what]) => memory.has(what)).map(([what, name]) => h("li", {},
@@ -175,6 +176,11 @@ class Samples {
     const found = new Map();
     for (const { labels, value } of this.metrics[name] ?? []) found.set(named(labels, label), (found.get(named(labels, label)) ?? 0) + value);
     return found;
+  }
+
+  /** The smallest value among those with this label. */
+  least(name, label, wanted) {
+    return Math.min(...this.metrics[name].filter(({ labels }) => labels[label] === wanted).map(({ value }) => value));
   }
 
   /** Names of the models that are loaded; null for a key that is not told. */

@@ -34,6 +34,7 @@ export class Served {
   }
 }
 
+/** One model's. Its nodes stay, so that its button keeps the focus. */
 class Card {
   constructor(name, changed) {
     this.name = name;
@@ -66,7 +67,7 @@ class Card {
     this.say(model.problem);
     this.button.textContent = loaded || state === "unloading" ? "Unload" : "Load";
     this.button.setAttribute("aria-label", `${this.button.textContent} ${this.name}`);
-    this.button.disabled = BUSY.includes(state);
+    this.busy = BUSY.includes(state);
     this.button.hidden = loaded && shared;
     this.hint.hidden = !this.button.hidden;
     this.tick();
@@ -81,9 +82,15 @@ class Card {
     this.problem.textContent = problem ?? "";
   }
 
+  /** Not `disabled`, which would lose the keyboard's place. */
+  set busy(busy) {
+    this.button.setAttribute("aria-disabled", String(busy));
+  }
+
   async change() {
+    if (this.button.getAttribute("aria-disabled") === "true") return;
     const path = this.state === "loaded" ? "/models/unload" : "/models/load";
-    this.button.disabled = true;
+    this.busy = true;
     const problem = await ask(path, { body: { model: this.name } }).then(() => "", (error) => error.message);
     await this.changed().catch(() => {}); // the poll says why the server does not answer
     if (problem) this.say(problem);
