@@ -300,6 +300,25 @@ def test_a_phone_has_a_drawer_and_nothing_is_cut_off(page: Any, served: Served) 
     page.wait_for_selector(".welcome")
 
 
+def test_a_long_answer_is_followed_until_one_scrolls_up(page: Any, served: Served) -> None:
+    rest = """() => {
+      const { scrollHeight, scrollTop, clientHeight } = document.querySelector(".scroller");
+      return Math.round(scrollHeight - scrollTop - clientHeight);
+    }"""
+    lines = served.ids("One more line. \n\n" * 60)
+    opened(page, served.url)
+    served.engine.reset(lambda _: Script(tokens=lines, group=len(lines)))
+    ask(page, "All at once")
+    page.wait_for_selector(DONE)
+    page.wait_for_function(f"({rest})() < 2")
+    served.engine.reset(lambda _: Script(tokens=lines, group=len(lines) // 8, delay_s=0.1))
+    ask(page, "Bit by bit")
+    page.wait_for_selector(".assistant >> nth=1 >> p >> nth=12")
+    page.evaluate("document.querySelector('.scroller').scrollTop = 100")
+    page.wait_for_selector(f"{DONE} >> nth=1")
+    assert page.evaluate(rest) > 1000
+
+
 def test_docs_show_every_operation(page: Any, served: Served) -> None:
     page.goto(served.url + "/docs")
     page.wait_for_selector(".operation")

@@ -18,7 +18,7 @@ export class Chat {
     this.parameters = new Parameters();
     this.composer = new Composer((text, images) => this.send(text, images), () => this.stop());
     this.log = h("div", { class: "messages", role: "log", "aria-label": "Messages", "aria-live": "off" });
-    this.scroller = h("div", { class: "scroller", tabindex: "-1" }, this.log);
+    this.scroller = h("div", { class: "scroller", tabindex: "-1", onscroll: () => this.scrolled() }, this.log);
     this.title = h("h1", { class: "title" });
     const bar = h("div", { class: "chat-bar" }, this.title,
       iconButton("tune", "Parameters", () => this.parameters.show()),
@@ -201,11 +201,19 @@ export class Chat {
   }
 
   follow() {
-    const { scroller } = this;
-    if (scroller.scrollHeight - scroller.scrollTop - scroller.clientHeight < 120) this.toEnd();
+    if (this.atEnd) this.toEnd();
+  }
+
+  /** An answer that grows is followed, however much a frame adds, until the user scrolls up. */
+  scrolled() {
+    const { scrollTop, scrollHeight, clientHeight } = this.scroller;
+    if (scrollHeight - scrollTop - clientHeight < 120) this.atEnd = true;
+    else if (scrollTop < this.top) this.atEnd = false;
+    this.top = scrollTop;
   }
 
   toEnd() {
+    this.atEnd = true;
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 }
