@@ -217,7 +217,7 @@ def test_an_error_is_shown(page: Any, served: Served) -> None:
 
 def test_the_key_is_asked_for_once(page: Any, tokenizer: Tokenizer) -> None:
     with ExitStack() as stack:
-        served = start(stack, tokenizer, ServerConfig(api_keys=("secret",)))
+        served = start(stack, tokenizer, ServerConfig(api_keys=("secret", "another")))
         says(served, "Welcome")
         page.goto(served.url)
         page.get_by_label("API key").last.fill("wrong")
@@ -230,6 +230,9 @@ def test_the_key_is_asked_for_once(page: Any, tokenizer: Tokenizer) -> None:
         opened(page, served.url)
         ask(page, "Hello")
         page.wait_for_selector(".assistant .text:has-text('Welcome')")
+        page.click("nav >> text=Live")
+        page.wait_for_selector(".model .hint:has-text('not unload it')")
+        assert page.get_by_role("button", name="Unload").count() == 0
 
 
 def test_the_header_says_when_the_server_is_gone_and_back(page: Any, served: Served) -> None:
