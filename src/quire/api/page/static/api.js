@@ -4,6 +4,7 @@ const KEY = "quire.key";
 const NO_KEY = "This server needs an API key. Enter the key, then ask again.";
 let askForKey = async () => null;
 let noteContact = () => {};
+let noteModels = () => {};
 
 /** Says who asks the user for an API key: given whether one was refused, gives a key or null. */
 export function onKeyNeeded(asker) {
@@ -13,6 +14,11 @@ export function onKeyNeeded(asker) {
 /** Says who hears how each request went: "ok", "gone" (no answer), or "key" (one is needed). */
 export function onContact(listener) {
   noteContact = listener;
+}
+
+/** Says who hears of the models whenever any part of the page has them listed. */
+export function onModels(listener) {
+  noteModels = listener;
 }
 
 export const hasKey = () => Boolean(localStorage.getItem(KEY));
@@ -74,6 +80,12 @@ async function reason(response) {
 }
 
 export const get = async (path, options) => (await ask(path, options)).json();
+
+export async function models() {
+  const { data } = await get("/v1/models");
+  noteModels(data);
+  return data;
+}
 
 /** The chunks of a streamed answer. Throws ApiError if the stream says so, or ends early. */
 export async function* chunks(body, signal) {

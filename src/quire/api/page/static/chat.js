@@ -47,6 +47,11 @@ export class Chat {
     answering?.load(parameters.list.some(({ id, state }) => id === answering.message.model && state === "loading"));
   }
 
+  choose(model) {
+    this.parameters.choose(model);
+    this.models(this.parameters.list);
+  }
+
   async begin() {
     this.conversations = await store.all();
     addEventListener("hashchange", () => this.composer.catchFocus());

@@ -29,7 +29,7 @@ function drawer(open = !document.body.classList.contains("drawer")) {
 
 const chat = new Chat($("#chat"), $("#side"), () => drawer(false), (running) => status.turn(running));
 const live = new Live($("#live"));
-const status = new Status($("#state"), chat.parameters, (list) => {
+const status = new Status($("#state"), chat, (list) => {
   chat.models(list);
   live.models(list);
 });

@@ -1,6 +1,6 @@
 // The models that are offered: what each is and holds, when it goes, and buttons to load and unload it.
 
-import { ask, get } from "./api.js";
+import { ask, models } from "./api.js";
 import { h } from "./dom.js";
 import { bytes, count, seconds } from "./figures.js";
 
@@ -15,7 +15,7 @@ export class Served {
   /** @param {boolean} shared whether the key is one of several, which cannot unload what others use */
   async refresh(shared) {
     this.shared = shared;
-    this.show((await get("/v1/models")).data);
+    this.show(await models());
   }
 
   show(list) {

@@ -1,16 +1,17 @@
 // The header's account of the server: the chosen model and its state, whether it answers, the API key.
 
-import { enterKey, forgetKey, get, hasKey, onContact } from "./api.js";
+import { enterKey, forgetKey, hasKey, models, onContact, onModels } from "./api.js";
 import { h } from "./dom.js";
 
 const [OFTEN_MS, SELDOM_MS] = [1000, 5000];
 const TROUBLE = { gone: "not reachable", key: "needs an API key" };
 
 export class Status {
-  /** `listed` gets the models, whenever what the server says of them or the choice has changed. */
-  constructor(root, parameters, listed) {
+  /** `listed` gets the models, whenever what the server says of them has changed. */
+  constructor(root, chat, listed) {
     this.root = root;
-    this.parameters = parameters;
+    this.chat = chat;
+    this.parameters = chat.parameters;
     this.listed = listed;
     this.contact = "ok";
     this.running = false;
@@ -21,6 +22,7 @@ export class Status {
     this.dot = h("span", { class: "dot", "aria-hidden": "true", hidden: true });
     root.append(this.dot, this.name, this.choice, this.words, this.key);
     onContact((contact) => this.heard(contact));
+    onModels((list) => this.show(list));
     document.addEventListener("visibilitychange", () => this.poll());
   }
 
@@ -35,15 +37,15 @@ export class Status {
     clearTimeout(this.timer);
     if (document.visibilityState !== "visible") return;
     try {
-      this.show((await get("/v1/models")).data);
+      await models();
     } catch { /* the header says it already */ }
     clearTimeout(this.timer);
-    const unsettled = this.running || this.contact === "gone" || this.parameters.model?.state === "loading";
+    const unsettled = this.running || this.contact === "gone" || ["loading", "unloading"].includes(this.parameters.model?.state);
     if (this.contact !== "key") this.timer = setTimeout(() => this.poll(), unsettled ? OFTEN_MS : SELDOM_MS);
   }
 
   show(list) {
-    const said = JSON.stringify(list.map(({ id, state, modalities, sampling_defaults, kv_formats }) => [id, state, modalities, sampling_defaults, kv_formats]));
+    const said = JSON.stringify(list.map(({ id, state, problem, modalities, sampling_defaults, kv_formats }) => [id, state, problem, modalities, sampling_defaults, kv_formats]));
     if (said === this.said) return;
     this.said = said;
     this.listed(list);
@@ -53,8 +55,7 @@ export class Status {
   }
 
   choose(name) {
-    this.parameters.choose(name);
-    this.listed(this.parameters.list);
+    this.chat.choose(name);
     this.draw();
   }
 
@@ -76,6 +77,7 @@ export class Status {
     this.choice.hidden = list.length < 2;
     this.choice.value = model?.id ?? "";
     const words = trouble ?? model?.state ?? "";
+    this.words.title = model?.problem ?? "";
     if (this.words.textContent !== words) this.words.textContent = words;
     this.key.textContent = this.contact === "key" ? "Enter key" : "Forget key";
     this.key.hidden = this.contact !== "key" && !hasKey();
