@@ -13,11 +13,11 @@ from typing import ParamSpec, TypeVar
 import mlx.core as mx
 import psutil
 
-from quire.core.errors import ModelError
 from quire.device.blas import OpenBLASOperations, choose_blas
 from quire.device.cpu.kernels import CPUKernels, NoKernels, load_kernels
 from quire.device.cpu.operations import KernelOperations
 from quire.device.cuda.operations import CUDAOperations
+from quire.device.machine import device_number
 from quire.device.operations import Operations, UnfusedOperations
 
 log = logging.getLogger("quire.device")
@@ -230,7 +230,7 @@ class CUDA(GPU):
         return False
 
     def free_memory(self) -> int:
-        return _fact("free_memory")
+        return device_number("free_memory")
 
     def weight_memory(self) -> int:
         return self.free_memory()
@@ -249,26 +249,14 @@ class Metal(GPU):
         return self._working_set() - mx.get_active_memory()
 
     def weight_memory(self) -> int:
-        return min(self._working_set(), _fact("memory_size"))
+        return min(self._working_set(), device_number("memory_size"))
 
     def bound_caches(self) -> None:
         super().bound_caches()
         mx.set_wired_limit(self._working_set())
 
     def _working_set(self) -> int:
-        return _fact("max_recommended_working_set_size")
-
-
-def _fact(name: str) -> int:
-    """A number of MLX's about the device.
-
-    Raises:
-        ModelError: MLX does not say.
-    """
-    info = mx.device_info()
-    if not isinstance(value := info.get(name), int):
-        raise ModelError(f"the device does not say how much memory it has: {sorted(info)}")
-    return value
+        return device_number("max_recommended_working_set_size")
 
 
 def gpu_backends() -> list[str]:

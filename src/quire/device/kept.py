@@ -11,8 +11,7 @@ from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
-import mlx.core as mx
-
+from quire.device.machine import device_model
 from quire.device.private import kernel_folder
 
 _SOURCES = {".py", ".cuh", ".h", ".cpp", ".so"}
@@ -58,9 +57,7 @@ def kept() -> Kept:
     folder = kernel_folder()
     if folder is None:
         return Kept(None, "")
-    info = mx.device_info()
-    machine = [str(info.get(name)) for name in ("device_name", "architecture")]
-    return Kept(folder / "kept", " ".join([*machine, version("mlx"), _sources()]))
+    return Kept(folder / "kept", f"{device_model()} {version('mlx')} {_sources()}")
 
 
 def _sources() -> str:
