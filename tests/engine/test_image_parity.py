@@ -80,6 +80,8 @@ DAILY = {
 }
 """The scenarios of every day; the others are slow."""
 FORMATS = (KVFormat("page", 4, 4), KVFormat("uniform", 8, 8, 32), KVFormat("turbo", 3.5, 3.5))
+DAILY_FORMATS = (FORMATS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FORMATS[1:]))
+"""One every day, all of them in the slow run."""
 
 Opened = tuple[LoadedModel, EngineConfig]
 
@@ -271,7 +273,7 @@ def test_videos(
     assert_same(SCENARIOS[scenario](loaded, config, wanted), alone(loaded, config, wanted), names)
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+@pytest.mark.parametrize("format", DAILY_FORMATS, ids=lambda format: format.name)
 @pytest.mark.parametrize(
     ("family", "scenario"),
     families(("staggered arrivals", "in chunks of 33"), daily=lambda family, _: family == WHOLE),
@@ -289,7 +291,7 @@ def test_formats(
     assert_same(got, expected(family, format), [request.id for request in wanted])
 
 
-@pytest.mark.parametrize("format", FORMATS, ids=lambda format: format.name)
+@pytest.mark.parametrize("format", DAILY_FORMATS, ids=lambda format: format.name)
 @pytest.mark.parametrize("family", families(daily=lambda family: family == WHOLE))
 def test_formats_pre_empted_and_resumed(
     opened: Callable[[str], Opened], expected: Expected, family: str, format: KVFormat
