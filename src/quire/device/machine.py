@@ -1,0 +1,25 @@
+"""What MLX says about the device that it computes on."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from quire.core.errors import ModelError
+
+
+def device_number(name: str) -> int:
+    """A number about the device, such as "memory_size" in bytes.
+
+    Raises:
+        ModelError: MLX does not say.
+    """
+    info = mx.device_info()
+    if not isinstance(value := info.get(name), int):
+        raise ModelError(f"the device does not say how much memory it has: {sorted(info)}")
+    return value
+
+
+def device_model() -> str:
+    """Name and architecture, as far as MLX says."""
+    info = mx.device_info()
+    return " ".join(str(info.get(name)) for name in ("device_name", "architecture"))
