@@ -343,20 +343,12 @@
   __syncthreads();
   for (int n = threadIdx.x; n < PART * V_DIM; n += 128) {
     const int m = n / V_DIM, d = n % V_DIM;
-    float best = -1e30f, sum = 0.f, x = 0.f;
-    #pragma unroll
-    for (int w = 0; w < STREAMS; w++) best = fmaxf(best, found[(w * ROWS + m) * 2]);
-    #pragma unroll
-    for (int w = 0; w < STREAMS; w++) {
-      const float* own = found + (w * ROWS + m) * 2;
-      const float scale = power(own[0] - best);
-      sum += own[1] * scale;
-      x += ((const float*)(shared + (d / V_OWN * STREAMS + w) * WARP))[m * V_OWN + d % V_OWN] * scale;
-    }
+    const float* element = (const float*)(shared + d / V_OWN * STREAMS * WARP) + m * V_OWN + d % V_OWN;
+    const Joined all = joined<STREAMS, ROWS>(found, m, element, WARP / sizeof(float));
     const size_t at = ((size_t)row * HEADS + head0 + m) * splits + split;
-    partial[at * V_DIM + d] = x;
+    partial[at * V_DIM + d] = all.x;
     if (d == 0) {
-      stats[at * 2] = best;
-      stats[at * 2 + 1] = sum;
+      stats[at * 2] = all.best;
+      stats[at * 2 + 1] = all.sum;
     }
   }

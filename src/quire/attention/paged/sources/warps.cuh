@@ -49,3 +49,22 @@ __device__ __forceinline__ void turned_matrices(unsigned* to, const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
     : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"((unsigned)__cvta_generic_to_shared(row)) : "memory");
 }
+// What streams of keys found for one query head: the greatest score, the total of its weights, and one
+// element of the weighted sum of values.
+struct Joined { float best, sum, x; };
+// `found` has each stream's greatest score and total for ROWS heads; `element` is the first stream's, the
+// next ones' are `stride` further.
+template <int STREAMS, int ROWS>
+__device__ __forceinline__ Joined joined(const float* found, int head, const float* element, int stride) {
+  Joined to = {-1e30f, 0.f, 0.f};
+  #pragma unroll
+  for (int w = 0; w < STREAMS; w++) to.best = fmaxf(to.best, found[(w * ROWS + head) * 2]);
+  #pragma unroll
+  for (int w = 0; w < STREAMS; w++) {
+    const float* own = found + (w * ROWS + head) * 2;
+    const float weight = power(own[0] - to.best);
+    to.sum += own[1] * weight;
+    to.x += element[w * stride] * weight;
+  }
+  return to;
+}
