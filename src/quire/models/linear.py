@@ -46,12 +46,11 @@ class PackedEmbedding(nn.QuantizedEmbedding):
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T]` -> `[T, dim]`."""
-        if self.row_type is None:
-            rows: mx.array = super().__call__(x)  # type: ignore[no-untyped-call]
-            return rows
         packed = _packed(self)
-        assert packed.biases is not None  # only affine scales are stored narrower
-        scales, biases = (part[x].astype(self.row_type) for part in (packed.scales, packed.biases))
+        scales, biases = packed.scales[x], None if packed.biases is None else packed.biases[x]
+        if self.row_type is not None and biases is not None:
+            # Only affine scales are stored narrower.
+            scales, biases = scales.astype(self.row_type), biases.astype(self.row_type)
         return PackedWeight(packed.codes[x], scales, biases, packed.packing).unpacked()
 
     def as_linear(self, x: mx.array) -> mx.array:
