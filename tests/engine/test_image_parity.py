@@ -6,25 +6,25 @@ from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import combinations, product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Request
-from quire.models.loader import LoadedModel, open_model
 from tests.support.parity import (
     SCENARIOS,
     TOLERANCE,
     Company,
-    Generated,
+    Expected,
+    Opened,
     alone,
+    answers_alone,
     assert_same,
     count_encodes,
+    opener,
     prompts,
     with_media,
 )
@@ -40,7 +40,6 @@ from tests.support.tiny_models import (
     gemma4_config,
     gemma4_ple_config,
     gemma4_vision_config,
-    write_model,
 )
 
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -82,8 +81,6 @@ DAILY = {
 FORMATS = (KVFormat("page", 4, 4), KVFormat("uniform", 8, 8, 32), KVFormat("turbo", 3.5, 3.5))
 DAILY_FORMATS = (FORMATS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in FORMATS[1:]))
 """One every day, all of them in the slow run."""
-
-Opened = tuple[LoadedModel, EngineConfig]
 
 
 def families(*others: Any, daily: Callable[..., bool]) -> list[Any]:
@@ -153,33 +150,13 @@ def as_read(family: str, request: Request) -> Request:
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
-    known: dict[str, Opened] = {}
-
-    def find(name: str) -> Opened:
-        if name not in known:
-            folder = write_model(Path(tmp_path_factory.mktemp("eyes")), FAMILIES[name])
-            loaded = open_model(str(folder), dtype="float32")
-            known[name] = loaded, EngineConfig(str(folder), kv_memory=64 << 20, kv_skip_layers=())
-        return known[name]
-
-    return find
-
-
-Expected = Callable[[str, KVFormat], dict[str, Generated]]
+    return opener(tmp_path_factory.mktemp("eyes"), FAMILIES)
 
 
 @pytest.fixture(scope="module")
 def expected(opened: Callable[[str], Opened]) -> Expected:
     """What each request gets alone, computed once."""
-    known: dict[tuple[str, KVFormat], dict[str, Generated]] = {}
-
-    def find(name: str, format: KVFormat) -> dict[str, Generated]:
-        if (name, format) not in known:
-            loaded, config = opened(name)
-            known[name, format] = alone(loaded, replace(config, kv_format=format), requests(name))
-        return known[name, format]
-
-    return find
+    return answers_alone(opened, requests)
 
 
 @pytest.mark.parametrize("family", families(daily=lambda family: family in DAILY))

@@ -8,31 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from quire.core.config import EngineConfig
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem
 from quire.core.request import Request
-from quire.models.loader import LoadedModel, open_model
+from quire.models.loader import LoadedModel
 from quire.models.registry import build
 from tests.engine.test_image_parity import FAMILIES
 from tests.support.parity import (
     SCENARIOS,
     TOLERANCE,
     Company,
-    Generated,
+    Expected,
+    Opened,
     alone,
+    answers_alone,
     assert_same,
     count_encodes,
+    opener,
     prompts,
     with_media,
 )
 from tests.support.registered import CONFIGS
-from tests.support.tiny_models import IMAGE, write_model
+from tests.support.tiny_models import IMAGE
 
 THERE = {config["model_type"] for config in FAMILIES.values()}
 """In `test_image_parity`."""
@@ -68,21 +69,11 @@ WHOLE = {"falcon_ocr", "falcon_perception", "moondream3"}
 PLAIN, PAGE = KVFormat(), KVFormat("page", 4, 4)
 DAILY = ("gemma3n, all", "llava_next")
 """Of these, two requests in a batch every day; the rest is slow."""
-Opened = tuple[LoadedModel, EngineConfig]
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
-    known: dict[str, Opened] = {}
-
-    def find(name: str) -> Opened:
-        if name not in known:
-            folder = write_model(Path(tmp_path_factory.mktemp("sees")), CONFIGS[name])
-            loaded = open_model(str(folder), dtype="float32")
-            known[name] = loaded, EngineConfig(str(folder), kv_memory=64 << 20, kv_skip_layers=())
-        return known[name]
-
-    return find
+    return opener(tmp_path_factory.mktemp("sees"), CONFIGS)
 
 
 def picture(loaded: LoadedModel, name: str, seed: int, *, small: bool = False) -> MediaItem:
@@ -115,22 +106,10 @@ def requests(loaded: LoadedModel, name: str) -> list[Request]:
     ]
 
 
-Expected = Callable[[str, KVFormat], dict[str, Generated]]
-
-
 @pytest.fixture(scope="module")
 def expected(opened: Callable[[str], Opened]) -> Expected:
     """What each request gets alone, computed once."""
-    known: dict[tuple[str, KVFormat], dict[str, Generated]] = {}
-
-    def find(name: str, format: KVFormat) -> dict[str, Generated]:
-        if (name, format) not in known:
-            loaded, config = opened(name)
-            wanted = requests(loaded, name)
-            known[name, format] = alone(loaded, replace(config, kv_format=format), wanted)
-        return known[name, format]
-
-    return find
+    return answers_alone(opened, lambda name: requests(opened(name)[0], name))
 
 
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -12,12 +14,14 @@ import numpy as np
 import pytest
 
 from quire.core.config import EngineConfig
+from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Output, Request, SamplingParams
 from quire.engine.engine import Engine, no_proposer
 from quire.engine.runner import SampledRow
-from quire.models.loader import LoadedModel
+from quire.models.loader import LoadedModel, open_model
 from quire.scheduler.sequence import Proposer
+from tests.support.tiny_models import write_model
 
 TOLERANCE = 1e-4
 """The most that two logits of one row may differ, relative to the largest of the row."""
@@ -172,6 +176,35 @@ def assert_same(
             a, b = np.array(ours.logits[position]), np.array(logits)
             error = np.abs(a - b).max() / np.abs(b).max()
             assert error < TOLERANCE, f"{name}: logits at {position} differ by {error:.2e}"
+
+
+Opened = tuple[LoadedModel, EngineConfig]
+Expected = Callable[[str, KVFormat], dict[str, Generated]]
+
+
+def opener(folder: Path, configs: Mapping[str, dict[str, Any]]) -> Callable[[str], Opened]:
+    """Opens a family's tiny model in float32, each once, below a folder."""
+
+    @cache
+    def find(name: str) -> Opened:
+        path = str(write_model(folder / name, configs[name]))
+        loaded = open_model(path, dtype="float32")
+        return loaded, EngineConfig(path, kv_memory=64 << 20, kv_skip_layers=())
+
+    return find
+
+
+def answers_alone(
+    opened: Callable[[str], Opened], requests: Callable[[str], list[Request]]
+) -> Expected:
+    """What each of a family's requests gets alone in a KV format, computed once."""
+
+    @cache
+    def find(name: str, format: KVFormat) -> dict[str, Generated]:
+        loaded, config = opened(name)
+        return alone(loaded, replace(config, kv_format=format), requests(name))
+
+    return find
 
 
 Scenario = Callable[[LoadedModel, EngineConfig, list[Request]], dict[str, Generated]]
