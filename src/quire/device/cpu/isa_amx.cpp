@@ -255,13 +255,9 @@ const Kernels* amx_kernels() {
                           __builtin_cpu_supports("amx-bf16") && __builtin_cpu_supports("amx-int8") &&
                           __builtin_cpu_supports("avx512bf16") && tiles_work();
         if (!here) return (const Kernels*)nullptr;
-        static Kernels kernels = *vnni_kernels();
-        kernels.name = "amx";
-        kernels.arranged_floats = arranged_floats;
-        kernels.arrange = arrange;
-        kernels.product = product;
-        kernels.scratch_floats = scratch_floats;
-        return (const Kernels*)&kernels;
+        static const Kernels kernels =
+            with_products(*vnni_kernels(), "amx", {arranged_floats, arrange, product, scratch_floats});
+        return &kernels;
     }();
     return found;
 }

@@ -30,13 +30,9 @@ const Kernels* vnni_kernels() {
         const bool here = avx512_kernels() && __builtin_cpu_supports("avx512vnni") &&
                           __builtin_cpu_supports("avx512vbmi");
         if (!here) return (const Kernels*)nullptr;
-        static Kernels kernels = *avx512_kernels();
-        kernels.name = "vnni";
-        kernels.arranged_floats = arranged_floats;
-        kernels.arrange = arrange;
-        kernels.product = product;
-        kernels.scratch_floats = scratch_floats;
-        return (const Kernels*)&kernels;
+        static const Kernels kernels =
+            with_products(*avx512_kernels(), "vnni", {arranged_floats, arrange, product, scratch_floats});
+        return &kernels;
     }();
     return found;
 }

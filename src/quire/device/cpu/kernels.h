@@ -137,10 +137,8 @@ struct CausalConv {
 
 constexpr int64_t kRowsMultiple = 16;  // of rows that are arranged apart from others
 
-struct Kernels {
-    const char* name;
-    int vector;  // floats in a vector
-
+// Products of one instruction set.
+struct Products {
     // Floats of so many arranged rows for a weight of this kind.
     int64_t (*arranged_floats)(const Weight& w, int64_t count);
     // Arranges rows [begin, end) of x; `begin` is a multiple of `kRowsMultiple`, and `end` is one or the
@@ -149,6 +147,11 @@ struct Kernels {
     // Columns [begin, end) of a product. `scratch` holds `scratch_floats(w)`.
     void (*product)(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch);
     int64_t (*scratch_floats)(const Weight& w);
+};
+
+struct Kernels : Products {
+    const char* name;
+    int vector;  // floats in a vector
 
     // RMS norm of rows [begin, end): (residual + x / sqrt(mean(x^2) + eps) * weight) * factor[0]. Residual,
     // weight and factor may be null.
@@ -170,6 +173,14 @@ struct Kernels {
     // Channels [begin, end) of one sequence, multiples of 16.
     void (*causal_conv)(const CausalConv& conv, int64_t sequence, int64_t begin, int64_t end);
 };
+
+// The kernels of `base` with other products.
+inline Kernels with_products(const Kernels& base, const char* name, const Products& products) {
+    Kernels kernels = base;
+    static_cast<Products&>(kernels) = products;
+    kernels.name = name;
+    return kernels;
+}
 
 // Those of an instruction set, or null where this build or this processor has it not.
 const Kernels* amx_kernels();  // the other operations are AVX-512's
