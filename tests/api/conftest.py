@@ -18,6 +18,7 @@ from quire.core.info import ModelInfo
 from quire.core.request import Request
 from quire.demo import MODEL_DIR
 from quire.text.tokenizer import Tokenizer
+from tests.support.browser import browser, page  # noqa: F401
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import one_model, serving
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,13 +20,23 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 
+from quire.api.app import build_app
 from quire.cli import main
 from quire.cli.chat import ChatError, own_server
 from quire.cli.chat_terminal import history_file, typed_lines
 from quire.cli.conversation import Chat
+from quire.cli.served import Server
+from quire.core.config import EngineConfig, Offer, ServerConfig
+from quire.core.info import ModelInfo
+from quire.core.messages import Progress
 from quire.core.request import Failure, Request
+from quire.demo import MODEL_DIR
+from quire.serving.assembly import assemble
+from quire.serving.models import Loaded, Models, Told
+from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import Serve, Served
-from tests.support.scripted_engine import Script
+from tests.support.scripted_engine import Script, ScriptedEngine
+from tests.support.server import serving
 
 CALL = '<|tool_call>call:get_weather{city:<|"|>Tokyo<|"|>}<tool_call|>'
 TOOL = {
@@ -195,7 +207,7 @@ def test_a_stopped_answer_does_not_show_the_figures_of_the_one_before(
     served = serve("Hello there.")
     console = Console(file=io.StringIO())
     with httpx.Client() as client:
-        talk = Chat(client, f"{served.url}/v1", {"model": "quire-demo"}, console)
+        talk = Chat(client, Server(served.url), {"model": "quire-demo"}, console)
         talk.messages.append({"role": "user", "content": "Hi."})
         talk.answer()
         assert talk.usage is not None
@@ -230,7 +242,7 @@ def test_pictures_models_figures_and_saving(
     lines += [f"/save {saved}", f"/image {tmp_path / 'none.png'}", "/?"]
     assert chat(monkeypatch, served, lines, "--system", "Be brief.") == 0
     notes = capsys.readouterr().err
-    assert "there is no whole answer yet" in notes
+    assert "there is no answer yet" in notes
     assert "* quire-demo" in notes
     assert "no model is called 'other'; there are quire-demo" in notes
     assert re.search(r"prompt \d+ tokens, 0 of them cached; .* answer \d+ tokens", notes)
@@ -278,10 +290,37 @@ def test_a_terminal_shows_markdown(serve: Serve) -> None:
     out = io.StringIO()
     with httpx.Client() as client:
         console = Console(file=out, force_terminal=True, width=80)
-        talk = Chat(client, f"{served.url}/v1", {"model": "quire-demo"}, console)
+        talk = Chat(client, Server(served.url), {"model": "quire-demo"}, console)
         talk.messages.append({"role": "user", "content": "Hi"})
         assert talk.answer().text == "Some **bold** words."
     assert "**" not in out.getvalue()
     assert "\x1b[1mbold" in out.getvalue()
     assert talk.usage is not None
     assert talk.usage.generated > 1
+
+
+def test_an_answer_that_waits_says_how_far_its_model_is(tokenizer: Tokenizer) -> None:
+    info = ModelInfo(str(MODEL_DIR), "gemma4", 4096, 4096, "float32", "cpu", 1 << 20)
+    engine = ScriptedEngine(info, lambda _: Script(tuple(tokenizer.encode("Hello there."))))
+    opening = threading.Event()
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            if "loading b: 40% of" in text:
+                opening.set()
+            return super().write(text)
+
+    async def opener(offer: Offer, told: Told) -> Loaded:
+        told(Progress("weights", 2 * 10**9, 5 * 10**9))
+        await asyncio.to_thread(opening.wait, 30)
+        return Loaded(assemble(engine, offer.name, offer.serving))
+
+    offers = [Offer(EngineConfig(""), ServerConfig(served_name=name)) for name in ("a", "b")]
+    app = build_app(Models(offers, opener), ServerConfig())
+    with serving(app) as url, httpx.Client() as client:
+        console = Console(file=Screen(), force_terminal=True, width=80)
+        talk = Chat(client, Server(url), {"model": "b"}, console)
+        talk.messages.append({"role": "user", "content": "Hi"})
+        assert talk.answer().text == "Hello there."
+        assert Server(url).model("b")["progress"] is None
+    assert opening.is_set()

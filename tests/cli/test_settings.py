@@ -114,14 +114,25 @@ def test_what_other_commands_read_is_a_warning(
     assert "[serve] unknown key 'kv-bitz'" in line
 
 
-def test_a_variable_that_was_nearly_one_is_refused(
+def test_a_variable_of_no_option_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("QUIRE_MAX_MESAGES", "3")
-    assert main(["models"]) == 1
-    assert "did you mean QUIRE_MAX_MESSAGES?" in capsys.readouterr().err
-    monkeypatch.delenv("QUIRE_MAX_MESAGES")
+    monkeypatch.setenv("QUIRE_OF_MINE", "3")
+    monkeypatch.setenv("QUIRE_LAUNCH_KEY", "set by quire launch codex")
+    assert parse(["serve"]).command == "serve"
+    assert capsys.readouterr().err.splitlines() == [
+        "quire: warning: these variables have no effect: "
+        "QUIRE_MAX_MESAGES (did you mean QUIRE_MAX_MESSAGES?), QUIRE_OF_MINE"
+    ]
+
+
+def test_a_wrong_value_takes_one_line_in_the_commands_that_read_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("QUIRE_PORT", "x")
+    assert parse(["models"]).command == "models"
+    assert capsys.readouterr().err == ""
     assert main(["serve"]) == 1
     assert "QUIRE_PORT: 'x'" in capsys.readouterr().err
     assert main(["serve", "--config", "/nowhere.toml"]) == 1

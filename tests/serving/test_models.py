@@ -11,9 +11,10 @@ import pytest
 from quire.core.config import EngineConfig, Offer, ServerConfig
 from quire.core.errors import EngineFailure, ModelError, NoRoom, NotFound
 from quire.core.info import ModelInfo
+from quire.core.messages import Progress
 from quire.demo import MODEL_DIR
 from quire.serving.assembly import assemble
-from quire.serving.models import Lease, Loaded, Models
+from quire.serving.models import Lease, Loaded, Models, Told
 from tests.support import virtual_time
 from tests.support.scripted_engine import Script, ScriptedEngine
 
@@ -30,8 +31,9 @@ class House:
     configs: list[EngineConfig] = field(default_factory=list)
     problem: str | None = None
 
-    async def open(self, offer: Offer) -> Loaded:
+    async def open(self, offer: Offer, told: Told) -> Loaded:
         self.configs.append(offer.engine)
+        told(Progress("weights", 1, 4))
         await asyncio.sleep(LOAD_S)
         if self.problem is not None:
             raise ModelError(self.problem)

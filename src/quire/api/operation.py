@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -158,6 +159,7 @@ class Operation:
             "pinned": model.offer.pinned,
             "requests": model.users,
             "expires_s": model.expires_s,
+            "progress": None if model.progress is None else asdict(model.progress),
             "problem": model.problem,
         }
         if (info := model.info) is not None:

@@ -26,9 +26,8 @@ from quire.media.kinds import inputs, limits_of
 from quire.serving.assembly import assemble
 from quire.serving.engine_client import WORKER, ProcessEngine
 from quire.serving.jobs import JobLimits, Jobs
-from quire.serving.models import Loaded, Models, Opener
+from quire.serving.models import Loaded, Models, Opener, Told
 
-Told = Callable[[str, Progress | None], None]
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
 
 
@@ -38,7 +37,7 @@ def serve(
     worker: str = WORKER,
     *,
     memory: int | None = None,
-    told: Told = lambda name, progress: None,
+    told: Callable[[str, Progress | None], None] = lambda name, progress: None,
 ) -> int:
     """Serves until interrupted; 1 if the only engine broke down.
 
@@ -132,20 +131,27 @@ async def _serve(
     return 1 if models.broken.is_set() else 0
 
 
-async def _open(worker: str, told: Told, offer: Offer) -> Loaded:
+async def _open(
+    worker: str, shown: Callable[[str, Progress | None], None], offer: Offer, told: Told
+) -> Loaded:
     """Starts a model's processes; the first job waits for those that read requests.
 
     Raises:
         ModelError: it cannot be opened.
     """
     config = offer.serving
+
+    def tell(progress: Progress | None) -> None:
+        shown(offer.name, progress)
+        told(progress)
+
     client = await ProcessEngine.start(
         offer.engine,
         config.log_level,
         worker,
         patience_s=config.engine_timeout_s,
         log_format=config.log_format,
-        told=partial(told, offer.name),
+        told=tell,
     )
     try:
         service = assemble(client, offer.name, config)

@@ -277,7 +277,7 @@ class BenchCommand(ClientOptions, Command):
             with shown(console) as begin:
                 levels = run_async(self._measure(model, target, console, begin))
         except (LoadError, ServerError, ValueError, OSError) as error:
-            console.print(f"quire bench: {error}", style="red", markup=False)
+            console.print(f"quire bench: {error}", style="red", markup=False, soft_wrap=True)
             return 2
         return self._report(model, levels, Console())
 

@@ -21,7 +21,6 @@ from rich.console import Console
 from quire.cli.chat_terminal import HELP, Terminal
 from quire.cli.conversation import Chat, ChatError, Message
 from quire.cli.keys import ClientOptions
-from quire.cli.load import Target
 from quire.cli.served import Server
 from quire.cli.settings import PREFIX, Command, said
 from quire.cli.values import Count, File, Flag
@@ -123,15 +122,13 @@ class ChatCommand(ClientOptions, Command):
         try:
             with contextlib.ExitStack() as stack:
                 url, key = self._server(stack, console)
-                target = Target.parse(url, key)
-                model = str(Server(url, key).model(self.served_model)["id"])
+                server = Server(url, key)
+                model = server.model(self.served_model)
                 headers = {"Authorization": f"Bearer {key}"} if key else {}
                 client = stack.enter_context(httpx.Client(headers=headers, timeout=None))
-                scheme = "https" if target.tls else "http"
-                base = f"{scheme}://{target.host}:{target.port}{target.path}"
-                chat = Chat(client, base, self._asked(model), console, self.system)
+                chat = Chat(client, server, self._asked(model), console, self.system)
                 if sys.stdin.isatty():
-                    console.print(f"{model} at {url}; /? for commands", style="dim")
+                    console.print(f"{model['id']} at {url}; /? for commands", style="dim")
                 return Terminal(chat, console).talk()
         except (QuireError, ValueError, OSError) as error:
             print(f"quire chat: {said(error)}", file=sys.stderr)
@@ -147,10 +144,13 @@ class ChatCommand(ClientOptions, Command):
         with console.status("loading the model") if terminal else contextlib.nullcontext():
             return stack.enter_context(own_server(self.model, self.adapter)), None
 
-    def _asked(self, model: str) -> Message:
-        """What each request says beside the conversation."""
+    def _asked(self, model: Message) -> Message:
+        """What each request says beside the conversation; `model` is as the server lists it."""
         names = {"temperature", "max_tokens", "reasoning_effort"}
-        asked = {"model": model, **self.model_dump(include=names, exclude_none=True)}
+        asked = {"model": model["id"], **self.model_dump(include=names, exclude_none=True)}
+        if model.get("owned_by") == "quire":  # others may refuse what they do not know
+            usage = {"include_usage": True, "continuous_usage_stats": True}
+            asked["stream_options"] = usage
         if self.tools:
             asked["tools"] = json.loads(self.tools.read_text())
         return asked

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from quire.cli.conversation import Chat, ChatError, Message
 from quire.cli.settings import said
+from quire.core.errors import QuireError
 
 HELP = """/image FILE      send a picture along with the next message; may be given again
 /model [NAME]    go on with another model of the server, or list them
@@ -115,12 +116,12 @@ class Terminal:
         elif name in ("/help", "/?"):
             self._note(HELP)
         elif name == "/stats":
-            self._note(str(self._chat.usage or "no figures: there is no whole answer yet"))
+            self._note(str(self._chat.usage or "no figures: there is no answer yet"))
         elif name in ("/image", "/save", "/model"):
             acts = {"/image": self._add_image, "/save": self._save, "/model": self._choose}
             try:
                 acts[name](rest.strip())
-            except (OSError, ChatError) as error:
+            except (OSError, QuireError) as error:
                 self._note(f"{name}: {said(error)}", "red")
         else:
             self._note(f"unknown command {name}; these are known:\n{HELP}", "red")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,13 @@ import httpx
 from rich.console import Console
 from rich.live import Live
 from rich.markdown import Markdown
+from rich.spinner import Spinner
+from rich.text import Text
 
+from quire.cli.load import unreachable
+from quire.cli.served import Server
 from quire.cli.sse_counter import error_message
+from quire.cli.waiting import Watch
 from quire.core.errors import QuireError
 
 Message = dict[str, Any]
@@ -74,26 +79,32 @@ class Chat:
     """One conversation: what was said, and how answers are asked for and shown.
 
     Args:
-        url: of the server, with `/v1`.
+        server: the one that answers.
         settings: fields that every request carries (model, temperature, tools, ...).
         console: where answers go; in a terminal they are shown as the Markdown that they are.
 
     Attributes:
-        usage: of the last answer; None before the first, where it was stopped, and where the server
+        usage: of the last answer, as far as it came; None before the first, and where the server
             does not say.
     """
 
     def __init__(
-        self, client: httpx.Client, url: str, settings: Message, console: Console, system: str = ""
+        self,
+        client: httpx.Client,
+        server: Server,
+        settings: Message,
+        console: Console,
+        system: str = "",
     ) -> None:
         self._client = client
-        self._url = url
+        self.server = server
         self.settings = settings
         self._console = console
         self.system = system
         self.messages: list[Message] = []
         self.usage: Usage | None = None
         self._live: Live | None = None
+        self._waits = False  # whether what is drawn says that an answer is waited for
         self._thinking = False  # whether the last piece shown was part of reasoning
 
     def answer(self) -> Reply:
@@ -107,8 +118,9 @@ class Chat:
         answer = Reply()
         self._thinking, self.usage = False, None
         try:
-            with self._markdown() or nullcontext():
+            with self._drawn() as watch:
                 for delta in self._deltas():
+                    watch.end()
                     self._show(delta, answer)
         except KeyboardInterrupt:
             answer.calls.clear()  # a call that was cut off can't be sent back
@@ -121,38 +133,59 @@ class Chat:
             self.messages.append(answer.message())
         return answer
 
-    def _markdown(self) -> Live | None:
-        """What redraws the answer as it grows; None where nothing can be drawn again."""
+    @contextmanager
+    def _drawn(self) -> Iterator[Watch]:
+        """Redraws the answer as it grows, and until it begins says what is waited for.
+
+        Nothing is drawn where nothing can be drawn again.
+        """
+        watch = Watch(self.server, self.settings["model"], self._wait)
+        if not self._console.is_terminal:
+            yield watch
+            return
+        with Live(console=self._console, vertical_overflow="visible") as self._live, watch:
+            self._wait("")
+            try:
+                yield watch
+            finally:
+                watch.end()
+                if self._waits:
+                    self._live.update("")
         self._live = None
-        if self._console.is_terminal:
-            self._live = Live(console=self._console, vertical_overflow="visible")
-        return self._live
+
+    def _wait(self, words: str) -> None:
+        """Shows that an answer is waited for."""
+        if self._live is not None:
+            self._waits = True
+            self._live.update(Spinner("dots", Text(words, style="dim")))
 
     def models(self) -> list[str]:
         """The names that the server lists.
 
         Raises:
-            ChatError: it does not.
+            ServerError: it does not.
         """
-        try:
-            listed = self._client.get(f"{self._url}/models").json()["data"]
-            return [str(each["id"]) for each in listed]
-        except (httpx.HTTPError, ValueError, KeyError) as error:
-            raise ChatError(f"the server lists no models: {error}") from error
+        return [str(each["id"]) for each in self.server.models()]
 
     def _deltas(self) -> Iterator[Message]:
         system = [{"role": "system", "content": self.system}] if self.system else []
-        body = {**self.settings, "messages": system + self.messages, "stream": True}
-        body["stream_options"] = {"include_usage": True}
+        body = {"stream_options": {"include_usage": True}, **self.settings}
+        body |= {"messages": system + self.messages, "stream": True}
+        url = f"{self.server.base}/v1/chat/completions"
         try:
-            with self._client.stream("POST", f"{self._url}/chat/completions", json=body) as got:
+            with self._client.stream("POST", url, json=body) as got:
                 if got.status_code != 200:
                     raise ChatError(f"HTTP {got.status_code}: {error_message(got.read())}")
                 yield from self._read_events(got.iter_lines())
+        except httpx.ConnectError as error:
+            raise ChatError(unreachable(self.server.base, error)) from error
         except httpx.HTTPError as error:
-            raise ChatError(f"the connection failed: {error}") from error
+            raise ChatError(f"the connection was lost: {error}") from error
 
     def _show(self, delta: Message, answer: Reply) -> None:
+        if self._waits and self._live is not None:
+            self._live.update("")
+        self._waits = False
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
         text = delta.get("content")
         if reasoning:

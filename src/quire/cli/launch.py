@@ -14,11 +14,10 @@ from pydantic import Field
 
 from quire.cli.keys import ClientOptions
 from quire.cli.served import Server
-from quire.cli.settings import Command
+from quire.cli.settings import LAUNCH_KEY, Command
 from quire.cli.values import Flag
+from quire.cli.waiting import loaded
 from quire.core.errors import QuireError
-
-_KEY = "QUIRE_LAUNCH_KEY"
 
 ADVISED_CONTEXT = 64_000
 """Tokens. Claude Code 2.1.197 begins with 39,000 for the embedded model's tokenizer, and less for
@@ -78,11 +77,11 @@ def _codex(place: Place) -> Start:
         "name": "Quire",
         "base_url": f"{place.base}/v1",
         "wire_api": "responses",
-        "env_key": _KEY,
+        "env_key": LAUNCH_KEY,
     }
     settings = [f"model_providers.quire.{name}={json.dumps(it)}" for name, it in provider.items()]
     settings += ['model_provider="quire"', f"model={json.dumps(place.model)}"]
-    return Start(tuple(part for each in settings for part in ("-c", each)), {_KEY: place.key})
+    return Start(tuple(part for each in settings for part in ("-c", each)), {LAUNCH_KEY: place.key})
 
 
 def _opencode(place: Place) -> Start:
@@ -129,7 +128,7 @@ class LaunchCommand(ClientOptions, Command):
         model = server.model(self.served_model)
         if model.get("state") == "unloaded":
             print(f"quire: loading {model['id']}", file=sys.stderr, flush=True)
-            model = server.load(model["id"])
+            model = loaded(server, model["id"])
         context = model.get("context_length")
         if context is not None and context < ADVISED_CONTEXT:
             print(

@@ -6,6 +6,7 @@ A worker keeps its connection where the server does.
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -51,6 +52,12 @@ class Target:
         path = path if path.endswith("/v1") else path + "/v1"
         return cls(parts.hostname, parts.port or (443 if tls else 80), tls, path, api_key)
 
+    @property
+    def base(self) -> str:
+        """The server's address, as clients write it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}"
+
     def request(self, method: str, route: str, body: bytes = b"") -> bytes:
         """The bytes of one HTTP/1.1 request; `route` follows `path`, e.g. `/completions`."""
         lines = [
@@ -63,6 +70,22 @@ class Target:
         if self.api_key:
             lines.append(f"Authorization: Bearer {self.api_key}")
         return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def unreachable(where: str, error: Exception) -> str:
+    """What is said of a server that cannot be reached."""
+    number = _number(error)
+    reason = os.strerror(number) if number else str(error) or type(error).__name__
+    return f"no server answers at {where} ({reason}): start `quire serve`, or name another by --url"
+
+
+def _number(error: BaseException | None) -> int | None:
+    """The errno behind an error, where there is one."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno and error.errno > 0:
+            return error.errno
+        error = error.__cause__ or error.__context__
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +298,7 @@ class Client:
         except TimeoutError:
             exchange.end(f"no complete answer within {timeout_s:g} s")
         except OSError as error:
-            address = f"{self._target.host}:{self._target.port}"
-            exchange.end(f"cannot connect to {address}: {error.strerror or error}")
+            exchange.end(unreachable(self._target.base, error))
         finally:
             if not exchange.whole:
                 self.close()

@@ -15,6 +15,7 @@ from quire.cli.models import shortened, with_problems
 from quire.cli.served import Server
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Flag
+from quire.cli.waiting import loaded
 
 
 class PsCommand(ClientOptions, TableOptions, Command):
@@ -37,7 +38,7 @@ class PsCommand(ClientOptions, TableOptions, Command):
         """
         server = Server(self.url, self.key)
         if self.load:
-            server.load(self.load)
+            loaded(server, self.load)
         if self.unload:
             server.unload(self.unload)
         models = server.models()
@@ -56,14 +57,14 @@ def listing(models: list[dict[str, Any]]) -> Group:
     for heading in ("weights", "KV pages", "requests", "unloaded in"):
         out.add_column(heading, justify="right", no_wrap=True)
     for model in models:
-        loaded = model.get("state") == "loaded"
+        here = model.get("state") == "loaded"
         out.add_row(
             model["id"],
             model.get("state", "-"),
-            shortened(model["weight_bytes"]) if loaded else "-",
-            shortened(model["kv_bytes"]) if loaded else "-",
+            shortened(model["weight_bytes"]) if here else "-",
+            shortened(model["kv_bytes"]) if here else "-",
             str(model.get("requests", "-")),
-            _expiry(model) if loaded else "-",
+            _expiry(model) if here else "-",
         )
     return with_problems(
         out, {each["id"]: each["problem"] for each in models if each.get("problem")}

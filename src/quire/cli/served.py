@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -10,7 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from quire.cli.keys import KEY_VARIABLE
-from quire.cli.load import Target
+from quire.cli.load import Target, unreachable
 from quire.cli.sse_counter import error_message
 from quire.core.errors import QuireError
 
@@ -101,25 +100,9 @@ class Server:
         return parsed
 
 
-def unreachable(where: str, error: Exception) -> str:
-    """What is said of a server that cannot be reached."""
-    number = _number(error)
-    reason = os.strerror(number) if number else str(error) or type(error).__name__
-    return f"no server answers at {where} ({reason}): start `quire serve`, or name another by --url"
-
-
 def refusal(status: int, body: bytes, key: str | None) -> str:
     """What is said of an answer that is an error; a refused key is told from a missing one."""
     if status != 401:
         return error_message(body) or f"HTTP {status}"
     wrong = "does not know this API key: give another" if key else "asks for an API key: give it"
     return f"the server {wrong} by --api-key-file or {KEY_VARIABLE}"
-
-
-def _number(error: BaseException | None) -> int | None:
-    """The errno behind an error, where there is one."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno and error.errno > 0:
-            return error.errno
-        error = error.__cause__ or error.__context__
-    return None

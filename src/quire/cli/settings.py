@@ -27,7 +27,7 @@ import inspect
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -49,6 +49,8 @@ from quire.core.errors import QuireError
 
 PREFIX = "QUIRE_"
 MODELS = "models"
+LAUNCH_KEY = f"{PREFIX}LAUNCH_KEY"
+"""Not an option: where an agent that `quire launch` starts finds its key."""
 _KEY = "api_key"
 _CONFIG = "config"
 _NOT_IN_FILE = frozenset({_KEY, _CONFIG})
@@ -279,21 +281,20 @@ def model_tables(document: Mapping[str, Any], file: Path) -> list[dict[str, Any]
 def check_names(
     commands: Mapping[str, type[Command]], name: str, file: Path, document: Mapping[str, Any]
 ) -> list[str]:
-    """Refuses keys of the file that a command would read if they were known, and variables.
+    """Refuses keys of the file that a command would read if they were known.
 
     Args:
         name: of the command.
         document: what stands in the file.
 
     Returns:
-        What is wrong with the tables of other commands.
+        What is wrong with the tables of other commands, and with variables.
 
     Raises:
         QuireError: names the first, and what may have been meant.
     """
     known = {each for command in commands.values() for each in command.settable()}
-    _check_variables({f"{PREFIX}{each.upper()}" for each in (*known, *_NOT_IN_FILE)})
-    warnings = []
+    warnings = unknown_variables({f"{PREFIX}{each.upper()}" for each in (*known, *_NOT_IN_FILE)})
     for key, value in document.items():
         if not isinstance(value, dict):
             if key != MODELS and (problem := wrong_key(key, known)):
@@ -328,13 +329,21 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f", did you mean {near[0]}?" if near else ""
 
 
-def _check_variables(names: Iterable[str]) -> None:
-    """Refuses a variable whose name is nearly that of an option: it was meant to have an effect."""
-    for variable in sorted(set(os.environ) - set(names)):
-        if variable.startswith(PREFIX):
-            near = get_close_matches(variable, sorted(names), n=1, cutoff=0.85)
-            if near:
-                raise QuireError(f"unknown variable {variable}, did you mean {near[0]}?")
+def unknown_variables(names: Collection[str]) -> list[str]:
+    """A warning, if any of our variables is no option's.
+
+    An error would be too much: the environment is shared with scripts that have variables of their
+    own, and with versions that know other options.
+    """
+    ours = {name for name in os.environ if name.startswith(PREFIX)}
+    unknown = sorted(ours - {*names, LAUNCH_KEY})
+    told = ", ".join(f"{name}{_meant(name, names)}" for name in unknown)
+    return [f"these variables have no effect: {told}"] if told else []
+
+
+def _meant(variable: str, names: Iterable[str]) -> str:
+    near = get_close_matches(variable, sorted(names), n=1, cutoff=0.8)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def describe(error: ErrorDetails) -> str:

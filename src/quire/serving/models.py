@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from quire.core.config import EngineConfig, Offer
 from quire.core.errors import EngineFailure, ModelError, NoRoom, NotFound
 from quire.core.info import EngineStats, ModelInfo
+from quire.core.messages import Progress
 from quire.serving.jobs import Jobs
 from quire.serving.service import Service
 from quire.serving.streams import Observer
@@ -44,7 +45,10 @@ class Loaded:
             await self.jobs.close()
 
 
-Opener = Callable[[Offer], Awaitable[Loaded]]
+Told = Callable[[Progress | None], None]
+"""Hears how far a model's loading has come; None when that is over."""
+
+Opener = Callable[[Offer, Told], Awaitable[Loaded]]
 """Loads a model. Raises `ModelError`; `NoRoom` where it would fit without others."""
 
 
@@ -54,6 +58,7 @@ class Model:
     Attributes:
         loaded: None unless it can answer.
         users: requests that hold it.
+        progress: how far its loading has come; None where it is not loaded now, or does not say.
         problem: why it could not be loaded, or broke down, the last time; None if all went well.
         leaving: it is unloaded as soon as nobody holds it; new requests wait and load it again.
     """
@@ -62,6 +67,7 @@ class Model:
         self.offer = offer
         self.loaded: Loaded | None = None
         self.users = 0
+        self.progress: Progress | None = None
         self.problem: str | None = None
         self.leaving = False
         self.used_at = -math.inf
@@ -105,6 +111,10 @@ class Model:
         if self.timer is None or self.loaded is None:
             return None
         return max(0.0, self.timer.when() - asyncio.get_running_loop().time())
+
+    def told(self, progress: Progress | None) -> None:
+        """A `Told` for its loading."""
+        self.progress = progress
 
     def observe(self, observer: Callable[[str, int, str], Observer]) -> None:
         """Asks for an observer of each choice, if it is loaded; see `Models.observe`."""
@@ -284,7 +294,7 @@ class Models:
             model.problem = str(error)
             raise
         finally:
-            model.opening = None
+            model.opening = model.progress = None
         if model.loaded is not None and model.loaded.broken is not None:
             model.watch = asyncio.create_task(self._watch(model, model.loaded.broken))
 
@@ -293,7 +303,7 @@ class Models:
         while True:
             engine = await _engine_config(model, self._models, self._memory)
             try:
-                return await self._opener(replace(model.offer, engine=engine))
+                return await self._opener(replace(model.offer, engine=engine), model.told)
             except NoRoom as error:
                 rest = [each for each in self._models if each.loaded and not each.offer.pinned]
                 if not rest:

@@ -111,6 +111,11 @@ class ChoiceStream:
         self.reuse = ""
         self.end: Finished | Failed | None = None
 
+    @property
+    def usage(self) -> Usage:
+        """Counts so far."""
+        return self._output.usage if self.end is None else self.end.usage
+
     def abort(self) -> None:
         """Ends the request by the engine's next step."""
         self._ticket.abort()
@@ -191,7 +196,7 @@ class ChoiceStream:
         self._last = now
 
     def _fail(self, message: str) -> Failed:
-        event = Failed(Failure(message, code="internal_error"), Usage(0, 0))
+        event = Failed(Failure(message, code="internal_error"), self._output.usage)
         self._finish(event)
         return event
 
@@ -237,12 +242,12 @@ class GenerationStream:
 
     @property
     def usage(self) -> Usage:
-        """Counts of all choices that have ended."""
-        ended = [choice.end.usage for choice in self.choices if choice.end is not None]
+        """Counts of all choices so far."""
+        counts = [choice.usage for choice in self.choices]
         return Usage(
             prompt_tokens=self.prompt_tokens,
-            completion_tokens=sum(usage.completion_tokens for usage in ended),
-            reasoning_tokens=sum(usage.reasoning_tokens for usage in ended),
+            completion_tokens=sum(usage.completion_tokens for usage in counts),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in counts),
             cached_tokens=self.cached_tokens,
             reuse=self.reuse,
         )

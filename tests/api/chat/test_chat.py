@@ -61,6 +61,22 @@ def test_usage_comes_last_when_asked_for(serve: Serve) -> None:
     assert usage.total_tokens == usage.prompt_tokens + 4
 
 
+def test_usage_so_far_comes_with_every_chunk(serve: Serve) -> None:
+    served = serve(lambda _: Script(served.ids("One two three four"), cached_tokens=3))
+    options: Any = {"continuous_usage_stats": True}
+    chunks = list(
+        client(served).chat.completions.create(
+            model="quire-demo", messages=ASK, stream=True, stream_options=options
+        )
+    )
+    counts = [chunk.usage.completion_tokens for chunk in chunks if chunk.usage]
+    assert len(counts) == len(chunks)
+    whole = len(served.ids("One two three four")) + 1
+    assert 0 < counts[0] <= counts[-1] == whole
+    assert counts == sorted(counts)
+    assert chunks[-1].choices == []
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_headers_tell_what_was_reused(serve: Serve, stream: bool) -> None:
     served = serve(lambda _: Script((5, 6), cached_tokens=3, reuse="first difference at token 3"))

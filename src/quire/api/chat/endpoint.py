@@ -25,16 +25,17 @@ from quire.api.shared.formats import FormatFields, any_object
 from quire.api.shared.pieces import Array, compact, pieces, quoted, whole
 from quire.api.shared.render import (
     ChatLogprobs,
+    ChunkEnds,
     Logprobs,
     NoLogprobs,
     chat_logprobs,
     finish_reason,
     stop_reason,
-    stream_end,
     usage_body,
 )
 from quire.api.shared.schema import (
     GenerationFields,
+    StreamUsage,
     TokenCount,
     Verbosity,
     Wire,
@@ -188,29 +189,27 @@ class ChatChunks:
         tokenizer: Tokenizer,
         tools: Toolbox,
         *,
-        usage: bool,
+        usage: StreamUsage,
     ) -> None:
         constant = compact({**identity, "object": "chat.completion.chunk"})[:-1]
         self._constant = b"data: " + constant + b',"choices":['
         self._heads = [
             self._constant + b'{"index":%d,"delta":' % index for index in range(len(run.choices))
         ]
-        self._after = b'],"usage":null}\n\n' if usage else b"]}\n\n"
-        self._tail = b',"logprobs":null,"finish_reason":null}' + self._after
+        self._ends = ChunkEnds(run, usage)
         self._begun = [False] * len(run.choices)
-        self._run = run
         self._tokenizer = tokenizer
         self._tools = tools
         self._inputs: dict[tuple[int, int], list[str]] = {}  # of custom calls that are not whole
-        self._usage = usage
 
     def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
         """The chunks of a batch of events."""
+        self._ends.update()
         for index, event in batch:
             if not self._begun[index]:
                 self._begun[index] = True
                 role = b'{"role":"assistant","content":""}'
-                yield self._heads[index] + role + self._tail
+                yield self._heads[index] + role + self._ends.tail
             yield self._chunk(index, event)
 
     def _chunk(self, index: int, event: Event) -> bytes:
@@ -220,7 +219,7 @@ class ChatChunks:
             case Text(text, entries):
                 logprobs = compact({"content": chat_logprobs(self._tokenizer, entries)})
                 middle = b'{"content":' + quoted(text) + b'},"logprobs":' + logprobs
-                return self._heads[index] + middle + b',"finish_reason":null}' + self._after
+                return self._heads[index] + middle + b',"finish_reason":null}' + self._ends.after
             case Reasoning(text):
                 reasoning = quoted(text)
                 delta = b'{"reasoning_content":' + reasoning + b',"reasoning":' + reasoning + b"}"
@@ -244,16 +243,16 @@ class ChatChunks:
                 return self._last(index, event)
             case Failed(error):
                 return b"data: " + compact(openai_body(error)) + b"\n\n"
-        return self._heads[index] + delta + self._tail
+        return self._heads[index] + delta + self._ends.tail
 
     def _last(self, index: int, end: Finished) -> bytes:
         reasons = {"finish_reason": finish_reason(end), "stop_reason": stop_reason(end)}
         closing = b'{},"logprobs":null,' + compact(reasons)[1:]
-        return self._heads[index] + closing + self._after
+        return self._heads[index] + closing + self._ends.after
 
     def end(self) -> bytes:
         """The usage, if it was asked for, and the mark that ends OpenAI's streams."""
-        return stream_end(self._constant, self._run.usage if self._usage else None)
+        return self._ends.last(self._constant)
 
 
 def _choice(index: int, answer: Answer, tools: Toolbox, logprobs: Logprobs) -> dict[str, Any]:
@@ -285,7 +284,7 @@ class _ReadRequest:
     prepared: Prepared
     tools: Toolbox
     stream: bool
-    usage: bool
+    usage: StreamUsage
     logprobs: bool
 
 
@@ -297,7 +296,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         await context.prepare(fields.generation(context, request, tools)),
         replace(tools, templates=()),
         stream=fields.stream is True,
-        usage=fields.include_usage(),
+        usage=fields.stream_usage(),
         logprobs=fields.logprobs is True,
     )
 

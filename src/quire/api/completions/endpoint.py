@@ -22,16 +22,16 @@ from quire.api.shared.formats import FormatFields
 from quire.api.shared.limits import check_count
 from quire.api.shared.pieces import Array, compact, pieces, quoted, whole
 from quire.api.shared.render import (
+    ChunkEnds,
     Logprobs,
     NoLogprobs,
     clamp,
     finish_reason,
     stop_reason,
-    stream_end,
     token_text,
     usage_body,
 )
-from quire.api.shared.schema import GenerationFields, TokenId
+from quire.api.shared.schema import GenerationFields, StreamUsage, TokenId
 from quire.api.shared.sse import EventStream, run_headers
 from quire.core.errors import RequestError
 from quire.core.request import TokenLogprobs
@@ -174,39 +174,37 @@ class CompletionChunks:
         tokenizer: Tokenizer,
         *,
         echoes: list[str] | None,
-        usage: bool,
+        usage: StreamUsage,
     ) -> None:
         self._constant = b"data: " + compact(identity)[:-1] + b',"choices":['
         self._heads = [
             self._constant + b'{"index":%d,"text":' % index for index in range(len(run.choices))
         ]
-        self._after = b'],"usage":null}\n\n' if usage else b"]}\n\n"
-        self._tail = b',"logprobs":null,"finish_reason":null}' + self._after
+        self._ends = ChunkEnds(run, usage)
         self._echoes = echoes
         self._echoed = [echoes is None] * len(run.choices)
         self._logprobs = [LogprobsWriter(tokenizer) for _ in run.choices]
-        self._run = run
-        self._usage = usage
 
     def render(self, batch: list[ChoiceEvent]) -> Iterator[bytes]:
         """The chunks of a batch of events."""
+        self._ends.update()
         for index, event in batch:
             if self._echoes is not None and not self._echoed[index]:
                 self._echoed[index] = True
-                yield self._heads[index] + quoted(self._echoes[index]) + self._tail
+                yield self._heads[index] + quoted(self._echoes[index]) + self._ends.tail
             yield self._chunk(index, event)
 
     def _chunk(self, index: int, event: Event) -> bytes:
         head = self._heads[index]
         match event:
             case Text(text, ()):
-                return head + quoted(text) + self._tail
+                return head + quoted(text) + self._ends.tail
             case Text(text, entries):
                 logprobs = b',"logprobs":' + compact(self._logprobs[index].write(entries))
-                return head + quoted(text) + logprobs + b',"finish_reason":null}' + self._after
+                return head + quoted(text) + logprobs + b',"finish_reason":null}' + self._ends.after
             case Finished():
                 reasons = {"finish_reason": finish_reason(event), "stop_reason": stop_reason(event)}
-                return head + b'"","logprobs":null,' + compact(reasons)[1:] + self._after
+                return head + b'"","logprobs":null,' + compact(reasons)[1:] + self._ends.after
             case Failed(error):
                 return b"data: " + compact(openai_body(error)) + b"\n\n"
             case _:
@@ -214,7 +212,7 @@ class CompletionChunks:
 
     def end(self) -> bytes:
         """The usage, if it was asked for, and the mark that ends OpenAI's streams."""
-        return stream_end(self._constant, self._run.usage if self._usage else None)
+        return self._ends.last(self._constant)
 
 
 def _choice(index: int, answer: Answer, echo: str, logprobs: Logprobs) -> dict[str, Any]:
@@ -240,7 +238,7 @@ class _ReadRequest:
     prepared: Prepared
     echoes: list[str] | None
     stream: bool
-    usage: bool
+    usage: StreamUsage
     logprobs: bool
 
 
@@ -251,7 +249,7 @@ async def _read(context: Context, request: Request, body: bytes) -> _ReadRequest
         prepared,
         echoes=_echoes(context.service, fields) if fields.echo else None,
         stream=fields.stream is True,
-        usage=fields.include_usage(),
+        usage=fields.stream_usage(),
         logprobs=fields.logprobs is not None,
     )
 

@@ -27,6 +27,7 @@ POLICY = "; ".join(
         "script-src 'self'",
         "style-src 'self'",
         "img-src 'self' data: blob:",
+        "media-src data:",
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
@@ -35,7 +36,7 @@ POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
-"""Scripts and styles are the page's own files, never text of a document; pictures are sent along;
+"""Scripts and styles are the page's own files, never text of a document; files are sent along;
 no text becomes markup (trusted types: a browser that knows them refuses innerHTML)."""
 
 _HEADERS = {

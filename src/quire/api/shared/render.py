@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from quire.api.shared.pieces import Array, compact
+from quire.api.shared.schema import StreamUsage
 from quire.core.request import FinishReason, TokenLogprobs
+from quire.serving.streams import GenerationStream
 from quire.text.events import Finished, Usage
 from quire.text.tokenizer import Tokenizer
 
@@ -24,16 +26,41 @@ def usage_body(usage: Usage) -> dict[str, Any]:
     }
 
 
-def stream_end(constant: bytes, usage: Usage | None) -> bytes:
-    """The usage, if it was asked for, and the mark that ends OpenAI's streams.
+class ChunkEnds:
+    """How the chunks of OpenAI's streams end, with the usage that was asked for.
 
-    Args:
-        constant: a chunk's JSON up to and with the bracket that opens its choices.
+    Attributes:
+        after: what follows a chunk's choice.
+        tail: what follows the delta of a choice that goes on, without log-probabilities.
     """
-    last = b"data: [DONE]\n\n"
-    if usage is None:
-        return last
-    return constant + b'],"usage":' + compact(usage_body(usage)) + b"}\n\n" + last
+
+    def __init__(self, run: GenerationStream, usage: StreamUsage) -> None:
+        self._run = run
+        self._usage = usage
+        self._set(b"" if usage is StreamUsage.NONE else b',"usage":null')
+
+    def update(self) -> None:
+        """Takes in what was generated since; to be called for each batch of events."""
+        if self._usage is StreamUsage.ALL:
+            self._set(self._counted())
+
+    def last(self, constant: bytes) -> bytes:
+        """The chunk of usage, if it was asked for, and the mark that ends the stream.
+
+        Args:
+            constant: a chunk's JSON up to and with the bracket that opens its choices.
+        """
+        done = b"data: [DONE]\n\n"
+        if self._usage is StreamUsage.NONE:
+            return done
+        return constant + b"]" + self._counted() + b"}\n\n" + done
+
+    def _counted(self) -> bytes:
+        return b',"usage":' + compact(usage_body(self._run.usage))
+
+    def _set(self, usage: bytes) -> None:
+        self.after = b"]" + usage + b"}\n\n"
+        self.tail = b',"logprobs":null,"finish_reason":null}' + self.after
 
 
 def finish_reason(end: Finished) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from enum import Enum
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
@@ -360,11 +361,28 @@ def nucleus(top_p: float) -> float:
     return max(top_p, _LEAST_TOP_P)
 
 
+class StreamUsage(Enum):
+    """Which chunks of a stream carry its usage: none, a last one of its own, or all of them."""
+
+    NONE = "none"
+    LAST = "last"
+    ALL = "all"
+
+
 class StreamOptions(Wire):
     """OpenAI's `stream_options`. Obfuscation pads chunks and changes no answer; it is not done."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class ChunkOptions(StreamOptions):
+    """Those of endpoints that stream chunks.
+
+    `continuous_usage_stats` is vLLM's: every chunk carries the usage of all choices so far.
+    """
+
+    continuous_usage_stats: bool | None = None
 
 
 def check_stream_options(options: StreamOptions | None, *, stream: bool | None) -> None:
@@ -408,7 +426,7 @@ class GenerationFields(DecodingFields):
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChunkOptions | None = None
     n: int | None = Field(default=None, ge=1, le=128)
     max_tokens: TokenCount | None = None
     min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
@@ -422,7 +440,9 @@ class GenerationFields(DecodingFields):
             return ()
         return (stop,) if isinstance(stop, str) else tuple(stop)
 
-    def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of usage."""
-        options = self.stream_options
-        return options is not None and options.include_usage is True
+    def stream_usage(self) -> StreamUsage:
+        """Which chunks of a stream carry its usage."""
+        options = self.stream_options or ChunkOptions()
+        if options.continuous_usage_stats:
+            return StreamUsage.ALL
+        return StreamUsage.LAST if options.include_usage else StreamUsage.NONE

@@ -4,6 +4,7 @@ import { chunks } from "./api.js";
 import { Composer } from "./composer.js";
 import { $, announce, h, icon, iconButton } from "./dom.js";
 import { exported } from "./export.js";
+import { titled } from "./files.js";
 import { MessageView } from "./message.js";
 import { Parameters } from "./parameters.js";
 import * as store from "./store.js";
@@ -16,7 +17,7 @@ export class Chat {
     this.leaveDrawer = leaveDrawer;
     this.turn = turn;
     this.parameters = new Parameters();
-    this.composer = new Composer((text, images) => this.send(text, images), () => this.stop());
+    this.composer = new Composer((text, files) => this.send(text, files), () => this.stop());
     this.log = h("div", { class: "messages", role: "log", "aria-label": "Messages", "aria-live": "off" });
     this.scroller = h("div", { class: "scroller", tabindex: "-1", onscroll: () => this.scrolled() }, this.log);
     this.title = h("h1", { class: "title" });
@@ -28,23 +29,20 @@ export class Chat {
       event.preventDefault();
       this.composer.field.focus();
     });
-    this.composer.pictures = true; // until the model is known
-    this.composer.refresh();
     this.views = [];
     this.running = this.answering = null;
   }
 
   models(list) {
     this.parameters.models(list);
-    this.composer.pictures = this.parameters.model?.modalities?.includes("image") ?? true;
-    this.composer.refresh();
+    this.composer.use(this.parameters.model);
     this.showLoading();
   }
 
   /** Says in the answer that waits that its model is being loaded. */
   showLoading() {
     const { answering, parameters } = this;
-    answering?.load(parameters.list.some(({ id, state }) => id === answering.message.model && state === "loading"));
+    answering?.load(parameters.list.find(({ id, state }) => id === answering.message.model && state === "loading"));
   }
 
   choose(model) {
@@ -114,9 +112,9 @@ export class Chat {
     return view;
   }
 
-  async send(text, images) {
+  async send(text, files) {
     if (this.running) return;
-    this.add({ role: "user", content: text, images });
+    this.add({ role: "user", content: text, files });
     await this.answer();
   }
 
@@ -129,7 +127,7 @@ export class Chat {
   add(message) {
     const { current } = this;
     current.messages.push(message);
-    if (current.messages.length === 1) current.title = (message.content || "A picture").replace(/\s+/g, " ").slice(0, 60);
+    if (current.messages.length === 1) current.title = (message.content || titled(message.files)).replace(/\s+/g, " ").slice(0, 60);
     if (!this.conversations.includes(current)) this.conversations.unshift(current);
     this.keep();
     this.list();
@@ -152,9 +150,9 @@ export class Chat {
 
   async rewrite(view, text) {
     if (this.running) return;
-    const { images } = view.message;
+    const { files } = view.message;
     this.cut(view);
-    this.add({ role: "user", content: text, images });
+    this.add({ role: "user", content: text, files });
     await this.answer();
   }
 
@@ -180,21 +178,17 @@ export class Chat {
     this.answering = view;
     this.showLoading();
     this.turn(true);
-    const started = performance.now();
-    let first = null;
+    const speed = new Speed();
     try {
       for await (const chunk of chunks(body, running.signal)) {
-        const delta = chunk.choices[0]?.delta ?? {};
-        if (first === null && (delta.content || delta.reasoning_content || delta.tool_calls)) first = performance.now();
-        take(message, chunk, delta);
+        take(message, chunk);
+        message.stats = speed.stats(chunk, message.stats);
         view.soon(() => this.follow());
       }
     } catch (error) {
       if (error.name === "AbortError") message.stopped = true;
       else message.error = error.message;
     }
-    const now = performance.now();
-    if (first !== null) message.stats = { ...message.stats, first_s: (first - started) / 1000, write_s: (now - first) / 1000 };
     view.end();
     this.running = this.answering = null;
     this.composer.busy = false;
@@ -223,8 +217,32 @@ export class Chat {
   }
 }
 
+/** An answer's figures, from when it is asked for. */
+class Speed {
+  constructor() {
+    this.started = performance.now();
+  }
+
+  /** Those after a chunk, which tells of all tokens so far. */
+  stats({ choices, usage }, before) {
+    const now = performance.now();
+    const { content, reasoning_content: thought, tool_calls: calls } = choices[0]?.delta ?? {};
+    const tokens = usage?.completion_tokens ?? before?.tokens;
+    if (content || thought || calls) this.first ??= { at: now, tokens };
+    const counts = { tokens, prompt: usage?.prompt_tokens ?? before?.prompt, cached: usage?.prompt_tokens_details?.cached_tokens ?? before?.cached };
+    if (!this.first) return counts;
+    return {
+      ...counts,
+      first_s: (this.first.at - this.started) / 1000,
+      write_s: (now - this.first.at) / 1000,
+      first_tokens: this.first.tokens,
+    };
+  }
+}
+
 /** Adds what a chunk says to a message. */
-function take(message, chunk, delta) {
+function take(message, chunk) {
+  const delta = chunk.choices[0]?.delta ?? {};
   message.reasoning += delta.reasoning_content ?? "";
   message.content += delta.content ?? "";
   for (const part of delta.tool_calls ?? []) {
@@ -235,5 +253,4 @@ function take(message, chunk, delta) {
   }
   message.model = chunk.model ?? message.model;
   message.finish = chunk.choices[0]?.finish_reason ?? message.finish;
-  if (chunk.usage) message.stats = { prompt: chunk.usage.prompt_tokens, cached: chunk.usage.prompt_tokens_details?.cached_tokens ?? 0, tokens: chunk.usage.completion_tokens };
 }

@@ -1,28 +1,26 @@
-// Where one writes: text that grows, pictures by drop, paste or choice, send and stop.
+// Where one writes: text that grows, files by drop, paste or choice, send and stop.
 
 import { h, iconButton } from "./dom.js";
-
-const LARGEST = 20 << 20;
-const KINDS = /^image\/(png|jpeg|webp|gif|bmp|x-ms-bmp)$/; // that the server reads
+import { accepted, named, read, refusal, taken, thumb } from "./files.js";
 
 export class Composer {
   constructor(send, stop) {
-    this.images = [];
-    this.pictures = false;
+    this.files = [];
+    this.model = undefined; // not known yet
     this.submit = () => {
       const text = this.field.value.trim();
-      if (this.isBusy || (!text && !this.images.length)) return;
-      const images = this.images.splice(0);
+      if (this.isBusy || (!text && !this.files.length) || this.objections()) return;
+      const files = this.files.splice(0);
       this.field.value = "";
       this.complain("");
       this.refresh();
-      send(text, images);
+      send(text, files);
     };
     this.field = h("textarea", { rows: 1, placeholder: "Write a message", "aria-label": "Message", enterkeyhint: "send", oninput: () => this.refresh() });
     this.thumbs = h("div", { class: "thumbs" });
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
-    this.file = h("input", { type: "file", accept: "image/png,image/jpeg,image/webp,image/gif,image/bmp", multiple: true, hidden: true, onchange: () => { this.take(this.file.files); this.file.value = ""; } });
-    this.attach = iconButton("image", "Add pictures", () => this.file.click());
+    this.file = h("input", { type: "file", multiple: true, hidden: true, onchange: () => { this.take([...this.file.files]); this.file.value = ""; } });
+    this.attach = iconButton("attach", "", () => this.file.click());
     this.sendButton = iconButton("send", "Send", this.submit, { class: "icon-button round" });
     this.stopButton = iconButton("stop", "Stop", stop, { class: "icon-button round", hidden: true });
     const row = h("div", { class: "write" }, this.attach, this.field, this.sendButton, this.stopButton);
@@ -32,7 +30,7 @@ export class Composer {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); this.submit(); }
       if (event.key === "Escape") stop();
     });
-    this.field.addEventListener("paste", (event) => event.clipboardData.files.length && (event.preventDefault(), this.take(event.clipboardData.files)));
+    this.field.addEventListener("paste", (event) => event.clipboardData.files.length && (event.preventDefault(), this.take([...event.clipboardData.files])));
     for (const kind of ["dragover", "dragleave", "drop"]) addEventListener(kind, (event) => this.drag(event));
     this.refresh();
   }
@@ -40,27 +38,33 @@ export class Composer {
   drag(event) {
     if (![...(event.dataTransfer?.types ?? [])].includes("Files")) return;
     event.preventDefault();
-    document.body.classList.toggle("dropping", event.type === "dragover" && this.pictures);
-    if (event.type === "drop") this.take(event.dataTransfer.files);
+    document.body.classList.toggle("dropping", event.type === "dragover" && taken(this.model).length > 0);
+    if (event.type === "drop") this.take([...event.dataTransfer.files]);
   }
 
   async take(files) {
     const problems = [];
     for (const file of files) {
-      const problem = this.refusal(file);
-      if (problem) problems.push(problem);
-      else this.images.push(await dataUrl(file));
+      await read(file, this.model).then((each) => this.files.push(each), (error) => problems.push(error.message));
     }
     this.refresh();
     this.complain(problems.join(" "));
     this.focus();
   }
 
-  /** Why a file is not taken; "" for a picture that is. */
-  refusal({ name, size, type }) {
-    if (!KINDS.test(type)) return `${name} is not a picture of a kind that the page sends: PNG, JPEG, WebP, GIF or BMP.`;
-    if (!this.pictures) return `${name} is not sent: no model here takes pictures.`;
-    return size > LARGEST ? `${name} is larger than 20 MB, the most that the page sends.` : "";
+  /** Says which of the files the model does not take, which may be another one than before. */
+  objections() {
+    const problem = this.files.map((file) => refusal(file, this.model)).join(" ").trim();
+    if (problem || this.objected) this.complain(problem);
+    this.objected = problem;
+    return problem;
+  }
+
+  /** The model that is asked next. */
+  use(model) {
+    this.model = model;
+    this.objections();
+    this.refresh();
   }
 
   complain(text) {
@@ -76,13 +80,22 @@ export class Composer {
   }
 
   refresh() {
-    this.thumbs.replaceChildren(...this.images.map((url, index) => h("span", { class: "thumb" },
-      h("img", { src: url, alt: `picture ${index + 1}, not sent yet` }),
-      iconButton("close", `Take picture ${index + 1} away`, () => { this.images.splice(index, 1); this.refresh(); this.focus(); }))));
-    this.attach.hidden = !this.pictures;
-    this.sendButton.disabled = !this.field.value.trim() && !this.images.length;
+    this.thumbs.replaceChildren(...this.files.map((file) => h("span", { class: "thumb" }, thumb(file),
+      iconButton("close", `Take ${file.name} away`, () => this.drop(file)))));
+    const kinds = taken(this.model);
+    this.attach.hidden = !kinds.length;
+    this.attach.title = this.attach.ariaLabel = `Add ${named(kinds)}`;
+    this.file.accept = accepted(kinds);
+    this.sendButton.disabled = !this.field.value.trim() && !this.files.length;
     this.field.style.height = "auto";
     this.field.style.height = `${Math.min(this.field.scrollHeight, 220)}px`;
+  }
+
+  drop(file) {
+    this.files.splice(this.files.indexOf(file), 1);
+    this.objections();
+    this.refresh();
+    this.focus();
   }
 
   /** Where one goes on; not on a touch screen, whose keyboard would come up. */
@@ -95,13 +108,4 @@ export class Composer {
     const at = document.activeElement;
     if (!at || at === document.body || !at.getClientRects().length) this.focus();
   }
-}
-
-function dataUrl(file) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(file);
-  });
 }

@@ -1,6 +1,7 @@
 // A conversation as a file: Markdown to read, or JSON with everything.
 
 import { h } from "./dom.js";
+import { described } from "./files.js";
 import { whose } from "./message.js";
 
 export function exported(conversation) {
@@ -13,7 +14,7 @@ export function exported(conversation) {
   const dialog = h("dialog", { class: "small", "aria-label": "Export conversation", onclose: () => dialog.remove() },
     h("form", { method: "dialog" },
       h("h2", {}, "Export"),
-      h("p", {}, "Markdown is for reading; JSON has everything, pictures and figures too."),
+      h("p", {}, "Markdown is for reading; JSON has everything, files and figures too."),
       h("div", { class: "row end" },
         h("button", {}, "Cancel"), h("span", { class: "space" }),
         h("button", { onclick: save("md", "text/markdown", markdown(conversation)) }, "Markdown"),
@@ -25,8 +26,8 @@ export function exported(conversation) {
 function markdown({ title, messages }) {
   const parts = messages.map((message) => {
     const calls = (message.calls ?? []).map((call) => `\`\`\`json\n${call.name}(${call.arguments})\n\`\`\``);
-    const pictures = (message.images ?? []).map((_, index) => `(picture ${index + 1})`);
-    return [`## ${whose(message)}`, ...pictures, message.content, ...calls].filter(Boolean).join("\n\n");
+    const files = (message.files ?? []).map((file) => `(${described(file)})`);
+    return [`## ${whose(message)}`, ...files, message.content, ...calls].filter(Boolean).join("\n\n");
   });
   return `# ${title}\n\n${parts.join("\n\n")}\n`;
 }

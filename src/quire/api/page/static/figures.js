@@ -16,8 +16,11 @@ export function bytes(value) {
 export function seconds(value) {
   if (value === null) return "–";
   if (value < 1) return `${Math.max(1, Math.round(value * 1000))} ms`;
-  return value < 60 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  return value < 60 ? `${Number.isInteger(value) ? value : value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
 }
+
+/** How far the loading of a model has come. */
+export const loaded = ({ stage, done, total }) => (stage === "weights" ? `${bytes(done)} of ${bytes(total)} read` : `warm-up, ${count(done)} of ${count(total)}`);
 
 /** What counters grow by a second, from one answer to the next. */
 export class Rates {

@@ -1,6 +1,8 @@
 // One message: thoughts folded, calls shown, and what one can do with it.
 
 import { h, icon, iconButton } from "./dom.js";
+import { player } from "./files.js";
+import { loaded, seconds } from "./figures.js";
 import { codeBlock, Markdown } from "./markdown.js";
 
 /** Whose words a message has; an answer is headed by its model's name. */
@@ -14,7 +16,8 @@ export class MessageView {
     this.markdown = message.role === "assistant" ? new Markdown(this.text) : null;
     this.above = h("div");
     this.below = h("div");
-    this.foot = h("footer", { class: "foot" });
+    this.stats = h("span", { class: "stats" });
+    this.foot = h("footer", { class: "foot" }, this.feet());
     this.who = h("div", { class: "who" });
     this.node = h("article", { class: `message ${message.role}` }, this.who, this.above, this.text, this.below, this.foot);
     this.waiting = false;
@@ -25,14 +28,14 @@ export class MessageView {
   begin() {
     this.streaming = true;
     this.node.setAttribute("aria-busy", "true");
-    this.foot.replaceChildren();
     this.draw();
   }
 
-  /** Whether the model is loaded only now. */
-  load(loading) {
-    if (loading === this.loading) return;
-    this.loading = loading;
+  /** Shows how far the model is that is loaded only now; undefined for one that is not. */
+  load(model) {
+    if (!model && !this.loading) return;
+    this.loading = model && (this.loading ?? new Loading(model.id));
+    this.loading?.show(model.progress);
     this.draw();
   }
 
@@ -51,7 +54,6 @@ export class MessageView {
     this.streaming = false;
     this.node.removeAttribute("aria-busy");
     this.draw();
-    this.foot.replaceChildren(...this.feet());
   }
 
   draw() {
@@ -59,14 +61,23 @@ export class MessageView {
     this.who.textContent = whose(message);
     this.node.setAttribute("aria-label", whose(message));
     if (message.role === "user") {
-      this.above.replaceChildren(...(message.images ?? []).map((url, index) => h("img", { class: "sent", src: url, alt: `picture ${index + 1}` })));
+      this.above.replaceChildren(...(message.files ?? []).map(player));
     } else if (message.role === "assistant") this.thoughts();
     if (this.markdown) this.markdown.show(message.content);
     else this.text.textContent = message.content;
     this.text.hidden = !message.content;
     this.pending = Boolean(this.streaming && !message.content && !message.reasoning && !message.calls.length);
     this.node.classList.toggle("pending", this.pending);
+    this.figures();
     if (message.role === "assistant") this.after();
+  }
+
+  /** Four times a second at most while they change: digits that flicker cannot be read. */
+  figures() {
+    const now = performance.now();
+    if (this.streaming && now - this.figuredAt < 250) return;
+    this.figuredAt = now;
+    this.stats.textContent = figures(this.message.stats);
   }
 
   thoughts() {
@@ -88,7 +99,7 @@ export class MessageView {
     const { message } = this;
     const nodes = message.calls.map((call) => callNode(call));
     if (message.calls.length && !this.streaming && !message.stopped) nodes.push(this.answers ?? (this.answers = resultForm(message.calls, this.actions.results)));
-    if (this.pending && this.loading) nodes.push(h("p", { class: "note", role: "status" }, `Loading ${message.model}…`));
+    if (this.pending && this.loading) nodes.push(this.loading.node);
     if (message.error) nodes.push(h("p", { class: "error", role: "alert" }, message.error));
     if (message.stopped) nodes.push(h("p", { class: "note" }, "Stopped."));
     if (!this.streaming && isCutOff(message)) nodes.push(h("p", { class: "note" }, "Not answered: the page was left or reloaded before."));
@@ -101,7 +112,7 @@ export class MessageView {
     const copy = iconButton("copy", "Copy text", () => navigator.clipboard?.writeText(message.content));
     if (message.role === "user") return [copy, iconButton("edit", "Edit and send again", () => this.edit())];
     if (message.role === "tool") return [];
-    return [copy, iconButton("again", "Answer again", actions.again), h("span", { class: "stats" }, figures(message.stats))];
+    return [copy, iconButton("again", "Answer again", actions.again), this.stats];
   }
 
   edit() {
@@ -128,6 +139,27 @@ export class MessageView {
 /** Whether an answer never came to its end, not even to an error: it is kept as it began. */
 export const isCutOff = ({ role, finish, error, stopped }) => role === "assistant" && !finish && !error && !stopped;
 
+/** How far the model of an answer that waits has been loaded. */
+class Loading {
+  constructor(name) {
+    this.words = h("span", { class: "loading-words" });
+    this.bar = h("progress", { hidden: true, max: 1, "aria-label": `Loading ${name}` });
+    this.node = h("div", { class: "note loading" }, h("span", { role: "status" }, `Loading ${name}…`), this.words, this.bar);
+  }
+
+  show(progress) {
+    this.bar.hidden = !progress;
+    if (!progress) return;
+    const { stage, done, total } = progress;
+    const now = performance.now() / 1000;
+    if (this.since?.stage !== stage) this.since = { stage, done, at: now };
+    const [gone, came] = [now - this.since.at, done - this.since.done];
+    const left = came > 0 && gone > 1 ? `, ${seconds(Math.ceil((gone * (total - done)) / came))} left` : "";
+    this.words.textContent = `${loaded(progress)}${left}`;
+    this.bar.value = total ? done / total : 0;
+  }
+}
+
 function callNode(call) {
   let shown = call.arguments;
   try {
@@ -152,7 +184,8 @@ function figures(stats) {
   if (!stats) return "";
   if (!stats.tokens) return stats.first_s === undefined ? "" : `first token after ${stats.first_s.toFixed(2)} s · written for ${stats.write_s.toFixed(1)} s`;
   const parts = [`${stats.tokens} tokens`];
-  if (stats.write_s > 0 && stats.tokens > 1) parts.push(`${((stats.tokens - 1) / stats.write_s).toFixed(1)} tokens/s`);
+  const later = stats.tokens - (stats.first_tokens ?? 1);
+  if (stats.write_s > 0 && later > 0) parts.push(`${(later / stats.write_s).toFixed(1)} tokens/s`);
   if (stats.first_s !== undefined) parts.push(`first after ${stats.first_s.toFixed(2)} s`);
   parts.push(`${stats.cached} of ${stats.prompt} prompt tokens from the cache`);
   return parts.join(" · ");

@@ -1,6 +1,7 @@
 // What goes along with every request: the chosen model, system message, sampling, thoughts, tools.
 
 import { h } from "./dom.js";
+import { part } from "./files.js";
 import { isCutOff } from "./message.js";
 import { settings } from "./store.js";
 
@@ -37,7 +38,7 @@ export class Parameters {
   /** The request for a conversation's next answer. */
   body(messages) {
     const { values } = this;
-    const body = { stream: true, stream_options: { include_usage: true }, messages: [] };
+    const body = { stream: true, stream_options: { include_usage: true, continuous_usage_stats: true }, messages: [] };
     if (this.model) body.model = this.model.id;
     for (const [name] of NUMBERS) if (values[name] !== undefined) body[name] = values[name];
     if (values.thoughts) body.enable_thinking = values.thoughts === "on";
@@ -124,7 +125,7 @@ function wire(message) {
     if (calls.length) sent.tool_calls = calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
     return sent;
   }
-  if (!message.images?.length) return { role: "user", content: message.content };
-  const pictures = message.images.map((url) => ({ type: "image_url", image_url: { url } }));
-  return { role: "user", content: message.content ? [...pictures, { type: "text", text: message.content }] : pictures };
+  if (!message.files?.length) return { role: "user", content: message.content };
+  const parts = message.files.map(part);
+  return { role: "user", content: message.content ? [...parts, { type: "text", text: message.content }] : parts };
 }

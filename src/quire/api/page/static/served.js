@@ -2,7 +2,7 @@
 
 import { ask, models } from "./api.js";
 import { h } from "./dom.js";
-import { bytes, count, seconds } from "./figures.js";
+import { bytes, count, loaded as howFar, seconds } from "./figures.js";
 
 const BUSY = ["loading", "unloading"];
 
@@ -59,6 +59,7 @@ class Card {
     this.goesAt = loaded && model.expires_s !== null ? performance.now() / 1000 + model.expires_s : null;
     this.goes.textContent = model.pinned ? "never by itself (pinned)" : model.requests ? "not while it is used" : "not by itself";
     this.facts.replaceChildren(...[
+      ...(model.progress ? [fact("so far", howFar(model.progress))] : []),
       ...(model.model_type ? [fact("family", model.model_type), fact("context", `${count(model.context_length)} tokens`),
         fact("computes in", model.dtype), fact("takes", model.modalities.join(", "))] : []),
       ...(loaded ? [fact("weights", bytes(model.weight_bytes)), fact("KV cache", `${bytes(model.kv_bytes)} at most`),

@@ -40,12 +40,12 @@ export class Status {
       await models();
     } catch { /* the header says it already */ }
     clearTimeout(this.timer);
-    const unsettled = this.running || this.contact === "gone" || ["loading", "unloading"].includes(this.parameters.model?.state);
+    const unsettled = this.running || this.contact === "gone" || this.parameters.list.some(({ state }) => ["loading", "unloading"].includes(state));
     if (this.contact !== "key") this.timer = setTimeout(() => this.poll(), unsettled ? OFTEN_MS : SELDOM_MS);
   }
 
   show(list) {
-    const said = JSON.stringify(list.map(({ id, state, problem, modalities, sampling_defaults, kv_formats }) => [id, state, problem, modalities, sampling_defaults, kv_formats]));
+    const said = JSON.stringify(list.map(({ id, state, progress, problem, modalities, sampling_defaults, kv_formats }) => [id, state, progress, problem, modalities, sampling_defaults, kv_formats]));
     if (said === this.said) return;
     this.said = said;
     this.listed(list);

@@ -1,4 +1,4 @@
-// Conversations stay in this browser: IndexedDB, since pictures are large; memory where there is none.
+// Conversations stay in this browser: IndexedDB, since files are large; memory where there is none.
 
 const STORE = "conversations";
 const memory = new Map();
@@ -32,7 +32,17 @@ async function transact(mode, act) {
 
 export async function all() {
   const kept = (await transact("readonly", (store) => store.getAll())) ?? [...memory.values()];
-  return kept.sort((a, b) => b.updated - a.updated);
+  return kept.map(current).sort((a, b) => b.updated - a.updated);
+}
+
+/** A conversation as the page has them now; it once kept pictures alone. */
+function current(conversation) {
+  for (const message of conversation.messages) {
+    if (!message.images) continue;
+    message.files = message.images.map((url) => ({ kind: "image", name: "picture", url }));
+    delete message.images;
+  }
+  return conversation;
 }
 
 export async function put(conversation) {

@@ -1,0 +1,88 @@
+// Files that go along with a message: what they are, who takes them, how they are sent and shown.
+
+import { h, icon } from "./dom.js";
+
+const LARGEST = 20 << 20;
+
+/** By the name that /v1/models has for each; `formats` are those that the server reads. */
+const KINDS = {
+  image: {
+    noun: "picture", plural: "pictures", sign: "image", formats: "PNG, JPEG, WebP, GIF or BMP",
+    types: /^image\/(png|jpeg|webp|gif|bmp|x-ms-bmp)$/, names: /\.(png|jpe?g|webp|gif|bmp)$/i,
+    accept: "image/png,image/jpeg,image/webp,image/gif,image/bmp",
+    player: (url, label) => h("img", { class: "sent", src: url, alt: label }),
+  },
+  audio: {
+    noun: "sound", plural: "sound", sign: "sound", formats: "WAV, MP3, FLAC, Ogg or AAC",
+    types: /^audio\//, names: /\.(wav|mp3|flac|og[ga]|opus|aac|m4a)$/i, accept: "audio/*,.flac,.opus,.m4a",
+    player: (url, label) => h("audio", { class: "sent", src: url, controls: true, preload: "metadata", "aria-label": label }),
+  },
+  video: {
+    noun: "video", plural: "video", sign: "video", formats: "MP4, WebM, Matroska or AVI",
+    types: /^video\//, names: /\.(mp4|m4v|mov|webm|mkv|avi|ogv)$/i, accept: "video/*,.mkv",
+    player: (url, label) => h("video", { class: "sent", src: url, controls: true, preload: "metadata", playsinline: true, "aria-label": label }),
+  },
+};
+
+/** The kinds that a model takes; all of them for one that has not said so yet. */
+export const taken = (model) => Object.keys(KINDS).filter((kind) => model?.modalities?.includes(kind) ?? true);
+
+export const accepted = (kinds) => kinds.map((kind) => KINDS[kind].accept).join(",");
+
+/** "pictures, sound or video", as far as these kinds go. */
+export const named = (kinds) => listed(kinds.map((kind) => KINDS[kind].plural));
+
+/** What a message that is nothing but files is called. */
+export const titled = ([{ kind }]) => `A ${KINDS[kind].noun}`;
+
+/** A file's words, where the file itself cannot stand. */
+export const described = ({ kind, name }) => (name ? `${KINDS[kind].noun}: ${name}` : KINDS[kind].noun);
+
+/** Why a model cannot be sent a file; "" if it can. */
+export function refusal({ kind, name }, model) {
+  if (taken(model).includes(kind)) return "";
+  return `${name ?? `The ${KINDS[kind].noun}`} is not sent: ${model.id} takes no ${KINDS[kind].plural}.`;
+}
+
+/** A file as the page keeps it. Throws an Error that says why it cannot be sent. */
+export async function read(file, model) {
+  const { name, size, type } = file;
+  const kind = Object.keys(KINDS).find((each) => (type ? KINDS[each].types : KINDS[each].names).test(type || name));
+  if (!kind) {
+    const known = taken(model).map((each) => `${KINDS[each].plural} (${KINDS[each].formats})`);
+    throw new Error(`${name} is of no kind that the page sends${known.length ? `: ${listed(known)}` : ""}.`);
+  }
+  const problem = refusal({ kind, name }, model);
+  if (problem) throw new Error(problem);
+  if (size > LARGEST) throw new Error(`${name} is larger than 20 MB, the most that the page sends.`);
+  return { kind, name, url: await dataUrl(file) };
+}
+
+/** As the API takes it. */
+export const part = ({ kind, url }) => ({ type: `${kind}_url`, [`${kind}_url`]: { url } });
+
+/** A file that was sent: a picture, or a player with the file's name. */
+export function player(file, index) {
+  const { kind, url, name } = file;
+  const shown = KINDS[kind].player(url, name ?? `${KINDS[kind].noun} ${index + 1}`);
+  return kind === "image" ? shown : h("figure", { class: "media" }, shown, h("figcaption", {}, name));
+}
+
+/** A file that is not sent yet. */
+export function thumb({ kind, url, name }) {
+  if (kind === "image") return h("img", { src: url, alt: name, title: name });
+  return h("span", { class: "chip", title: name }, icon(KINDS[kind].sign), h("span", {}, name));
+}
+
+function listed(words) {
+  return words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} or ${words.at(-1)}`;
+}
+
+function dataUrl(file) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error(`${file.name} cannot be read.`));
+    reader.readAsDataURL(file);
+  });
+}

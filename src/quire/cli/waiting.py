@@ -1,0 +1,80 @@
+"""What is said while a server loads a model that something waits for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from quire.cli.loading import described
+from quire.cli.served import Server, ServerError
+from quire.core.messages import Progress
+
+_EVERY_S = 0.5
+
+
+def loaded(server: Server, name: str) -> dict[str, Any]:
+    """Loads a model, and shows how far that is where people look.
+
+    Raises:
+        ServerError: it is not served, or cannot be loaded.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        return server.load(name)
+    with console.status(f"loading {name}") as status, Watch(server, name, status.update):
+        return server.load(name)
+
+
+class Watch:
+    """Asks a server again and again how far it is with loading a model, in a thread of its own.
+
+    Args:
+        say: gets the words while the model loads, and nothing any more once this is over.
+    """
+
+    def __init__(self, server: Server, name: str, say: Callable[[str], None]) -> None:
+        self._server = server
+        self._name = name
+        self._say = say
+        self._turn = threading.Lock()
+        self._over = threading.Event()
+
+    def __enter__(self) -> Watch:
+        threading.Thread(target=self._run, daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Says nothing any more; harmless after the first time."""
+        with self._turn:
+            self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(_EVERY_S):
+            try:
+                words = loading_words(self._server.model(self._name))
+            except ServerError:
+                continue  # who waits hears of it
+            with self._turn:
+                if words and not self._over.is_set():
+                    self._say(words)
+
+
+def loading_words(model: dict[str, Any]) -> str:
+    """How far the loading of a listed model has come; empty if it is not being loaded."""
+    if model.get("state") != "loading":
+        return ""
+    progress = model.get("progress")
+    share = f": {described(Progress(**progress))}" if progress else ""
+    return f"loading {model['id']}{share}"

@@ -1,0 +1,58 @@
+"""The page with the embedded model behind it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.asking import SKILLS
+from tests.media.files import greys, video
+from tests.support.child import Child, quire_serve
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    with quire_serve(tmp_path_factory.mktemp("page")) as child:
+        yield child
+
+
+def said_digit() -> tuple[bytes, str]:
+    """A sound, and what is said in it."""
+    with (SKILLS / "sound_digits.jsonl").open() as lines:
+        items = map(json.loads, lines)
+        item = next(each for each in items if len(each["expected"]) == 1)
+    data = item["messages"][0]["content"][0]["input_audio"]["data"]
+    return base64.b64decode(data), item["expected"]
+
+
+def test_a_sound_and_a_video_are_played_sent_and_understood(page: Any, child: Child) -> None:
+    sound, digit = said_digit()
+    page.add_init_script("localStorage['quire.parameters'] = '{\"temperature\": 0}'")
+    page.goto(child.url)
+    page.wait_for_selector("html[data-ready]")
+    page.set_input_files(
+        "input[type=file]", {"name": "digit.mp3", "mimeType": "audio/mpeg", "buffer": sound}
+    )
+    page.wait_for_selector(".thumb:has-text('digit.mp3')")
+    page.fill(".write textarea", "What digit is said?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(f".assistant:not([aria-busy]) .text:has-text('{digit}')")
+    playable = "each => each.controls && each.error === null && each.duration > 0"
+    assert page.locator(".user audio").evaluate(playable)
+    film = {"name": "film.mp4", "mimeType": "video/mp4", "buffer": video(greys(8, (112, 160)))}
+    page.set_input_files("input[type=file]", film)
+    page.wait_for_selector(".thumb:has-text('film.mp4')")
+    page.fill(".write textarea", "What is it?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".assistant:not([aria-busy]) >> nth=1")
+    assert page.locator(".error:visible").count() == 0
+    assert page.locator(".user video").evaluate("each => each.controls")
+    page.reload()
+    page.wait_for_selector(".user audio")
+    page.wait_for_selector(".user video")
