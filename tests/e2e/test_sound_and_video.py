@@ -147,6 +147,23 @@ def test_what_cannot_be_used_is_named(client: Client, name: str) -> None:
     assert asked(client, text("What is 1 plus 1?")).status_code == 200
 
 
+def test_the_sound_of_a_video_is_asked_for_in_each_protocol(client: Client) -> None:
+    """This model hears sounds of their own alone, and says so."""
+    data = encoded(video(greys(4), sound=tone(0.4)))
+    url = {"url": f"data:video/mp4;base64,{data}", "use_audio_in_video": True}
+    source = {"type": "base64", "media_type": "video/mp4", "data": data}
+    block = {"type": "video", "source": source, "use_audio_in_video": True}
+    watched = {"type": "video_url", "video_url": url}
+    for path, body in (
+        ("/v1/chat/completions", {"messages": user(watched)}),
+        ("/v1/responses", {"input": user(watched)}),
+        ("/v1/messages", {"messages": user(block), "max_tokens": 4}),
+    ):
+        answer = client.post(path, model=MODEL, **body)
+        assert answer.status_code == 400
+        assert "'use_audio_in_video'" in answer.json()["error"]["message"], answer.text
+
+
 def test_documents_are_read_and_seen(hearing: Child, client: Client) -> None:
     data = encoded(pdf("Hello", "world"))
     said, mark = text("What is it?"), "<|image|>"

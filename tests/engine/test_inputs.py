@@ -144,9 +144,9 @@ def test_every_row_behind_a_draft_is_wanted() -> None:
 
 
 def test_rows_take_their_positions_from_the_sequence() -> None:
-    three = np.array([[5, 5, 5], [5, 6, 6], [5, 6, 7]], dtype=np.int32)
+    three = np.array([[5, 5, 5], [5, 6, 6], [5, 6.5, 7]], dtype=np.float32)
     inputs = inputs_of([chunk("a", 2, 3, positions=three), single("b", 9)])
-    assert inputs.positions.tolist() == [[9, 5, 5, 5], [9, 5, 6, 6], [9, 5, 6, 7]]
+    assert inputs.positions.tolist() == [[9, 5, 5, 5], [9, 5, 6, 6], [9, 5, 6.5, 7]]
     narrowed = inputs.only_wanted()
     assert narrowed is not None
     step, rows = narrowed

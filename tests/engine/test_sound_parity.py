@@ -28,7 +28,7 @@ from tests.support.parity import (
     with_media,
 )
 from tests.support.seeing import CONFIGS as SEEING
-from tests.support.seeing import film, picture, speech
+from tests.support.seeing import film, heard_film, picture, speech
 from tests.support.tiny_models import (
     AUDIO,
     IMAGE,
@@ -51,6 +51,10 @@ def pixels(seed: int, rows: int, columns: int, kind: str = "image") -> MediaItem
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 256, (rows * columns, 48), dtype=np.uint8).tobytes()
     return MediaItem.of(kind, data, (rows, columns), rows * columns // 4)
+
+
+def watched(seed: int, seen: MediaItem) -> MediaItem:
+    return heard_film(seen, speech(seed, 150)) if seed % 2 else seen
 
 
 def holding(request: Request, items: Placing) -> Request:
@@ -80,7 +84,8 @@ FAMILIES = {
         SEEING["qwen3_omni_moe_thinker"],
         speech,
         picture,
-        lambda seed, rows, columns: film(seed, 2, rows, columns, 1_000_000),
+        # Moments between whole positions; every other one is heard, too.
+        lambda seed, rows, columns: watched(seed, film(seed, 2, rows, columns, 530_000)),
     ),
 }
 GEMMA = "Gemma 4"

@@ -64,9 +64,13 @@ def encoded_sound(samples: Samples, kind: str, codec: str, rate: int = 16_000) -
 
 
 def video(
-    pictures: Sequence[PIL.Image.Image], kind: str = "mp4", codec: str = "mpeg4", fps: int = 10
+    pictures: Sequence[PIL.Image.Image],
+    kind: str = "mp4",
+    codec: str = "mpeg4",
+    fps: int = 10,
+    sound: Samples | None = None,
 ) -> bytes:
-    """A film of pictures of one size."""
+    """A film of pictures of one size; its sound is of 16,000 samples a second."""
     import av
 
     file = io.BytesIO()
@@ -75,10 +79,18 @@ def video(
         stream.width, stream.height = pictures[0].size
         stream.pix_fmt = "yuv420p"
         stream.bit_rate = 4_000_000
+        heard = None if sound is None else container.add_stream("aac", rate=16_000, layout="mono")
         for picture in pictures:
             frame = av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
+        if heard is not None and sound is not None:
+            for at in range(0, len(sound), 1024):
+                part = sound[None, at : at + 1024].astype(np.float32)
+                piece = av.AudioFrame.from_ndarray(part, format="fltp", layout="mono")
+                piece.sample_rate, piece.pts = 16_000, at
+                container.mux(heard.encode(piece))
+            container.mux(heard.encode(None))
     return file.getvalue()
 
 

@@ -6,20 +6,22 @@ import io
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import PIL.ImageFont
 import pytest
 
-from quire.core.errors import ModelError
+from quire.core.errors import ModelError, RequestError
+from quire.core.media import MediaItem
 from quire.media.processors import KINDS
 from quire.media.processors.base import Placeholders, VideoProcessor
 from quire.media.processors.glm_video import GlmVideoProcessor
 from quire.media.processors.qwen import fitted
 from quire.media.source import FileLimits
 from quire.media.video import VideoInfo
-from tests.media.files import greys, video
+from tests.media.files import greys, tone, video
 
 QWEN2: dict[str, Any] = {
     "video_processor_type": "Qwen2VLVideoProcessor",
@@ -45,6 +47,62 @@ def opened(folder: Path, model_type: str, values: dict[str, Any]) -> VideoProces
     found = KINDS["video"].open(folder)
     assert isinstance(found, VideoProcessor)
     return found
+
+
+OMNI: dict[str, Any] = {
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "image_mean": [0.5] * 3,
+    "image_std": [0.5] * 3,
+    "patch_size": 16,
+}
+
+
+def omni(folder: Path) -> VideoProcessor:
+    """As Qwen3-Omni is published."""
+    thinker = {
+        "model_type": "qwen3_omni_moe_thinker",
+        "audio_config": {},
+        "vision_config": {},
+        "audio_token_id": 9,
+        "video_token_id": 8,
+        "position_id_per_seconds": 13,
+    }
+    (folder / "config.json").write_text(json.dumps({"thinker_config": thinker}))
+    (folder / "preprocessor_config.json").write_text(json.dumps(OMNI))
+    found = KINDS["video"].open(folder)
+    assert isinstance(found, VideoProcessor)
+    return found
+
+
+def test_a_video_is_heard_where_that_is_asked_for(tmp_path: Path) -> None:
+    ours = omni(tmp_path)
+    data = video(greys(40, (128, 96)), sound=tone(3.2))  # four seconds
+    (silent,) = ours.read(data, param="p")
+    assert (silent.before, silent.after, silent.item.shape) == ("", "", (4, 20, 28, 1_000_000))
+    assert ours.tokens(silent.item) == [8] * 560
+    (part,) = ours.read(data, param="p", sound=True)
+    assert (part.before, part.after) == ("<|audio_start|>", "<|audio_end|>")
+    item = part.item
+    frames, bins = item.shape[4:]
+    assert (item.shape[:4], bins, abs(frames - 320) < 8) == (silent.item.shape, 128, True)
+    assert item.features[: len(silent.item.features)] == silent.item.features
+    assert len(item.features) == len(silent.item.features) + 4 * frames * bins
+    found = ours.tokens(item)
+    assert len(found) == item.tokens
+    assert found[: 2 * (140 + 13)] == ([8] * 140 + [9] * 13) * 2
+
+
+def test_a_video_without_sound_is_as_if_that_were_not_asked_for(tmp_path: Path) -> None:
+    ours, data = omni(tmp_path), video(greys(20, (128, 96)))
+    assert ours.read(data, param="p", sound=True) == ours.read(data, param="p")
+
+
+def test_models_that_hear_no_video_say_so(tmp_path: Path) -> None:
+    ours = opened(tmp_path, "qwen2_5_vl", QWEN2)
+    with pytest.raises(RequestError, match="'p' cannot be used: the model hears no") as found:
+        ours.read(video(greys(4)), param="p", sound=True)
+    assert found.value.code == "media_unsupported"
 
 
 def shown(features: bytes, moments: int) -> list[int]:
@@ -184,6 +242,35 @@ class TestAgainstTransformers:
             wanted = min(max(wanted, 16), 180, frames)
             expected = torch.arange(0, frames, frames / wanted).int().tolist()
             assert ours.choose(VideoInfo(frames, rate), 1000) == expected
+
+    def test_layout_of_a_video_with_sound(self, tmp_path: Path) -> None:
+        pytest.importorskip("torch")
+        name = "transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe"
+        oracle = pytest.importorskip(name).Qwen3OmniMoeProcessor
+        if not hasattr(oracle, "replace_video_with_audio_token"):
+            pytest.skip("this transformers lays out whole prompts alone")
+        theirs = SimpleNamespace(
+            audio_bos_token="<",
+            audio_eos_token=">",
+            audio_token="a",
+            video_token="v",
+            video_processor=SimpleNamespace(merge_size=2),
+        )
+        ours, draw = omni(tmp_path), random.Random(7)
+        for _ in range(200):
+            grid = draw.randrange(1, 9), 2 * draw.randrange(1, 4), 2 * draw.randrange(1, 4)
+            step, sounds = draw.choice([320_000, 500_000, 1_000_000, 1_060_000]), draw.randrange(80)
+            tokens = grid[0] * grid[1] * grid[2] // 4 + sounds
+            found = ours.tokens(MediaItem.of("video", b"", (*grid, step, 1, 128), tokens))
+            expected = oracle.replace_video_with_audio_token(
+                theirs,
+                {"video_grid_thw": [np.array(grid)], "video_second_per_grid": [step / 1e6]},
+                0,
+                {"num_audio_tokens": [sounds]},
+                0,
+                position_id_per_seconds=13.0,
+            )
+            assert f"<{''.join(' va'[token - 7] for token in found)}>" == expected
 
     def test_frames_and_times(self, tmp_path: Path) -> None:
         pytest.importorskip("torch")

@@ -47,7 +47,7 @@ class SoloStep:
         tokens: list[int],
         media: MediaRows | None = None,
         images: Sequence[PlacedMedia] = (),
-        positions: npt.NDArray[np.int32] | None = None,
+        positions: npt.NDArray[np.float32] | None = None,
     ) -> None:
         self.tokens = mx.array(tokens, dtype=mx.int32)
         places = np.arange(len(tokens), dtype=np.int32)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.core.media import MediaItem, PlacedMedia
+from quire.core.media import MediaItem, PlacedMedia, heard_rows
 from tests.support.photographs import random_patches
 from tests.support.tiny_models import AUDIO, IMAGE, VIDEO, qwen3_5_config, qwen3_5_moe_config
 
@@ -208,6 +208,26 @@ def speech(seed: int, frames: int) -> MediaItem:
     return MediaItem.of("audio", features.tobytes(), features.shape, tokens, bidirectional=False)
 
 
+def heard_film(seen: MediaItem, heard: MediaItem) -> MediaItem:
+    """A video with its sound, of which 13 rows make a second."""
+    features, shape = seen.features + heard.features, (*seen.shape, *heard.shape)
+    tokens = seen.tokens + heard.tokens
+    return MediaItem.of("video", features, shape, tokens, bidirectional=False)
+
+
+def parts_of(item: MediaItem) -> tuple[MediaItem, ...]:
+    """A video and its sound; of other items the item."""
+    if item.kind != "video" or len(item.shape) == 4:
+        return (item,)
+    (moments, rows, columns, _), (frames, bins) = item.shape[:4], item.shape[4:]
+    sounds = frames * bins * 4
+    tokens = moments * rows * columns // MERGE**2
+    return (
+        MediaItem.of("video", item.features[:-sounds], item.shape[:4], tokens),
+        MediaItem.of("audio", item.features[-sounds:], item.shape[4:], item.tokens - tokens),
+    )
+
+
 _MARKS = {
     "image": (BEGIN, IMAGE, END),
     "video": (BEGIN, VIDEO, END),
@@ -219,7 +239,12 @@ Spelled = tuple[list[int], list[int], list[int]]
 
 def _between_marks(item: MediaItem) -> Spelled:
     begin, token, end = _MARKS[item.kind]
-    return [begin], [token] * item.tokens, [end]
+    if len(parts := parts_of(item)) == 1:
+        return [begin], [token] * item.tokens, [end]
+    seen, heard = parts
+    moments, _, _, step = seen.shape
+    rows = heard_rows(moments, seen.tokens // moments, step, 13, heard.tokens)
+    return [begin, BEGIN_AUDIO], [AUDIO if each else token for each in rows], [END, end]
 
 
 def prompt(

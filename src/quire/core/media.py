@@ -106,6 +106,27 @@ class PlacedMedia:
         return self.start + self.item.tokens
 
 
+def heard_rows(moments: int, squares: int, step: int, rate: int, sounds: int) -> list[bool]:
+    """Which rows of a video with sound are of its sound: those of both come in the order of time.
+
+    Of equal times the moment comes first (Qwen3-Omni, arXiv:2509.17765, section 2.2).
+
+    Args:
+        moments: of the video.
+        squares: rows of each.
+        step: microseconds from a moment to the next.
+        rate: rows of sound a second.
+        sounds: rows of sound.
+    """
+    rows: list[bool] = []
+    done = 0
+    for moment in range(moments):
+        before = min(sounds, -(-moment * step * rate // 1_000_000))
+        rows += [True] * (before - done) + [False] * squares
+        done = before
+    return rows + [True] * (sounds - done)
+
+
 @dataclass(frozen=True, slots=True)
 class LookedAt:
     """Items that consecutive tokens look at through cross-attention layers, as one list of keys.

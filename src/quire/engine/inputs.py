@@ -194,13 +194,13 @@ def _in_row_order(sequences: Iterable[ScheduledSequence], size: int) -> list[Sch
     )
 
 
-def _joined(positions: list[Positions]) -> npt.NDArray[np.int32]:
-    """Positions of sequences as those of all rows, `[T]`; `[axes, T]` if any has several each."""
+def _joined(positions: list[Positions]) -> npt.NDArray[np.int32] | npt.NDArray[np.float32]:
+    """Positions of sequences as those of all rows: int32 `[T]`, or float32 `[axes, T]`."""
     if all(isinstance(each, range) for each in positions):
         return np.fromiter(chain.from_iterable(positions), dtype=np.int32)
     axes = max(len(each) for each in positions if not isinstance(each, range))
     parts = [
-        np.broadcast_to(np.array(each, dtype=np.int32), (axes, _length(each))) for each in positions
+        np.broadcast_to(np.array(each, np.float32), (axes, _length(each))) for each in positions
     ]
     return np.concatenate(parts, axis=1)
 

@@ -26,8 +26,8 @@ Open = Callable[[Settings, Settings], "MediaProcessor"]
 Protocols = Literal["url_part", "block"]
 """The field of `MediaInput` that names a kind's part: in OpenAI's protocols, or in Anthropic's."""
 
-Option = Literal["detail", "max_soft_tokens"]
-"""A field that says how finely a file is read."""
+Option = Literal["detail", "max_soft_tokens", "use_audio_in_video"]
+"""A field that says how a file is read."""
 
 log = logging.getLogger("quire.media")
 
@@ -51,7 +51,7 @@ class MediaInput:
         url_part: OpenAI's part, `{"type": url_part, url_part: {"url": URL}}`; "" is none.
         block: Anthropic's block, `{"type": block, "source": SOURCE}`; "" is none.
         media_types: pattern of those that a base64 source may say.
-        options: beside the URL of OpenAI's part. Anthropic's block has `max_soft_tokens` alone.
+        options: beside the URL of OpenAI's part; in Anthropic's block, all but `detail`.
     """
 
     name: str
@@ -232,11 +232,15 @@ KINDS: dict[str, Kind] = {
                 "seconds": "of one video",
                 "frames": "of one video that are shown to the model",
             },
-            working_bytes=lambda limits: limits.bytes + _BYTES_A_PIXEL_DECODED * limits.pixels,
+            working_bytes=lambda limits: (
+                limits.bytes
+                + _BYTES_A_PIXEL_DECODED * limits.pixels
+                + round(_BYTES_A_SECOND * limits.seconds)
+            ),
             url_part="video_url",
             block="video",
             media_types=r"^video/",
-            options=("max_soft_tokens",),
+            options=("max_soft_tokens", "use_audio_in_video"),
         ),
         part="vision_config",
         section="video_processor",

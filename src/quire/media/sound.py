@@ -47,6 +47,21 @@ def decode(data: bytes, *, param: str, rate: int, limits: FileLimits) -> Samples
         found, own = _decode(data, param, limits)
     if not len(found):
         raise refusal(param, "it holds no sound")
+    return _brought(found, own, rate, param)
+
+
+def within(data: bytes, *, param: str, rate: int, limits: FileLimits) -> Samples | None:
+    """The sound of a video, as `decode` gives it; None if the video has none.
+
+    Raises:
+        RequestError: as `decode`.
+    """
+    found, own = _decode(data, param, limits)
+    return _brought(found, own, rate, param) if len(found) else None
+
+
+def _brought(found: Samples, own: int, rate: int, param: str) -> Samples:
+    """Sound of a file, from its own rate to the one that is wanted."""
     if not np.isfinite(found).all():
         raise refusal(param, "it holds samples that are no numbers")
     return resampled(found, own, rate)
@@ -151,10 +166,10 @@ def _chunks(data: bytes) -> dict[bytes, tuple[memoryview, int]]:
 
 
 def _decode(data: bytes, param: str, limits: FileLimits) -> tuple[Samples, int]:
-    """Any other format's sound, and its rate."""
+    """Any other format's sound, and its rate; of a file without sound, no samples."""
     with opened(data, param) as container:
         if not container.streams.audio:
-            raise refusal(param, "it holds no sound")
+            return np.empty(0, np.float32), _RATES.start
         stream = container.streams.audio[0]
         check_codec(stream, param)
         rate = stream.codec_context.sample_rate

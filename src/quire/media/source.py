@@ -62,6 +62,7 @@ class MediaSource:
         param: the request field that holds it, for errors.
         named: what the protocol calls its type, for errors.
         kind: of media, or `DOCUMENT`: its pages, as text and as images where the model sees.
+        sound: a video is heard, too.
     """
 
     url: str
@@ -69,6 +70,7 @@ class MediaSource:
     named: str
     detail: Detail = "auto"
     kind: str = "image"
+    sound: bool = False
 
     @property
     def remote(self) -> bool:

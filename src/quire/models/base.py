@@ -101,7 +101,7 @@ class Step(Protocol):
 
     Attributes:
         tokens: `[T]` int32; a row of media has the id of the token that marks it.
-        positions: `[T]` int32, or `[axes, T]` for multimodal RoPE.
+        positions: `[T]` int32, or `[axes, T]` float32 for multimodal RoPE.
         media: None when there are no such rows.
         cross: None when no row looks at media; cross-attention layers then change nothing.
     """
@@ -272,12 +272,11 @@ class LanguageModel(Module):
 
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
-    ) -> npt.NDArray[np.int32] | None:
-        """The positions of a prompt's tokens, int32 `[axes, T]`, of most families time,
+    ) -> npt.NDArray[np.float32] | None:
+        """The positions of a prompt's tokens, `[axes, T]`: of most families time, height, width.
 
-        height and width.
-
-        None where a token's position is its index. Families with multimodal RoPE override it.
+        They need not be whole. None where a token's position is its index. Families with multimodal
+        RoPE override it.
         """
         return None
 

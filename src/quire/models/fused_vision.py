@@ -81,7 +81,7 @@ def places(positions: mx.array) -> tuple[mx.array, mx.array]:
     Args:
         positions: `[5, T]`, see `positions`.
     """
-    line, column, lines, columns = -positions[1:].astype(mx.float32)
+    line, column, lines, columns = -positions[1:]
 
     def place(number: mx.array, count: mx.array, other: mx.array) -> mx.array:
         side = mx.sqrt(count / other)
@@ -95,17 +95,17 @@ AROUND = 5
 """Learned rows before a picture's patches, of their own tokens."""
 
 
-def positions(length: int, media: Sequence[PlacedMedia]) -> npt.NDArray[np.int32]:
-    """Positions of a prompt's tokens, int32 `[5, length]`.
+def positions(length: int, media: Sequence[PlacedMedia]) -> npt.NDArray[np.float32]:
+    """Positions of a prompt's tokens, `[5, length]`.
 
     The first is time; a picture is one moment, with the token behind it. The others are a patch's
     line and column, counted from one, and how many of each there are, all negative; those of other
     tokens are their time.
     """
-    moments = np.ones(length, np.int32)
+    moments = np.ones(length, np.float32)
     for placed in media:
         moments[placed.start + 1 : placed.end + 1] = 0
-    found = np.tile(np.cumsum(moments, dtype=np.int32) - 1, (5, 1))
+    found = np.tile(np.cumsum(moments, dtype=np.float32) - 1, (5, 1))
     for placed in media:
         lines, columns = placed.item.shape
         line, column = np.indices((lines, columns)).reshape(2, -1) + 1

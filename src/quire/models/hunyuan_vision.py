@@ -86,13 +86,13 @@ class HunyuanPictureEncoder(QwenPictureEncoder):
 
 def placed_by_picture(
     length: int, media: Sequence[PlacedMedia], merge: int, axes: int
-) -> npt.NDArray[np.int32]:
+) -> npt.NDArray[np.float32]:
     """Positions of a prompt's tokens, `[axes, length]`.
 
     The last three are a row's column and line in its picture, and the picture's number. Of text,
     of the rows around a picture, and on further axes, they are the token's index.
     """
-    positions = np.tile(np.arange(length, dtype=np.int32), (axes, 1))
+    positions = np.tile(np.arange(length, dtype=np.float32), (axes, 1))
     for number, placed in enumerate(media):
         lines, columns = (side // merge for side in placed.item.shape)
         line, column = np.indices((lines, columns + 1)).reshape(2, -1)

@@ -135,6 +135,7 @@ class QwenVision:
         whole: layers that see all of a picture where there are windows.
         levels: layers whose outputs are given to the decoder, too.
         times: positions that a second of a video takes; 0 is one for each moment.
+        between: moments stay between whole positions where their times are.
     """
 
     depth: int
@@ -160,6 +161,7 @@ class QwenVision:
     whole: tuple[int, ...] = ()
     levels: tuple[int, ...] = ()
     times: int = 0
+    between: bool = False
 
     def __post_init__(self) -> None:
         if self.hidden_size % self.heads or self.head_dim % 4:

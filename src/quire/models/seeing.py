@@ -9,12 +9,13 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from quire.core.media import MediaItem, PlacedMedia
+from quire.core.media import MediaItem, PlacedMedia, heard_rows
 from quire.models.base import MediaEncoder
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description
 from quire.models.names import Names, Weights
 from quire.models.qwen_audio import AudioTower, QwenSoundEncoder, channels_last
+from quire.models.qwen_film import HEARD, QwenHeardVideoEncoder
 from quire.models.qwen_vision import QwenVision, VisionTower
 
 log = logging.getLogger("quire.models")
@@ -49,34 +50,42 @@ _SPOKEN = ("talker.", "code2wav.")
 
 def three_axes(
     length: int, media: Sequence[PlacedMedia], kind: QwenVision
-) -> npt.NDArray[np.int32]:
+) -> npt.NDArray[np.float32]:
     """Positions of a prompt's tokens, `[3, length]` (Qwen2-VL, arXiv:2409.12191, section 2.1).
 
     A text's are the same on all axes. Those of an item go on from the text before it: time, row and
-    column of each of its squares. What follows goes on from the largest of them. Sound counts as
-    text does.
+    column of each of its squares. What follows goes on from the largest of its last row. Sound
+    counts as text does, within a video, too.
     """
     parts = []
-    done = position = 0
+    done, position = 0, 0.0
     for placed in (each for each in media if each.item.kind in SEEN):
-        text = np.arange(position, position + placed.start - done)
+        text = position + np.arange(placed.start - done)
         parts.append(np.broadcast_to(text, (3, len(text))))
         position += len(text)
         squares = _squares(placed.item, kind)
         parts.append(position + squares)
-        position += int(squares.max()) + 1
+        position = float(parts[-1][:, -1].max()) + 1
         done = placed.end
-    text = np.arange(position, position + length - done)
+    text = position + np.arange(length - done)
     parts.append(np.broadcast_to(text, (3, len(text))))
-    return np.concatenate(parts, axis=1).astype(np.int32)
+    return np.concatenate(parts, axis=1).astype(np.float32)
 
 
-def _squares(item: MediaItem, kind: QwenVision) -> npt.NDArray[np.int64]:
-    """Time, row and column of each square of a picture or video, `[3, rows]`."""
-    moments, rows, columns, step = (1, *item.shape, 0) if item.kind == "image" else item.shape
-    squares = np.indices((moments, rows // kind.merge, columns // kind.merge)).reshape(3, -1)
+def _squares(item: MediaItem, kind: QwenVision) -> npt.NDArray[np.float64]:
+    """Time, row and column of each row of a picture or video, `[3, rows]`."""
+    moments, rows, columns, step = (1, *item.shape, 0) if item.kind == "image" else item.shape[:4]
+    grid = moments, rows // kind.merge, columns // kind.merge
+    squares = np.indices(grid).reshape(3, -1).astype(np.float64)
     if kind.times:  # absolute time (Qwen2.5-VL, arXiv:2502.13923, section 2.1.3)
-        squares[0] = squares[0] * step * kind.times // 1_000_000
+        times = squares[0] * (step * kind.times) / 1_000_000
+        squares[0] = times if kind.between else np.floor(times)
+    if len(item.shape) == HEARD:
+        sounds = item.tokens - squares.shape[1]
+        heard = np.array(heard_rows(moments, grid[1] * grid[2], step, kind.times, sounds))
+        found = np.empty((3, item.tokens))
+        found[:, heard], found[:, ~heard] = np.arange(sounds), squares
+        return found
     return squares
 
 
@@ -105,7 +114,7 @@ class SeeingModel(DecoderModel):
 
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
-    ) -> npt.NDArray[np.int32] | None:
+    ) -> npt.NDArray[np.float32] | None:
         if self.visual is None or not any(each.item.kind in SEEN for each in media):
             return None
         return three_axes(len(tokens), media, self.visual.kind)
@@ -124,7 +133,7 @@ class TextPositionsModel(SeeingModel):
 
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
-    ) -> npt.NDArray[np.int32] | None:
+    ) -> npt.NDArray[np.float32] | None:
         return None
 
 
@@ -150,7 +159,11 @@ class HearingModel(SeeingModel):
     def encoders(self) -> Mapping[str, MediaEncoder]:
         if self.audio_tower is None:
             return super().encoders
-        return {**super().encoders, "audio": QwenSoundEncoder(self.audio_tower)}
+        sounds = QwenSoundEncoder(self.audio_tower)
+        if self.visual is None:
+            return {"audio": sounds}
+        videos = QwenHeardVideoEncoder(self.visual, sounds)
+        return {**super().encoders, "video": videos, "audio": sounds}
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         others, heard = _apart(_thinking(weights), _HEARD)

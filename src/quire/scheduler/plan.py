@@ -20,9 +20,10 @@ from quire.core.media import LookedAt, MediaItem, MediaKey, PlacedMedia
 from quire.core.request import Generate, Task, TokenLogprobs
 from quire.sampling.rows import RowSampling
 
-Positions = range | npt.NDArray[np.int32]
-"""Of the rows of a sequence: int32 `[axes, count]` for multimodal RoPE; a range where all
-coordinates are the same, or the family has but one."""
+Positions = range | npt.NDArray[np.float32]
+"""Of the rows of a sequence: float32 `[axes, count]` for multimodal RoPE, in which a moment of a
+video may lie between whole numbers; a range where all coordinates are the same and whole, or the
+family has but one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,11 +8,18 @@ import numpy.typing as npt
 from quire.scheduler.plan import Positions
 
 
+def alike(positions: Positions) -> npt.NDArray[np.float32] | None:
+    """Each row's position, `[count]`; None if it is another on another axis."""
+    if isinstance(positions, range):
+        return np.array(positions, np.float32)
+    return positions[0] if (positions == positions[0]).all() else None
+
+
 class TokenPositions:
     """Positions of the prompt, and of whatever follows it.
 
     Args:
-        prompt: int32 `[axes, prompt tokens]` for multimodal RoPE, of most families time, height and
+        prompt: `[axes, prompt tokens]` for multimodal RoPE, of most families time, height and
             width (Qwen2-VL, arXiv:2409.12191, section 2.1); None where a token's position is its
             index.
 
@@ -21,17 +28,24 @@ class TokenPositions:
 
     __slots__ = ("_length", "_prompt", "_shift")
 
-    def __init__(self, prompt: npt.NDArray[np.int32] | None = None) -> None:
+    def __init__(self, prompt: npt.NDArray[np.float32] | None = None) -> None:
         self._prompt = prompt
         self._length = 0 if prompt is None else prompt.shape[1]
-        self._shift = 0 if prompt is None else int(prompt.max()) + 1 - self._length
+        self._shift = 0.0 if prompt is None else float(prompt.max()) + 1 - self._length
 
     def of(self, start: int, end: int) -> Positions:
         """Positions of tokens `[start, end)`."""
         if self._prompt is None or start >= self._length:
-            return range(start + self._shift, end + self._shift)
+            if self._shift.is_integer():
+                return range(start + int(self._shift), end + int(self._shift))
+            return self._behind(start, end)
         if end <= self._length:
             return self._prompt[:, start:end]
-        behind = np.arange(self._length + self._shift, end + self._shift, dtype=np.int32)
-        answer = np.broadcast_to(behind, (len(self._prompt), len(behind)))
+        answer = self._behind(self._length, end)
         return np.concatenate([self._prompt[:, start:], answer], axis=1)
+
+    def _behind(self, start: int, end: int) -> npt.NDArray[np.float32]:
+        """Those of tokens after the prompt, `[axes, end - start]`."""
+        assert self._prompt is not None
+        behind = (np.arange(start, end) + self._shift).astype(np.float32)
+        return np.broadcast_to(behind, (len(self._prompt), len(behind)))

@@ -209,6 +209,7 @@ class MediaLoader:
                 data,
                 param=source.param,
                 detail=source.detail,
+                sound=source.sound,
                 limits=limits,
             )
         return [{"type": source.kind, "parts": parts}]
@@ -268,7 +269,7 @@ class MediaLoader:
             tokens += ids[done:at]
             tokens += placeholders.before
             placed.append(PlacedMedia(len(tokens), item))
-            tokens += [placeholders.token] * item.tokens
+            tokens += self._processors[item.kind].tokens(item)
             tokens += placeholders.after
             done = at + 1
         tokens += ids[done:]

@@ -18,11 +18,12 @@ from quire.core.kv_format import KVFormat
 from quire.engine.decode.recording import Kernel, LayerPool, Recording
 from quire.engine.decode.room import GroupInputs, Place, Room, group_start, table_start
 from quire.engine.decode.served import Unfit, check_stack
-from quire.engine.decode.whole import MOST_ROWS, tell
+from quire.engine.decode.whole import MOST_ROWS, tell, tell_positions
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.registry import build
 from quire.models.stack import NotTold
 from tests.attention.rows import HandRows
+from tests.engine.rows import scheduled
 from tests.support.nvcc import assert_compiles
 from tests.support.tiny_models import (
     gemma4_config,
@@ -129,6 +130,21 @@ def test_each_row_of_a_sequence_is_told_where_its_keys_are() -> None:
             assert entries[place + each // block] == tables[owner][each // block]
         assert told[at.blocks + row] == tables[owner][key // block]
         assert told[at.offsets + row] == key % block
+
+
+def test_rows_are_told_their_positions_not_their_keys() -> None:
+    """Behind a picture they are others; behind a video they may be fractions."""
+    behind = np.full((3, 1), 20.5, np.float32)
+    rows = [
+        scheduled("a", 7, 1, [[4]], KVFormat()),
+        scheduled("b", 30, 1, [[5]], KVFormat(), positions=range(12, 13)),
+        scheduled("c", 40, 1, [[6]], KVFormat(), positions=behind),
+    ]
+    told = np.zeros(table_start(MOST_ROWS, 1), np.int32)
+    assert tell_positions(told, rows)
+    assert told[4:8].view(np.float32).tolist() == [7, 12, 20.5, 0]
+    apart = scheduled("d", 3, 1, [[7]], KVFormat(), positions=behind * [[1], [1], [2]])
+    assert not tell_positions(told, [*rows, apart])
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, create_model
 
-from quire.api.shared.media_parts import Registered, fields_of, fineness, literal, media_part
+from quire.api.shared.media_parts import Registered, fields_of, literal, media_part
 from quire.api.shared.schema import History, TextOrList, tag_by_type
 from quire.media.kinds import Option
 
@@ -75,7 +75,7 @@ class MediaBlock(ContentBlock):
     def to_template(self, param: str) -> dict[str, Any]:
         """The block as the service takes it; `param` is its path."""
         kind, url = BLOCKS.kinds()[self.type], self.source.location
-        return media_part(kind, url, f"{param}.source", self.type, fineness(self))
+        return media_part(kind, url, f"{param}.source", self.type, self)
 
 
 @cache
@@ -90,7 +90,7 @@ def _media_block(name: str, media_types: str, options: tuple[Option, ...]) -> ty
         Discriminator(tag_by_type),
     ]
     fields: dict[str, Any] = {"type": (literal(name), ...), "source": (source, ...)}
-    fields |= fields_of(tuple(each for each in options if each == "max_soft_tokens"))
+    fields |= fields_of(tuple(each for each in options if each != "detail"))
     return create_model(f"{title}Block", __base__=MediaBlock, __doc__=MediaBlock.__doc__, **fields)
 
 

@@ -165,9 +165,8 @@ def _parts(content: Content, param: str, *, media: bool = True) -> str | list[di
             case FilePart():
                 parts += _document(part, f"{param}[{index}]")
             case ImagePart():
-                detail = part.max_soft_tokens or part.detail
                 name = f"{param}[{index}].image_url"
-                parts.append(media_part("image", part.image_url, name, part.type, detail))
+                parts.append(media_part("image", part.image_url, name, part.type, part))
             case _:
                 parts.append(part.to_template(f"{param}[{index}]"))
     return parts

@@ -22,6 +22,7 @@ SoftTokens = Annotated[int, Field(ge=1)]
 _OPTIONS: Mapping[Option, Any] = {
     "detail": (Fineness | None, None),
     "max_soft_tokens": (SoftTokens | None, None),
+    "use_audio_in_video": (bool | None, None),
 }
 
 
@@ -83,7 +84,7 @@ class UrlPart(History):
     def to_template(self, param: str) -> dict[str, Any]:
         """The part as the service takes it; `param` is its path."""
         file, kind = getattr(self, self.type), URL_PARTS.kinds()[self.type]
-        return media_part(kind, file.url, f"{param}.{self.type}.url", self.type, fineness(file))
+        return media_part(kind, file.url, f"{param}.{self.type}.url", self.type, file)
 
 
 @cache
@@ -108,15 +109,16 @@ def literal(name: str) -> Any:
     return cast(Any, Literal)[name]
 
 
-def fineness(fields: History) -> Detail | None:
-    """How finely a file is to be read, as the options say that its kind has."""
-    soft_tokens: int | None = getattr(fields, "max_soft_tokens", None)
-    detail: Fineness | None = getattr(fields, "detail", None)
-    return soft_tokens or detail
-
-
 def media_part(
-    kind: str, url: str, param: str, named: str, detail: Detail | None = None
+    kind: str, url: str, param: str, named: str, options: History | None = None
 ) -> dict[str, Any]:
-    """A file as the service takes it, which fetches it and puts it in its place in the prompt."""
-    return {"type": kind, "source": MediaSource(url, param, named, detail or "auto", kind)}
+    """A file as the service takes it, which fetches it and puts it in its place in the prompt.
+
+    Args:
+        options: has the fields that say how it is read, of those that its kind has.
+    """
+    soft_tokens: int | None = getattr(options, "max_soft_tokens", None)
+    fineness: Fineness | None = getattr(options, "detail", None)
+    detail: Detail = soft_tokens or fineness or "auto"
+    sound = bool(getattr(options, "use_audio_in_video", None))
+    return {"type": kind, "source": MediaSource(url, param, named, detail, kind, sound)}

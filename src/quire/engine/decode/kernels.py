@@ -290,7 +290,7 @@ class Heads:
     def text(self) -> str:
         """rows, q, k, v, norms of q and k, frequencies, positions, blocks, offsets, the pools."""
         parameters = ["const int* rows", "T* q", "T* k", "T* v", "const T* q_norm"]
-        parameters += ["const T* k_norm", "const float* frequencies", "const int* positions"]
+        parameters += ["const T* k_norm", "const float* frequencies", "const float* positions"]
         parameters += ["const int* blocks", "const int* offsets", "T* keys", "T* values"]
         defines: Mapping[str, object] = {
             "HEADS": self.heads,

@@ -37,6 +37,7 @@ from quire.engine.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.models.stack import NotTold, Stack, StackLayer
 from quire.scheduler.plan import ScheduledSequence
+from quire.scheduler.positions import alike
 
 log = logging.getLogger("quire.engine")
 
@@ -185,7 +186,7 @@ class WholeDecode:
         rows = inputs.sequences
         if not 0 < len(rows) <= MOST_ROWS or inputs.media is not None:
             return False
-        if inputs.wanted is not None or inputs.cross is not None or inputs.positions.ndim != 1:
+        if inputs.wanted is not None or inputs.cross is not None:
             return False
         format = rows[0].format
         if format not in self._serves_format:
@@ -308,11 +309,16 @@ class WholeDecode:
     # -- a step's inputs -----------------------------------------------------------------------
 
     def _told(self, rows: Sequence[ScheduledSequence]) -> Ints | None:
-        """What the kernels read of a step, in the places that `Room` gives; None if too much."""
+        """What the kernels read of a step, in the places that `Room` gives.
+
+        None if it is too much, or the kernels' rotation is not that of the rows.
+        """
         groups = len(self._layout.groups)
         start = room.table_start(MOST_ROWS, groups)
         told = np.zeros(start, np.int32)
-        count = told[0] = sum(each.count for each in rows)
+        told[0] = sum(each.count for each in rows)
+        if not tell_positions(told, rows):
+            return None
         tables: list[Ints] = []
         entries = 0
         for number, group in enumerate(self._layout.groups):
@@ -320,11 +326,19 @@ class WholeDecode:
             assert spec is not None, "a stack's layers attend"
             metadata = build_metadata(number, spec, rows, self._pools.block_tokens)
             tell(told, number, metadata, entries)
-            if number == 0:
-                told[4 : 4 + count] = metadata.keys
             tables.append(metadata.block_table)
             entries += len(metadata.block_table)
         return None if entries > self._room.entries else np.concatenate([told, *tables])
+
+
+def tell_positions(told: Ints, rows: Sequence[ScheduledSequence]) -> bool:
+    """Writes each row's position as float32; false if it is another on another axis."""
+    found = [positions for each in rows if (positions := alike(each.positions)) is not None]
+    if len(found) < len(rows):
+        return False
+    numbers = np.concatenate(found)
+    told[4 : 4 + len(numbers)] = numbers.view(np.int32)
+    return True
 
 
 def tell(told: Ints, number: int, metadata: AttentionMetadata, entries: int) -> None:

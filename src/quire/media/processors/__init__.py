@@ -37,6 +37,7 @@ from quire.media.processors.qwen import (
     QwenImageProcessor,
 )
 from quire.media.processors.qwen_audio import QwenAudioProcessor
+from quire.media.processors.qwen_omni import open_video, open_video_beside_pictures
 from quire.media.processors.qwen_video import Qwen3VideoProcessor, QwenVideoProcessor
 from quire.media.processors.siglip import open_siglip2
 from quire.media.processors.tiles import Gemma3ImageProcessor
@@ -115,14 +116,14 @@ VIDEOS: dict[str, Open] = {
     "Ernie4_5_VL_MoeVideoProcessor": ErnieVideoProcessor.open,
     "Glm4vVideoProcessor": GlmVideoProcessor.open,
     "Glm46VVideoProcessor": Glm46VideoProcessor.open,
-    "Qwen2VLVideoProcessor": QwenVideoProcessor.open,
+    "Qwen2VLVideoProcessor": open_video,
     "Qwen3VLVideoProcessor": Qwen3VideoProcessor.open,
 }
 # These were published without settings for videos.
 VIDEOS_BESIDE_PICTURES: dict[str, Open] = {
     "LlavaOnevisionImageProcessor": LlavaOnevisionVideoProcessor.open,
     "LlavaOnevisionImageProcessorFast": LlavaOnevisionVideoProcessor.open,
-    "Qwen2VLImageProcessor": QwenVideoProcessor.open_beside_pictures,
+    "Qwen2VLImageProcessor": open_video_beside_pictures,
     "Qwen2_5_VLImageProcessor": QwenVideoProcessor.open_beside_pictures,
 }
 

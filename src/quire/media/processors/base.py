@@ -18,15 +18,15 @@ from quire.core.lru import LruCache
 from quire.core.media import RAW_COLOURS, Colours, MediaItem
 from quire.media import images, sound, video
 from quire.media.settings import Settings
-from quire.media.source import DEFAULT_LIMITS, Detail, FileLimits
+from quire.media.source import DEFAULT_LIMITS, Detail, FileLimits, refusal
 
 CACHE_BYTES = 64 << 20
 
 BILINEAR, BICUBIC = 2, 3
 """Of `resample`."""
 
-FileKey = tuple[str, bytes, Detail]
-"""A kind, a file's digest, and how fine it was read."""
+FileKey = tuple[str, bytes, Detail, bool]
+"""A kind, a file's digest, how fine it was read, and whether with the sound of a video."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,7 @@ class MediaProcessor(ABC):
         *,
         param: str,
         detail: Detail = "auto",
+        sound: bool = False,
         limits: FileLimits = DEFAULT_LIMITS,
     ) -> Parts:
         """Decodes a file and prepares it; one that was read lately is not read again.
@@ -107,14 +108,16 @@ class MediaProcessor(ABC):
         Args:
             data: the file's bytes.
             param: the request field that holds it, for errors.
+            sound: with the sound of a video.
 
         Raises:
             RequestError: it is too large, or nothing that can be used.
         """
-        key = (self.kind, hashlib.blake2b(data, digest_size=32).digest(), detail)
+        key = (self.kind, hashlib.blake2b(data, digest_size=32).digest(), detail, sound)
         parts = self.files.get(key)
         if parts is None:
-            parts = self.files.put(key, self.prepare(data, param, detail, limits))
+            prepare = self.prepare_heard if sound else self.prepare
+            parts = self.files.put(key, prepare(data, param, detail, limits))
         return parts
 
     @abstractmethod
@@ -124,6 +127,19 @@ class MediaProcessor(ABC):
         Raises:
             RequestError: see `read`.
         """
+
+    def prepare_heard(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
+        """As `prepare`, of a video with its sound.
+
+        Raises:
+            RequestError: see `read`; or the model hears no sound within a video.
+        """
+        reason = "the model hears no sound within a video, as 'use_audio_in_video' asks"
+        raise refusal(param, reason, "unsupported")
+
+    def tokens(self, item: MediaItem) -> list[int]:
+        """The placeholders that stand for an item in a prompt."""
+        return [self.placeholders.token] * item.tokens
 
 
 def check_pixels(settings: Settings, colours: Colours, resample: int = BICUBIC) -> None:

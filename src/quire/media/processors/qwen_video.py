@@ -93,6 +93,10 @@ class Sampling:
         """Pixels on a square's side."""
         return self.patch * self.merge
 
+    def squares(self, rows: int, columns: int) -> int:
+        """Rows that so many rows and columns of patches become."""
+        return rows * columns // self.merge**2
+
     def cut(self, frames: Sequence[npt.NDArray[np.uint8]]) -> bytes:
         """The patches of one moment; its last frame stands for those that it lacks."""
         filled = [*frames, *[frames[-1]] * (self.together - len(frames))]

@@ -93,7 +93,7 @@ class FusedModel(DecoderModel):
 
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
-    ) -> npt.NDArray[np.int32] | None:
+    ) -> npt.NDArray[np.float32] | None:
         return positions(len(tokens), media) if media else None
 
 

@@ -96,7 +96,7 @@ class HunyuanVL(SeeingModel):
 
     def positions(
         self, tokens: Sequence[int], media: Sequence[PlacedMedia]
-    ) -> npt.NDArray[np.int32] | None:
+    ) -> npt.NDArray[np.float32] | None:
         if self.visual is None or not media:
             return None
         return placed_by_picture(len(tokens), media, self.visual.kind.merge, self._axes)

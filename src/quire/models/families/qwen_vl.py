@@ -69,7 +69,7 @@ def qwen3_omni_moe(s: Settings) -> LanguageModel:
     text = text.filled(norm_topk_prob=True)
     description = described(text, qwen3_moe_layers(text))
     width, times = description.hidden_size, thinker.integer("position_id_per_seconds", default=25)
-    kind = replace(_vision_3(thinker.within("vision_config"), width), times=times)
+    kind = replace(_vision_3(thinker.within("vision_config"), width), times=times, between=True)
     audio = _audio(thinker.within("audio_config"), width)
     names = partial(_visual_names, kind, parts=_PARTS)
     return HearingModel(description, Names(), VisionTower(kind), names, AudioTower(audio))

@@ -40,7 +40,7 @@
       }
     }
   }
-  const float position = (float)positions[row];
+  const float position = positions[row];
   #pragma unroll
   for (int i = 0; i < EACH; i++) {
     const int p = lane + 32 * i;

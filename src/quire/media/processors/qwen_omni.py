@@ -1,0 +1,81 @@
+"""Videos for Qwen3-Omni: with their sound between the moments, where a request asks for it."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from quire.core.media import MediaItem, heard_rows
+from quire.media import sound
+from quire.media.kinds import KINDS
+from quire.media.processors.base import AudioProcessor, MediaPart, Parts, VideoProcessor
+from quire.media.processors.qwen_video import QwenVideoProcessor
+from quire.media.settings import Settings
+from quire.media.source import Detail, FileLimits
+
+_BEGIN, _END = "<|audio_start|>", "<|audio_end|>"
+_SEEN = 4
+"""Numbers in the shape of a video without sound."""
+
+
+class OmniVideoProcessor(QwenVideoProcessor):
+    """A video is one item, with its sound or without.
+
+    With it, the features are those of the video, then those of the sound, and so is the shape.
+    """
+
+    _ears: AudioProcessor | None = None
+    _rate = 25
+
+    @classmethod
+    def open(cls, settings: Settings, config: Settings) -> Self:
+        found = super().open(settings, config)
+        ears = KINDS["audio"].open(config.path.parent)
+        found._ears = ears if isinstance(ears, AudioProcessor) else None
+        found._rate = config.integer("position_id_per_seconds", cls._rate)
+        return found
+
+    def prepare_heard(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
+        ears = self._ears
+        if ears is None:
+            return super().prepare_heard(data, param, detail, limits)
+        (seen,) = self.prepare(data, param, detail, limits)
+        samples = sound.within(data, param=param, rate=ears.rate, limits=limits)
+        if samples is None:
+            return (seen,)
+        heard = ears.listen(samples, param)
+        both = MediaItem.of(
+            "video",
+            seen.item.features + heard.features,
+            (*seen.item.shape, *heard.shape),
+            seen.item.tokens + heard.tokens,
+            bidirectional=False,
+        )
+        return (MediaPart(both, _BEGIN, _END),)
+
+    def tokens(self, item: MediaItem) -> list[int]:
+        if len(item.shape) == _SEEN or self._ears is None:
+            return super().tokens(item)
+        moments, rows, columns, step = item.shape[:_SEEN]
+        squares = self._sampling.squares(rows, columns)
+        sounds = item.tokens - moments * squares
+        own, other = self.placeholders.token, self._ears.placeholders.token
+        heard = heard_rows(moments, squares, step, self._rate, sounds)
+        return [other if each else own for each in heard]
+
+
+def open_video(settings: Settings, config: Settings) -> VideoProcessor:
+    """Of Qwen2-VL and 2.5-VL, or of Qwen3-Omni: their folders name one processor.
+
+    Raises:
+        ModelError: see `QwenVideoProcessor.open`.
+    """
+    return _kind(config).open(settings, config)
+
+
+def open_video_beside_pictures(settings: Settings, config: Settings) -> VideoProcessor:
+    """As `open_video`, see `QwenVideoProcessor.open_beside_pictures`."""
+    return _kind(config).open_beside_pictures(settings, config)
+
+
+def _kind(config: Settings) -> type[QwenVideoProcessor]:
+    return QwenVideoProcessor if config.values.get("audio_config") is None else OmniVideoProcessor
