@@ -14,6 +14,7 @@ from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import PagedBackend, check, cuda, packed
 from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.check import differs
+from quire.attention.paged.prompts import side_by_side
 from quire.attention.paged.tiles import cut
 from quire.attention.reference import ReferenceBackend
 from quire.cache.formats.base import LayerStore, WrittenBlocks
@@ -65,6 +66,34 @@ def test_tiles_hold_every_row_once_and_see_all_that_their_rows_see(spec: Attenti
             np.testing.assert_array_equal(visible[:, 0], metadata.first_visible[own])
             np.testing.assert_array_equal(visible[:, 1], metadata.last_visible[own])
     assert seen == list(range(metadata.rows))
+
+
+@pytest.mark.parametrize("spec", [FullKV(2, 64), WindowKV(2, 64, 100)])
+def test_rows_find_codes_before_their_own_block_and_what_was_written_from_there_on(
+    spec: AttentionSpec,
+) -> None:
+    spans = [(40, 90), (0, 17), (300, 3), (190, 3)]
+    rows = [
+        HandRows(start, count, KVFormat("page", 8, 4), (range(100 * n, 100 * n + 12),), (n,))
+        for n, (start, count) in enumerate(spans)
+    ]
+    metadata = build_metadata(0, spec, rows, 64)
+    ids, by_block = side_by_side(metadata)
+    # Each block as a pair: whether it is decoded, and its id.
+    blocks = [(True, block) for block in ids.tolist()]
+    for n, (start, count) in enumerate(spans):
+        blocks += [(False, 100 * n + b) for b in range(start // 64, (start + count - 1) // 64 + 1)]
+    owners = np.repeat(np.arange(len(spans)), metadata.counts)
+    (part,) = cut(by_block, 0, 4, 16)
+    seen = 0
+    for first, count, low, high, place, _ in part.tiles.tolist():
+        for row in range(first, first + count):
+            own, owner = metadata.keys[row] // 64, owners[row]
+            for key in range(low, high):
+                found = blocks[by_block.block_table[place + key // 64]]
+                assert found == (key // 64 < own, 100 * owner + key // 64)
+            seen += 1
+    assert seen == metadata.rows
 
 
 def test_launches_depend_on_rows_and_not_on_lengths() -> None:
@@ -156,7 +185,7 @@ def test_sources_for_codes_agree_with_the_reference(
     _forget()
     format, heads = KVFormat("page", *bits), group * spec.kv_heads
     case = AttentionCase(format, spec, 64, heads, 1, mx.bfloat16, extras, extras)
-    assert differs(PagedBackend(), case) is None
+    assert differs(PagedBackend(), case, check.SPANS) is None
     _forget()
 
 
@@ -226,7 +255,7 @@ def test_sources_for_single_rows_agree_with_the_reference(
 ) -> None:
     monkeypatch.setitem(check._TOLERANCE, mx.bfloat16, 5e-3)
     case = AttentionCase(PLAIN, spec, 64, group * spec.kv_heads, 1, mx.bfloat16, False, False)
-    assert differs(_Single(), case, check._SINGLE_ROWS) is None
+    assert differs(_Single(), case, check.SINGLE_ROWS) is None
 
 
 def _forget() -> None:
@@ -246,7 +275,8 @@ def _forget() -> None:
         (PLAIN, FullKV(2, 80), 1, mx.bfloat16, False),
         (KVFormat(dtype="float16"), FullKV(2, 128), 1, mx.bfloat16, False),
         (KVFormat("page", 8, 4), FullKV(2, 128), 1, mx.bfloat16, True),
-        (KVFormat("page", 8, 4), FullKV(2, 128), 2, mx.bfloat16, False),
+        (KVFormat("page", 8, 4), FullKV(2, 128), 2, mx.bfloat16, True),
+        (KVFormat("page", 8, 4), FullKV(2, 128), 2, mx.float16, False),
         (KVFormat("page", 6, 6), FullKV(2, 128), 1, mx.bfloat16, False),
         (KVFormat("turbo", 4, 4), FullKV(2, 128), 1, mx.bfloat16, False),
     ],
@@ -277,8 +307,8 @@ class _OffPrepared(PreparedAttention):
 
 def test_the_check_sees_a_difference() -> None:
     case = AttentionCase(KVFormat("page", 8, 8), FullKV(2, 64), 64, 4, 1, mx.float32, True, True)
-    assert differs(ReferenceBackend(), case) is None
-    assert "relative error 1," in (differs(_Off(), case) or "")
+    assert differs(ReferenceBackend(), case, check.SPANS) is None
+    assert "relative error 1," in (differs(_Off(), case, check.SPANS) or "")
 
 
 @pytest.mark.gpu
@@ -291,7 +321,7 @@ def test_kernels_agree_with_the_reference(
     spec: AttentionSpec, group: int, extras: bool, dtype: mx.Dtype
 ) -> None:
     case = AttentionCase(PLAIN, spec, 64, group * spec.kv_heads, 1, dtype, extras, extras)
-    assert differs(PagedBackend(), case) is None
+    assert differs(PagedBackend(), case, check.SPANS) is None
 
 
 @pytest.mark.gpu
@@ -304,4 +334,4 @@ def test_kernels_for_codes_agree_with_the_reference(
 ) -> None:
     format = KVFormat("page", *bits)
     case = AttentionCase(format, spec, 64, 4 * spec.kv_heads, 1, mx.bfloat16, extras, extras)
-    assert differs(PagedBackend(), case) is None
+    assert differs(PagedBackend(), case, check.SPANS) is None

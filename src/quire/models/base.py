@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 
 from quire.cache.specs import LayerSpec
 from quire.core.media import LookedAt, Pieces, PlacedMedia
-from quire.models.stack import NotTold, Stack
+from quire.models.stack import Stack, UnsupportedModel
 
 
 class RecurrentSegment(Protocol):
@@ -312,9 +312,9 @@ class LanguageModel(Module):
         """The decoder as data, once its weights are there.
 
         Raises:
-            NotTold: it cannot be told so; the default.
+            UnsupportedModel: it cannot be described so; the default.
         """
-        raise NotTold(f"{type(self).__name__} is not told as a stack")
+        raise UnsupportedModel(f"{type(self).__name__} is not described as a stack")
 
     @abstractmethod
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

@@ -16,15 +16,15 @@ from quire.models.norm import RMSNorm
 from quire.models.rope import Rope
 from quire.models.routers import SoftmaxRouter
 from quire.models.stack import (
-    NotTold,
     Stack,
     StackAttention,
     StackExperts,
     StackLayer,
     StackMLP,
+    UnsupportedModel,
     packed,
+    stack_head,
     stacked,
-    told_head,
 )
 
 
@@ -34,32 +34,33 @@ def decoder_stack(
     """The decoder of weights that are loaded.
 
     Raises:
-        NotTold: it has a part that is not among plain attention, gated MLPs and experts behind a
-            softmax, with RMS norms before each block; or weights are not packed.
+        UnsupportedModel: it has a part that is not among plain attention, gated MLPs and experts
+            behind a softmax, with RMS norms before each block; or weights are not packed.
     """
     if whole.placement is not Placement.PRE or whole.residual_multiplier != 1:
-        raise NotTold("norms elsewhere than before each block")
+        raise UnsupportedModel("norms elsewhere than before each block")
     layers = tuple(
         _layer(index, layer, module, ropes)
         for index, (layer, module) in enumerate(zip(whole.layers, decoder.layers, strict=True))
     )
     embedding = packed(decoder.embed_tokens, "embed_tokens")
     multiplier, eps = whole.embedding_multiplier, whole.norm.eps
-    told = None
+    logits = None
     if whole.head_multiplier == 1:
-        told = told_head(decoder.embed_tokens, head, whole.logit_softcap)
-    return Stack(embedding, multiplier, layers, _weight(decoder.norm), eps, whole.hidden_size, told)
+        logits = stack_head(decoder.embed_tokens, head, whole.logit_softcap)
+    norm = _weight(decoder.norm)
+    return Stack(embedding, multiplier, layers, norm, eps, whole.hidden_size, logits)
 
 
 def _layer(index: int, layer: Layer, module: Any, ropes: Mapping[Rotation, Rope]) -> StackLayer:
     if len(layer.mixers) != 1 or not isinstance(kind := layer.mixers[0], Attention):
-        raise NotTold("layers that mix tokens otherwise than by attention")
+        raise UnsupportedModel("layers that mix tokens otherwise than by attention")
     attention = _attention(index, kind, module.self_attn, ropes)
     norm, block = _weight(module.post_attention_layernorm), module.mlp
     mlp = experts = None
     if isinstance(fed := layer.feed_forward, MLP):
         if not fed.gated:
-            raise NotTold("MLPs without a gate")
+            raise UnsupportedModel("MLPs without a gate")
         mlp = StackMLP(
             norm,
             packed(block.gate_proj, "gate_proj"),
@@ -71,7 +72,7 @@ def _layer(index: int, layer: Layer, module: Any, ropes: Mapping[Rotation, Rope]
     elif isinstance(fed, Mixture):
         experts = _experts(fed, block, norm)
     else:
-        raise NotTold(f"a block of {type(fed).__name__}")
+        raise UnsupportedModel(f"a block of {type(fed).__name__}")
     return StackLayer(_weight(module.input_layernorm), attention, None, mlp, experts, None, None)
 
 
@@ -80,13 +81,15 @@ def _attention(
 ) -> StackAttention:
     norm = kind.qk_norm
     if norm is not None and (norm.over is not Over.HEAD or norm.after_rotation):
-        raise NotTold("norms of queries and keys otherwise than of each head, before rotation")
+        raise UnsupportedModel(
+            "norms of queries and keys otherwise than of each head, before rotation"
+        )
     plain = {"heads", "kv_heads", "head_dim", "scale", "rope", "window", "qk_norm"}
     for each in fields(kind):
         if each.name not in plain and getattr(kind, each.name) != each.default:
-            raise NotTold(f"attention with {each.name}")
+            raise UnsupportedModel(f"attention with {each.name}")
     if kind.rotation is None:
-        raise NotTold("attention without rotation")
+        raise UnsupportedModel("attention without rotation")
     return StackAttention(
         index,
         packed(module.q_proj, "q_proj"),
@@ -108,10 +111,10 @@ def _experts(kind: Mixture, module: Any, norm: mx.array) -> StackExperts:
     router = kind.router
     known = isinstance(router, SoftmaxRouter) and not router.corrected
     if not known or kind.shared_width or kind.bias or kind.clamp or kind.weighted_input:
-        raise NotTold("experts otherwise than behind a plain softmax")
+        raise UnsupportedModel("experts otherwise than behind a plain softmax")
     assert isinstance(router, SoftmaxRouter)
     if router.best_groups < router.groups or not kind.gated or kind.latent_dim:
-        raise NotTold("experts in groups, without gates, or with a size of their own")
+        raise UnsupportedModel("experts in groups, without gates, or with a size of their own")
     return StackExperts(
         norm,
         norm,
@@ -131,5 +134,5 @@ def _experts(kind: Mixture, module: Any, norm: mx.array) -> StackExperts:
 def _weight(norm: Any) -> mx.array:
     """Of an RMS norm."""
     if not isinstance(norm, RMSNorm):
-        raise NotTold(f"norms of type {type(norm).__name__}")
+        raise UnsupportedModel(f"norms of type {type(norm).__name__}")
     return norm.weight

@@ -10,15 +10,15 @@ import mlx.core as mx
 from quire.models.gemma4_arguments import FULL, Gemma4Arguments
 from quire.models.rope import Rope
 from quire.models.stack import (
-    NotTold,
     Stack,
     StackAttention,
     StackExperts,
     StackLayer,
     StackMLP,
+    UnsupportedModel,
     packed,
+    stack_head,
     stacked,
-    told_head,
 )
 
 
@@ -31,10 +31,11 @@ def gemma4_stack(
         ropes: by the kind of layer.
 
     Raises:
-        NotTold: layers share keys, or have embeddings of their own; weights are not packed.
+        UnsupportedModel: layers share keys, or have embeddings of their own; weights are not
+            packed.
     """
     if args.hidden_size_per_layer_input or args.num_kv_shared_layers:
-        raise NotTold("layers with embeddings of their own, or with another layer's keys")
+        raise UnsupportedModel("layers with embeddings of their own, or with another layer's keys")
     layers = tuple(
         _layer(args, index, layer, ropes[args.layer_types[index]])
         for index, layer in enumerate(decoder.layers)
@@ -46,7 +47,7 @@ def gemma4_stack(
         decoder.norm.weight,
         args.rms_norm_eps,
         args.hidden_size,
-        told_head(decoder.embed_tokens, head, args.final_logit_softcapping),
+        stack_head(decoder.embed_tokens, head, args.final_logit_softcapping),
     )
 
 

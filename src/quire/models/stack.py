@@ -1,6 +1,6 @@
 """A decoder as plain data: what an engine needs to compute a whole step as one operation.
 
-A model that can be told this way tells it; the model itself stays the reference.
+A model that can be described this way is, by its `stack`; the model itself stays the reference.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from quire.device.operations import ExpertMatrices, PackedWeight, Packing
 from quire.models.rope import Rope
 
 
-class NotTold(Exception):
-    """The model has a part that a `Stack` has no words for; the message names it."""
+class UnsupportedModel(Exception):
+    """The model has a part that a `Stack` cannot describe; the message names it."""
 
 
 @dataclass(frozen=True)
@@ -148,19 +148,19 @@ def packed(module: Any, name: str) -> PackedWeight:
     """The matrix of a linear layer or an embedding.
 
     Raises:
-        NotTold: it is not packed, or has a bias.
+        UnsupportedModel: it is not packed, or has a bias.
     """
     if not isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding) or "bias" in module:
-        raise NotTold(f"{name} is no packed matrix without a bias")
+        raise UnsupportedModel(f"{name} is no packed matrix without a bias")
     packing = Packing(module.group_size, module.bits, module.mode)
     return PackedWeight(module["weight"], module["scales"], module.get("biases"), packing)
 
 
-def told_head(table: Any, head: Any, softcap: float | None) -> StackHead | None:
+def stack_head(table: Any, head: Any, softcap: float | None) -> StackHead | None:
     """The head, or the table where that is tied; None if it is not packed, or has a bias."""
     try:
         return StackHead(packed(table if head is None else head, "the head"), softcap)
-    except NotTold:
+    except UnsupportedModel:
         return None
 
 
@@ -168,8 +168,8 @@ def stacked(matrices: ExpertMatrices) -> PackedWeight:
     """The matrices of experts.
 
     Raises:
-        NotTold: they are not packed, or have biases.
+        UnsupportedModel: they are not packed, or have biases.
     """
     if not isinstance(matrices.weight, PackedWeight) or matrices.bias is not None:
-        raise NotTold("experts that are not packed, or have biases")
+        raise UnsupportedModel("experts that are not packed, or have biases")
     return matrices.weight

@@ -18,10 +18,10 @@ from quire.core.kv_format import KVFormat
 from quire.engine.decode.recording import Kernel, LayerPool, Recording
 from quire.engine.decode.room import GroupInputs, Place, Room, group_start, table_start
 from quire.engine.decode.served import Unfit, check_stack
-from quire.engine.decode.whole import MOST_ROWS, tell, tell_positions
+from quire.engine.decode.whole import MOST_ROWS, write_group, write_positions
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.registry import build
-from quire.models.stack import NotTold
+from quire.models.stack import UnsupportedModel
 from tests.attention.rows import HandRows
 from tests.engine.rows import scheduled
 from tests.support.nvcc import assert_compiles
@@ -108,7 +108,7 @@ def _parameters(kernel: Kernel) -> list[str]:
     return found[2].split(", ")
 
 
-def test_each_row_of_a_sequence_is_told_where_its_keys_are() -> None:
+def test_each_row_of_a_sequence_finds_its_keys() -> None:
     spec, block = WindowKV(1, 64, 100), 64
     spans, tables = [(10, 1), (190, 5), (0, 3)], [range(40, 45), range(60, 65), range(80, 85)]
     rows = [
@@ -116,10 +116,10 @@ def test_each_row_of_a_sequence_is_told_where_its_keys_are() -> None:
         for (start, count), table in zip(spans, tables, strict=True)
     ]
     metadata = build_metadata(0, spec, rows, block)
-    told = np.zeros(table_start(MOST_ROWS, 1), np.int32)
-    tell(told, 0, metadata, 7)
+    numbers = np.zeros(table_start(MOST_ROWS, 1), np.int32)
+    write_group(numbers, 0, metadata, 7)
     at = GroupInputs.of(group_start(MOST_ROWS, 0), MOST_ROWS)
-    tiles = told[at.tiles :][: 6 * 9].reshape(9, 6)
+    tiles = numbers[at.tiles :][: 6 * 9].reshape(9, 6)
     entries = [0] * 7 + metadata.block_table.tolist()
     owners = np.repeat(np.arange(3), [count for _, count in spans])
     for row, (tile, owner) in enumerate(zip(tiles.tolist(), owners.tolist(), strict=True)):
@@ -128,11 +128,11 @@ def test_each_row_of_a_sequence_is_told_where_its_keys_are() -> None:
         assert (low, high, fresh) == (max(0, key - 99), key + 1, spans[owner][0])
         for each in (low, key):
             assert entries[place + each // block] == tables[owner][each // block]
-        assert told[at.blocks + row] == tables[owner][key // block]
-        assert told[at.offsets + row] == key % block
+        assert numbers[at.blocks + row] == tables[owner][key // block]
+        assert numbers[at.offsets + row] == key % block
 
 
-def test_rows_are_told_their_positions_not_their_keys() -> None:
+def test_inputs_hold_positions_not_keys() -> None:
     """Behind a picture they are others; behind a video they may be fractions."""
     behind = np.full((3, 1), 20.5, np.float32)
     rows = [
@@ -140,11 +140,11 @@ def test_rows_are_told_their_positions_not_their_keys() -> None:
         scheduled("b", 30, 1, [[5]], KVFormat(), positions=range(12, 13)),
         scheduled("c", 40, 1, [[6]], KVFormat(), positions=behind),
     ]
-    told = np.zeros(table_start(MOST_ROWS, 1), np.int32)
-    assert tell_positions(told, rows)
-    assert told[4:8].view(np.float32).tolist() == [7, 12, 20.5, 0]
+    numbers = np.zeros(table_start(MOST_ROWS, 1), np.int32)
+    assert write_positions(numbers, rows)
+    assert numbers[4:8].view(np.float32).tolist() == [7, 12, 20.5, 0]
     apart = scheduled("d", 3, 1, [[7]], KVFormat(), positions=behind * [[1], [1], [2]])
-    assert not tell_positions(told, [*rows, apart])
+    assert not write_positions(numbers, [*rows, apart])
 
 
 @pytest.mark.slow
@@ -180,11 +180,11 @@ def test_what_the_kernels_are_not_made_for(change: dict[str, Any], why: str) -> 
         (gemma4_config(num_kv_shared_layers=1), "another layer's keys"),
     ],
 )
-def test_what_a_stack_has_no_words_for(config: dict[str, Any], why: str) -> None:
-    with pytest.raises(NotTold, match=why):
+def test_what_a_stack_cannot_describe(config: dict[str, Any], why: str) -> None:
+    with pytest.raises(UnsupportedModel, match=why):
         packed_model(config).stack()
 
 
-def test_weights_that_are_not_packed_are_not_told() -> None:
-    with pytest.raises(NotTold, match="no packed matrix"):
+def test_weights_that_are_not_packed_are_unsupported() -> None:
+    with pytest.raises(UnsupportedModel, match="no packed matrix"):
         build(FAMILIES["llama"]).stack()

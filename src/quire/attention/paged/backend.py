@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import ClassVar
 
 import mlx.core as mx
+import numpy as np
 
 from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged import cuda, packed
 from quire.attention.paged.checked import CheckedBackend
+from quire.attention.paged.prompts import CodedPrompts
 from quire.attention.paged.tiles import FEW_ROWS, Part, cut
-from quire.cache.formats.base import LayerStore, WrittenBlocks
+from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
 from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
 
 
 class PagedBackend(CheckedBackend):
-    """Serves plain blocks of the queries' type, and single rows over page codes of 4 or 8 bits."""
+    """Serves plain blocks of the queries' type, and page codes of 4 or 8 bits."""
 
     name = "paged attention on tensor cores"
     sample: ClassVar = AttentionCase(
@@ -59,14 +62,16 @@ def _fused_by_mlx(case: AttentionCase) -> bool:
 
 
 def _serves_packed(case: AttentionCase) -> bool:
-    """Single rows: those of a prompt read blocks that they have written themselves."""
     bits = case.format.key_bits, case.format.value_bits
     if case.spec.attention is None:  # blocks of media have no tails
         return False
     known = all(each in packed.BITS for each in bits)
     known = known and case.format.scheme == "page" and case.block_tokens == packed.BLOCK_TOKENS
     known = known and case.spec.head_dim % (16 * cuda.warps_together(case.spec.value_dim)) == 0
-    return known and case.rows == 1 and case.dtype == mx.bfloat16
+    return known and case.dtype == mx.bfloat16
+
+
+_OverCodes = Callable[[mx.array, PackedStore, Sequence[WrittenBlocks], Scoring], mx.array]
 
 
 class _Prepared(PreparedAttention):
@@ -76,7 +81,7 @@ class _Prepared(PreparedAttention):
         self._metadata = metadata
         self._table = mx.array(metadata.block_table)
         self._parts: dict[int, list[tuple[slice, cuda.Launch]]] = {}
-        self._packed: packed.PackedLaunch | None = None
+        self._coded: list[tuple[slice, slice, _OverCodes]] = []
 
     def forward(
         self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
@@ -93,9 +98,7 @@ class _Prepared(PreparedAttention):
             scoring.sinks is not None,
         )
         if store.packed is not None:
-            if self._packed is None:
-                self._packed = packed.launch(self._metadata, shape)
-            return packed.attend(q, store.arrays(), self._packed, scoring, shape)
+            return self._over_codes(q, store.packed, written, scoring, shape)
         keys, values = store.arrays()
         parts = self._parts.get(shape.part)
         if parts is None:
@@ -108,6 +111,22 @@ class _Prepared(PreparedAttention):
         ]
         return outs[0] if len(outs) == 1 else mx.concatenate(outs)
 
+    def _over_codes(
+        self,
+        q: mx.array,
+        store: PackedStore,
+        written: Sequence[WrittenBlocks],
+        scoring: Scoring,
+        shape: cuda.Shape,
+    ) -> mx.array:
+        if not self._coded:
+            self._coded = _coded_parts(self._metadata, shape)
+        outs = [
+            attend(q if len(self._coded) == 1 else q[rows], store, written[chunks], scoring)
+            for rows, chunks, attend in self._coded
+        ]
+        return outs[0] if len(outs) == 1 else mx.concatenate(outs)
+
     def _cut(self, shape: cuda.Shape) -> list[Part]:
         few, many = shape.rows(few=True), shape.rows(few=False)
         return list(cut(self._metadata, FEW_ROWS, few, many))
@@ -117,3 +136,34 @@ class _Prepared(PreparedAttention):
         splits = shape.splits(count) if part.few else 1
         tiles, visible = mx.array(part.tiles), mx.array(part.visible)
         return cuda.Launch(tiles, self._table, visible, count, part.few, splits)
+
+
+def _coded_parts(
+    metadata: AttentionMetadata, shape: cuda.Shape
+) -> list[tuple[slice, slice, _OverCodes]]:
+    """Neighbouring sequences with one row each, or with several: their rows, which of the chunks
+
+    they are, and what computes them.
+    """
+    single = metadata.counts == 1
+    changes = (np.flatnonzero(single[1:] != single[:-1]) + 1).tolist()
+    parts: list[tuple[slice, slice, _OverCodes]] = []
+    chunks = 0
+    for begin, end in pairwise([0, *changes, metadata.sequences]):
+        part = metadata.part(begin, end)
+        rows = slice(*metadata.query_starts[[begin, end]].tolist())
+        several = 0 if single[begin] else end - begin
+        attend = _single_rows(part, shape) if single[begin] else _prompts(part, shape)
+        parts.append((rows, slice(chunks, chunks + several), attend))
+        chunks += several
+    return parts
+
+
+def _single_rows(metadata: AttentionMetadata, shape: cuda.Shape) -> _OverCodes:
+    launch = packed.launch(metadata, shape)
+    return lambda q, store, _, scoring: packed.attend(q, store.arrays(), launch, scoring, shape)
+
+
+def _prompts(metadata: AttentionMetadata, shape: cuda.Shape) -> _OverCodes:
+    prompts = CodedPrompts(metadata)
+    return lambda q, store, written, scoring: prompts.attend(q, store, written, scoring, shape)

@@ -20,8 +20,9 @@ from quire.core.kv_format import KVFormat
 Spans = Sequence[tuple[int, int]]
 """The first row and the number of rows of each sequence."""
 
-_SPANS = ((0, 1), (699, 1), (130, 1), (300, 3), (40, 90), (0, 17))
-_SINGLE_ROWS = ((0, 1), (699, 1), (130, 1), (127, 1), (64, 1), (63, 1))
+SINGLE_ROWS: Spans = ((0, 1), (699, 1), (130, 1), (127, 1), (64, 1), (63, 1))
+SPANS: Spans = (*SINGLE_ROWS, (300, 3), (40, 90), (0, 17))
+"""Single rows, several rows and chunks of a prompt."""
 _TOLERANCE = {mx.float32: 1e-4, mx.bfloat16: 3e-2, mx.float16: 4e-3}
 
 
@@ -46,21 +47,17 @@ class Rows:
 def differs(
     backend: AttentionBackend,
     case: AttentionCase,
-    spans: Spans | None = None,
+    spans: Spans,
     bidirectional: Spans = (),
 ) -> str | None:
     """How far a backend is from the reference in a case; None if it is near enough.
 
-    Of plain blocks single rows, several rows and chunks of a prompt are all tried, whatever
-    `case.rows` is; of packed ones single rows.
-
     Args:
-        spans: the sequences to try instead.
+        case: whatever its `rows` are, those of `spans` are tried.
+        spans: the sequences.
         bidirectional: ranges of keys in the first of them whose rows see each other: images.
     """
     rng = np.random.default_rng(0)
-    if spans is None:
-        spans = _SPANS if case.format.scheme == "plain" else _SINGLE_ROWS
     store, metadata = _filled(case, spans, bidirectional, rng)
     q = _normal(rng, (metadata.rows, case.heads, case.spec.head_dim), case.dtype)
     k, v = _keys_and_values(rng, metadata.rows, case)

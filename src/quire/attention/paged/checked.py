@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from quire.attention.backend import AttentionBackend, AttentionCase
-from quire.attention.paged.check import differs
+from quire.attention.paged.check import SINGLE_ROWS, SPANS, differs
 from quire.device.kept import kept
 
 log = logging.getLogger("quire.attention")
@@ -51,7 +51,8 @@ class CheckedBackend(AttentionBackend):
 
     def _tried(self, case: AttentionCase) -> str | None:
         try:
-            difference = differs(self, case)
+            several = self.made_for(replace(case, rows=2))
+            difference = differs(self, case, SPANS if several else SINGLE_ROWS)
         except Exception as error:  # a compiler's or a driver's, of any type
             difference = str(error)
         if difference is not None:

@@ -235,6 +235,14 @@ class PackedStore(LayerStore):
     def inverse_transform(self, x: mx.array) -> mx.array:
         """Sums of coded values, `[..., size]`, in the model's coordinates `[..., value_dim]`."""
 
+    def decoded(self, rows: mx.array) -> tuple[mx.array, mx.array]:
+        """Full blocks in rows `[n]` of the arrays as keys and values in the model's coordinates.
+
+        Returns:
+            `[n, block_tokens, head_dim]` and `[n, block_tokens, value_dim]`, float32.
+        """
+        raise NotImplementedError(f"the format {self.format.scheme} is read as codes alone")
+
     def tail_arrays(self) -> tuple[mx.array, mx.array]:
         """Keys and values of the tail pool, `[tails * kv_heads, block_tokens, dim]`."""
         raise NotImplementedError(f"the format {self.format.scheme} has no tails")

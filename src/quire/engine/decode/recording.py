@@ -95,7 +95,7 @@ class Recording:
         return self.kernels
 
     def _head(self, logits: int, last: int) -> None:
-        assert self.stack.head is not None, "logits are asked of a head that is not told"
+        assert self.stack.head is not None, "logits are asked of a stack without a head"
         weight, cap = self.stack.head.weight, self.stack.head.softcap
         outputs, words = weight.codes.shape
         head = Head(self.most, words * 8, outputs, weight.packing.group_size, cap)
@@ -143,7 +143,7 @@ class Recording:
         last = self._linear(at(Place.NORMED), [(w, at(place)) for w, place in parts], last)
         heads, kv_heads, dim = attention.heads, attention.kv_heads, attention.head_dim
         rope = attention.rope
-        told = kernels.Heads(
+        kernel = kernels.Heads(
             heads,
             kv_heads,
             dim,
@@ -165,7 +165,7 @@ class Recording:
         )
         warps = kernels.HEAD_THREADS // 32
         grid = self.most, -(-(heads + 2 * kv_heads) // warps), 1
-        last = self._add(told.text, grid, kernels.HEAD_THREADS, arguments, (last,))
+        last = self._add(kernel.text, grid, kernels.HEAD_THREADS, arguments, (last,))
         shape = paged.Shape(
             *(mx.bfloat16, dim, dim, kv_heads, heads // kv_heads),
             *(pool.block_tokens, False, False),

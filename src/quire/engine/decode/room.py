@@ -52,7 +52,7 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupInputs:
-    """Addresses of what a step says of its rows in one KV group; or their places.
+    """A step's inputs for one KV group: addresses, or places among the inputs.
 
     Attributes:
         blocks, offsets: where each row is written.
@@ -121,7 +121,7 @@ class Room:
 
 
 def group_start(most: int, number: int) -> int:
-    """Where a KV group begins among a step's inputs, which are int32: see `inputs.packed`."""
+    """Where a KV group begins among a step's inputs, which are int32: see `whole.write_group`."""
     return _HEAD_INTS + most + _GROUP_INTS * most * number
 
 

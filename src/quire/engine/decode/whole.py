@@ -35,7 +35,7 @@ from quire.engine.decode.sealing import runs_on_device, seal_differs
 from quire.engine.decode.served import Unfit, check_stack, extension_for_graphs, has_head
 from quire.engine.inputs import StepInputs
 from quire.models.base import LanguageModel
-from quire.models.stack import NotTold, Stack, StackLayer
+from quire.models.stack import Stack, StackLayer, UnsupportedModel
 from quire.scheduler.plan import ScheduledSequence
 from quire.scheduler.positions import alike
 
@@ -69,7 +69,7 @@ def open_whole_decode(
         return WholeDecode(
             stack, model.logits, layout, pools, identity, extension_for_graphs(), even=even
         )
-    except (Unfit, NotTold, DriverError, OSError) as error:
+    except (Unfit, UnsupportedModel, DriverError, OSError) as error:
         if even:
             raise ModelError(f"batch-invariant: {error}") from error
         log.info("decode steps go layer by layer: %s", error)
@@ -135,9 +135,9 @@ class WholeDecode:
         self._recorded: dict[KVFormat, _Graphs] = {}
         self._serves_format: dict[KVFormat, bool] = {}
         self.sound: dict[tuple[KVFormat, int], bool] = {}
+        """By format and the most rows of a graph, whether it computes what the model does."""
         self._identity = identity
         self._even = even
-        """By the most rows of a graph, whether it computes what the model does."""
 
     def computed(self, inputs: StepInputs, reference: Callable[[], mx.array]) -> Computed | None:
         """What a step computes; None where it must go layer by layer.
@@ -222,14 +222,18 @@ class WholeDecode:
 
     def _launched(self, inputs: StepInputs, most: int) -> mx.array | None:
         graph = self._graph(most, inputs.sequences)
-        told = None if graph is None else self._told(inputs.sequences)
-        if graph is None or told is None:
+        numbers = None if graph is None else self._input_numbers(inputs.sequences)
+        if graph is None or numbers is None:
             return None
-        targets = [self._room.at(room.Place.TOKENS), self._room.at(room.Place.INPUTS)]
-        arrays = [inputs.tokens, mx.array(told)]
-        count = sum(each.count for each in inputs.sequences)
-        out = self._out if self._logits is None else self._logits
-        rows: mx.array = self._extension.replay(graph.handle, arrays, targets, out, count)
+        rows: mx.array = self._extension.replay(
+            graph=graph.handle,
+            inputs=[inputs.tokens],
+            targets=[self._room.at(room.Place.TOKENS)],
+            room=self._out if self._logits is None else self._logits,
+            rows=sum(each.count for each in inputs.sequences),
+            numbers=numbers.tobytes(),
+            numbers_target=self._room.at(room.Place.INPUTS),
+        )
         return rows
 
     def _tried(self, inputs: StepInputs, most: int, reference: Callable[[], mx.array]) -> mx.array:
@@ -308,16 +312,16 @@ class WholeDecode:
 
     # -- a step's inputs -----------------------------------------------------------------------
 
-    def _told(self, rows: Sequence[ScheduledSequence]) -> Ints | None:
-        """What the kernels read of a step, in the places that `Room` gives.
+    def _input_numbers(self, rows: Sequence[ScheduledSequence]) -> Ints | None:
+        """A step's inputs but for its tokens, laid out as in `Room`.
 
-        None if it is too much, or the kernels' rotation is not that of the rows.
+        None if they are too many, or the kernels' rotation is not that of the rows.
         """
         groups = len(self._layout.groups)
         start = room.table_start(MOST_ROWS, groups)
-        told = np.zeros(start, np.int32)
-        told[0] = sum(each.count for each in rows)
-        if not tell_positions(told, rows):
+        numbers = np.zeros(start, np.int32)
+        numbers[0] = sum(each.count for each in rows)
+        if not write_positions(numbers, rows):
             return None
         tables: list[Ints] = []
         entries = 0
@@ -325,38 +329,45 @@ class WholeDecode:
             spec = group.spec.attention
             assert spec is not None, "a stack's layers attend"
             metadata = build_metadata(number, spec, rows, self._pools.block_tokens)
-            tell(told, number, metadata, entries)
+            write_group(numbers, number, metadata, entries)
             tables.append(metadata.block_table)
             entries += len(metadata.block_table)
-        return None if entries > self._room.entries else np.concatenate([told, *tables])
+        return None if entries > self._room.entries else np.concatenate([numbers, *tables])
 
 
-def tell_positions(told: Ints, rows: Sequence[ScheduledSequence]) -> bool:
-    """Writes each row's position as float32; false if it is another on another axis."""
+def write_positions(numbers: Ints, rows: Sequence[ScheduledSequence]) -> bool:
+    """Mutates: a step's inputs get each row's position as float32.
+
+    False if a row's position is another on another axis.
+    """
     found = [positions for each in rows if (positions := alike(each.positions)) is not None]
     if len(found) < len(rows):
         return False
-    numbers = np.concatenate(found)
-    told[4 : 4 + len(numbers)] = numbers.view(np.int32)
+    positions = np.concatenate(found)
+    numbers[4 : 4 + len(positions)] = positions.view(np.int32)
     return True
 
 
-def tell(told: Ints, number: int, metadata: AttentionMetadata, entries: int) -> None:
-    """Mutates: the rows of a KV group, whose block tables begin at entry `entries`."""
+def write_group(numbers: Ints, group: int, metadata: AttentionMetadata, entries: int) -> None:
+    """Mutates: a step's inputs get its rows in a KV group, as `room.GroupInputs` says.
+
+    Args:
+        entries: of the block tables, those before the group's.
+    """
     count, slots = metadata.rows, metadata.slots
-    at = room.GroupInputs.of(room.group_start(MOST_ROWS, number), MOST_ROWS)
-    told[at.blocks :][:count] = slots.blocks
-    told[at.offsets :][:count] = slots.offsets
+    at = room.GroupInputs.of(room.group_start(MOST_ROWS, group), MOST_ROWS)
+    numbers[at.blocks :][:count] = slots.blocks
+    numbers[at.offsets :][:count] = slots.offsets
     first, last = metadata.first_visible, metadata.last_visible
-    visible = told[at.visible :][: 2 * count].reshape(count, 2)
+    visible = numbers[at.visible :][: 2 * count].reshape(count, 2)
     visible[:, 0], visible[:, 1] = first, last
     if metadata.tails is not None:
-        told[at.tails :][:count] = metadata.tails
+        numbers[at.tails :][:count] = metadata.tails
         coded, own = packed.tiles_of(metadata)
         coded[:, 4] += entries
-        told[at.coded :][: coded.size] = coded.reshape(-1)
-        told[at.own :][: own.size] = own.reshape(-1)
-    tiles = told[at.tiles :][: TILE_FIELDS * count].reshape(count, TILE_FIELDS)
+        numbers[at.coded :][: coded.size] = coded.reshape(-1)
+        numbers[at.own :][: own.size] = own.reshape(-1)
+    tiles = numbers[at.tiles :][: TILE_FIELDS * count].reshape(count, TILE_FIELDS)
     tiles[:, 0] = np.arange(count)
     tiles[:, 1] = 1
     tiles[:, 2], tiles[:, 3] = first, last + 1
