@@ -6,8 +6,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from quire.attention.metadata import build_metadata
+from quire.cache.formats.base import LayerShape
 from quire.cache.formats.codecs import CodebookCodec, codebook
 from quire.cache.formats.packing import Affine, pack
+from quire.cache.formats.registry import make_store
+from quire.cache.specs import FullKV
+from quire.core.kv_choice import parse_format
+from tests.attention.rows import HandRows
 
 BITS = (2, 3, 4, 5, 6, 8)
 
@@ -64,3 +70,27 @@ def test_turbo_errs_as_its_paper_says(bits: int, error: float) -> None:
     codec = CodebookCodec(256, bits)
     read = np.array(codec.inverse_transform(codec.decode(codec.encode(mx.array(vectors)))))
     assert ((read - vectors) ** 2).sum(axis=-1).mean() == pytest.approx(error, rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["page-4", "page-8/4", "turbo-4", "uniform-4-g32"])
+def test_decoded_blocks_are_what_is_multiplied(name: str) -> None:
+    format = parse_format(name)
+    shape = LayerShape(2, 64, 64, 64, mx.float32)
+    store = make_store(shape, format)
+    store.resize(3, ())
+    if store.has_tail:
+        store.resize_tails(1, ())
+    rows = HandRows(0, 128, format, ((2, 0),), (0,) if store.has_tail else ())
+    slots = build_metadata(0, FullKV(2, 64), [rows], 64).slots
+    k, v = (mx.random.normal((128, 2, 64), key=mx.random.key(n)) for n in range(2))
+    q, weights = (mx.random.normal((2, 3, 64), key=mx.random.key(n)) for n in (2, 3))
+    store.write(k, v, slots)
+    assert store.packed is not None
+    reader = store.packed.read(mx.array([4, 0])[:, None])  # head 0 of both
+    keys, values = reader.decoded()
+    for own, usual in (
+        (q @ keys.swapaxes(-1, -2), reader.scores(store.packed.transform(q))),
+        (weights @ values, reader.weighted_sum(weights)),
+    ):
+        assert own.shape == usual.shape == (2, 3, 64)
+        assert float(mx.linalg.norm(own - usual) / mx.linalg.norm(usual)) < 1e-4

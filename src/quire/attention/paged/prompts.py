@@ -32,7 +32,8 @@ class CodedPrompts:
 
     def __init__(self, metadata: AttentionMetadata) -> None:
         ids, self._by_block = side_by_side(metadata)
-        self._rows = block_rows(ids, metadata.spec.kv_heads) if len(ids) else None
+        rows = block_rows(ids, metadata.spec.kv_heads) if len(ids) else None
+        self._rows = None if rows is None else rows[:, None]
         self._few = int(metadata.counts.max()) <= FEW_ROWS
         self._table = mx.array(self._by_block.block_table)
         self._launches: list[tuple[slice, Launch]] = []
@@ -53,9 +54,10 @@ class CodedPrompts:
         keys = [each.keys.flatten(0, 1) for each in written]
         values = [each.values.flatten(0, 1) for each in written]
         if self._rows is not None:
-            of_keys, of_values = store.decoded(self._rows)
-            keys.insert(0, of_keys.astype(q.dtype))
-            values.insert(0, of_values.astype(q.dtype))
+            # [n, block_tokens, head_dim] and [n, block_tokens, value_dim]
+            of_keys, of_values = (each.astype(q.dtype) for each in store.read(self._rows).decoded())
+            keys.insert(0, of_keys)
+            values.insert(0, of_values)
         blocks = mx.concatenate(keys), mx.concatenate(values)
         if not self._launches:
             self._launches = self._cut(shape)

@@ -76,17 +76,27 @@ class BlockReader(ABC):
     def weighted_sum(self, weights: mx.array) -> mx.array:
         """`[..., M, S]` times the values: `[..., M, value_dim]`."""
 
+    @abstractmethod
+    def decoded(self) -> tuple[mx.array, mx.array]:
+        """Keys `[..., S, head_dim]` and values `[..., S, value_dim]`, the model's; float32."""
+
 
 class KeyCodec(Protocol):
-    """Multiplies queries by coded keys; see `Codec.scores`."""
+    """Multiplies queries by coded keys; see `Codec`."""
 
     def scores(self, q: mx.array, parts: list[mx.array]) -> mx.array: ...
+
+    def decode(self, parts: list[mx.array]) -> mx.array: ...
+
+    def inverse_transform(self, x: mx.array) -> mx.array: ...
 
 
 class ValueCodec(Protocol):
     """Multiplies weights by coded values; see `Codec`."""
 
     def weighted_sum(self, weights: mx.array, parts: list[mx.array]) -> mx.array: ...
+
+    def decode(self, parts: list[mx.array]) -> mx.array: ...
 
     def inverse_transform(self, x: mx.array) -> mx.array: ...
 
@@ -100,6 +110,9 @@ class ValuesInKeys:
 
     def weighted_sum(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
         return self.codec.weighted_sum(weights, parts)
+
+    def decode(self, parts: list[mx.array]) -> mx.array:
+        return self.codec.decode(parts)
 
     def inverse_transform(self, x: mx.array) -> mx.array:
         return self.codec.inverse_transform(x)[..., : self.value_dim]
@@ -120,6 +133,10 @@ class CodedReader(BlockReader):
     def weighted_sum(self, weights: mx.array) -> mx.array:
         coded = self.value_codec.weighted_sum(weights, self.values)
         return self.value_codec.inverse_transform(coded)
+
+    def decoded(self) -> tuple[mx.array, mx.array]:
+        keys, values = self.key_codec.decode(self.keys), self.value_codec.decode(self.values)
+        return self.key_codec.inverse_transform(keys), self.value_codec.inverse_transform(values)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -234,14 +251,6 @@ class PackedStore(LayerStore):
     @abstractmethod
     def inverse_transform(self, x: mx.array) -> mx.array:
         """Sums of coded values, `[..., size]`, in the model's coordinates `[..., value_dim]`."""
-
-    def decoded(self, rows: mx.array) -> tuple[mx.array, mx.array]:
-        """Full blocks in rows `[n]` of the arrays as keys and values in the model's coordinates.
-
-        Returns:
-            `[n, block_tokens, head_dim]` and `[n, block_tokens, value_dim]`, float32.
-        """
-        raise NotImplementedError(f"the format {self.format.scheme} is read as codes alone")
 
     def tail_arrays(self) -> tuple[mx.array, mx.array]:
         """Keys and values of the tail pool, `[tails * kv_heads, block_tokens, dim]`."""

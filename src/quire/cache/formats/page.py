@@ -82,8 +82,8 @@ class PageKeys:
         return self._layout.product(by_block, parts, transpose=True).sum(axis=-3)
 
     def decode(self, parts: list[mx.array]) -> mx.array:
-        """Blocks `[..., head_dim, -]` as keys, `[..., block_tokens, head_dim]`, float32."""
-        return self._layout.decode(parts).swapaxes(-1, -2)
+        """Blocks `[..., P, head_dim, -]` as keys, `[..., P * block_tokens, head_dim]`, float32."""
+        return self._layout.decode(parts).swapaxes(-1, -2).flatten(-3, -2)
 
     def inverse_transform(self, x: mx.array) -> mx.array:
         """What `weighted_sum` gave is in the model's coordinates."""
@@ -211,13 +211,6 @@ class PageStore(PackedStore):
         keys = [array[rows] for array in self._keys]
         values = gathered(self._values, rows) if self._values else keys
         return CodedReader(self._key_codec, self._read_values, keys, values)
-
-    def decoded(self, rows: mx.array) -> tuple[mx.array, mx.array]:
-        vectors = [self._key_codec.decode([array[rows] for array in self._keys])]
-        if (codec := self._value_codec) is not None:
-            coded = codec.decode([array[rows] for array in self._values])
-            vectors.append(codec.inverse_transform(coded))
-        return self._keys_and_values(vectors)
 
     def coded(self) -> CodedArrays:
         return CodedArrays(self._keys, self._values or self._keys, self._layout)
