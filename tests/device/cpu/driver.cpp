@@ -1,5 +1,6 @@
-// Calls the baseline kernels without MLX and holds them against sums in double precision. Compiled
-// for a foreign processor by test_foreign.py and run under an emulator. Prints what is wrong.
+// Calls the baseline kernels without MLX and holds them against sums in double precision. Compiled by
+// test_foreign.py, for a foreign processor too, where an emulator runs it. Prints a digest of the bits of
+// each result, and what is wrong.
 
 #include <cmath>
 #include <cstdio>
@@ -33,6 +34,10 @@ void expect(const char* what, bool holds) {
 
 void near(const char* what, const Floats& got, const std::vector<double>& exact, double tolerance) {
     double most = 0, error = 0;
+    uint64_t digest = 0xcbf29ce484222325u;  // FNV-1a
+    for (size_t i = 0; i < got.size() * 4; i++)
+        digest = (digest ^ ((const uint8_t*)got.data())[i]) * 0x100000001b3u;
+    std::printf("%s %016llx\n", what, (unsigned long long)digest);
     for (size_t i = 0; i < got.size(); i++) {
         most = std::max(most, std::abs(exact[i]));
         error = std::max(error, std::isfinite(got[i]) ? std::abs(got[i] - exact[i]) : 1e30);

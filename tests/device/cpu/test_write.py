@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import mlx.core as mx
@@ -24,18 +25,44 @@ def test_vectors_take_their_places(compiled: Any, dtype: mx.Dtype) -> None:
         assert np.array_equal(np.array(pool.astype(mx.float32)), place)
 
 
-def test_a_pool_that_nobody_else_reads_stays_where_it_is(compiled: Any) -> None:
-    pool = mx.zeros((1 << 12, BLOCK, 64))
-    mx.eval(pool)
+def operations(*arrays: mx.array) -> str:
+    graph = io.StringIO()
+    mx.export_to_dot(graph, *arrays)
+    return graph.getvalue()
+
+
+def test_pools_that_nobody_else_reads_stay_where_they_are(compiled: Any) -> None:
+    pools = [mx.zeros((1 << 11, BLOCK, 64)) for _ in range(2)]
+    mx.eval(pools)
     row, offset, vector = mx.array([[7]]), mx.array([[2]]), mx.ones((1, 1, 64))
     mx.eval(row, offset, vector)
     mx.reset_peak_memory()
     before = mx.get_active_memory()
     for _ in range(3):
-        compiled.write_vectors([pool], [vector], row, offset)
-        mx.eval(pool)
-    assert mx.get_peak_memory() < before + pool.nbytes // 2
-    assert pool[7, 2].sum().item() == 64
+        compiled.write_vectors(pools, [vector, 2 * vector], row, offset)
+        assert operations(*pools).count("quire::write") == 1
+        mx.eval(pools)
+    assert mx.get_peak_memory() < before + pools[0].nbytes // 2
+    assert [pool[7, 2].sum().item() for pool in pools] == [64, 128]
+
+
+def test_codes_go_where_they_stay(compiled: Any) -> None:
+    sizes = ((16, mx.uint32), (2, mx.float16), (2, mx.float16))
+    coding = compiled.VectorCoding(128, 4, 64, None, None, 1.0, 0.0, 0)
+    pools = [mx.zeros((1 << 11, BLOCK, size), dtype=dtype) for size, dtype in sizes * 2]
+    keys, values = (mx.random.normal((3, 2, 128), key=mx.random.key(n)) for n in range(2))
+    rows, offsets = mx.array([[0, 1], [4, 5], [0, 1]]), mx.array([[3], [0], [15]])
+    mx.eval(pools, keys, values, rows, offsets)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for _ in range(2):
+        compiled.write_codes(pools, [keys, values], [coding, coding], rows, offsets)
+        assert operations(*pools).count("quire::") == 1
+        mx.eval(pools)
+    assert mx.get_peak_memory() < before + pools[0].nbytes // 2
+    for pool, codes in zip(pools, compiled.encode([keys, values], [coding, coding]), strict=True):
+        assert mx.array_equal(pool[rows, offsets], codes)
+        assert mx.sum(mx.any(pool != 0, axis=-1)).item() == 6
 
 
 def test_who_reads_a_pool_as_it_was_keeps_it(compiled: Any) -> None:

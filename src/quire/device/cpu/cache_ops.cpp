@@ -1,150 +1,31 @@
-// Attention over the blocks of pools, and what is written into them, as MLX operations.
+// What pools take in, as MLX operations.
 
 #include "operation.h"
 
 namespace quire {
 namespace {
 
-Storage storage_of(const array& pool) {
-    using namespace mlx::core;
-    if (pool.dtype() == bfloat16) return Storage::bfloat16;
-    if (pool.dtype() == float16) return Storage::float16;
-    require(pool.dtype() == float32, "blocks must hold floats");
-    return Storage::float32;
-}
-
-// The arrays of `attention.metadata`, end to end in one: block table, its starts, first blocks, query starts,
-// first and last visible keys. With tails also, of each row, its own block, from which on it reads blocks as
-// written; of each sequence, the source of these; of each row, the place of its own block there.
-struct TableArrays {
-    array all;
-    std::vector<int64_t> sizes;
-
-    TableArrays(const array& all, const std::vector<int64_t>& sizes) : all(all), sizes(sizes) {
-        int64_t total = 0;
-        for (int64_t size : sizes) total += size;
-        require(sizes.size() == 6 || sizes.size() == 9, "there are six tables, or nine with tails");
-        require(all.dtype() == mlx::core::int32 && (int64_t)all.size() == total, "tables must be int32, end to end");
-    }
-    bool tails() const { return sizes.size() == 9; }
-};
-
-// The same as a task reads them.
-struct Tables {
-    const int32_t *table, *starts, *blocks, *rows, *first, *last;
-    const int32_t *own = nullptr, *sources = nullptr, *places = nullptr;  // with tails
-    int sequences;
-    Tables(const int32_t* all, const std::vector<int64_t>& sizes) : sequences((int)sizes[3] - 1) {
-        const int32_t** parts[] = {&table, &starts, &blocks, &rows, &first, &last, &own, &sources, &places};
-        for (size_t i = 0; i < sizes.size(); i++) {
-            *parts[i] = all;
-            all += sizes[i];
-        }
-    }
-};
-
-// Rows of one sequence that are attended together, for one KV head.
-struct Task {
-    int sequence, kv_head;
-    int64_t begin, end;
-};
-
-constexpr int64_t kTaskRows = 16;
-
-// Cuts rows where `ends` says, and after `kTaskRows`.
-template <class Ends> std::vector<Task> tasks_of(const Tables& t, int kv_heads, const Ends& ends) {
-    std::vector<Task> tasks;
-    for (int s = 0; s < t.sequences; s++) {
-        for (int64_t row = t.rows[s]; row < t.rows[s + 1];) {
-            int64_t end = row + 1;
-            while (end < t.rows[s + 1] && end - row < kTaskRows && !ends(s, end)) end++;
-            for (int head = 0; head < kv_heads; head++) tasks.push_back({s, head, row, end});
-            row = end;
-        }
-    }
-    return tasks;
-}
-
-void check_heads(const PagedRows& p) {
-    require(p.heads % p.kv_heads == 0, "the heads are no multiple of the KV heads");
-    require(p.key_dim % 16 == 0 && p.value_dim % 16 == 0 && p.block % 16 == 0,
-            "head sizes and blocks must be multiples of 16");
-}
-
-// Attention of a step's rows over blocks of floats.
-array attend(const array& q, const array& keys, const array& values, const TableArrays& tables,
-             int kv_heads, float scale, float softcap, const std::optional<array>& sinks) {
-    using namespace mlx::core;
-    require(q.dtype() == float32 && q.ndim() == 3, "q must be float32 [rows, heads, key_dim]");
-    require(keys.dtype() == values.dtype() && keys.shape(1) == values.shape(1), "keys and values differ");
-    require(keys.shape(2) == q.shape(2), "q does not fit the keys");
-    PagedRows p{};
-    p.heads = q.shape(1);
-    p.kv_heads = kv_heads;
-    p.key_dim = q.shape(2);
-    p.value_dim = values.shape(2);
-    p.q_dim = p.key_dim;
-    p.out_dim = p.value_dim;
-    p.block = keys.shape(1);
-    p.blocks = Blocks::floats;
-    p.storage = storage_of(keys);
-    p.first_written = INT32_MAX;
-    p.scale = scale;
-    p.softcap = softcap;
-    check_heads(p);
-    std::vector<array> inputs = {q, keys, values, tables.all};
-    if (sinks) inputs.push_back(astype(*sinks, float32));
-    return operation("quire::attend", {Shape{q.shape(0), p.heads, p.value_dim}}, inputs,
-                     [p, sizes = tables.sizes](const std::vector<array>& in, std::vector<array>& out) mutable {
-        p.q = in[0].data<float>();
-        p.keys = in[1].data<char>();
-        p.values = in[2].data<char>();
-        p.sinks = in.size() > 4 ? in[4].data<float>() : nullptr;
-        p.out = out[0].data<float>();
-        return [p, t = Tables(in[3].data<int32_t>(), sizes)] {
-            const auto tasks = tasks_of(t, p.kv_heads, [](int, int64_t) { return false; });
-            parallel((int)tasks.size(), [&](int number) {
-                const Task& task = tasks[number];
-                PagedRows part = p;
-                part.table = t.table + t.starts[task.sequence] - t.blocks[task.sequence];
-                part.first = t.first;
-                part.last = t.last;
-                kernels().attend(part, task.kv_head, task.begin, task.end,
-                                 scratch(kernels().attend_scratch_floats(part)));
-            });
-        };
-    })[0];
-}
-
-// Stores pieces of equal length in a pool, where it lies if nobody else reads it. One pool each: outputs that
-// belong together hold each other's inputs, which are copied then.
-class Write : public mlx::core::Primitive {
+// Stores what its task says in pools, where they lie if nobody else reads them. Inputs: the pools, and what the
+// task is made from; outputs: the pools.
+template <class Make> class Write : public mlx::core::Primitive {
 public:
-    // Piece n goes to place rows[n] * row + offsets[n / heads], counted in pieces.
-    Write(mlx::core::Stream stream, int64_t row, int64_t heads) : Primitive(stream), row_(row), heads_(heads) {}
+    Write(mlx::core::Stream stream, Make make) : Primitive(stream), make_(std::move(make)) {}
 
-    // Inputs: the pool, pieces, rows, and offsets if there are any.
-    void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
+    void eval_cpu(const std::vector<array>& inputs, std::vector<array>& pools) override {
         auto& encoder = mlx::core::cpu::get_command_encoder(stream());
-        array& pool = outputs[0];
-        if (inputs[0].is_donatable() && inputs[0].flags().row_contiguous) {
-            pool.copy_shared_buffer(inputs[0]);
-        } else {
-            pool.set_data(mlx::core::allocator::malloc(pool.nbytes()));
-            encoder.dispatch(copying(inputs[0], pool));
+        // Each output holds the inputs, though only one's are asked for: the others' would keep the pools in use.
+        for (array& pool : pools) {
+            if (&pool.inputs() != &inputs) pool.inputs().clear();
         }
-        const auto in_order = [&](const array& input) {
-            return input.flags().row_contiguous ? input : copied(input, encoder);
-        };
-        const array pieces = in_order(inputs[1]), rows = in_order(inputs[2]);
-        const array offsets = inputs.size() > 3 ? in_order(inputs[3]) : rows;
-        encoder.dispatch([count = (int64_t)rows.size(), bytes = (int64_t)(pieces.nbytes() / rows.size()),
-                          each = row_, heads = heads_, row = rows.data<int32_t>(),
-                          offset = inputs.size() > 3 ? offsets.data<int32_t>() : nullptr,
-                          from = pieces.data<char>(), to = pool.data<char>()] {
-            for (int64_t n = 0; n < count; n++)
-                std::memcpy(to + (row[n] * each + (offset ? offset[n / heads] : 0)) * bytes, from + n * bytes, bytes);
-        });
+        for (size_t i = 0; i < pools.size(); i++) {
+            if (inputs[i].is_donatable() && inputs[i].flags().row_contiguous) {
+                pools[i].copy_shared_buffer(inputs[i]);
+            } else {
+                pools[i].set_data(mlx::core::allocator::malloc(pools[i].nbytes()));
+                encoder.dispatch(copying(inputs[i], pools[i]));
+            }
+        }
+        encoder.dispatch(make_(in_rows(inputs, pools.size(), encoder), pools));
     }
     void eval_gpu(const std::vector<array>&, std::vector<array>&) override {
         throw std::runtime_error("quire's CPU kernels do not run on a GPU");
@@ -152,32 +33,92 @@ public:
     const char* name() const override { return "quire::write"; }
 
 private:
-    int64_t row_, heads_;
+    Make make_;
 };
 
-// As where MLX assigns, the pool's Python object becomes the pool after it.
-void write(array& pool, int64_t row, int64_t heads, const array& pieces, std::vector<array> places) {
+// As where MLX assigns, the pools' Python objects become the pools after it.
+template <class Make> void write(const std::vector<array*>& pools, const std::vector<array>& from, Make make) {
     using namespace mlx::core;
-    places.insert(places.begin(), {pool, astype(pieces, pool.dtype())});
-    auto primitive = std::make_shared<Write>(default_stream(Device(Device::cpu)), row, heads);
-    pool.overwrite_descriptor(array(pool.shape(), pool.dtype(), primitive, std::move(places)));
+    std::vector<array> inputs;
+    std::vector<Shape> shapes;
+    std::vector<Dtype> types;
+    for (const array* pool : pools) {
+        inputs.push_back(*pool);
+        shapes.push_back(pool->shape());
+        types.push_back(pool->dtype());
+    }
+    inputs.insert(inputs.end(), from.begin(), from.end());
+    auto primitive = std::make_shared<Write<Make>>(default_stream(Device(Device::cpu)), std::move(make));
+    const auto after = array::make_arrays(shapes, types, primitive, inputs);
+    for (size_t i = 0; i < pools.size(); i++) pools[i]->overwrite_descriptor(after[i]);
+}
+
+std::vector<array*> arrays_of(const nb::list& pools) {
+    std::vector<array*> arrays;
+    for (const auto& pool : pools) arrays.push_back(&nb::cast<array&>(pool));
+    return arrays;
+}
+
+// Where the vectors `[tokens, heads]` of a step lie in pools `[rows, block, elements]`.
+struct Places {
+    const int32_t *rows, *offsets;  // [tokens, heads], [tokens, 1]
+    int64_t count, heads, block;
+
+    // Among the pools' vectors.
+    int64_t operator()(int64_t n) const { return rows[n] * block + offsets[n / heads]; }
+
+    // From the inputs of an operation, of which these are the last.
+    static Places at(const std::vector<array>& in, int64_t block) {
+        const array &rows = in[in.size() - 2], &offsets = in.back();
+        return {rows.data<int32_t>(), offsets.data<int32_t>(), (int64_t)rows.size(), rows.shape(1), block};
+    }
+    static void check(const array& rows, const array& offsets) {
+        using namespace mlx::core;
+        require(rows.dtype() == int32 && rows.ndim() == 2 && offsets.dtype() == int32 &&
+                    offsets.size() == (size_t)rows.shape(0),
+                "rows are int32 [tokens, heads], offsets int32 [tokens, 1]");
+    }
+};
+
+// A pool of `elements` a vector, into which vectors of a step are written.
+void check_pool(const array& pool, const array& first, int elements, mlx::core::Dtype type) {
+    require(pool.ndim() == 3 && pool.shape(1) == first.shape(1) && pool.shape(2) == elements && pool.dtype() == type,
+            "pools must be [rows, block, elements], of equal blocks");
 }
 
 // Pools `[rows, block, dim]` get vectors `[tokens, heads, dim]`, one array each, at `rows` [tokens, heads] and
 // `offsets` [tokens, 1].
-void write_vectors(const nb::list& pools, const std::vector<array>& vectors, const array& rows,
-                   const array& offsets) {
+void write_vectors(const nb::list& list, const std::vector<array>& vectors, const array& rows, const array& offsets) {
     using namespace mlx::core;
-    require(rows.dtype() == int32 && rows.ndim() == 2 && offsets.dtype() == int32 &&
-                offsets.size() == (size_t)rows.shape(0),
-            "rows are int32 [tokens, heads], offsets int32 [tokens, 1]");
-    require(pools.size() == vectors.size(), "each pool gets vectors");
-    for (size_t i = 0; i < vectors.size(); i++) {
-        array& pool = nb::cast<array&>(pools[i]);
-        require(pool.ndim() == 3 && vectors[i].shape() == Shape{rows.shape(0), rows.shape(1), pool.shape(2)},
+    Places::check(rows, offsets);
+    const std::vector<array*> pools = arrays_of(list);
+    require(!pools.empty() && pools.size() == vectors.size(), "each pool gets vectors");
+    std::vector<array> from;
+    for (size_t i = 0; i < pools.size(); i++) {
+        const array& pool = *pools[i];
+        check_pool(pool, *pools[0], vectors[i].shape(-1), pool.dtype());
+        require(vectors[i].ndim() == 3 && vectors[i].shape(0) == rows.shape(0) && vectors[i].shape(1) == rows.shape(1),
                 "vectors must be [tokens, heads, dim]");
-        write(pool, pool.shape(1), rows.shape(1), vectors[i], {rows, offsets});
+        from.push_back(astype(vectors[i], pool.dtype()));
     }
+    from.insert(from.end(), {rows, offsets});
+    write(pools, from, [](const std::vector<array>& in, std::vector<array>& out) {
+        struct Copy {
+            const char* from;
+            char* to;
+            int64_t bytes;
+        };
+        std::vector<Copy> copies;
+        for (size_t i = 0; i < out.size(); i++) {
+            const int64_t bytes = out[i].shape(2) * (int64_t)out[i].itemsize();
+            copies.push_back({in[i].data<char>(), out[i].data<char>(), bytes});
+        }
+        return [copies, places = Places::at(in, out[0].shape(1))] {
+            for (const Copy& each : copies)
+                for (int64_t n = 0; n < places.count; n++)
+                    std::memcpy(each.to + places(n) * each.bytes, each.from + n * each.bytes, each.bytes);
+        };
+    });
 }
 
 // The pool `[rows, ...]` gets `values` [n, ...] at `rows` [n].
@@ -188,67 +129,13 @@ void write_rows(const nb::object& place, const array& values, const array& rows)
     auto shape = pool.shape();
     shape[0] = rows.shape(0);
     require(values.shape() == shape, "values must be [n, ...], as the pool's rows");
-    write(pool, 1, 1, values, {rows});
+    write({&pool}, {astype(values, pool.dtype()), rows}, [](const std::vector<array>& in, std::vector<array>& out) {
+        return [from = in[0].data<char>(), row = in[1].data<int32_t>(), to = out[0].data<char>(),
+                count = (int64_t)in[1].size(), bytes = (int64_t)(in[0].nbytes() / in[1].size())] {
+            for (int64_t n = 0; n < count; n++) std::memcpy(to + row[n] * bytes, from + n * bytes, bytes);
+        };
+    });
 }
-
-// Codes, scales and biases of vectors, `[vectors, size * bits / 32]` and so on; with a codebook there
-// are its levels in place of biases.
-struct Codes {
-    array codes, scales, offsets;
-    int bits;
-    bool codebook;
-
-    Codes(const std::vector<array>& parts, int bits, bool codebook)
-        : codes(parts.at(0)), scales(parts.at(1)), offsets(parts.at(2)), bits(bits), codebook(codebook) {
-        using namespace mlx::core;
-        require(codes.dtype() == uint32 && scales.dtype() == float16, "codes are uint32, scales float16");
-        require(offsets.dtype() == (codebook ? float32 : float16), "biases are float16, levels float32");
-        require(bits >= 2 && bits <= 8 && bits != 7, "codes have 2, 3, 4, 5, 6 or 8 bits");
-    }
-    int size() const { return (int)((int64_t)codes.shape(-1) * 32 / bits); }
-};
-
-struct CodedShape {
-    int bits, size, group;
-    bool codebook;
-    explicit CodedShape(const Codes& c)
-        : bits(c.bits), size(c.size()), group(c.codebook ? 0 : c.size() / (int)c.scales.shape(-1)),
-          codebook(c.codebook) {
-        require(size % 32 == 0 && group % 32 == 0, "coded vectors and groups must be multiples of 32");
-        require(!codebook || bits <= 4, "codebooks are of 4 bits at most");
-    }
-    Coded at(const std::vector<array>& in, size_t first) const {
-        const auto halves = [&](size_t i) { return (const uint16_t*)in[i].data<char>(); };
-        return {in[first].data<char>(), halves(first + 1), codebook ? nullptr : halves(first + 2),
-                codebook ? in[first + 2].data<float>() : nullptr, size, bits, group};
-    }
-};
-
-// Where a rotation is among an operation's inputs, if there is one: signs `[size]` or a matrix `[size, size]`.
-struct TurnShape {
-    size_t place = 0;
-    bool signs = false;
-    int size = 0;
-    float scale = 1;
-
-    // Adds the rotation to the inputs.
-    TurnShape(const std::optional<array>& turn, float scale, int size, std::vector<array>& inputs)
-        : place(inputs.size()), size(size), scale(scale) {
-        if (!turn) {
-            place = 0;
-            return;
-        }
-        signs = turn->ndim() == 1;
-        require(turn->dtype() == mlx::core::float32 && turn->shape(-1) == size && turn->shape(0) == size,
-                "a rotation is float32, signs [size] or a matrix [size, size]");
-        require(!signs || (size & (size - 1)) == 0, "signs belong to powers of two");
-        inputs.push_back(*turn);
-    }
-    Turn at(const std::vector<array>& in) const {
-        const float* map = place ? in[place].data<float>() : nullptr;
-        return {signs ? map : nullptr, signs ? nullptr : map, size, scale};
-    }
-};
 
 // How one array of vectors is coded, as `device.operations.VectorCoding` says it.
 struct EncodedShape {
@@ -275,164 +162,108 @@ struct VectorCoding {
     int refits;
 };
 
-// Arrays of vectors `[..., dim]` as codes: of each array codes [..., size * bits / 32], scales, and biases
-// where they are affine, in one list.
-std::vector<array> encode(const std::vector<array>& vectors, const std::vector<VectorCoding>& codings) {
-    using namespace mlx::core;
-    require(!vectors.empty() && vectors.size() == codings.size(), "each array has a coding");
-    std::vector<array> inputs = vectors;
+// How some arrays of vectors `[..., dim]` are coded: `inputs` are these, and what codings need.
+struct EncodedArrays {
+    std::vector<array> inputs;
     std::vector<EncodedShape> shapes;
-    std::vector<Shape> outs;
-    std::vector<Dtype> types;
-    for (size_t i = 0; i < vectors.size(); i++) {
-        const auto& [size, bits, group, edges, turn, scale, reach, refits] = codings[i];
-        const int dim = vectors[i].shape(-1);
-        require(vectors[i].dtype() == float32 && dim <= size, "vectors are float32, at most `size` long");
-        require(size % 32 == 0 && (edges || (group % 32 == 0 && size % group == 0)),
-                "sizes and groups must be multiples of 32");
-        require(bits >= 2 && bits <= 8 && bits != 7, "codes have 2, 3, 4, 5, 6 or 8 bits");
-        size_t edges_at = 0;
-        if (edges) {
-            require(edges->dtype() == float32 && (int)edges->size() == (1 << bits) - 1, "edges lie between levels");
-            edges_at = inputs.size();
-            inputs.push_back(*edges);
+    // Elements a vector and type of what each array becomes, end to end: codes, scales, and biases where affine.
+    std::vector<std::pair<int, mlx::core::Dtype>> parts;
+
+    EncodedArrays(const std::vector<array>& vectors, const std::vector<VectorCoding>& codings) : inputs(vectors) {
+        using namespace mlx::core;
+        require(!vectors.empty() && vectors.size() == codings.size(), "each array has a coding");
+        for (size_t i = 0; i < vectors.size(); i++) {
+            const auto& [size, bits, group, edges, turn, scale, reach, refits] = codings[i];
+            const int dim = vectors[i].shape(-1);
+            require(vectors[i].dtype() == float32 && dim <= size, "vectors are float32, at most `size` long");
+            require(size % 32 == 0 && (edges || (group % 32 == 0 && size % group == 0)),
+                    "sizes and groups must be multiples of 32");
+            require(bits >= 2 && bits <= 8 && bits != 7, "codes have 2, 3, 4, 5, 6 or 8 bits");
+            size_t edges_at = 0;
+            if (edges) {
+                require(edges->dtype() == float32 && (int)edges->size() == (1 << bits) - 1, "edges lie between levels");
+                edges_at = inputs.size();
+                inputs.push_back(*edges);
+            }
+            shapes.push_back({bits, group, dim, size, refits, reach, edges_at, TurnShape(turn, scale, size, inputs)});
+            parts.emplace_back(size * bits / 32, uint32);
+            parts.emplace_back(edges ? 1 : size / group, float16);
+            if (!edges) parts.emplace_back(size / group, float16);
         }
-        shapes.push_back({bits, group, dim, size, refits, reach, edges_at, TurnShape(turn, scale, size, inputs)});
-        const auto part = [&](int elements, Dtype type) {
-            outs.push_back(vectors[i].shape());
-            outs.back().back() = elements;
-            types.push_back(type);
-        };
-        part(size * bits / 32, uint32);
-        part(edges ? 1 : size / group, float16);
-        if (!edges) part(size / group, float16);
     }
-    return operation("quire::encode", outs, inputs,
-                     [shapes](const std::vector<array>& in, std::vector<array>& out) {
-        std::vector<Coding> codings;
-        std::vector<int64_t> counts;
+};
+
+// Codings that an operation carries out, from its inputs to its outputs, and how many vectors each has.
+struct Encoding {
+    std::vector<Coding> codings;
+    std::vector<int64_t> counts;
+
+    Encoding(const std::vector<EncodedShape>& shapes, const std::vector<array>& in, std::vector<array>& out) {
         size_t to = 0;
         for (size_t i = 0; i < shapes.size(); i++) {
             codings.push_back(shapes[i].coding(in, i, out, to));
             counts.push_back((int64_t)in[i].size() / shapes[i].dim);
         }
-        return [codings, counts] {
-            for (size_t i = 0; i < codings.size(); i++) {
-                const Coding& c = codings[i];
-                split(counts[i], kLeastWork / (16 * c.size) + 1, 1, [&](int64_t begin, int64_t end) {
-                    kernels().encode(c, begin, end, scratch(3 * (int64_t)c.size));
-                });
-            }
-        };
+    }
+
+    // Calls `run(coding, begin, end, scratch)` with parts of each array's vectors.
+    template <class Run> void each(const Run& run) const {
+        for (size_t i = 0; i < codings.size(); i++) {
+            const Coding& c = codings[i];
+            split(counts[i], kLeastWork / (16 * c.size) + 1, 1, [&](int64_t begin, int64_t end) {
+                run(c, begin, end, scratch(3 * (int64_t)c.size));
+            });
+        }
+    }
+};
+
+// Arrays of vectors `[..., dim]` as codes: of each array codes [..., size * bits / 32], scales, and biases
+// where they are affine, in one list.
+std::vector<array> encode(const std::vector<array>& vectors, const std::vector<VectorCoding>& codings) {
+    using namespace mlx::core;
+    const EncodedArrays coded(vectors, codings);
+    std::vector<Shape> outs;
+    std::vector<Dtype> types;
+    size_t part = 0;
+    for (size_t i = 0; i < vectors.size(); i++) {
+        for (int parts = codings[i].edges ? 2 : 3; parts > 0; parts--, part++) {
+            outs.push_back(vectors[i].shape());
+            outs.back().back() = coded.parts[part].first;
+            types.push_back(coded.parts[part].second);
+        }
+    }
+    return operation("quire::encode", outs, coded.inputs,
+                     [shapes = coded.shapes](const std::vector<array>& in, std::vector<array>& out) {
+        return [encoding = Encoding(shapes, in, out)] { encoding.each(kernels().encode); };
     }, types);
 }
 
-// `encode`, and the codes of each array written to pools as `write_vectors` does.
-void write_codes(const nb::list& pools, const std::vector<array>& vectors, const std::vector<VectorCoding>& codings,
+// What `encode` gives of vectors `[tokens, heads, dim]`, written to pools as `write_vectors` does.
+void write_codes(const nb::list& list, const std::vector<array>& vectors, const std::vector<VectorCoding>& codings,
                  const array& rows, const array& offsets) {
-    write_vectors(pools, encode(vectors, codings), rows, offsets);
-}
-
-// How blocks hold codes, as `cache.formats.base.CodedLayout` says it.
-struct CodedLayout {
-    int key_bits, value_bits;
-    bool codebook, by_channel;
-    std::optional<array> key_turn;
-    float key_scale;
-    std::optional<array> value_turn;
-    float value_scale;
-};
-
-// Attention over blocks of codes: keys and values are codes, scales, and biases or levels. Where `written` holds
-// arrays, row r of sequence s reads the block `own[r] + n` as written: its keys are those at place
-// `places[r] + n` of `written[2 * sources[s]]`, its values of the array after that.
-array attend_coded(const array& q, const CodedLayout& layout, const std::vector<array>& keys,
-                   const std::vector<array>& values, int block, const TableArrays& tables,
-                   const std::vector<array>& written, int kv_heads, int out_dim, float scale, float softcap,
-                   const std::optional<array>& sinks) {
-    using namespace mlx::core;
-    require(q.dtype() == float32 && q.ndim() == 3, "q must be float32 [rows, heads, dim]");
-    const Codes k(keys, layout.key_bits, layout.codebook), v(values, layout.value_bits, layout.codebook);
-    const CodedShape k_shape(k), v_shape(v);
-    PagedRows p{};
-    p.heads = q.shape(1);
-    p.kv_heads = kv_heads;
-    p.q_dim = q.shape(2);
-    p.key_dim = layout.by_channel ? p.q_dim : k_shape.size;
-    p.value_dim = v_shape.size;
-    p.out_dim = out_dim;
-    p.block = block;
-    p.blocks = layout.by_channel ? Blocks::channels : Blocks::tokens;
-    p.storage = Storage::float32;
-    p.first_written = INT32_MAX;
-    p.scale = scale;
-    p.softcap = softcap;
-    require(!layout.by_channel || k_shape.size == p.block, "a channel is as long as a block");
-    require(p.q_dim <= p.key_dim && out_dim <= p.value_dim && p.q_dim % 16 == 0 && out_dim % 16 == 0,
-            "q does not fit the keys, or outputs the values");
-    check_heads(p);
-    require(tables.tails() == !written.empty(), "written blocks and their tables belong together");
-    for (const array& each : written) require(each.dtype() == float32, "written blocks must be float32");
-    require(written.empty() || written[1].shape(-1) == out_dim, "written values must be as long as outputs");
-    std::vector<array> inputs = {q, tables.all, k.codes, k.scales, k.offsets, v.codes, v.scales, v.offsets};
-    const size_t written_at = inputs.size();
-    inputs.insert(inputs.end(), written.begin(), written.end());
-    const TurnShape key_turn(layout.key_turn, layout.key_scale, p.key_dim, inputs);
-    const TurnShape value_turn(layout.value_turn, layout.value_scale, p.value_dim, inputs);
-    const size_t sinks_at = sinks ? inputs.size() : 0, written_count = written.size();
-    if (sinks) inputs.push_back(astype(*sinks, float32));
-    return operation("quire::attend_coded", {Shape{q.shape(0), p.heads, out_dim}}, inputs,
-                     [=, sizes = tables.sizes](const std::vector<array>& in, std::vector<array>& out) mutable {
-        p.q = in[0].data<float>();
-        p.coded_keys = k_shape.at(in, 2);
-        p.coded_values = v_shape.at(in, 5);
-        p.key_turn = key_turn.at(in);
-        p.value_turn = value_turn.at(in);
-        p.sinks = sinks_at ? in[sinks_at].data<float>() : nullptr;
-        p.out = out[0].data<float>();
-        std::vector<const float*> sources;
-        for (size_t i = 0; i < written_count; i++) sources.push_back(in[written_at + i].data<float>());
-        return [p, t = Tables(in[1].data<int32_t>(), sizes), sources] {
-            // Rows that are read together have one own block, from which on blocks are as written.
-            const auto ends = [&](int, int64_t row) { return t.own && t.own[row] != t.own[row - 1]; };
-            const auto tasks = tasks_of(t, p.kv_heads, ends);
-            parallel((int)tasks.size(), [&](int number) {
-                const Task& task = tasks[number];
-                const int s = task.sequence;
-                PagedRows part = p;
-                part.table = t.table + t.starts[s] - t.blocks[s];
-                part.first = t.first;
-                part.last = t.last;
-                if (t.own) {
-                    part.written_keys = sources[2 * t.sources[s]];
-                    part.written_values = sources[2 * t.sources[s] + 1];
-                    part.first_written = t.own[task.begin];
-                    part.written_place = t.places[task.begin];
-                }
-                kernels().attend(part, task.kv_head, task.begin, task.end,
-                                 scratch(kernels().attend_scratch_floats(part)));
+    Places::check(rows, offsets);
+    EncodedArrays coded(vectors, codings);
+    const std::vector<array*> pools = arrays_of(list);
+    require(pools.size() == coded.parts.size(), "each part of the codes has a pool");
+    for (size_t i = 0; i < pools.size(); i++)
+        check_pool(*pools[i], *pools[0], coded.parts[i].first, coded.parts[i].second);
+    for (const array& each : vectors)
+        require(each.ndim() == 3 && each.shape(0) == rows.shape(0) && each.shape(1) == rows.shape(1),
+                "vectors must be [tokens, heads, dim]");
+    coded.inputs.insert(coded.inputs.end(), {rows, offsets});
+    write(pools, coded.inputs, [shapes = coded.shapes](const std::vector<array>& in, std::vector<array>& out) {
+        return [encoding = Encoding(shapes, in, out), places = Places::at(in, out[0].shape(1))] {
+            encoding.each([&](const Coding& c, int64_t begin, int64_t end, float* room) {
+                for (int64_t n = begin; n < end; n++) kernels().encode(c.moved(places(n) - n), n, n + 1, room);
             });
         };
-    })[0];
+    });
 }
 
 }  // namespace
 
 void bind_cache(nb::module_& m) {
-    nb::class_<TableArrays>(m, "Tables").def(nb::init<const array&, const std::vector<int64_t>&>(), nb::arg("all"),
-                                             nb::arg("sizes"));
-    m.def("attend", &attend, nb::arg("q"), nb::arg("keys"), nb::arg("values"), nb::arg("tables"),
-          nb::arg("kv_heads"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
-          nb::arg("sinks").none() = nb::none());
     using Map = std::optional<array>;
-    nb::class_<CodedLayout>(m, "CodedLayout")
-        .def(nb::init<int, int, bool, bool, Map, float, Map, float>(), nb::arg("key_bits"), nb::arg("value_bits"),
-             nb::arg("codebook"), nb::arg("by_channel"), nb::arg("key_turn").none(), nb::arg("key_scale"),
-             nb::arg("value_turn").none(), nb::arg("value_scale"));
-    m.def("attend_coded", &attend_coded, nb::arg("q"), nb::arg("layout"), nb::arg("keys"), nb::arg("values"),
-          nb::arg("block_tokens"), nb::arg("tables"), nb::arg("written"), nb::arg("kv_heads"),
-          nb::arg("value_dim"), nb::arg("scale"), nb::arg("softcap") = 0.0f,
-          nb::arg("sinks").none() = nb::none());
     nb::class_<VectorCoding>(m, "VectorCoding")
         .def(nb::init<int, int, int, Map, Map, float, float, int>(), nb::arg("size"), nb::arg("bits"),
              nb::arg("group_size"), nb::arg("edges").none(), nb::arg("turn").none(), nb::arg("scale"),

@@ -71,6 +71,16 @@ struct Coding {
     int refits;         // affine: how often scale and bias are fitted to the codes by least squares
     uint8_t* codes;
     uint16_t *scales, *biases;
+
+    // The same, but that each vector's codes lie so many places later.
+    Coding moved(int64_t places) const {
+        Coding to = *this;
+        const int64_t groups = edges ? 1 : size / group;
+        to.codes += places * (size * bits / 8);
+        to.scales += places * groups;
+        if (biases) to.biases += places * groups;
+        return to;
+    }
 };
 
 // How the blocks of a pool are stored.

@@ -31,6 +31,7 @@ using mlx::core::array;
 const Kernels& kernels();
 
 // Adds the operations of each file to the extension.
+void bind_attention(nb::module_& m);
 void bind_cache(nb::module_& m);
 void bind_recurrent(nb::module_& m);
 
@@ -81,6 +82,16 @@ inline array copied(const array& from, mlx::core::cpu::CommandEncoder& encoder) 
     return to;
 }
 
+// Inputs from number `from` on, each row by row.
+inline std::vector<array> in_rows(const std::vector<array>& inputs, size_t from,
+                                  mlx::core::cpu::CommandEncoder& encoder) {
+    std::vector<array> rows(inputs.begin() + (int64_t)from, inputs.end());
+    for (array& input : rows) {
+        if (!input.flags().row_contiguous) input = copied(input, encoder);
+    }
+    return rows;
+}
+
 // An operation whose task is made from its inputs and its outputs.
 template <class Make> class Operation : public mlx::core::Primitive {
 public:
@@ -90,10 +101,7 @@ public:
     void eval_cpu(const std::vector<array>& inputs, std::vector<array>& outputs) override {
         for (array& out : outputs) out.set_data(mlx::core::allocator::malloc(out.nbytes()));
         auto& encoder = mlx::core::cpu::get_command_encoder(stream());
-        std::vector<array> rows = inputs;  // that lie row by row
-        for (array& input : rows) {
-            if (!input.flags().row_contiguous) input = copied(input, encoder);
-        }
+        const std::vector<array> rows = in_rows(inputs, 0, encoder);
         encoder.dispatch(make_(rows, outputs));
     }
     void eval_gpu(const std::vector<array>&, std::vector<array>&) override {
@@ -120,6 +128,32 @@ std::vector<array> operation(const char* name, std::vector<mlx::core::Shape> sha
 inline void require(bool holds, const char* what) {
     if (!holds) throw std::invalid_argument(what);
 }
+
+// Where a rotation is among an operation's inputs, if there is one: signs `[size]` or a matrix `[size, size]`.
+struct TurnShape {
+    size_t place = 0;
+    bool signs = false;
+    int size = 0;
+    float scale = 1;
+
+    // Adds the rotation to the inputs.
+    TurnShape(const std::optional<array>& turn, float scale, int size, std::vector<array>& inputs)
+        : place(inputs.size()), size(size), scale(scale) {
+        if (!turn) {
+            place = 0;
+            return;
+        }
+        signs = turn->ndim() == 1;
+        require(turn->dtype() == mlx::core::float32 && turn->shape(-1) == size && turn->shape(0) == size,
+                "a rotation is float32, signs [size] or a matrix [size, size]");
+        require(!signs || (size & (size - 1)) == 0, "signs belong to powers of two");
+        inputs.push_back(*turn);
+    }
+    Turn at(const std::vector<array>& in) const {
+        const float* map = place ? in[place].data<float>() : nullptr;
+        return {signs ? map : nullptr, signs ? nullptr : map, size, scale};
+    }
+};
 
 // Parts of about equal size into which `count` items are cut, none smaller than `least`.
 inline int parts_of(int64_t count, int64_t least) {

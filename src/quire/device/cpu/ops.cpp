@@ -291,6 +291,7 @@ NB_MODULE(_cpu, m) {
           nb::arg("residual").none() = nb::none(), nb::arg("factor").none() = nb::none());
     m.def("rotate", &rotate, nb::arg("x"), nb::arg("cosines"), nb::arg("sines"), nb::arg("neighbours"));
     m.def("gate", &gate, nb::arg("gates"), nb::arg("up"), nb::arg("activation"));
+    quire::bind_attention(m);
     quire::bind_cache(m);
     quire::bind_recurrent(m);
 }
