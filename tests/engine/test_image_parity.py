@@ -33,6 +33,7 @@ from tests.support.seeing import film
 from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.siglip import EVERY_PATCH
 from tests.support.tiled import CONFIGS as TILED
+from tests.support.tiled import OTHER_DECODERS
 from tests.support.tiled import WHOLE as TILED_WHOLE
 from tests.support.tiny_models import (
     IMAGE,
@@ -60,6 +61,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "a linear table": SEEING["paddleocr_vl"],
     "tiles by InternViT": TILED["internvl"],
     "tiles, windows": TILED["aya_vision"],
+    "tiles, windows and sinks": OTHER_DECODERS["internvl-gpt_oss"],
     "experts by token": SEEING["ernie4_5_vl_moe"],
     "latents, windows in the encoder": SIGLIP["youtu_vl"],
     "every patch a row": SIGLIP["phi4-siglip"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import SoloStep, encoded, marked_rows, solo_logits
 from tests.support.parity import TOLERANCE, answered
 from tests.support.seeing import prompt
-from tests.support.tiled import CONFIGS, IN_GRIDS, SIZES, TILE, cases, film, in_grid
+from tests.support.tiled import CONFIGS, IN_GRIDS, OTHER_DECODERS, SIZES, TILE, cases, film, in_grid
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
@@ -39,7 +40,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Both]:
     def find(name: str) -> Both:
         if name not in known:
             folder = Path(tmp_path_factory.mktemp(name))
-            config = AutoConfig.for_model(**deepcopy(CONFIGS[name]))
+            config = AutoConfig.for_model(**deepcopy((CONFIGS | OTHER_DECODERS)[name]))
             known[name] = oracle.save_random(config, folder), open_model(str(folder))
         return known[name]
 
@@ -123,14 +124,16 @@ def test_videos_match(opened: Callable[[str], Both]) -> None:
     assert differ(solo_logits(loaded.model, tokens, media), logits) < 5 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, marks=() if case == DAILY else pytest.mark.slow)
-        for case in cases("gemma3")
-    ],
-)
+def every_case() -> list[Any]:
+    """Every day one of each family, and one of the decoders that others have, too."""
+    daily = {*CONFIGS, "internvl-gpt_oss"}
+    return [
+        pytest.param(name, case, marks=() if name in daily and case == DAILY else pytest.mark.slow)
+        for name, case in product(CONFIGS | OTHER_DECODERS, cases("gemma3"))
+    ]
+
+
+@pytest.mark.parametrize(("name", "case"), every_case())
 def test_logits_and_tokens_match(opened: Callable[[str], Both], name: str, case: str) -> None:
     reference, loaded = opened(name)
     tokens, media = cases(name)[case]

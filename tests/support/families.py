@@ -293,6 +293,9 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
 
 HELD_AGAINST_MLX_LM: dict[str, dict[str, Any]] = {
     "internlm2": config("internlm2", rms_norm_eps=1e-5, rope_theta=10000.0, bias=True),
+    "internlm3": config(
+        "internlm3", rms_norm_eps=1e-5, rope_theta=10000.0, bias=True, qkv_bias=True
+    ),
     "minicpm": config(
         "minicpm",
         rms_norm_eps=1e-5,

@@ -16,6 +16,7 @@ from tests.support.perception import CONFIG as PERCEPTION
 from tests.support.seeing import CONFIGS as SEEING
 from tests.support.siglip import CONFIGS as SIGLIP
 from tests.support.tiled import CONFIGS as TILED
+from tests.support.tiled import OTHER_DECODERS
 from tests.support.tiny_models import CONFIGS as TINY
 
 
@@ -25,6 +26,7 @@ def _around(model_type: str, text: dict[str, Any]) -> dict[str, Any]:
 
 
 _WHOLE: dict[str, dict[str, Any]] = {
+    **OTHER_DECODERS,
     "gemma3, text": _around("gemma3", DESCRIBED["gemma3_text"]),
     "gemma3n": _around("gemma3n", DESCRIBED["gemma3n_text"]),
     "gemma3n, all": gemma3n_seeing_config(),

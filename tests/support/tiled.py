@@ -6,6 +6,7 @@ from typing import Any
 
 from quire.core.media import MediaItem
 from quire.media.processors.llava import Grids
+from tests.support.families import CONFIGS as DESCRIBED
 from tests.support.photographs import random_patches
 from tests.support.seeing import Prompt, prompt
 from tests.support.tiny_models import FULL, IMAGE, SLIDING, VIDEO, VOCABULARY
@@ -143,6 +144,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 WHOLE = ("gemma3",)
 """Families in which rows of a picture see each other."""
+
+
+OTHER_DECODERS: dict[str, dict[str, Any]] = {
+    f"internvl-{name}": CONFIGS["internvl"] | {"text_config": DESCRIBED[name]}
+    for name in ("phi3", "gpt_oss")
+}
+"""Of InternVL, beside those of `CONFIGS`."""
 
 
 def tiles(seed: int, count: int, *, whole: bool) -> MediaItem:

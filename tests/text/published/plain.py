@@ -57,6 +57,15 @@ PLAIN: tuple[Published, ...] = (
         {"</s>": 2, "<|im_end|>": 92542},
     ),
     Published(
+        ("internlm3",),
+        "internlm/internlm3-8b-instruct",
+        "none",
+        CHATML,
+        CHATML_ANSWER,
+        "",
+        {"</s>": 2, "<|im_end|>": 128131},
+    ),
+    Published(
         ("internvl", "internvl_chat"),
         "OpenGVLab/InternVL3-8B-hf",
         "none",

@@ -1,4 +1,7 @@
-"""InternLM 2 and 2.5 (arXiv:2403.17297): Llama by other names, one projection for attention."""
+"""InternLM 2 and 2.5 (arXiv:2403.17297): Llama by other names, one projection for attention.
+
+InternLM 3 is Llama, with biases where it says so.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,12 @@ def internlm2(s: Settings) -> LanguageModel:
     usual = attention(s, qkv_bias=bias, out_bias=bias)
     names = Names(prepare=partial(_as_llama, usual))
     return decoder(s, alike(s, usual, mlp(s, bias=False)), names)
+
+
+def internlm3(s: Settings) -> LanguageModel:
+    bias = s.flag("bias", default=False)
+    usual = attention(s, qkv_bias=s.flag("qkv_bias", default=False), out_bias=bias)
+    return decoder(s, alike(s, usual, mlp(s, bias=bias)))
 
 
 _PARTS = {
@@ -48,4 +57,7 @@ def _as_llama(kind: Attention, weights: Weights) -> Weights:
     return ready
 
 
-FAMILIES = (Family("internlm2", "InternLM 2 and 2.5", internlm2),)
+FAMILIES = (
+    Family("internlm2", "InternLM 2 and 2.5", internlm2),
+    Family("internlm3", "InternLM 3", internlm3),
+)

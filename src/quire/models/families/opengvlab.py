@@ -34,7 +34,7 @@ def internvl(s: Settings) -> LanguageModel:
 
 def _internvl(s: Settings, prepare: Callable[[Weights], Weights] | None) -> LanguageModel:
     s = s.filled(tie_word_embeddings=True)
-    text = decoder_of(s, "qwen2", "llama", "internlm2", "qwen3", "qwen3_moe")
+    text = decoder_of(s, *_DECODERS)
     if not s.has("vision_config"):
         return without_vision(text)
     s.only("vision_feature_select_strategy", "default")
@@ -52,6 +52,11 @@ def _internvl(s: Settings, prepare: Callable[[Weights], Weights] | None) -> Lang
     projector = LayersProjector(name, square=int(1 / ratio), norm=norm)
     return seeing_tiles(text, kind, projector, {"image": InOrder(), "video": InOrder()}, prepare)
 
+
+_DECODERS = (
+    *("qwen2", "llama", "internlm2", "internlm3"),
+    *("phi3", "qwen3", "qwen3_moe", "gpt_oss"),
+)
 
 FAMILIES = (
     Family("internvl", "InternVL 3, text, images and video", internvl),

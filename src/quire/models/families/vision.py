@@ -17,9 +17,11 @@ from quire.models.decoder import DecoderModel
 from quire.models.description import Norm
 from quire.models.families.cohere import cohere2
 from quire.models.families.common import activation
-from quire.models.families.internlm import internlm2
+from quire.models.families.internlm import internlm2, internlm3
 from quire.models.families.meta import llama
+from quire.models.families.microsoft import phi3
 from quire.models.families.mistral import mistral
+from quire.models.families.openai import gpt_oss
 from quire.models.families.qwen import qwen2, qwen3, qwen3_moe
 from quire.models.families.qwen_vl import text_of
 from quire.models.feed_forward import MLP
@@ -34,9 +36,12 @@ SIGLIP, CLIP, INTERNVIT = "siglip_vision_model", "clip_vision_model", "internvl_
 
 _DECODERS: dict[str, Callable[[Settings], LanguageModel]] = {
     "cohere2": cohere2,
+    "gpt_oss": gpt_oss,
     "internlm2": internlm2,
+    "internlm3": internlm3,
     "llama": llama,
     "mistral": mistral,
+    "phi3": phi3,
     "qwen2": qwen2,
     "qwen3": qwen3,
     "qwen3_moe": qwen3_moe,
