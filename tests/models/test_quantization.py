@@ -12,6 +12,7 @@ import pytest
 
 from quire.core.errors import ModelError
 from quire.device.device import current_device
+from quire.device.operations import TILE, Packing
 from quire.models.linear import PackedLinear
 from quire.models.loader import open_model
 from tests.models.solo import solo_logits
@@ -71,7 +72,10 @@ def test_packed_weights_compute_what_they_stand_for(
 
     model = open_model(packed_folder).model
     theirs = solo_logits(open_model(_write(tmp_path / "plain", config, plain)).model, PROMPT)
-    assert any(isinstance(module, PackedLinear) for module in model.modules())
+    layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    tiled = current_device().operations.reads_tiles(Packing(group, bits, mode))
+    assert layers
+    assert all(layer.tiled == (tiled and len(layer.weight) % TILE == 0) for layer in layers)
     for blas in ("mlx", "openblas", "auto"):
         current_device().choose_products(blas)
         assert mx.max(mx.abs(solo_logits(model, PROMPT) - theirs)).item() < 1e-4

@@ -22,17 +22,60 @@ class Packing:
     mode: str
 
 
+TILE = 16
+"""Outputs of a matrix whose codes lie together."""
+
+
+def in_tiles(matrix: mx.array) -> mx.array:
+    """`[out, n]` with the memory of `[out / TILE, n, TILE]`."""
+    rows, width = matrix.shape
+    return mx.contiguous(matrix.reshape(-1, TILE, width).swapaxes(1, 2)).reshape(rows, width)
+
+
+def untiled(matrix: mx.array) -> mx.array:
+    """Undoes `in_tiles`."""
+    rows, width = matrix.shape
+    return matrix.reshape(-1, width, TILE).swapaxes(1, 2).reshape(rows, width)
+
+
+def _rows(matrix: mx.array, numbers: mx.array, tiled: bool) -> mx.array:
+    if not tiled:
+        return matrix[numbers]
+    tiles = matrix.reshape(-1, matrix.shape[-1], TILE)
+    return tiles[numbers // TILE, :, numbers % TILE]
+
+
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
-    """Codes `[..., out, in * bits / 32]` with their scales, and biases where the mode is affine."""
+    """Codes `[..., out, in * bits / 32]` with their scales, and biases where the mode is affine.
+
+    Attributes:
+        tiled: each array's memory is in the order of `[out / TILE, -, TILE]`: what belongs to
+            `TILE` neighbouring outputs lies together, as some kernels read it.
+    """
 
     codes: mx.array
     scales: mx.array
     biases: mx.array | None
     packing: Packing
+    tiled: bool = False
+
+    def by_rows(self) -> PackedWeight:
+        """The same weight, not in tiles."""
+        return self._relaid(untiled) if self.tiled else self
+
+    def rows(self, numbers: mx.array) -> PackedWeight:
+        """The rows `[T]` of a matrix."""
+        return self._relaid(lambda array: _rows(array, numbers, self.tiled))
+
+    def _relaid(self, lay: Callable[[mx.array], mx.array]) -> PackedWeight:
+        biases = None if self.biases is None else lay(self.biases)
+        return PackedWeight(lay(self.codes), lay(self.scales), biases, self.packing)
 
     def unpacked(self) -> mx.array:
         """`[..., out, in]`."""
+        if self.tiled:
+            return self.by_rows().unpacked()
         return mx.dequantize(
             self.codes,
             self.scales,
@@ -125,13 +168,17 @@ class DeltaGates:
 class Operations:
     """MLX's own. A device that has better ones overrides them; what they don't serve stays here."""
 
+    def reads_tiles(self, packing: Packing) -> bool:
+        """Whether `packed_linear` is fastest by weights in tiles."""
+        return False
+
     def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
         """`[..., in]` times the transpose of `[out, in]`, plus `[out]`: `[..., out]`."""
         return x @ weight.T if bias is None else mx.addmm(bias, x, weight.T)
 
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         """The same by codes."""
-        packing = weight.packing
+        weight, packing = weight.by_rows(), weight.packing
         y = mx.quantized_matmul(
             x,
             weight.codes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -29,7 +30,13 @@ class Embedding(nn.Embedding):
 
 
 class PackedLinear(nn.QuantizedLinear):
-    """`Linear` over codes and scales."""
+    """`Linear` over codes and scales.
+
+    Attributes:
+        tiled: see `PackedWeight`.
+    """
+
+    tiled = False
 
     def __call__(self, x: mx.array) -> mx.array:
         return current_device().operations.packed_linear(x, _packed(self), self.get("bias"))
@@ -40,18 +47,20 @@ class PackedEmbedding(nn.QuantizedEmbedding):
 
     Attributes:
         row_type: of rows; None is that of the scales.
+        tiled: see `PackedWeight`.
     """
 
     row_type: mx.Dtype | None = None
+    tiled = False
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T]` -> `[T, dim]`."""
-        packed = _packed(self)
-        scales, biases = packed.scales[x], None if packed.biases is None else packed.biases[x]
-        if self.row_type is not None and biases is not None:
+        rows = _packed(self).rows(x)
+        if self.row_type is not None and rows.biases is not None:
             # Only affine scales are stored narrower.
-            scales, biases = scales.astype(self.row_type), biases.astype(self.row_type)
-        return PackedWeight(packed.codes[x], scales, biases, packed.packing).unpacked()
+            scales, biases = rows.scales.astype(self.row_type), rows.biases.astype(self.row_type)
+            rows = replace(rows, scales=scales, biases=biases)
+        return rows.unpacked()
 
     def as_linear(self, x: mx.array) -> mx.array:
         """`[..., dim]` -> `[..., rows]`."""
@@ -60,7 +69,8 @@ class PackedEmbedding(nn.QuantizedEmbedding):
 
 def _packed(module: Any) -> PackedWeight:
     packing = Packing(module.group_size, module.bits, module.mode)
-    return PackedWeight(module["weight"], module["scales"], module.get("biases"), packing)
+    scales, biases = module["scales"], module.get("biases")
+    return PackedWeight(module["weight"], scales, biases, packing, module.tiled)
 
 
 def use_device_products(model: nn.Module) -> None:

@@ -16,6 +16,7 @@ from quire.core.errors import ModelError, NoRoom
 from quire.core.original_configs import read_config
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
+from quire.device.operations import TILE, Packing, in_tiles
 from quire.models import quantization
 from quire.models.adapter import Adapter
 from quire.models.base import LanguageModel, named_layers, named_parameters
@@ -208,6 +209,7 @@ def _attach(model: LanguageModel, weights: dict[str, mx.array], folder: Path) ->
     if current_device().kernels is not None:
         _store_as_bfloat16(model, weights)
         _store_scales_narrow(model, weights)
+        _store_in_tiles(model, weights)
     model.load_weights(list(weights.items()))
 
 
@@ -267,6 +269,25 @@ def _store_scales_narrow(model: LanguageModel, weights: dict[str, mx.array]) -> 
                 if isinstance(module, PackedEmbedding):
                     module.row_type = mx.float32
                 break
+
+
+def _store_in_tiles(model: LanguageModel, weights: dict[str, mx.array]) -> None:
+    """Codes in the order in which the kernels read them, where these have one of their own.
+
+    That of a table, too, where it is the head: a row is looked up there once a token.
+    """
+    operations = current_device().operations
+    tied = not any(name.startswith("lm_head.") for name in weights)
+    for path, module in named_layers(model).items():
+        head = tied and path == "model.embed_tokens" and isinstance(module, PackedEmbedding)
+        if not (isinstance(module, PackedLinear) or head):
+            continue
+        codes = weights[f"{path}.weight"]
+        packing = Packing(module.group_size, module.bits, module.mode)
+        if codes.shape[0] % TILE == 0 and operations.reads_tiles(packing):
+            module.tiled = True
+            names = [f"{path}.{name}" for name in ("weight", "scales", "biases")]
+            weights.update({name: in_tiles(weights[name]) for name in names if name in weights})
 
 
 def _check_fits(model: nn.Module, limit: int | None, folder: Path) -> int:

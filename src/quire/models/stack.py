@@ -153,7 +153,8 @@ def packed(module: Any, name: str) -> PackedWeight:
     if not isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding) or "bias" in module:
         raise UnsupportedModel(f"{name} is no packed matrix without a bias")
     packing = Packing(module.group_size, module.bits, module.mode)
-    return PackedWeight(module["weight"], module["scales"], module.get("biases"), packing)
+    scales, biases = module["scales"], module.get("biases")
+    return PackedWeight(module["weight"], scales, biases, packing, getattr(module, "tiled", False))
 
 
 def stack_head(table: Any, head: Any, softcap: float | None) -> StackHead | None:

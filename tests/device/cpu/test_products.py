@@ -9,6 +9,8 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from quire.device.operations import in_tiles
+
 PACKINGS = [
     *(("affine", bits, group) for bits in (2, 3, 4, 5, 6, 8) for group in (32, 64, 128)),
     ("mxfp4", 4, 32),
@@ -73,6 +75,29 @@ def test_tiles_and_vectors_of_integers_give_the_same_bits(compiled: Any, rows: i
     mx.eval(by_vectors)
     compiled.use("")
     assert mx.array_equal(by_tiles, by_vectors)
+
+
+@pytest.mark.parametrize(
+    ("mode", "group"),
+    [("affine", 32), ("affine", 64), ("affine", 128), ("mxfp4", 32), ("nvfp4", 16)],
+)
+def test_weights_in_tiles_give_the_same_bits(ops: Any, mode: str, group: int) -> None:
+    if not ops.reads_tiles(4, mode):
+        pytest.skip("these kernels read rows")
+    packing = {"group_size": group, "bits": 4, "mode": mode}
+    packed, x = mx.quantize(drawn(112, 1152), **packing), drawn(20, 1152, seed=1)
+    tiled = [in_tiles(each) for each in packed]
+    offsets = drawn(112, seed=2)
+    y = ops.product(x, *packed, offsets=offsets, **packing)
+    for rows in (1, 2, 3, 4, 5, 16, 20):
+        found = ops.product(x[:rows], *tiled, offsets=offsets, tiled=True, **packing)
+        assert mx.array_equal(found, y[:rows]), f"{rows} rows have other bits"
+
+
+def test_tiles_are_refused_where_they_are_not_read(ops: Any) -> None:
+    packed = mx.quantize(drawn(20, 64), group_size=64, bits=4)
+    with pytest.raises(ValueError, match="in tiles"):  # 20 columns are no tiles
+        ops.product(drawn(2, 64), *packed, group_size=64, bits=4, tiled=True)
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])

@@ -26,6 +26,7 @@ using quire::tiles::kTile;
 using quire::tiles::lanes;
 using quire::tiles::row_of;
 using quire::tiles::transpose;
+using quire::tiles::write_row;
 
 constexpr int kDigits = 3;
 constexpr int kUnit = 64;             // bytes
@@ -34,11 +35,15 @@ constexpr int64_t kSpanBytes = kSpan * kTile;
 constexpr int64_t kScaled = 16;       // groups whose scales are read at once
 constexpr int kTogether = 4;          // tiles of columns that share a read of x
 constexpr int64_t kRowsTogether = 256;
+constexpr int64_t kAhead = 4096;      // bytes that are fetched before they are read, of codes in tiles
 
 inline bool in_integers(const Weight& w) {
     return w.storage == Storage::affine || w.storage == Storage::mxfp4 || w.storage == Storage::nvfp4;
 }
 inline bool in_nibbles(const Weight& w) { return w.bits == 4; }
+inline bool reads_tiles(Storage storage, int bits) { return bits == 4 && storage != Storage::mxfp8; }
+// Whether vectors of decoded codes meet all rows while they are in registers.
+inline bool few_by_tiles(const Weight& w, const Rows& rows) { return w.tiled && rows.count <= 4; }
 
 // -- rows of x --------------------------------------------------------------------------------------
 
@@ -127,6 +132,26 @@ inline void load_columns(const uint8_t* values, int64_t stride, int count, int b
     }
 }
 
+// The first words of a tile of codes, 16 at most. Fetches what follows into the cache.
+inline void load_tile(const uint8_t* from, int words, __m512i* to) {
+    for (int i = 0; i < kTile; i++, from += kUnit) {
+        to[i] = i < words ? _mm512_loadu_si512(from) : _mm512_setzero_si512();
+        _mm_prefetch((const char*)from + kAhead, _MM_HINT_T0);
+    }
+}
+
+// Two units of a word of each column: nibbles in low halves of bytes, and in high ones. `table`: E2M1.
+template <bool table> struct Nibbles {
+    __m512i even(__m512i words) const { return value(_mm512_and_si512(words, low_)); }
+    __m512i odd(__m512i words) const { return value(_mm512_and_si512(_mm512_srli_epi32(words, 4), low_)); }
+
+private:
+    __m512i value(__m512i codes) const { return table ? _mm512_shuffle_epi8(doubled_, codes) : codes; }
+    const __m512i low_ = _mm512_set1_epi8(15);
+    const __m512i doubled_ = _mm512_broadcast_i32x4(  // and 12 more
+        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
+};
+
 // How codes become unsigned bytes.
 class Decoder {
 public:
@@ -145,11 +170,12 @@ public:
     // Depth [at, at + kSpan), or to the end, of columns: units to `to`.
     void operator()(int64_t column, int count, int64_t at, uint8_t* to) const {
         const int64_t depth = std::min(kSpan, w_.depth - at);
-        const uint8_t* from = (const uint8_t*)w_.values + column * stride_ + at * w_.bits / 8;
+        const uint8_t* from = (const uint8_t*)w_.values + column * stride_;
         if (nibbles_) {
-            table_ ? nibbles<true>(from, count, depth, to) : nibbles<false>(from, count, depth, to);
+            table_ ? nibbles<true>(from, count, at, depth, to) : nibbles<false>(from, count, at, depth, to);
             return;
         }
+        from += at * w_.bits / 8;
         for (int64_t done = 0; done < depth; done += 64) {
             const int64_t codes = std::min<int64_t>(64, depth - done);
             others(from + done * w_.bits / 8, count, codes, to + done * kTile);
@@ -157,18 +183,19 @@ public:
     }
 
 private:
-    template <bool table> void nibbles(const uint8_t* from, int count, int64_t depth, uint8_t* to) const {
-        // E2M1 doubled, and 12 more.
-        const __m512i values = _mm512_broadcast_i32x4(
-            _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-        const auto value = [&](__m512i codes) { return table ? _mm512_shuffle_epi8(values, codes) : codes; };
+    template <bool table>
+    void nibbles(const uint8_t* from, int count, int64_t at, int64_t depth, uint8_t* to) const {
+        const Nibbles<table> units;
         __m512i words[kTile];
-        load_columns(from, stride_, count, (int)depth / 2, words);
-        transpose(words);
+        if (w_.tiled) {
+            load_tile(from + at / 8 * kUnit, (int)depth / 8, words);
+        } else {
+            load_columns(from + at / 2, stride_, count, (int)depth / 2, words);
+            transpose(words);
+        }
         for (int i = 0; i < kTile; i++) {
-            const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(words[i], 4), mask_);
-            _mm512_store_si512(to + 2 * i * kUnit, value(_mm512_and_si512(words[i], mask_)));
-            _mm512_store_si512(to + (2 * i + 1) * kUnit, value(odd));
+            _mm512_store_si512(to + 2 * i * kUnit, units.even(words[i]));
+            _mm512_store_si512(to + (2 * i + 1) * kUnit, units.odd(words[i]));
         }
     }
 
@@ -190,27 +217,58 @@ private:
     __m512i spread_, shifts_, mask_;
 };
 
+// Sixteen scales and biases, or fewer.
+struct Sixteen {
+    __m512 scales, biases;
+
+    // Those from number `at` on, as they lie in memory. Fetches those from `next` on into the cache.
+    Sixteen(const Weight& w, int64_t at, int64_t next, __mmask16 present) {
+        if (w.storage == Storage::affine) {
+            scales = load(w, w.scales, at, next, present);
+            biases = load(w, w.biases, at, next, present);
+            return;
+        }
+        const __m512i bytes = _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(present, (const uint8_t*)w.scales + at));
+        const __m512 scale = w.storage == Storage::mxfp4 ? power_of_two(bytes) : e4m3(bytes);
+        scales = _mm512_mul_ps(scale, _mm512_set1_ps(0.5f));
+        biases = _mm512_mul_ps(scale, _mm512_set1_ps(-6.0f));
+    }
+
+private:
+    static __m512 load(const Weight& w, const void* from, int64_t at, int64_t next, __mmask16 present) {
+        if (w.scale_type == Storage::float32) {
+            _mm_prefetch((const char*)from + next * 4, _MM_HINT_T1);
+            return _mm512_maskz_loadu_ps(present, (const float*)from + at);
+        }
+        _mm_prefetch((const char*)from + next * 2, _MM_HINT_T1);
+        const __m256i halves = _mm256_maskz_loadu_epi16(present, (const uint16_t*)from + at);
+        return w.scale_type == Storage::bfloat16 ? (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)
+                                                 : _mm512_cvtph_ps(halves);
+    }
+    static __m512 power_of_two(__m512i bytes) { return (__m512)_mm512_slli_epi32(bytes, 23); }
+    static __m512 e4m3(__m512i bytes) {
+        const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(bytes, _mm512_set1_epi32(0x80)), 24);
+        const __m512i rest = _mm512_slli_epi32(_mm512_and_si512(bytes, _mm512_set1_epi32(0x7f)), 20);
+        return _mm512_mul_ps((__m512)_mm512_or_si512(sign, rest), _mm512_set1_ps(0x1p120f));
+    }
+};
+
 // Scales and biases of groups: [kScaled, kTile].
 struct Scales {
     alignas(64) float scales[kScaled * kTile], biases[kScaled * kTile];
 
+    // Of `count` columns, from a group on.
     void read(const Weight& w, int64_t column, int count, int64_t group) {
-        const int64_t groups = w.depth / w.group, first = column * groups + group;
-        const __mmask16 present = lanes(std::min(kScaled, groups - group));
+        const int64_t groups = w.depth / w.group, some = std::min(kScaled, groups - group);
+        if (w.tiled) return read_tile(w, column * groups + group * kTile, some);
+        const int64_t first = column * groups + group;
         __m512i s[kTile], b[kTile];
         for (int c = 0; c < kTile; c++) s[c] = b[c] = _mm512_setzero_si512();
         for (int c = 0; c < count; c++) {
-            const int64_t at = first + c * groups, next = at + kTile * groups;
-            if (w.storage == Storage::affine) {
-                s[c] = load(w, w.scales, at, next, present);
-                b[c] = load(w, w.biases, at, next, present);
-            } else {
-                const __m512i bytes =
-                    _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(present, (const uint8_t*)w.scales + at));
-                const __m512 scale = w.storage == Storage::mxfp4 ? power_of_two(bytes) : e4m3(bytes);
-                s[c] = (__m512i)_mm512_mul_ps(scale, _mm512_set1_ps(0.5f));
-                b[c] = (__m512i)_mm512_mul_ps(scale, _mm512_set1_ps(-6.0f));
-            }
+            const int64_t at = first + c * groups;
+            const Sixteen own(w, at, at + kTile * groups, lanes(some));
+            s[c] = (__m512i)own.scales;
+            b[c] = (__m512i)own.biases;
         }
         transpose(s);
         transpose(b);
@@ -221,22 +279,12 @@ struct Scales {
     }
 
 private:
-    // Floats from number `at` on. Fetches those from `next` on into the cache.
-    static __m512i load(const Weight& w, const void* from, int64_t at, int64_t next, __mmask16 present) {
-        if (w.scale_type == Storage::float32) {
-            _mm_prefetch((const char*)from + next * 4, _MM_HINT_T1);
-            return _mm512_maskz_loadu_epi32(present, (const float*)from + at);
+    void read_tile(const Weight& w, int64_t at, int64_t groups) {
+        for (int g = 0; g < groups; g++, at += kTile) {
+            const Sixteen own(w, at, at + kScaled * kTile, lanes(kTile));
+            _mm512_store_ps(scales + g * kTile, own.scales);
+            _mm512_store_ps(biases + g * kTile, own.biases);
         }
-        _mm_prefetch((const char*)from + next * 2, _MM_HINT_T1);
-        const __m256i halves = _mm256_maskz_loadu_epi16(present, (const uint16_t*)from + at);
-        return w.scale_type == Storage::bfloat16 ? _mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16)
-                                                 : (__m512i)_mm512_cvtph_ps(halves);
-    }
-    static __m512 power_of_two(__m512i bytes) { return (__m512)_mm512_slli_epi32(bytes, 23); }
-    static __m512 e4m3(__m512i bytes) {
-        const __m512i sign = _mm512_slli_epi32(_mm512_and_si512(bytes, _mm512_set1_epi32(0x80)), 24);
-        const __m512i rest = _mm512_slli_epi32(_mm512_and_si512(bytes, _mm512_set1_epi32(0x7f)), 20);
-        return _mm512_mul_ps((__m512)_mm512_or_si512(sign, rest), _mm512_set1_ps(0x1p120f));
     }
 };
 
@@ -261,13 +309,18 @@ struct Accumulator {
     Accumulator(const Group<size>& g, int tile)
         : scales(_mm512_load_ps(g.scales[tile].scales + g.number * kTile)),
           biases(_mm512_load_ps(g.scales[tile].biases + g.number * kTile)) {}
+    explicit Accumulator(const Sixteen& from) : scales(from.scales), biases(from.biases) {}
+
     void operator()(__m512i low, __m512i middle, __m512i high, const float* row, int rows, float* sums) const {
+        _mm512_store_ps(sums, (*this)(low, middle, high, row, rows, _mm512_load_ps(sums)));
+    }
+    __m512 operator()(__m512i low, __m512i middle, __m512i high, const float* row, int rows, __m512 sums) const {
         const __m512i lower = _mm512_add_epi32(_mm512_slli_epi32(middle, 8), low);
         const __m512 whole =
             _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(65536.0f), _mm512_cvtepi32_ps(lower));
         const __m512 offset = _mm512_mul_ps(biases, _mm512_set1_ps(row[rows]));
         const __m512 value = _mm512_fmadd_ps(whole, scales, offset);
-        _mm512_store_ps(sums, _mm512_fmadd_ps(value, _mm512_set1_ps(row[0]), _mm512_load_ps(sums)));
+        return _mm512_fmadd_ps(value, _mm512_set1_ps(row[0]), sums);
     }
 };
 
@@ -363,18 +416,12 @@ private:
                 multiply_(Group<size>{codes_ + at % kSpan * kTile, scales_, (int)(group % kScaled), tiles, x, block_,
                                       sums_ + b * tiles * kSum});
         }
-        for (int64_t r = 0; r < count; r++)
-            for (int tile = 0; tile < tiles; tile++)
-                write(sums_ + (r / kTile * tiles + tile) * kSum + r % kTile * kTile, row + r,
-                      column + tile * kTile, (int)std::min<int64_t>(kTile, width - tile * kTile));
-    }
-
-    void write(const float* sums, int64_t row, int64_t column, int width) const {
-        const int64_t place = rows_.places ? rows_.places[row] : row;
-        const __m512 offsets =
-            w_.offsets ? _mm512_maskz_loadu_ps(lanes(width), w_.offsets + column) : _mm512_setzero_ps();
-        _mm512_mask_storeu_ps(rows_.out + place * rows_.stride + column, lanes(width),
-                              _mm512_add_ps(_mm512_load_ps(sums), offsets));
+        for (int64_t r = 0; r < count; r++) {
+            for (int tile = 0; tile < tiles; tile++) {
+                const __m512 sums = _mm512_load_ps(sums_ + (r / kTile * tiles + tile) * kSum + r % kTile * kTile);
+                write_row(w_, rows_, sums, row + r, column + tile * kTile, std::min<int64_t>(kTile, width - tile * kTile));
+            }
+        }
     }
 
     const Weight& w_;

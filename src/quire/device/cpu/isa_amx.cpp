@@ -217,7 +217,7 @@ int64_t scratch_floats(const Weight& w) {
 }
 
 void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
-    if (in_integers(w)) return multiply_integers<Integers>(w, rows, begin, end, scratch);
+    if (in_integers(w) && !few_by_tiles(w, rows)) return multiply_integers<Integers>(w, rows, begin, end, scratch);
     if (!serves(w)) return vnni_kernels()->product(w, rows, begin, end, scratch);
     Product(w, rows, scratch).run(begin, end);
 }
@@ -256,7 +256,7 @@ const Kernels* amx_kernels() {
                           __builtin_cpu_supports("avx512bf16") && tiles_work();
         if (!here) return (const Kernels*)nullptr;
         static const Kernels kernels =
-            with_products(*vnni_kernels(), "amx", {arranged_floats, arrange, product, scratch_floats});
+            with_products(*vnni_kernels(), "amx", {arranged_floats, arrange, product, scratch_floats, reads_tiles});
         return &kernels;
     }();
     return found;

@@ -1,7 +1,7 @@
 // Products with packed weights in integers, and AVX-512's kernels for everything else.
 #include "kernels.h"
 #if defined(__x86_64__) && defined(__AVX512VNNI__) && defined(__AVX512VBMI__)
-#include "integers.h"
+#include "few_by_tiles.h"
 
 namespace quire {
 namespace {
@@ -20,6 +20,7 @@ int64_t scratch_floats(const Weight& w) {
 
 void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
     if (!in_integers(w)) return avx512_kernels()->product(w, rows, begin, end, scratch);
+    if (few_by_tiles(w, rows)) return multiply_few_by_tiles(w, rows, begin, end);
     multiply_integers<Vnni>(w, rows, begin, end, scratch);
 }
 
@@ -31,7 +32,7 @@ const Kernels* vnni_kernels() {
                           __builtin_cpu_supports("avx512vbmi");
         if (!here) return (const Kernels*)nullptr;
         static const Kernels kernels =
-            with_products(*avx512_kernels(), "vnni", {arranged_floats, arrange, product, scratch_floats});
+            with_products(*avx512_kernels(), "vnni", {arranged_floats, arrange, product, scratch_floats, reads_tiles});
         return &kernels;
     }();
     return found;

@@ -23,6 +23,9 @@ struct Weight {
     const void* biases;      // as scales; affine only
     const float* offsets;    // [columns] added to the product, or null
     Storage scale_type = Storage::float32;  // of affine's floats
+    // Whether 16 columns lie together: words of codes are [columns / 16, depth * bits / 32, 16], and scales and
+    // biases [columns / 16, depth / group, 16].
+    bool tiled = false;
 };
 
 // Rows of x before a product: row r begins at values + places[r] * stride.
@@ -157,6 +160,8 @@ struct Products {
     // Columns [begin, end) of a product. `scratch` holds `scratch_floats(w)`.
     void (*product)(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch);
     int64_t (*scratch_floats)(const Weight& w);
+    // Whether `product` reads codes of so many bits that lie in tiles.
+    bool (*reads_tiles)(Storage storage, int bits);
 };
 
 struct Kernels : Products {

@@ -13,6 +13,7 @@ from quire.device.operations import (
     ExpertMatrices,
     GatedExperts,
     PackedWeight,
+    Packing,
     UnfusedOperations,
     VectorCoding,
 )
@@ -55,8 +56,13 @@ class KernelOperations(UnfusedOperations):
             group_size=packing.group_size,
             bits=packing.bits,
             mode=packing.mode,
+            tiled=weight.tiled,
         )
         return y
+
+    def reads_tiles(self, packing: Packing) -> bool:
+        reads: bool = self._ops.reads_tiles(packing.bits, packing.mode)
+        return reads
 
     def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array | None:
         if x.dtype != mx.float32:

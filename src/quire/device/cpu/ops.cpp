@@ -19,6 +19,7 @@ bool use(const std::string& name) {
 }
 
 constexpr int64_t kColumnsMultiple = 96;  // of columns that are multiplied apart: whole tiles of any kernel
+constexpr int64_t kTile = 16;             // columns of a tile of codes, see `Weight::tiled`
 
 void multiply(const Weight& w, const Source& x, int64_t count, float* y) {
     const Kernels& k = kernels();
@@ -53,12 +54,12 @@ Storage scale_type_of(const array& scales, Storage packing) {
 struct Tensors {
     Storage storage, scale_type;  // the type of affine's scales and biases
     int bits, group;
-    bool has_biases, has_offsets;
+    bool has_biases, has_offsets, tiled;
     int64_t columns, depth;
 
     // `expert`: which matrix of a stack.
     Weight weight(const std::vector<array>& in, int64_t expert = 0) const {
-        Weight w{storage, bits, group, columns, depth, nullptr, nullptr, nullptr, nullptr, scale_type};
+        Weight w{storage, bits, group, columns, depth, nullptr, nullptr, nullptr, nullptr, scale_type, tiled};
         size_t at = 1;
         const auto part = [&](int64_t bytes) {
             return (const char*)in[at++].data<char>() + expert * bytes;
@@ -83,7 +84,7 @@ struct Operands {
 
 Operands operands(const array& x, const array& weight, const std::optional<array>& scales,
                   const std::optional<array>& biases, const std::optional<array>& offsets, int group,
-                  int bits, const std::string& mode) {
+                  int bits, const std::string& mode, bool tiled = false) {
     using namespace mlx::core;
     require(x.dtype() == float32 && x.ndim() >= 1, "x must be float32");
     Operands o{{x, weight}, {}};
@@ -92,6 +93,9 @@ Operands operands(const array& x, const array& weight, const std::optional<array
     t.depth = x.shape(-1);
     t.bits = t.group = 0;
     t.scale_type = Storage::float32;
+    t.tiled = tiled;
+    require(!tiled || (scales && t.columns % kTile == 0 && kernels().reads_tiles(storage_of(mode), bits)),
+            "these kernels do not read such codes in tiles");
     if (scales) {
         t.storage = storage_of(mode);
         t.bits = bits;
@@ -125,8 +129,8 @@ Operands operands(const array& x, const array& weight, const std::optional<array
 
 array product(const array& x, const array& weight, const std::optional<array>& scales,
               const std::optional<array>& biases, const std::optional<array>& offsets, int group,
-              int bits, const std::string& mode) {
-    Operands o = operands(x, weight, scales, biases, offsets, group, bits, mode);
+              int bits, const std::string& mode, bool tiled) {
+    Operands o = operands(x, weight, scales, biases, offsets, group, bits, mode, tiled);
     require(weight.ndim() == 2, "the weight must be a matrix");
     auto shape = x.shape();
     shape.back() = (int)o.tensors.columns;
@@ -282,7 +286,9 @@ NB_MODULE(_cpu, m) {
     m.def("threads", &threads);
     m.def("product", &product, nb::arg("x"), nb::arg("weight"), nb::arg("scales").none() = nb::none(),
           nb::arg("biases").none() = nb::none(), nb::arg("offsets").none() = nb::none(),
-          nb::arg("group_size") = 0, nb::arg("bits") = 0, nb::arg("mode") = "affine");
+          nb::arg("group_size") = 0, nb::arg("bits") = 0, nb::arg("mode") = "affine", nb::arg("tiled") = false);
+    m.def("reads_tiles", [](int bits, const std::string& mode) { return kernels().reads_tiles(storage_of(mode), bits); },
+          nb::arg("bits"), nb::arg("mode"));
     m.def("expert_product", &expert_product, nb::arg("x"), nb::arg("experts"), nb::arg("weight"),
           nb::arg("scales").none() = nb::none(), nb::arg("biases").none() = nb::none(),
           nb::arg("offsets").none() = nb::none(), nb::arg("group_size") = 0, nb::arg("bits") = 0,

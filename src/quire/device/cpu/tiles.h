@@ -156,17 +156,19 @@ struct PartSums {
     }
 };
 
+// Columns [column, column + width), 16 at most, of one row of a product.
+inline void write_row(const Weight& w, const Rows& rows, __m512 sums, int64_t row, int64_t column, int64_t width) {
+    const int64_t place = rows.places ? rows.places[row] : row;
+    const __m512 offsets =
+        w.offsets ? _mm512_maskz_loadu_ps(lanes(width), w.offsets + column) : _mm512_setzero_ps();
+    _mm512_mask_storeu_ps(rows.out + place * rows.stride + column, lanes(width), _mm512_add_ps(sums, offsets));
+}
+
 // Rows of a product, [count <= 16] of them from `row` on, from their columns in `columns`.
 inline void write_rows(const Weight& w, const Rows& rows, __m512i* columns, int64_t row, int count,
                        int64_t column, int64_t width) {
     transpose(columns);
-    const __m512 offsets =
-        w.offsets ? _mm512_maskz_loadu_ps(lanes(width), w.offsets + column) : _mm512_setzero_ps();
-    for (int r = 0; r < count; r++) {
-        const int64_t place = rows.places ? rows.places[row + r] : row + r;
-        _mm512_mask_storeu_ps(rows.out + place * rows.stride + column, lanes(width),
-                              _mm512_add_ps((__m512)columns[r], offsets));
-    }
+    for (int r = 0; r < count; r++) write_row(w, rows, (__m512)columns[r], row + r, column, width);
 }
 
 inline const float* row_of(const Source& x, int64_t row) {

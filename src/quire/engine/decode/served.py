@@ -82,8 +82,8 @@ def _vectors(layer: StackLayer) -> list[mx.array]:
 
 def _check_matrix(weight: PackedWeight) -> None:
     packing = weight.packing
-    if weight.biases is None:
-        raise Unfit(f"codes in mode {packing.mode}")
+    if weight.biases is None or weight.tiled:
+        raise Unfit(f"codes in mode {packing.mode}{' in tiles' * weight.tiled}")
     if not _readable(weight):
         raise Unfit(f"codes of {packing.bits} bits in groups of {packing.group_size}")
 
