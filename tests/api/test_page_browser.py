@@ -20,7 +20,7 @@ from quire.serving.assembly import assemble
 from quire.serving.models import Loaded, Models, Told
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import Served, start
-from tests.media.files import tone, wav
+from tests.media.files import encoded_sound, tone
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import one_model, serving
 
@@ -90,6 +90,44 @@ def test_an_answer_is_shown_as_markdown_and_kept(page: Any, served: Served) -> N
     page.reload()
     page.wait_for_selector(".assistant strong")
     assert page.locator(".entries .entry").all_inner_texts() == ["Show me"]
+
+
+GROWS = """async (text) => {
+  const { Markdown } = await import("/page/markdown.js");
+  const [grown, whole] = [document.createElement("div"), document.createElement("div")];
+  document.querySelector(".messages").replaceChildren(grown, whole);
+  const growing = new Markdown(grown);
+  const kept = new Set();
+  for (let end = 1; end <= text.length; end += 3) {
+    growing.show(text.slice(0, end));
+    for (const node of grown.querySelectorAll("li, tr, .code-word")) kept.add(node);
+  }
+  growing.show(text);
+  new Markdown(whole).show(text);
+  const said = (root) => [root.innerText, ...Array.from(
+    root.querySelectorAll("code span:not(.code-lines)"), (node) => node.className + node.textContent)];
+  const drawn = grown.querySelectorAll("li, tr, .code-word").length;
+  return [said(grown), said(whole), grown.querySelector("pre").innerText, kept.size / drawn];
+}"""
+PROGRAM = """def f(x: str = "a\\
+b") -> int:
+    \"\"\"Says
+
+    why.\"\"\"
+    return g(x, 3.5)  # as it is
+
+"""
+
+
+def test_what_grows_is_what_is_drawn_at_once(page: Any, served: Served) -> None:
+    opened(page, served.url)
+    code = PROGRAM * 15  # more than a block of lines
+    table = "| a | b |\n|---|---|\n" + "| 1 | **2** |\n" * 5
+    text = f"```python\n{code}\n```\n\n" + "- one\n  1. two\n- [ ] three\n" * 5 + f"\n{table}"
+    grown, whole, shown, drawn = page.evaluate(GROWS, text)
+    assert grown == whole
+    assert shown.rstrip("\n") == code.rstrip("\n")
+    assert drawn < 20  # times that a part was drawn; anew with each piece it would be hundreds
 
 
 def test_nothing_that_a_model_writes_runs(page: Any, served: Served) -> None:
@@ -340,16 +378,16 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
         assert page.get_by_label("Model", exact=True).input_value() == "b"
         page.click("nav >> text=Live")
         page.wait_for_selector(".model:has-text('b'):has-text('gemma4')")
-        page.wait_for_selector("figcaption:has-text('b, layer group')")
+        page.wait_for_selector(".pools:has(h3:text-is('b')) figcaption")
         listed = page.request.get(url + "/v1/models").json()["data"]
         assert [each["state"] for each in listed] == ["unloaded", "loaded"]
         page.click("[aria-label='Load a']")
         page.wait_for_selector("[aria-label='Unload a']:focus")
-        page.wait_for_selector("figcaption:has-text('a, layer group')")
+        page.wait_for_selector(".pools:has(h3:text-is('a')) figcaption")
         assert page.get_by_text("3.0 GB").count() == 1  # free on the machine, not twice
         page.click("[aria-label='Unload b']")
         page.wait_for_selector("[aria-label='Load b']")
-        page.locator("figcaption:has-text('b, layer group')").wait_for(state="detached")
+        page.locator(".pools h3:text-is('b')").wait_for(state="detached")
         assert page.locator("figcaption").count() == 1
 
 
@@ -387,7 +425,11 @@ def test_files_are_pasted_dropped_and_sent_and_the_talk_is_exported(
         page.wait_for_selector(
             ".composer .error:has-text('film.mp4 is not sent: quire-demo takes no video')"
         )
-        beep = {"name": "beep.wav", "mimeType": "audio/wav", "buffer": wav(tone(0.1))}
+        beep = {
+            "name": "beep.wav",
+            "mimeType": "audio/wav",
+            "buffer": encoded_sound(tone(0.1), "wav", "pcm_s16le"),
+        }
         page.set_input_files("input[type=file]", beep)
         page.wait_for_selector(".thumb:has-text('beep.wav')")
         ask(page, "What are they?")

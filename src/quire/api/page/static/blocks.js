@@ -10,7 +10,8 @@ export class Blocks {
   constructor() {
     this.bar = h("div", { class: "budget", role: "img" });
     this.words = h("p", { class: "hint" });
-    this.pools = h("div", { class: "pools" });
+    this.pools = h("div");
+    this.groups = new Map(); // by model; "" where there is one alone
     this.pictures = new Map();
     this.empty = h("p", { class: "hint" });
     this.node = h("div", {}, this.bar, this.words, this.pools, this.empty);
@@ -26,13 +27,18 @@ export class Blocks {
       picture.node.remove();
       this.pictures.delete(name);
     }
+    for (const [owner, group] of this.groups) {
+      if (group.querySelector("figure")) continue;
+      group.remove();
+      this.groups.delete(owner);
+    }
     this.showEmpty([...pools.keys()], loaded);
     for (const [name, states] of pools) {
       live += states.live ?? 0;
       kept += states.kept ?? 0;
       if (!this.pictures.has(name)) {
         this.pictures.set(name, new Picture(name));
-        this.pools.append(this.pictures.get(name).node);
+        this.group(ownerOf(name)).append(this.pictures.get(name).node);
       }
       this.pictures.get(name).show(states.live ?? 0, states.kept ?? 0, sizes.get(name) ?? 1);
     }
@@ -48,6 +54,15 @@ export class Blocks {
     this.bar.setAttribute("aria-label", words);
     if (!budget) this.words.replaceChildren(nothing);
     else this.words.replaceChildren(h("span", { class: "key live" }), `${bytes(live)} held by streams `, h("span", { class: "key kept" }), `${bytes(kept)} kept for reuse `, h("span", { class: "key" }), `of ${bytes(budget)}`);
+  }
+
+  /** Where a model's pictures stand. */
+  group(owner) {
+    if (!this.groups.has(owner)) {
+      this.groups.set(owner, h("div", { class: "pools" }, owner && h("h3", {}, owner)));
+      this.pools.append(this.groups.get(owner));
+    }
+    return this.groups.get(owner);
   }
 
   /** Loaded models that have no pages yet. */
@@ -66,7 +81,8 @@ const ownerOf = (pool) => POOL.exec(pool)[1] ?? "";
 class Picture {
   constructor(name) {
     const [, model, group, format, filling] = POOL.exec(name);
-    const words = [`${model ? `${model}, l` : "L"}ayer group ${group}`, FORMATS[format] ?? format, filling && "pages being filled"];
+    this.model = model ? `${model}, ` : "";
+    const words = [`Layer group ${group}`, FORMATS[format] ?? format, filling && "pages being filled"];
     this.title = words.filter(Boolean).join(", ");
     this.canvas = h("canvas", { role: "img" });
     this.words = h("figcaption");
@@ -79,7 +95,7 @@ class Picture {
     const [held, spare] = [Math.round(live / size), Math.round(kept / size)];
     this.held = held;
     this.spare = spare;
-    const words = `${this.title}: ${count(held)} pages held, ${count(spare)} kept, ${bytes(size)} each`;
+    const words = `${this.model}${this.title}: ${count(held)} pages held, ${count(spare)} kept, ${bytes(size)} each`;
     this.words.replaceChildren(h("strong", {}, this.title), ` ${count(held)} held, ${count(spare)} kept, ${bytes(size)} each`);
     this.canvas.setAttribute("aria-label", words);
     this.move();

@@ -16,7 +16,9 @@ export function bytes(value) {
 export function seconds(value) {
   if (value === null) return "–";
   if (value < 1) return `${Math.max(1, Math.round(value * 1000))} ms`;
-  return value < 60 ? `${Number.isInteger(value) ? value : value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  if (value < 59.95) return `${Number.isInteger(value) ? value : value.toFixed(1)} s`;
+  const whole = Math.round(value);
+  return `${Math.floor(whole / 60)} min ${whole % 60} s`;
 }
 
 /** How far the loading of a model has come. */

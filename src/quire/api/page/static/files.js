@@ -61,11 +61,14 @@ export async function read(file, model) {
 /** As the API takes it. */
 export const part = ({ kind, url }) => ({ type: `${kind}_url`, [`${kind}_url`]: { url } });
 
-/** A file that was sent: a picture, or a player with the file's name. */
-export function player(file, index) {
+/** A file that was sent: a picture, or a player with the file's name; the name alone of what the browser cannot play. */
+export function player(file) {
   const { kind, url, name } = file;
-  const shown = KINDS[kind].player(url, name ?? `${KINDS[kind].noun} ${index + 1}`);
-  return kind === "image" ? shown : h("figure", { class: "media" }, shown, h("figcaption", {}, name));
+  const shown = KINDS[kind].player(url, name);
+  if (kind === "image") return shown;
+  const node = h("figure", { class: "media" }, shown, h("figcaption", {}, name));
+  shown.addEventListener("error", () => node.replaceChildren(thumb(file), h("figcaption", {}, "This browser cannot play it.")));
+  return node;
 }
 
 /** A file that is not sent yet. */

@@ -41,6 +41,7 @@ export class Live {
   }
 
   models(list) {
+    this.names = list.map(({ id }) => id);
     this.served.show(list);
   }
 
@@ -118,15 +119,18 @@ export class Live {
       this.streams.replaceChildren(h("p", { class: "hint" }, "Nothing runs. Ask something, and its stream shows here."));
       return;
     }
-    const head = ["#", "state", "prompt", "from cache", "written", "speed", "age"].map((name) => h("th", { scope: "col" }, name));
+    const several = new Set(this.names).size > 1;
+    const head = [["#", "number"], ["model", "of-model"], ["state"], ["prompt"], ["cached"], ["written"], ["speed"], ["age", "age"]]
+      .filter(([name]) => several || name !== "model").map(([name, kind]) => h("th", { scope: "col", class: kind }, name));
     this.streams.replaceChildren(h("table", { class: "streams" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows.map(([stream, speed]) => h("tr", {},
-      h("td", {}, stream.id),
+      h("td", { class: "number" }, stream.id),
+      several && h("td", { class: "of-model", title: stream.model }, stream.model),
       h("td", {}, h("span", { class: stream.first_token_s === null ? "dot reading" : "dot" }), stream.first_token_s === null ? "reading" : "writing"),
       h("td", {}, count(stream.prompt_tokens)),
       h("td", { title: stream.reuse || null }, stream.first_token_s === null ? "–" : share(stream.cached_tokens, stream.prompt_tokens)),
       h("td", {}, count(stream.generated_tokens)),
       h("td", { class: "speed" }, meter(stream.first_token_s === null ? 0 : speed / most), stream.first_token_s === null ? "–" : `${speed.toFixed(1)}/s`),
-      h("td", {}, seconds(stream.age_s)))))));
+      h("td", { class: "age" }, seconds(stream.age_s)))))));
   }
 
   showPrefix(samples) {
@@ -147,6 +151,10 @@ export class Live {
     if (memory.has("free")) memory.set("free", samples.least("quire_memory_bytes", "what", "free")); // each engine tells of the same machine
     const names = { arrays: "weights and cache", buffers: "kept buffers", process: "whole engine process", free: "free on the machine" };
     const most = Math.max(1, ...[...memory.values()]);
+    if (!memory.size) {
+      this.memory.replaceChildren(h("p", { class: "hint" }, samples.loaded() ? "No model is loaded." : "The key that was given sees no memory."));
+      return;
+    }
     this.memory.replaceChildren(h("ul", { class: "bars" }, Object.entries(names).filter(([what]) => memory.has(what)).map(([what, name]) => h("li", {},
       h("span", { class: "bar-name" }, name), meter(memory.get(what) / most), h("span", { class: "bar-value" }, bytes(memory.get(what)))))));
   }

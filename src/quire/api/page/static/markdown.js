@@ -1,7 +1,7 @@
 // Markdown as models write it, to nodes. Pictures are never loaded and HTML is shown as it is written.
 
-import { highlight } from "./code.js";
-import { h, iconButton } from "./dom.js";
+import { Highlighted } from "./code.js";
+import { $, h, iconButton } from "./dom.js";
 
 const DEEPEST = 12;
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
@@ -13,7 +13,7 @@ const AUTOLINK = /https?:\/\/[^\s<>"'`]+/y;
 const WORD = /[\p{L}\p{N}_]/u;
 const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], ["_", "em"]];
 
-/** Shows a growing text: blocks that are as before keep their nodes. */
+/** Shows a growing text: what is as before keeps its nodes. */
 export class Markdown {
   constructor(root) {
     this.root = root;
@@ -21,15 +21,42 @@ export class Markdown {
   }
 
   show(text) {
-    const wanted = blocks(text.split("\n"), 0);
-    let same = 0;
-    while (same < wanted.length && same < this.shown.length && wanted[same].raw === this.shown[same].raw) same += 1;
-    for (const old of this.shown.splice(same)) old.node.remove();
-    for (const block of wanted.slice(same)) {
-      const node = block.build();
-      this.root.append(node);
-      this.shown.push({ raw: block.raw, node });
-    }
+    update(this.root, this.shown, blocks(text.split("\n"), 0));
+  }
+}
+
+/** Shows blocks under a root where others are shown: the first that differs grows if it can, those behind it are new. */
+function update(root, shown, wanted) {
+  let same = 0;
+  while (same < wanted.length && same < shown.length && wanted[same].raw === shown[same].raw) same += 1;
+  const [old, now] = [shown[same], wanted[same]];
+  if (old?.view.grow && old.kind === now?.kind) {
+    old.view.grow(now);
+    old.raw = now.raw;
+    same += 1;
+  }
+  for (const { view } of shown.splice(same)) view.node.remove();
+  for (const block of wanted.slice(same)) {
+    const view = block.make(block);
+    root.append(view.node);
+    shown.push({ raw: block.raw, kind: block.kind, view });
+  }
+}
+
+/** What a block is that is built anew when it changes. */
+const fixed = (build) => ({ make: () => ({ node: build() }) });
+
+/** A list or a table: its parts are blocks. */
+class Parts {
+  constructor({ shell, parts }) {
+    this.node = shell();
+    this.place = $("tbody", this.node) ?? this.node;
+    this.shown = [];
+    this.grow({ parts });
+  }
+
+  grow({ parts }) {
+    update(this.place, this.shown, parts);
   }
 }
 
@@ -41,16 +68,16 @@ function blocks(lines, depth) {
       at += 1;
       continue;
     }
-    const [end, build] = block(lines, at, depth);
-    found.push({ raw: lines.slice(at, end).join("\n"), build });
+    const [end, what] = block(lines, at, depth);
+    found.push({ raw: lines.slice(at, end).join("\n"), ...what });
     at = end;
   }
   return found;
 }
 
-const built = (lines, depth) => blocks(lines, depth).map((each) => each.build());
+const built = (lines, depth) => blocks(lines, depth).map((each) => each.make(each).node);
 
-/** Where the block that begins at a line ends, and what builds it. */
+/** Where the block that begins at a line ends, and what it is: `make` gives its view, of a `kind` that grows also from an earlier state. */
 function block(lines, at, depth) {
   const line = lines[at];
   const fence = FENCE.exec(line);
@@ -58,15 +85,15 @@ function block(lines, at, depth) {
   const heading = HEADING.exec(line);
   if (heading) {
     const level = Math.min(6, heading[1].length + 2);
-    return [at + 1, () => h(`h${level}`, {}, inline(heading[2].replace(/ +#+ *$/, "")))];
+    return [at + 1, fixed(() => h(`h${level}`, {}, inline(heading[2].replace(/ +#+ *$/, ""))))];
   }
-  if (RULE.test(line)) return [at + 1, () => h("hr")];
+  if (RULE.test(line)) return [at + 1, fixed(() => h("hr"))];
   if (depth < DEEPEST) {
     if (QUOTE.test(line)) {
       let end = at;
       while (end < lines.length && QUOTE.test(lines[end])) end += 1;
       const inner = lines.slice(at, end).map((each) => each.replace(QUOTE, ""));
-      return [end, () => h("blockquote", {}, built(inner, depth + 1))];
+      return [end, fixed(() => h("blockquote", {}, built(inner, depth + 1)))];
     }
     if (ITEM.test(line)) return list(lines, at, depth);
   }
@@ -79,15 +106,26 @@ function fenced(lines, at, [, fence, language]) {
   const closes = (each) => each.trim().startsWith(fence) && !each.trim().slice(fence.length).replaceAll(fence[0], "");
   while (end < lines.length && !closes(lines[end])) end += 1;
   const text = lines.slice(at + 1, end).join("\n");
-  return [Math.min(end + 1, lines.length), () => codeBlock(text, language)];
+  return [Math.min(end + 1, lines.length), { kind: `code ${language}`, make: (each) => new Code(each.text, language), text }];
 }
 
-export function codeBlock(text, language) {
-  const copy = iconButton("copy", "Copy code", () => navigator.clipboard?.writeText(text));
-  const bar = h("div", { class: "code-bar" }, h("span", {}, language || "text"), copy);
-  const code = h("pre", { tabindex: "0" }, h("code", {}, highlight(text, language)));
-  return h("div", { class: "code" }, bar, code);
+class Code {
+  constructor(text, language) {
+    const copy = iconButton("copy", "Copy code", () => navigator.clipboard?.writeText(this.text));
+    const bar = h("div", { class: "code-bar" }, h("span", {}, language || "text"), copy);
+    const code = h("code");
+    this.node = h("div", { class: "code" }, bar, h("pre", { tabindex: "0" }, code));
+    this.highlighted = new Highlighted(code, language);
+    this.grow({ text });
+  }
+
+  grow({ text }) {
+    this.text = text;
+    this.highlighted.show(text);
+  }
 }
+
+export const codeBlock = (text, language) => new Code(text, language).node;
 
 function list(lines, at, depth) {
   const [, indent, mark] = ITEM.exec(lines[at]);
@@ -107,7 +145,9 @@ function list(lines, at, depth) {
     items.push(content);
   }
   const start = ordered ? parseInt(mark, 10) : 1;
-  return [end, () => h(ordered ? "ol" : "ul", start === 1 ? {} : { start }, items.map((each) => listItem(each, depth)))];
+  const parts = items.map((each) => ({ raw: each.join("\n"), ...fixed(() => listItem(each, depth)) }));
+  const shell = () => h(ordered ? "ol" : "ul", start === 1 ? {} : { start });
+  return [end, { kind: `list ${ordered} ${start}`, make: (each) => new Parts(each), shell, parts }];
 }
 
 /** Whether a line goes on with an item that is indented so far. */
@@ -138,15 +178,16 @@ function table(lines, at) {
   let end = at + 2;
   while (end < lines.length && lines[end].includes("|")) end += 1;
   const row = (tag) => (line) => h("tr", {}, cells(line).map((cell, index) => h(tag, { class: sides[index] || null }, inline(cell))));
-  const body = lines.slice(at + 2, end);
-  return [end, () => h("div", { class: "table", tabindex: "0" }, h("table", {}, h("thead", {}, row("th")(lines[at])), h("tbody", {}, body.map(row("td")))))];
+  const parts = lines.slice(at + 2, end).map((each) => ({ raw: each, ...fixed(() => row("td")(each)) }));
+  const shell = () => h("div", { class: "table", tabindex: "0" }, h("table", {}, h("thead", {}, row("th")(lines[at])), h("tbody")));
+  return [end, { kind: `table ${lines[at]} ${lines[at + 1]}`, make: (each) => new Parts(each), shell, parts }];
 }
 
 function paragraph(lines, at) {
   let end = at + 1;
   const ends = (line) => !line.trim() || FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line);
   while (end < lines.length && !ends(lines[end]) && !(lines[end].includes("|") && isRuler(lines[end + 1]))) end += 1;
-  return [end, () => h("p", {}, inline(lines.slice(at, end).map((each) => each.trimStart()).join("\n")))];
+  return [end, fixed(() => h("p", {}, inline(lines.slice(at, end).map((each) => each.trimStart()).join("\n"))))];
 }
 
 /** Nodes of a text within a block. */

@@ -187,6 +187,7 @@ function figures(stats) {
   const later = stats.tokens - (stats.first_tokens ?? 1);
   if (stats.write_s > 0 && later > 0) parts.push(`${(later / stats.write_s).toFixed(1)} tokens/s`);
   if (stats.first_s !== undefined) parts.push(`first after ${stats.first_s.toFixed(2)} s`);
+  parts.splice(0, parts.length, ...parts.map((each) => each.replaceAll(" ", "\u00a0")));
   parts.push(`${stats.cached} of ${stats.prompt} prompt tokens from the cache`);
-  return parts.join(" · ");
+  return parts.join("\u00a0· "); // a line never begins with a dot
 }

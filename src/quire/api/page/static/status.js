@@ -3,7 +3,7 @@
 import { enterKey, forgetKey, hasKey, models, onContact, onModels } from "./api.js";
 import { h } from "./dom.js";
 
-const [OFTEN_MS, SELDOM_MS] = [1000, 5000];
+const [OFTEN_MS, SELDOM_MS] = [500, 5000];
 const TROUBLE = { gone: "not reachable", key: "needs an API key" };
 
 export class Status {
