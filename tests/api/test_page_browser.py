@@ -104,8 +104,8 @@ GROWS = """async (text) => {
   }
   growing.show(text);
   new Markdown(whole).show(text);
-  const said = (root) => [root.innerText, ...Array.from(
-    root.querySelectorAll("code span:not(.code-lines)"), (node) => node.className + node.textContent)];
+  const spans = (root) => [...root.querySelectorAll("code span:not(.code-lines)")];
+  const said = (root) => [root.innerText, ...spans(root).map((each) => each.outerHTML)];
   const drawn = grown.querySelectorAll("li, tr, .code-word").length;
   return [said(grown), said(whole), grown.querySelector("pre").innerText, kept.size / drawn];
 }"""
