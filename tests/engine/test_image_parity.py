@@ -198,6 +198,9 @@ def watched(family: str, seed: int, rows: int, columns: int) -> MediaItem:
     kind = FAMILIES[family]["model_type"]
     if kind == "gemma4":
         return replace(image(seed, rows, columns), kind="video", bidirectional=family == WHOLE)
+    if kind in TILED:
+        tiles = rows * columns // 4
+        return replace(image(seed, rows, columns), kind="video", shape=(tiles,))
     moments, step = (2, 500_000) if kind in LONG_ITEMS else (1, 0)
     return film(seed, moments, rows, columns, step)
 
@@ -224,7 +227,7 @@ STILL = (
     "a linear table",
     LATENT,
     "every patch a row",
-    *(name for name in FAMILIES if name.startswith("tiles")),
+    *(name for name in FAMILIES if name.startswith("tiles") and name != "tiles by InternViT"),
 )
 """They watch no videos."""
 WATCHED = "three axes, windows in the encoder"
@@ -250,6 +253,37 @@ def test_videos(
     wanted = videos(family)
     names = [request.id for request in wanted]
     assert_same(SCENARIOS[scenario](loaded, config, wanted), alone(loaded, config, wanted), names)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", [KVFormat(), FORMATS[0]], ids=lambda format: format.name)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in STILL])
+def test_a_video_is_reused_and_another_of_its_shape_is_not(
+    opened: Callable[[str], Opened],
+    family: str,
+    format: KVFormat,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loaded, config = opened(family)
+    config = replace(config, kv_format=format, max_step_tokens=33)
+    first = videos(family)[0]
+    question = replace(first, id="question", prompt=(*first.prompt[:-9], *range(5, 14)))
+    second = first.media[1]
+    other = replace(second, item=watched(family, 9, 8, 12))
+    another = replace(first, id="another", media=(first.media[0], other))
+    asked = [first, question, another]
+    cold = alone(loaded, config, asked)
+    encoded = count_encodes(loaded, "video", monkeypatch)
+    company = Company(loaded, config)
+    for request in asked:
+        company.run([request])
+    assert len(encoded) == 3
+    assert_same(company.answers, cold, [each.id for each in asked])
+    whole = 1 if format == KVFormat() else config.page_tokens
+    for request, same in ((question, len(first.prompt) - 9), (another, second.start)):
+        reused = company.answers[request.id].ends[0].cached_tokens
+        # Over recurrent layers only where there is a snapshot.
+        assert reused <= same if family in RECURRENT else reused == same // whole * whole
 
 
 @pytest.mark.parametrize("format", DAILY_FORMATS, ids=lambda format: format.name)
@@ -315,22 +349,29 @@ def followers() -> dict[str, tuple[Request, range]]:
 
 
 @pytest.mark.parametrize(
-    ("family", "name", "chunk"),
+    ("family", "name", "chunk", "format"),
     families(
         followers(),
         (2048, 33),
-        daily=lambda family, name, chunk: (
-            (DAILY.get(family) == tuple(SCENARIOS) and name != "another question")
-            or (family in DAILY and "first" in name and chunk == 33)
+        (KVFormat(), FORMATS[0]),
+        daily=lambda family, name, chunk, format: (
+            format == KVFormat()
+            and (
+                (DAILY.get(family) == tuple(SCENARIOS) and name != "another question")
+                or (family in DAILY and "first" in name and chunk == 33)
+            )
         ),
     ),
 )
 def test_warm_equals_cold(
-    opened: Callable[[str], Opened], family: str, name: str, chunk: int
+    opened: Callable[[str], Opened], family: str, name: str, chunk: int, format: KVFormat
 ) -> None:
     loaded, config = opened(family)
-    config = replace(config, max_step_tokens=chunk)
+    config = replace(config, max_step_tokens=chunk, kv_format=format)
     request, reusable = followers()[name]
+    if format != KVFormat():  # coded blocks are shared whole
+        least = reusable.start // config.page_tokens * config.page_tokens
+        reusable = range(least, least + 1)
     if family in RECURRENT:  # only where there is a snapshot
         reusable = range(reusable.stop)
     wanted = as_read(family, replace(request, id="second"))

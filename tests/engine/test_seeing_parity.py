@@ -33,7 +33,7 @@ from tests.support.parity import (
     with_media,
 )
 from tests.support.registered import CONFIGS
-from tests.support.tiny_models import IMAGE
+from tests.support.tiny_models import IMAGE, VIDEO
 
 THERE = {config["model_type"] for config in FAMILIES.values()}
 """In `test_image_parity`."""
@@ -64,6 +64,15 @@ SHAPES: dict[str, tuple[Shape, Shape]] = {
     "qwen3_omni_moe_thinker": PATCHES,
 }
 """Of two pictures, as their encoders take them."""
+FILMS: dict[str, Shape] = {
+    "ernie4_5_moe_vl": (2, 8, 12, 500_000),
+    "internvl_chat": (9,),
+    "internvl_chat-norms": (9,),
+    "llava_onevision": (5,),
+    "qwen3_omni_moe": (2, 8, 12, 1_000_000),
+    "qwen3_omni_moe_thinker": (2, 8, 12, 1_000_000),
+}
+"""Of a video's item, of families that watch videos."""
 WHOLE = {"falcon_ocr", "falcon_perception", "moondream3"}
 """Families in which rows of a picture see each other."""
 PLAIN, PAGE = KVFormat(), KVFormat("page", 4, 4)
@@ -76,19 +85,32 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
     return opener(tmp_path_factory.mktemp("sees"), CONFIGS)
 
 
-def picture(loaded: LoadedModel, name: str, seed: int, *, small: bool = False) -> MediaItem:
+def item(loaded: LoadedModel, name: str, kind: str, shape: Shape, seed: int) -> MediaItem:
     """Random bytes, as many as the family's encoder takes, and the rows that it makes of them."""
-    encoder, shape = loaded.model.encoders["image"], SHAPES[name][small]
+    encoder = loaded.model.encoders[kind]
     rng = np.random.default_rng(seed)
     tone = rng.integers(0, 200)
     features = (tone + rng.integers(0, 56, encoder.feature_bytes(shape))).astype(np.uint8)
     rows = encoder.rows(shape)
-    return MediaItem.of("image", features.tobytes(), shape, rows, bidirectional=name in WHOLE)
+    return MediaItem.of(kind, features.tobytes(), shape, rows, bidirectional=name in WHOLE)
+
+
+def picture(loaded: LoadedModel, name: str, seed: int, *, small: bool = False) -> MediaItem:
+    """A picture of either of the family's shapes."""
+    return item(loaded, name, "image", SHAPES[name][small], seed)
+
+
+def film(loaded: LoadedModel, name: str, seed: int) -> MediaItem:
+    """A video, or a part of one."""
+    return item(loaded, name, "video", FILMS[name], seed)
+
+
+MARKS = {"image": IMAGE, "video": VIDEO}
 
 
 def showing(request: Request, *shown: tuple[int, MediaItem]) -> Request:
-    """The request with pictures among its tokens, each behind so many of text."""
-    return with_media(request, shown, lambda item: [IMAGE] * item.tokens)
+    """The request with media among its tokens, each behind so many of text."""
+    return with_media(request, shown, lambda item: [MARKS[item.kind]] * item.tokens)
 
 
 def requests(loaded: LoadedModel, name: str) -> list[Request]:
@@ -117,6 +139,7 @@ SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 
 def test_each_family_that_sees_has_shapes() -> None:
     assert set(NAMES) == SHAPES.keys()
+    assert {name for name in NAMES if "video" in build(CONFIGS[name]).encoders} == FILMS.keys()
 
 
 @pytest.mark.parametrize("name", DAILY)
@@ -179,25 +202,59 @@ def test_pictures_count(opened: Callable[[str], Opened], name: str) -> None:
     assert np.abs(first - second).max() / np.abs(second).max() > 20 * TOLERANCE
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("format", [PLAIN, PAGE], ids=lambda format: format.name)
+@pytest.mark.parametrize(
+    "scenario", ["batch of unequal lengths", "staggered arrivals", "in chunks of 33"]
+)
+@pytest.mark.parametrize("name", FILMS)
+def test_videos(
+    opened: Callable[[str], Opened], name: str, scenario: str, format: KVFormat
+) -> None:
+    loaded, config = opened(name)
+    texts = prompts((40, 60, 50, 45), 24)
+    first = film(loaded, name, 1)
+    wanted = [
+        showing(texts[0], (9, first), (9, film(loaded, name, 2))),
+        showing(texts[1], (4, picture(loaded, name, 3)), (9, film(loaded, name, 4))),
+        texts[2],
+        showing(texts[3], (9, first)),
+    ]
+    config = replace(config, kv_format=format, prefix_cache=False)
+    got = SCENARIOS[scenario](loaded, config, wanted)
+    assert_same(got, alone(loaded, config, wanted), [request.id for request in wanted])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", [PLAIN, PAGE], ids=lambda format: format.name)
 @pytest.mark.parametrize("chunk", [2048, 33])
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "image") for name in NAMES), *((name, "video") for name in FILMS)]
+)
 def test_reused(
-    opened: Callable[[str], Opened], name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+    opened: Callable[[str], Opened],
+    name: str,
+    kind: str,
+    chunk: int,
+    format: KVFormat,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One picture with two questions is read once; another of its shape is never taken for it."""
     loaded, config = opened(name)
-    config = replace(config, max_step_tokens=chunk)
-    texts = prompts((60, 60, 60), 20)
-    first, other = picture(loaded, name, 1), picture(loaded, name, 2)
-    second = replace(texts[0], id="second", prompt=texts[0].prompt[:30] + texts[1].prompt[30:])
+    config = replace(config, max_step_tokens=chunk, kv_format=format)
+    texts = prompts((160, 160), 20)
+    make = {"image": picture, "video": film}[kind]
+    first, other = make(loaded, name, 1), make(loaded, name, 2)
+    second = replace(texts[0], id="second", prompt=texts[0].prompt[:130] + texts[1].prompt[130:])
     third = replace(texts[0], id="third")
     asked = [showing(texts[0], (3, first)), showing(second, (3, first)), showing(third, (3, other))]
     cold = alone(loaded, config, asked)
-    encoded = count_encodes(loaded, "image", monkeypatch)
+    encoded = count_encodes(loaded, kind, monkeypatch)
     company = Company(loaded, config)
     for request in asked:
         company.run([request])
     assert len(encoded) == 2
     assert_same(company.answers, cold, ["r0", "second", "third"])
     reused = [company.answers[each.id].ends[0].cached_tokens for each in asked]
-    assert reused == [0, 3 + first.tokens + 27, 3]
+    whole = config.page_tokens if format is PAGE else 1  # coded blocks are shared whole
+    assert reused == [each // whole * whole for each in (0, 3 + first.tokens + 127, 3)]

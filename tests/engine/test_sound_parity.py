@@ -17,6 +17,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import Request
 from quire.models.loader import LoadedModel, open_model
+from tests.support.families import gemma3n_seeing_config
 from tests.support.parity import (
     SCENARIOS,
     Company,
@@ -57,6 +58,19 @@ def watched(seed: int, seen: MediaItem) -> MediaItem:
     return heard_film(seen, speech(seed, 150)) if seed % 2 else seen
 
 
+def square(seed: int, rows: int, columns: int) -> MediaItem:
+    """A picture for Gemma 3n, whose pictures all have as many rows."""
+    rng = np.random.default_rng(seed)
+    data = rng.integers(0, 256, (64 * rows * 64 * columns * 3,), dtype=np.uint8).tobytes()
+    return MediaItem.of("image", data, (64 * rows, 64 * columns), 16, bidirectional=False)
+
+
+def padded(seed: int, frames: int) -> MediaItem:
+    """A sound for Gemma 3n, whose sounds all have as many rows."""
+    heard = sound(frames, seed)
+    return MediaItem.of("audio", heard.features, heard.shape, 20, bidirectional=False)
+
+
 def holding(request: Request, items: Placing) -> Request:
     """The request with items among its tokens, each behind so many tokens of text."""
     return with_media(request, items, lambda item: [MARKS[item.kind]] * item.tokens)
@@ -87,8 +101,20 @@ FAMILIES = {
         # Moments between whole positions; every other one is heard, too.
         lambda seed, rows, columns: watched(seed, film(seed, 2, rows, columns, 530_000)),
     ),
+    # It watches no videos.
+    "Gemma 3n": Family(
+        gemma3n_seeing_config(),
+        padded,
+        lambda seed, rows, columns: square(seed, 2, 1),
+        lambda seed, rows, columns: square(seed, 1, 1),
+    ),
 }
 GEMMA = "Gemma 4"
+DAILY = (GEMMA, "Qwen3-Omni")
+"""The others are slow; one scenario with sounds of Gemma 3n is in `test_gemma3n`."""
+SOME_SLOW = [
+    pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in FAMILIES
+]
 
 
 def items(family: str) -> tuple[Placing, ...]:
@@ -135,7 +161,7 @@ def expected(opened: Opened) -> Expected:
     return find
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOME_SLOW)
 def test_sounds_change_the_answer(opened: Opened, family: str) -> None:
     """Else nothing here proves anything. All are of one length: none is taken for another."""
     (one,) = prompts((30,), 20)
@@ -153,7 +179,9 @@ def test_sounds_change_the_answer(opened: Opened, family: str) -> None:
     [
         pytest.param(
             *case,
-            marks=() if case[0] == GEMMA or case[1:] == (BATCH, KVFormat()) else pytest.mark.slow,
+            marks=()
+            if case[0] == GEMMA or (case[0] in DAILY and case[1:] == (BATCH, KVFormat()))
+            else pytest.mark.slow,
             id="-".join((*case[:2], case[2].name)),
         )
         for case in product(FAMILIES, SCENARIOS, (KVFormat(), PACKED))
@@ -206,10 +234,20 @@ def followers(family: str) -> dict[str, tuple[Request, int]]:
 
 
 @pytest.mark.parametrize("name", followers(GEMMA))
-@pytest.mark.parametrize("family", [GEMMA, pytest.param("Qwen3-Omni", marks=pytest.mark.slow)])
-def test_warm_equals_cold(opened: Opened, family: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "format"),
+    [
+        pytest.param(
+            *case,
+            marks=() if case == (GEMMA, KVFormat()) else pytest.mark.slow,
+            id="-".join((case[0], case[1].name)),
+        )
+        for case in product(FAMILIES, (KVFormat(), PACKED))
+    ],
+)
+def test_warm_equals_cold(opened: Opened, family: str, name: str, format: KVFormat) -> None:
     loaded, config = opened(family)
-    config = replace(config, max_step_tokens=33)
+    config = replace(config, max_step_tokens=33, kv_format=format)
     request, reused = followers(family)[name]
     wanted = replace(request, id="second")
     cold = alone(loaded, config, [wanted])
@@ -217,16 +255,19 @@ def test_warm_equals_cold(opened: Opened, family: str, name: str) -> None:
     company.run([long(family, 0, 1)])
     company.run([wanted])
     assert_same(company.answers, cold, ["second"])
-    assert company.answers["second"].ends[0].cached_tokens == reused
+    whole = 1 if format == KVFormat() else config.page_tokens  # coded blocks are shared whole
+    assert company.answers["second"].ends[0].cached_tokens == reused // whole * whole
 
 
+@pytest.mark.parametrize("family", SOME_SLOW)
 def test_a_sound_is_encoded_once_for_two_questions(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded, config = opened(GEMMA)
+    loaded, config = opened(family)
     asked = count_encodes(loaded, "audio", monkeypatch)
     company = Company(loaded, replace(config, max_step_tokens=9))
-    company.run([holding(text, ((7, sound(100)),)) for text in prompts((30, 31, 32), 5)])
+    heard = FAMILIES[family].hear(0, 100)
+    company.run([holding(text, ((7, heard),)) for text in prompts((30, 31, 32), 5)])
     assert asked == [(100, 16)]
 
 

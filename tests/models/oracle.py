@@ -107,18 +107,20 @@ def reference_features(reference: Any, image: MediaItem) -> mx.array:
 def reference_image_logits(
     reference: Any, tokens: list[int], images: Sequence[PlacedMedia]
 ) -> mx.array:
-    """Logits `[len(tokens), vocab]` of a sequence with media; all images have one shape."""
-    kinds = torch.zeros(1, len(tokens), dtype=torch.long)
-    for each in images:
-        kinds[0, each.start : each.end] = 1 + _KINDS.index(each.item.kind)
+    """Logits `[len(tokens), vocab]` of a sequence with media."""
     with torch.no_grad():
         logits = reference(
-            torch.tensor([tokens]),
-            mm_token_type_ids=kinds,
-            use_cache=False,
-            **_inputs([each.item for each in images]),
+            torch.tensor([tokens]), use_cache=False, **media_inputs(tokens, images)
         ).logits[0]
     return mx.array(logits.float().numpy())
+
+
+def media_inputs(tokens: list[int], media: Sequence[PlacedMedia]) -> dict[str, torch.Tensor]:
+    """Media as the processor gives them to the model, and which tokens stand for them."""
+    kinds = torch.zeros(1, len(tokens), dtype=torch.long)
+    for each in media:
+        kinds[0, each.start : each.end] = 1 + _KINDS.index(each.item.kind)
+    return {"mm_token_type_ids": kinds} | _inputs([each.item for each in media])
 
 
 def reference_audio_features(reference: Any, sounds: Sequence[MediaItem]) -> list[mx.array]:
@@ -157,12 +159,18 @@ def _spectrograms(sounds: Sequence[MediaItem]) -> dict[str, torch.Tensor]:
 
 
 def _pixels(images: list[MediaItem]) -> dict[str, torch.Tensor]:
-    """As the image processor gives them: colours from 0 to 1, and (x, y) of each patch."""
-    rows, columns = images[0].shape
-    pixels = [np.frombuffer(each.features, np.uint8).reshape(rows * columns, -1) for each in images]
-    index = torch.arange(rows * columns)
-    places = torch.stack([index % columns, index // columns], dim=-1)
-    return {
-        "pixel_values": torch.from_numpy(np.stack(pixels).astype(np.float32) / 255),
-        "image_position_ids": places.expand(len(images), -1, -1),
-    }
+    """As the image processor gives them: colours from 0 to 1, and (x, y) of each patch.
+
+    Padded to the most patches; padding has no place.
+    """
+    patches = [rows * columns for rows, columns in (each.shape for each in images)]
+    values = len(images[0].features) // patches[0]
+    pixels = torch.zeros(len(images), max(patches), values)
+    places = torch.full((len(images), max(patches), 2), -1)
+    for row, (each, count) in enumerate(zip(images, patches, strict=True)):
+        raw = np.frombuffer(each.features, np.uint8).reshape(count, values)
+        pixels[row, :count] = torch.from_numpy(raw.astype(np.float32) / 255)
+        index = torch.arange(count)
+        columns = each.shape[1]
+        places[row, :count] = torch.stack([index % columns, index // columns], dim=-1)
+    return {"pixel_values": pixels, "image_position_ids": places}

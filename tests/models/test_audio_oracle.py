@@ -1,4 +1,4 @@
-"""Gemma 4's audio encoder, and texts with sound in them, against Hugging Face transformers."""
+"""Gemma 4's audio encoder, and texts with sounds, pictures and videos, against transformers."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import mlx.core as mx
 import pytest
 
 from quire.core.media import MediaItem, PlacedMedia
-from quire.models.base import LanguageModel
-from quire.models.loader import open_model
+from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import encoded, picture, solo_logits
 from tests.support import tiny_models
+from tests.support.parity import answered
 from tests.support.tiny_models import AUDIO, IMAGE, VIDEO, gemma4_audio_config, sound
 
 pytestmark = pytest.mark.oracle
@@ -47,6 +47,10 @@ Piece = MediaItem | int
 PICTURE = picture(6, 4, 48, 6)
 FRAMES = [replace(picture(4, 4, 48, 4), kind="video"), replace(picture(4, 4, 48, 4), kind="video")]
 MARKS = {"image": IMAGE, "video": VIDEO, "audio": AUDIO}
+SHOWN = [
+    replace(picture(rows, columns, 48, rows * columns // 4), digest=bytes([rows, columns]))
+    for rows, columns in ((6, 8), (10, 4))
+]
 CASES: dict[str, list[Piece]] = {
     "one clip": [5, sound(40), 20],
     "several clips": [5, sound(40), 7, sound(9, 1), sound(130, 2), 20],
@@ -55,7 +59,14 @@ CASES: dict[str, list[Piece]] = {
     "after long text": [150, sound(40), 20],
     "in a second turn": [10, sound(40), 60, sound(24, 3), 20],
     "text alone": [40],
+    "a picture": [3, SHOWN[0], 20],
+    "two pictures of different sizes": [3, SHOWN[0], 2, SHOWN[1], 20],
+    "a picture between texts": [20, SHOWN[1], 20],
+    "a picture after long text": [150, SHOWN[0], 20],
+    "pictures of two turns": [9, SHOWN[0], 60, SHOWN[1], 20],
 }
+SLOW = [name for name in CASES if "picture" in name and name != "beside pictures"]
+ANSWER = 12
 
 
 def _difference(ours: mx.array, theirs: mx.array) -> float:
@@ -81,19 +92,19 @@ def test_tower_and_projector_match(name: str, tmp_path: Path) -> None:
         assert _difference(ours, expected) < 2e-4
 
 
-Opened = Callable[[str], tuple[LanguageModel, Any]]
+Opened = Callable[[str], tuple[LoadedModel, Any]]
 
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
-    known: dict[str, tuple[LanguageModel, Any]] = {}
+    known: dict[str, tuple[LoadedModel, Any]] = {}
 
-    def find(name: str) -> tuple[LanguageModel, Any]:
+    def find(name: str) -> tuple[LoadedModel, Any]:
         if name not in known:
             folder = tmp_path_factory.mktemp("ears")
             config = Gemma4Config(**gemma4_audio_config(TEXTS[name]))
             reference = oracle.save_random(config, folder)
-            known[name] = open_model(str(folder)).model, reference
+            known[name] = open_model(str(folder)), reference
         return known[name]
 
     return find
@@ -110,16 +121,31 @@ def _prompt(pieces: list[Piece]) -> tuple[list[int], list[PlacedMedia]]:
     return tokens, placed
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES]
+)
 @pytest.mark.parametrize("name", TEXTS)
 def test_logits_match(opened: Opened, name: str, case: str) -> None:
-    model, reference = opened(name)
+    loaded, reference = opened(name)
     tokens, placed = _prompt(CASES[case])
     theirs = (
         oracle.reference_image_logits(reference, tokens, placed)
         if placed
         else oracle.reference_logits(reference, tokens)
     )
-    ours = solo_logits(model, tokens, placed)
+    ours = solo_logits(loaded.model, tokens, placed)
     assert _difference(ours, theirs) < (5e-4 if "picture" in case or "video" in case else 1e-4)
     assert mx.array_equal(mx.argmax(ours, axis=-1), mx.argmax(theirs, axis=-1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", TEXTS)
+def test_greedy_tokens_match(opened: Opened, name: str, case: str) -> None:
+    """Seven tokens a step: what is not seen whole is cut."""
+    loaded, reference = opened(name)
+    tokens, placed = _prompt(CASES[case])
+    given = oracle.media_inputs(tokens, placed) if placed else {}
+    greedy = oracle.reference_greedy(reference, tokens, ANSWER, **given)
+    assert answered(loaded, tokens, placed, ANSWER).tokens == greedy
+    assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ from quire.models.base import LanguageModel
 from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
 from tests.models.solo import encoded, solo_logits
+from tests.models.test_seeing import assert_near, packed
 from tests.support.families import gemma3n_config
-from tests.support.parity import SCENARIOS, alone, assert_same, prompts
+from tests.support.parity import SCENARIOS, TOLERANCE, alone, answered, assert_same, prompts
+from tests.support.seeing import Prompt
 from tests.support.tiny_models import random_weights
 
 Weights = dict[str, mx.array]
-ROWS, END = 20, 248
+ROWS, AUDIO, END, ANSWER = 20, 249, 248, 8
 
 
 def sound(seed: int, frames: int) -> MediaItem:
@@ -78,9 +81,88 @@ def test_rows_and_tokens_match(tmp_path: Path) -> None:
     assert np.abs(found[[0, 2]] - own).max() < 1e-4
 
 
-def prompt(item: MediaItem) -> tuple[list[int], list[PlacedMedia]]:
-    text = [(7 * i * i + 3 * i) % 190 for i in range(30)]
-    return [*text[:9], *[249] * ROWS, END, *text[9:]], [PlacedMedia(9, item)]
+def prompt(item: MediaItem) -> Prompt:
+    return spelled(9, item, 21)
+
+
+def spelled(*parts: int | MediaItem) -> Prompt:
+    """Tokens and sounds of so many tokens of text, a sound, and so on."""
+    tokens: list[int] = []
+    media: list[PlacedMedia] = []
+    for part in parts:
+        at = len(tokens)
+        if isinstance(part, int):
+            tokens += [(7 * i * i + 3 * i) % 190 for i in range(at, at + part)]
+        else:
+            media.append(PlacedMedia(at, part))
+            tokens += [*[AUDIO] * ROWS, END]
+    return tokens, media
+
+
+CASES: dict[str, Prompt] = {
+    "a sound": spelled(sound(1, 50), 5),
+    "two of different lengths": spelled(3, sound(2, 64), sound(3, 100), 8),
+    "between texts": spelled(20, sound(4, 37), 20),
+    "after long text": spelled(150, sound(5, 100), 4),
+    "in a second turn": spelled(9, sound(6, 64), 30, sound(7, 64), 7),
+    "text alone": spelled(40),
+}
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, LoadedModel]:
+    """transformers' model, without the encoder that needs timm."""
+    torch = pytest.importorskip("torch", reason="the oracle needs torch")
+    theirs = pytest.importorskip("transformers.models.gemma3n.modeling_gemma3n")
+    transformers = pytest.importorskip("transformers")
+    from tests.models.oracle import draw_anew
+
+    config = transformers.AutoConfig.for_model(**deepcopy(gemma3n_config()))
+    make = theirs.AutoModel.from_config
+
+    def blind(part: Any, **options: Any) -> Any:
+        seeing = part.model_type == "gemma3n_vision"
+        return torch.nn.Identity() if seeing else make(part, **options)
+
+    torch.manual_seed(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(theirs.AutoModel, "from_config", blind)
+        reference = theirs.Gemma3nForConditionalGeneration(config)
+    draw_anew(reference)
+    state = {name: mx.array(w.numpy()) for name, w in reference.state_dict().items()}
+    heard = {name: array for name, array in state.items() if "vision" not in name}
+    folder = Path(tmp_path_factory.mktemp("ears")) / "model"
+    return reference.float().eval(), opened(folder, heard)
+
+
+@pytest.mark.slow
+@pytest.mark.oracle
+@pytest.mark.parametrize("case", CASES)
+def test_logits_and_tokens_match(both: tuple[Any, LoadedModel], case: str) -> None:
+    import torch
+
+    from tests.models import oracle
+
+    reference, loaded = both
+    tokens, media = CASES[case]
+    given: dict[str, Any] = {}
+    if media:
+        longest = max(each.item.shape[0] for each in media)
+        features = torch.zeros(len(media), longest, 16)
+        mask = torch.zeros(len(media), longest, dtype=torch.bool)
+        for row, each in enumerate(media):
+            values = np.frombuffer(each.item.features, np.float32).reshape(each.item.shape)
+            features[row, : len(values)] = torch.from_numpy(values.copy())
+            mask[row, : len(values)] = True
+        given = {"input_features": features, "input_features_mask": mask}
+    with torch.no_grad():
+        logits = reference(torch.tensor([tokens]), **given).logits[0].numpy()
+        greedy = oracle.reference_greedy(reference, tokens, ANSWER, **given)
+    found = np.array(solo_logits(loaded.model, tokens, media))
+    assert np.abs(found - logits).max() < (5 if media else 1) * TOLERANCE * np.abs(logits).max()
+    # Seven tokens a step: sounds are cut.
+    assert answered(loaded, tokens, media, ANSWER).tokens == greedy
+    assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"
 
 
 def converted(weights: Weights) -> Weights:
@@ -106,6 +188,14 @@ def converted(weights: Weights) -> Weights:
                 name = name.replace(ours, other)
         ready[name if "audio" in name else f"language_model.{name}"] = array
     return ready
+
+
+@pytest.mark.slow
+def test_packed_decoders_beside_plain_encoders(tmp_path: Path) -> None:
+    codes, plain = packed(converted(random_weights(gemma3n_config())), "language_model.")
+    tokens, media = prompt(sound(1, 50))
+    ours = solo_logits(opened(tmp_path / "packed", codes).model, tokens, media)
+    assert_near(ours, solo_logits(opened(tmp_path / "plain", plain).model, tokens, media))
 
 
 def test_names_of_conversions_are_read(tmp_path: Path) -> None:
@@ -141,14 +231,7 @@ def test_shapes_and_settings_that_are_not_taken_are_named() -> None:
             build(config | {"audio_config": config["audio_config"] | changes})
 
 
-@pytest.mark.parametrize(
-    "scenario",
-    [
-        pytest.param(name, marks=() if name == "in chunks of 33" else pytest.mark.slow)
-        for name in SCENARIOS
-    ],
-)
-def test_sounds_are_heard_as_if_alone(tmp_path: Path, scenario: str) -> None:
+def test_sounds_are_heard_as_if_alone(tmp_path: Path) -> None:
     loaded = opened(tmp_path / "model", random_weights(gemma3n_config()))
     config = EngineConfig("", kv_memory=64 << 20, prefix_cache=False, kv_skip_layers=())
     plain = prompts((20, 30, 40), 6)
@@ -158,5 +241,5 @@ def test_sounds_are_heard_as_if_alone(tmp_path: Path, scenario: str) -> None:
         for tokens, media in [prompt(sound(number, 40 + 60 * number))]
     ]
     wanted[1] = plain[1]  # text beside
-    got = SCENARIOS[scenario](loaded, config, wanted)
+    got = SCENARIOS["in chunks of 33"](loaded, config, wanted)
     assert_same(got, alone(loaded, config, wanted), [request.id for request in wanted])

@@ -99,6 +99,20 @@ def test_names_of_all_kinds_of_checkpoint_are_read(name: str, tmp_path: Path) ->
     assert mx.array_equal(logits[0], logits[2])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
+def test_conversions_over_recurrent_layers_are_read(name: str, tmp_path: Path) -> None:
+    """As mlx-vlm names them, plain and packed; `test_seeing_oracle` opens published ones."""
+    config = CONFIGS[name]
+    weights = random_weights(config)
+    converted = theirs(name, weights, conversion=True)
+    kinds = [weights, converted, *packed(converted, "language_model.")]
+    models = [opened(tmp_path / str(number), config, kind) for number, kind in enumerate(kinds)]
+    logits = [solo_logits(model, TOKENS, MEDIA) for model in models]
+    assert mx.array_equal(logits[0], logits[1])
+    assert_near(logits[2], logits[3])
+
+
 def omni(weights: Weights, *, conversion: bool) -> Weights:
     """Qwen3-Omni's tensors, beside parts that speak."""
     parts = {".mlp.up_proj.": ".mlp.linear_fc1.", ".mlp.down_proj.": ".mlp.linear_fc2."}
@@ -327,7 +341,16 @@ def assert_near(ours: mx.array, wanted: mx.array) -> None:
     assert mx.max(mx.abs(ours - wanted)).item() < 1e-3 * mx.max(mx.abs(wanted)).item()
 
 
-@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl", "qwen3_5"])
+PACKED_DAILY = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in PACKED_DAILY else pytest.mark.slow)
+        for name in CONFIGS
+    ],
+)
 def test_packed_decoders_beside_plain_encoders(name: str, tmp_path: Path) -> None:
     codes, plain = packed(random_weights(CONFIGS[name]), "model.")
     ours = solo_logits(opened(tmp_path / "packed", CONFIGS[name], codes), TOKENS, MEDIA)

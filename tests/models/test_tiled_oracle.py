@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,17 @@ from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import SoloStep, encoded, marked_rows, solo_logits
 from tests.support.parity import TOLERANCE, answered
 from tests.support.seeing import prompt
-from tests.support.tiled import CONFIGS, IN_GRIDS, OTHER_DECODERS, SIZES, TILE, cases, film, in_grid
+from tests.support.tiled import (
+    CONFIGS,
+    IN_GRIDS,
+    OTHER_DECODERS,
+    SIZES,
+    TILE,
+    cases,
+    film,
+    in_grid,
+    tiles,
+)
 
 pytestmark = pytest.mark.oracle
 torch = pytest.importorskip("torch", reason="the oracle needs torch")
@@ -112,16 +123,42 @@ def test_rows_match(opened: Callable[[str], Both], name: str) -> None:
         assert differ(ours, rows_of(reference, loaded, [item])) < 2e-4
 
 
-def test_videos_match(opened: Callable[[str], Both]) -> None:
-    reference, loaded = opened("llava_onevision")
-    tokens, media = prompt(4, film(1, 3), 9, in_grid("llava_onevision", 3), 5)
+def watched(name: str) -> tuple[list[int], list[PlacedMedia]]:
+    """A video: all frames are one item; of InternVL, each is an item in a picture's place."""
+    if name == "llava_onevision":
+        return prompt(4, film(1, 3), 9, in_grid(name, 3), 5)
+    tokens, media = prompt(4, *(tiles(seed, 1, whole=False) for seed in range(3)), 9)
+    frames = [replace(each.item, kind="video") for each in media]
+    return tokens, [replace(each, item=item) for each, item in zip(media, frames, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llava_onevision",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("internvl", "internvl-norms")),
+    ],
+)
+def test_videos_match(opened: Callable[[str], Both], name: str) -> None:
+    reference, loaded = opened(name)
+    tokens, media = watched(name)
+    videos = [each.item for each in media if each.item.kind == "video"]
     given = inputs(loaded, tokens, media)
+    if name != "llava_onevision":
+        given = {"pixel_values": given["pixel_values_videos"].flatten(0, 1)}
     with torch.no_grad():
-        rows = reference.model.get_video_features(given["pixel_values_videos"]).pooler_output[0]
         logits = reference(torch.tensor([tokens]), **given).logits[0]
-    (ours,) = encoded(loaded.model.encoders["video"], media[0].item)
-    assert differ(ours, rows) < 2e-4
+        if name == "llava_onevision":
+            found = reference.model.get_video_features(given["pixel_values_videos"])
+        else:
+            found = reference.model.get_image_features(**given)
+    rows = list(found.pooler_output)
+    for item, theirs in zip(videos, rows, strict=True):
+        (ours,) = encoded(loaded.model.encoders["video"], item)
+        assert differ(ours, theirs.reshape(len(ours), -1)) < 2e-4
     assert differ(solo_logits(loaded.model, tokens, media), logits) < 5 * TOLERANCE
+    greedy = oracle.reference_greedy(reference, tokens, ANSWER, **given)
+    assert answered(loaded, tokens, media, ANSWER).tokens == greedy
 
 
 def every_case() -> list[Any]:
