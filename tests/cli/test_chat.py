@@ -237,9 +237,10 @@ def test_pictures_models_figures_and_saving(
     tmp_path: Path,
 ) -> None:
     served = serve("Hello there.")
-    saved = tmp_path / "said.json"
+    saved, sound = tmp_path / "said.json", tmp_path / "sound.mp3"
+    sound.write_bytes(b"ID3")
     lines = ["/stats", "/model", "/model quire-demo", "/model other", "first", "/stats"]
-    lines += [f"/save {saved}", f"/image {tmp_path / 'none.png'}", "/?"]
+    lines += [f"/save {saved}", f"/image {tmp_path / 'none.png'}", f"/file {sound}", "/?"]
     assert chat(monkeypatch, served, lines, "--system", "Be brief.") == 0
     notes = capsys.readouterr().err
     assert "there is no answer yet" in notes
@@ -248,7 +249,8 @@ def test_pictures_models_figures_and_saving(
     assert re.search(r"prompt \d+ tokens, 0 of them cached; .* answer \d+ tokens", notes)
     assert "none.png: No such file or directory" in notes
     assert "Errno" not in notes
-    assert "/image FILE" in notes
+    assert "/file: quire-demo takes no audio, only text" in notes
+    assert "/file FILE" in notes
     messages = json.loads(saved.read_text())["messages"]
     assert [each["role"] for each in messages] == ["system", "user", "assistant"]
     assert messages[2]["content"] == "Hello there."
@@ -286,7 +288,7 @@ def test_ctrl_c_at_the_prompt_leaves(
 
 
 def test_a_terminal_shows_markdown(serve: Serve) -> None:
-    served = serve("Some **bold** words.")
+    served = serve(lambda _: Script(served.ids("Some **bold** words."), delay_s=0.05, group=100))
     out = io.StringIO()
     with httpx.Client() as client:
         console = Console(file=out, force_terminal=True, width=80)
@@ -297,6 +299,7 @@ def test_a_terminal_shows_markdown(serve: Serve) -> None:
     assert "\x1b[1mbold" in out.getvalue()
     assert talk.usage is not None
     assert talk.usage.generated > 1
+    assert talk.usage.first_s >= 0.05
 
 
 def test_an_answer_that_waits_says_how_far_its_model_is(tokenizer: Tokenizer) -> None:

@@ -29,7 +29,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (("serve", "--dtype", "int3"), "invalid choice: 'int3'"),
         (("serve", "--kv-bit", "4"), "unknown option --kv-bit, did you mean --kv-bits?"),
         (("srve",), "no command is called 'srve', did you mean serve?"),
-        (("--", "serve"), "required: command"),
+        (("--", "serve"), "required: COMMAND"),
     ],
 )
 def test_a_wrong_argument_takes_one_line(

@@ -16,7 +16,8 @@ from quire.cli.conversation import Chat, ChatError, Message
 from quire.cli.settings import said
 from quire.core.errors import QuireError
 
-HELP = """/image FILE      send a picture along with the next message; may be given again
+HELP = """/file FILE       send a picture, sound or video along with the next message; may
+                 be given again; /image is the same
 /model [NAME]    go on with another model of the server, or list them
 /system [TEXT]   set the system message, or remove it; begins anew
 /reset           forget the conversation
@@ -28,7 +29,18 @@ Ctrl-C stops an answer; one more leaves. What is pasted is one message, however
 many lines it has. Begin a message with a space to send one that starts with a
 slash."""
 
-_COMMANDS = ("/image", "/model", "/system", "/reset", "/stats", "/save", "/exit", "/?", "/help")
+_COMMANDS = (
+    "/file",
+    "/image",
+    "/model",
+    "/system",
+    "/reset",
+    "/stats",
+    "/save",
+    "/exit",
+    "/?",
+    "/help",
+)
 
 
 def history_file() -> Path:
@@ -55,6 +67,18 @@ def typed_lines() -> Callable[[str], str]:
     return session.prompt
 
 
+_ENDINGS = {
+    "audio": (".wav", ".mp3", ".flac", ".ogg", ".oga", ".opus", ".aac", ".m4a"),
+    "video": (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi"),
+}
+
+
+def _kind(file: Path) -> str:
+    """As /v1/models names it; what is neither sound nor video is taken for a picture."""
+    ending = file.suffix.lower()
+    return next((kind for kind, endings in _ENDINGS.items() if ending in endings), "image")
+
+
 class Terminal:
     """Reads lines from a terminal or a pipe and acts on them."""
 
@@ -64,7 +88,7 @@ class Terminal:
         self._interactive = sys.stdin.isatty()
         self._input = typed_lines() if self._interactive else input
         self._failed = False
-        self._images: list[Message] = []
+        self._files: list[Message] = []
         """Parts that go along with the next message."""
 
     def talk(self) -> int:
@@ -85,8 +109,8 @@ class Terminal:
 
     def _turn(self, text: str) -> None:
         known = len(self._chat.messages)
-        images, self._images = self._images, []
-        content = [*images, {"type": "text", "text": text}] if images else text
+        files, self._files = self._files, []
+        content = [*files, {"type": "text", "text": text}] if files else text
         self._chat.messages.append({"role": "user", "content": content})
         try:
             answer = self._chat.answer()
@@ -110,30 +134,41 @@ class Terminal:
             return False
         if name == "/reset":
             self._chat.messages.clear()
+            self._note("a new conversation")
         elif name == "/system":
             self._chat.system = rest.strip()
             self._chat.messages.clear()
+            how = "with this" if self._chat.system else "without a"
+            self._note(f"a new conversation, {how} system message")
         elif name in ("/help", "/?"):
             self._note(HELP)
         elif name == "/stats":
             self._note(str(self._chat.usage or "no figures: there is no answer yet"))
-        elif name in ("/image", "/save", "/model"):
-            acts = {"/image": self._add_image, "/save": self._save, "/model": self._choose}
+        elif name in ("/file", "/image", "/save", "/model"):
+            acts = {"/save": self._save, "/model": self._choose}
             try:
-                acts[name](rest.strip())
+                acts.get(name, self._add_file)(rest.strip())
             except (OSError, QuireError) as error:
                 self._note(f"{name}: {said(error)}", "red")
         else:
             self._note(f"unknown command {name}; these are known:\n{HELP}", "red")
         return True
 
-    def _add_image(self, path: str) -> None:
-        """Reads a picture for the next message."""
+    def _add_file(self, path: str) -> None:
+        """Reads a file for the next message.
+
+        Raises:
+            ChatError: it is of a kind that the model does not take.
+        """
         file = Path(path).expanduser()
-        kind = mimetypes.guess_type(file.name)[0] or "image/png"
-        data = base64.b64encode(file.read_bytes()).decode()
-        url = f"data:{kind};base64,{data}"
-        self._images.append({"type": "image_url", "image_url": {"url": url}})
+        kind, data = _kind(file), base64.b64encode(file.read_bytes()).decode()
+        model = self._chat.settings["model"]
+        taken = self._chat.server.model(model).get("modalities")
+        if taken is not None and kind not in taken:
+            raise ChatError(f"{model} takes no {kind}, only {', '.join(taken)}")
+        mime = mimetypes.guess_type(file.name)[0] or f"{kind}/{file.suffix[1:] or 'png'}"
+        part = f"{kind}_url"
+        self._files.append({"type": part, part: {"url": f"data:{mime};base64,{data}"}})
         self._note(f"{file.name} goes along with the next message")
 
     def _save(self, path: str) -> None:
@@ -148,6 +183,7 @@ class Terminal:
         names = self._chat.models()
         if name in names:
             self._chat.settings["model"] = name
+            self._note(f"{name} answers from here on")
             return
         if name:
             raise ChatError(f"no model is called {name!r}; there are {', '.join(names)}")

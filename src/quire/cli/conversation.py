@@ -172,11 +172,12 @@ class Chat:
         body = {"stream_options": {"include_usage": True}, **self.settings}
         body |= {"messages": system + self.messages, "stream": True}
         url = f"{self.server.base}/v1/chat/completions"
+        started = time.perf_counter()
         try:
             with self._client.stream("POST", url, json=body) as got:
                 if got.status_code != 200:
                     raise ChatError(f"HTTP {got.status_code}: {error_message(got.read())}")
-                yield from self._read_events(got.iter_lines())
+                yield from self._read_events(got.iter_lines(), started)
         except httpx.ConnectError as error:
             raise ChatError(unreachable(self.server.base, error)) from error
         except httpx.HTTPError as error:
@@ -208,13 +209,16 @@ class Chat:
             text, style=style, end="", markup=False, highlight=False, soft_wrap=True
         )
 
-    def _read_events(self, lines: Iterator[str]) -> Iterator[Message]:
+    def _read_events(self, lines: Iterator[str], started: float) -> Iterator[Message]:
         """The deltas of a stream of chat completion chunks; takes down the usage.
+
+        Args:
+            started: when it was asked for.
 
         Raises:
             ChatError: the stream carries an error, or ends early.
         """
-        started, first_s = time.perf_counter(), 0.0
+        first_s = 0.0
         for line in lines:
             if not line.startswith("data:"):
                 continue

@@ -20,6 +20,14 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
+class _Commands(_Help):
+    """Counts the indentation of commands too, else the longest has its summary on the next line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        self._action_max_length = 14
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line, with the nearest known flag or command.
 
@@ -43,9 +51,16 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser(commands: Mapping[str, type[Command]]) -> tuple[Parser, Mapping[str, Parser]]:
     """The whole command line, and the commands' parsers by name."""
-    parser = Parser(prog="quire", description="Serves language models, and talks to servers.")
+    parser = Parser(
+        prog="quire",
+        description="Serves language models, and talks to servers.",
+        formatter_class=_Commands,
+        epilog="To begin: quire serve, then http://127.0.0.1:8000 in a browser, or quire chat.",
+    )
     parser.add_argument("--version", action="version", version=f"quire {__version__}")
-    subparsers = parser.add_subparsers(dest="command", required=True)
+    subparsers = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True
+    )
     for name, command in commands.items():
         described = textwrap.fill(inspect.getdoc(command) or "", shutil.get_terminal_size()[0] - 2)
         own = subparsers.add_parser(

@@ -103,6 +103,13 @@ AGENTS: dict[str, Callable[[Place], Start]] = {
 }
 
 
+_PACKAGES = {
+    "claude": "@anthropic-ai/claude-code",
+    "codex": "@openai/codex",
+    "opencode": "opencode-ai",
+}
+
+
 class LaunchCommand(ClientOptions, Command):
     """Starts an agent so that it talks to a running server. What follows -- goes to the agent."""
 
@@ -123,7 +130,10 @@ class LaunchCommand(ClientOptions, Command):
         """
         program = shutil.which(self.agent)
         if program is None:
-            raise QuireError(f"{self.agent} is not installed: no such program in PATH")
+            raise QuireError(
+                f"{self.agent} is not installed: no such program in PATH; "
+                f"npm install -g {_PACKAGES[self.agent]} installs it"
+            )
         server, key = Server(self.url, self.key), self.key
         model = server.model(self.served_model)
         if model.get("state") == "unloaded":
