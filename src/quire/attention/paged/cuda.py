@@ -15,8 +15,9 @@ LANES = 128  # threads of a thread block
 _QUERIES = 16  # query vectors of a product on tensor cores
 _KEYS = 64  # keys that a thread block takes at a time
 _MOST_SPLITS = 64
-_BLOCKS = 1056
-"""Thread blocks that fill the card for vectors of 128, eight a multiprocessor; fewer for longer."""
+_BLOCKS, _BLOCKS_OF_LONG = 1056, 264
+"""Thread blocks that fill the card, eight a multiprocessor; two where vectors are longer than 128,
+whose keys and values need more shared memory."""
 
 VALUE_DIMS = (64, 128, 256, 512)
 TYPES = {mx.bfloat16: "__nv_bfloat16", mx.float16: "__half"}
@@ -64,8 +65,8 @@ class Shape:
         those with nothing to do return at once.
         """
         blocks = tiles * self.kv_heads * (self.group // self.part)
-        wanted = _BLOCKS * 128 // max(128, self.value_dim) // blocks
-        return min(_MOST_SPLITS, 1 << max(0, wanted - 1).bit_length())
+        wanted = (_BLOCKS if self.value_dim <= 128 else _BLOCKS_OF_LONG) // blocks
+        return min(_MOST_SPLITS, 1 << max(1, wanted).bit_length() - 1)
 
     def defines(self, tiles: int, *, split: bool) -> dict[str, int]:
         """The constants of the kernel's source."""

@@ -21,8 +21,6 @@ HEAD_THREADS = 128
 ROUTE_THREADS = 1024
 EXPERT_THREADS = 256
 SEAL_THREADS = 256
-_CACHED = 2
-"""Runs of 32 keys that a warp has fetched to the second-level cache, beyond those in its memory."""
 _HALF = "#include <cuda_fp16.h>\n"
 
 # A kernel may be launched while the one before still runs (programmatic dependent launch): what it
@@ -314,8 +312,7 @@ def attend(shape: paged.Shape) -> str:
     """q, keys, values, tiles, table, numbers, partial, stats, result."""
     parameters = ["const T* q", "const T* keys", "const T* values", "const int* tiles"]
     parameters += ["const int* table", "const float* numbers", "float* partial", "float* stats"]
-    more = {"READY": "wait_for_others()", "CACHED": _CACHED}
-    defines: Mapping[str, object] = {**shape.defines(1, split=True), **more}
+    defines: Mapping[str, object] = {**shape.defines(1, split=True), "READY": "wait_for_others()"}
     head = "".join(map(paged.source, ("tensor", "warps", "units")))
     return source_text(
         [*parameters, "T* result"], paged.source("single"), paged.LANES, defines, head

@@ -1,8 +1,6 @@
   // One row of a sequence over plain blocks, where `attend` takes several: its structure is that of
   // `packed`, its operands come from shared memory as they are (`ldmatrix`).
   //
-  // Beyond the units that it fetches to shared memory a warp has the second-level cache fetch CACHED.
-  //
   // What a warp reads first it fetches before the kernel that this one waits for is done (READY), as
   // keys are there already but for those that the step writes: `fresh`, in a tile's last place, is the
   // first of them. Where one thread block sees all keys of a row, the
@@ -54,12 +52,6 @@
     }
   };
   const auto block_of = [&](int pass) { return blocks[pass * UNIT / BLOCK]; };
-  // One warp for all that share a stream.
-  const auto fetch_unit_to_cache = [&](int block, int pass) {
-    if (share || lane) return;
-    fetch_to_cache(keys + vector0(block, pass) * K_DIM, UNIT * K_DIM * sizeof(T));
-    fetch_to_cache(values + vector0(block, pass) * V_DIM, UNIT * V_DIM * sizeof(T));
-  };
   int following = 0;  // the block of the unit after this one
   if (begin + stream < end) {
     const int pass = begin + stream, block = block_of(pass);
@@ -68,10 +60,6 @@
     end_turn();
     fetch_values(block, pass);
     end_turn();
-    #pragma unroll
-    for (int n = 1; n <= CACHED; n++)
-      if (pass + n * STREAMS < end)
-        fetch_unit_to_cache(n == 1 ? following : block_of(pass + n * STREAMS), pass + n * STREAMS);
   }
 #ifdef READY
   READY;
@@ -219,9 +207,6 @@
     __syncwarp();
     if (pass + STREAMS < end) fetch_values(next, pass + STREAMS);
     end_turn();
-    if (CACHED && pass + (CACHED + 1) * STREAMS < end)
-      fetch_unit_to_cache(CACHED == 1 ? following : block_of(pass + (CACHED + 1) * STREAMS),
-                          pass + (CACHED + 1) * STREAMS);
   }
 
   // The warps' streams together, through shared memory: of each warp [8 * COLUMNS, V_OWN].

@@ -27,12 +27,6 @@ __device__ __forceinline__ void copy_ahead(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
     :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
 }
-// Has the second-level cache fetch neighbouring bytes, a multiple of 16.
-__device__ __forceinline__ void fetch_to_cache(const void* from, int bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
-#endif
-}
 __device__ __forceinline__ void end_turn() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // Until all turns but the last have arrived.
 __device__ __forceinline__ void await_turn() {
