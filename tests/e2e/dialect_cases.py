@@ -114,7 +114,7 @@ DIALECTS = list(dict.fromkeys(case.dialect for case in CASES))
 
 
 def cases_of(dialect: str) -> list[Case]:
-    """The cases of one dialect; the place of each is the number of its script."""
+    """The cases of one dialect."""
     return [case for case in CASES if case.dialect == dialect]
 
 
