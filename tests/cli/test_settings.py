@@ -118,12 +118,12 @@ def test_a_variable_of_no_option_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("QUIRE_MAX_MESAGES", "3")
-    monkeypatch.setenv("QUIRE_OF_MINE", "3")
+    monkeypatch.setenv("QUIRE_FOO", "3")
     monkeypatch.setenv("QUIRE_LAUNCH_KEY", "set by quire launch codex")
     assert parse(["serve"]).command == "serve"
     assert capsys.readouterr().err.splitlines() == [
         "quire: warning: these variables have no effect: "
-        "QUIRE_MAX_MESAGES (did you mean QUIRE_MAX_MESSAGES?), QUIRE_OF_MINE"
+        "QUIRE_FOO, QUIRE_MAX_MESAGES (did you mean QUIRE_MAX_MESSAGES?)"
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -18,5 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         except QuireError as error:
             print(f"quire: {error}", file=sys.stderr)
             return 1
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # who reads the output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE

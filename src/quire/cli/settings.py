@@ -342,8 +342,9 @@ def unknown_variables(names: Collection[str]) -> list[str]:
 
 
 def _meant(variable: str, names: Iterable[str]) -> str:
-    near = get_close_matches(variable, sorted(names), n=1, cutoff=0.8)
-    return f" (did you mean {near[0]}?)" if near else ""
+    own = {name.removeprefix(PREFIX): name for name in sorted(names)}
+    near = get_close_matches(variable.removeprefix(PREFIX), own, n=1, cutoff=0.75)
+    return f" (did you mean {own[near[0]]}?)" if near else ""
 
 
 def describe(error: ErrorDetails) -> str:
