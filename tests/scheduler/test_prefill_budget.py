@@ -58,6 +58,23 @@ def test_a_step_that_only_reads_aims_at_the_step_time() -> None:
     assert 1e-3 + budget * 1e-4 == pytest.approx(0.05, rel=0.15)
 
 
+def test_where_nobody_generates_a_chunk_s_own_cost_is_a_fifth_of_a_step() -> None:
+    pace = taught(chunk_s=0.03, token_s=3e-3, decode_s=0.03, step_s=0.06)
+    assert grown(pace, 0) == pytest.approx(40, rel=0.3)
+    assert grown(pace, 4) < 20
+
+
+def test_where_nobody_generates_small_steps_do_not_teach_small_steps() -> None:
+    # Few rows are multiplied otherwise than many: what they cost says nothing of these.
+    pace = PrefillBudget(0.06, 2.0, 2048)
+    for _ in range(20):
+        tokens = pace.prompt_budget(1)
+        pace.observe(1, 0, 0, 0.25)
+        pace.observe(1, 1, tokens, 0.25 * (1 + tokens))
+    assert pace.prompt_budget(1) <= 8
+    assert pace.prompt_budget(0) > 8
+
+
 def test_one_hiccup_changes_little() -> None:
     pace = taught(1e-3, 1e-4, 0.01)
     before = pace.prompt_budget(4)

@@ -36,7 +36,8 @@ class EngineConfig:
         max_context: tokens a sequence may have; None is the model's own limit.
         step_ms: the time aimed at for what a step reads of prompts, at most. A step that also
             generates, while one or two prompts are read, aims at `stall_factor` times the duration
-            of one that only generates; see `scheduler.prefill_budget`.
+            of one that only generates; see `scheduler.prefill_budget`, which also says when a
+            chunk is worth more time.
         stall_factor: see `step_ms`.
         max_step_tokens: rows of a step at most, whatever the clock says.
         blas: what multiplies on a CPU: "auto" is the compiled kernels where they were built, else

@@ -12,6 +12,9 @@ _SMOOTHING = 0.2
 _MEMORY = 0.95
 _MIN_TOKENS = 4
 _FIRST_TOKENS = 32
+_UNHURRIED = 4
+"""Where nobody generates, a chunk's tokens cost at least so many times what the chunk itself does:
+a step of few rows takes nearly as long as one of many, since it reads all weights too."""
 _SMALLER = 0.7
 """Every other step reads this share of what it may: from chunks of one size nobody could tell what
 a chunk costs and what a token."""
@@ -66,7 +69,8 @@ class PrefillBudget:
             return min(room, _FIRST_TOKENS)
         seconds = self.seconds(decode_rows, prompts) - spent_s
         # Never so few that the chunk's own cost outweighs them: that reads slower and stalls more.
-        tokens = max((seconds - chunk_s) / token_s, chunk_s / token_s, _MIN_TOKENS)
+        least, worth = (_MIN_TOKENS, 1) if decode_rows else (_FIRST_TOKENS, _UNHURRIED)
+        tokens = max((seconds - chunk_s) / token_s, worth * chunk_s / token_s, least)
         tokens = min(room, tokens, self._largest * _GROWTH)
         # Rounded up: a budget of one token must not become none, or the prompt would never end.
         return math.ceil(tokens * _SMALLER) if self._smaller else int(tokens)
