@@ -51,8 +51,7 @@ def published(weights: Weights, *, conversion: bool) -> Weights:
             ready[name] = array
             continue
         if array.ndim == 2:
-            side = 3 if "conv_stem" in name or "conv_exp" in name else 1
-            array = array.reshape(len(array), side, side, -1)
+            array = array[:, None, None]
         if array.ndim == 4 and not conversion:
             array = array.moveaxis(-1, 1)
         ready[name.replace("vision_tower.", "vision_tower.timm_model.")] = array

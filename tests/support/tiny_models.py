@@ -303,7 +303,9 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]
         elif "embed" in name:
             weights[name] = 0.04 * noise  # small, else a tied head repeats the token it was given
         else:
-            weights[name] = 1.5 * noise * place.shape[-1] ** -0.5
+            over_all = place.ndim == 4 and place.shape[-1] > 1  # a convolution over all channels
+            seen = place[0].size if over_all else place.shape[-1]
+            weights[name] = 1.5 * noise * seen**-0.5
     return weights
 
 

@@ -17,6 +17,7 @@ from quire.core.errors import ModelError, RequestError
 from quire.core.media import Pieces
 from quire.models.arguments import read_arguments, require
 from quire.models.base import CutEncoder, Encoding, Module
+from quire.models.convolution import Convolution
 from quire.models.gemma3n_embedder import Embedder
 from quire.models.gemma4_audio import ConformerTower, Gemma4AudioArguments
 from quire.models.names import renamed
@@ -129,7 +130,7 @@ class Subsampling(Module):
 
     def __init__(self, inputs: int, outputs: int, eps: float) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, 3, stride=2, bias=False)
+        self.conv = Convolution(inputs, outputs, 3, 2, padding=0)
         self.norm = CumulativeNorm(outputs, eps)
 
     def __call__(self, x: mx.array) -> mx.array:

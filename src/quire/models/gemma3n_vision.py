@@ -164,15 +164,13 @@ class Gemma3nVisionEncoder(CutEncoder):
 def vision_tensors(weights: Mapping[str, mx.array]) -> dict[str, mx.array]:
     """The tower's tensors, of timm's names behind `vision_tower.`, in this package's layouts.
 
-    Kernels have their channels second (PyTorch) or last (MLX). Those of one pixel become matrices,
-    and so do those over all channels.
+    Kernels have their channels second (PyTorch) or last (MLX). Those of one pixel become matrices.
     """
     second = any(a.ndim == 4 and a.shape[1] != a.shape[2] for a in weights.values())
     ready = {}
     for name, array in weights.items():
         if array.ndim == 4:
             array = array.moveaxis(1, -1) if second else array
-            depthwise = array.shape[1] > 1 and array.shape[-1] == 1
-            array = array if depthwise else array.flatten(1)
+            array = array.flatten(1) if array.shape[1] == 1 else array
         ready[name.replace("vision_tower.timm_model.", "vision_tower.")] = array
     return ready

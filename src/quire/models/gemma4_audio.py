@@ -21,6 +21,7 @@ from quire.core.errors import ModelError, RequestError
 from quire.core.media import Pieces
 from quire.models.arguments import read_arguments, require
 from quire.models.base import CutEncoder, Encoding, Module
+from quire.models.convolution import Convolution
 from quire.models.gemma4_layers import ClippedLinear, Projector
 from quire.models.layers import ACTIVATIONS
 from quire.models.norm import LayerNorm, RMSNorm
@@ -114,7 +115,7 @@ class Subsampling(Module):
 
     def __init__(self, inputs: int, outputs: int, eps: float) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+        self.conv = Convolution(inputs, outputs, 3, 2, padding=1)
         self.norm = LayerNorm((outputs,), eps, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:

@@ -12,6 +12,7 @@ import numpy as np
 from quire.core.errors import RequestError
 from quire.core.media import Pieces
 from quire.models.base import CutEncoder, Encoding, Module
+from quire.models.convolution import Convolution
 from quire.models.layers import ACTIVATIONS
 from quire.models.sam import Neck, Sam, SamTower
 from quire.models.vit import VisionTower, VisionTransformer
@@ -27,8 +28,8 @@ class Reduction(Module):
     def __init__(self, channels: int, side: int) -> None:
         super().__init__()
         self._side = side
-        self.conv1 = nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1, bias=False)
-        self.conv2 = nn.Conv2d(2 * channels, 4 * channels, 3, stride=2, padding=1, bias=False)
+        self.conv1 = Convolution(channels, 2 * channels, 3, 2, padding=1)
+        self.conv2 = Convolution(2 * channels, 4 * channels, 3, 2, padding=1)
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[1, any, any, channels]` -> `[1, side, side, 4 * channels]`."""

@@ -13,8 +13,8 @@ from typing import Protocol
 import mlx.core as mx
 import mlx.nn as nn
 
-from quire.device.device import current_device
 from quire.models.base import Encoding, Module
+from quire.models.convolution import Convolution, padded
 from quire.models.encoder_attention import attend
 from quire.models.layers import ACTIVATIONS
 from quire.models.norm import RMSNorm
@@ -122,37 +122,6 @@ def rounded(channels: float) -> int:
     return near + 8 if near < 0.9 * channels else near
 
 
-def _padded(x: mx.array, kernel: int, stride: int) -> mx.array:
-    """A map with zeros around it, so that `1 / stride` of its sides comes out, rounded up."""
-    pads = [max(0, (-(-n // stride) - 1) * stride + kernel - n) for n in x.shape[1:3]]
-    around = [(pad // 2, pad - pad // 2) for pad in pads]
-    return mx.pad(x, [(0, 0), *around, (0, 0)])
-
-
-class Convolution(Module):
-    """Over neighbours and all channels: one product, which CPUs have fast kernels of."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, stride: int, *, bias: bool) -> None:
-        super().__init__()
-        self._kernel, self._stride = kernel, stride
-        self.weight = mx.zeros((outputs, kernel**2 * inputs))
-        if bias:
-            self.bias = mx.zeros((outputs,))
-
-    def __call__(self, x: mx.array) -> mx.array:
-        """`[1, rows, columns, inputs]` -> `[1, rows / stride, columns / stride, outputs]`."""
-        kernel, step = self._kernel, self._stride
-        padded = _padded(x, kernel, step)
-        rows, columns = (n - kernel + 1 for n in padded.shape[1:3])
-        seen = [
-            padded[:, down : down + rows : step, across : across + columns : step]
-            for down in range(kernel)
-            for across in range(kernel)
-        ]
-        multiply = current_device().operations.linear
-        return multiply(mx.concatenate(seen, axis=-1), self.weight, self.get("bias"))
-
-
 class Depthwise(Module):
     """A convolution over each channel alone."""
 
@@ -163,8 +132,8 @@ class Depthwise(Module):
 
     def __call__(self, x: mx.array) -> mx.array:
         """As `Convolution`, to as many channels."""
-        padded = _padded(x, self._kernel, self._stride)
-        return mx.conv2d(padded, self.weight, self._stride, groups=x.shape[-1])
+        whole = padded(x, self._kernel, self._stride)
+        return mx.conv2d(whole, self.weight, self._stride, groups=x.shape[-1])
 
 
 class Normed(Module):
@@ -202,7 +171,7 @@ class EdgeResidual(Module):
     def __init__(self, kind: EdgeBlock, inputs: int) -> None:
         super().__init__()
         inner = rounded(inputs * kind.expansion)
-        self.conv_exp = Convolution(inputs, inner, kind.kernel, kind.stride, bias=False)
+        self.conv_exp = Convolution(inputs, inner, kind.kernel, kind.stride)
         self.bn1 = RMSNorm(inner, _EPS)
         self.conv_pwl = nn.Linear(inner, kind.channels, bias=False)
         self.bn2 = RMSNorm(kind.channels, _EPS)

@@ -17,6 +17,7 @@ import numpy as np
 from quire.core.errors import ModelError, RequestError
 from quire.core.media import Pieces
 from quire.models.base import CutEncoder, Encoding, Module
+from quire.models.convolution import Convolution
 from quire.models.encoder_attention import Neighbours, Windows
 from quire.models.layers import ACTIVATIONS
 from quire.models.norm import LayerNorm
@@ -126,9 +127,9 @@ class AudioTower(Module):
         super().__init__()
         self.kind = kind
         hidden, channels = kind.hidden_size, kind.channels
-        self.conv2d1 = nn.Conv2d(1, channels, 3, stride=2, padding=1)
-        self.conv2d2 = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
-        self.conv2d3 = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        self.conv2d1 = Convolution(1, channels, 3, 2, padding=1, bias=True)
+        self.conv2d2 = Convolution(channels, channels, 3, 2, padding=1, bias=True)
+        self.conv2d3 = Convolution(channels, channels, 3, 2, padding=1, bias=True)
         self.conv_out = nn.Linear(channels * _eighth(kind.bins), hidden, bias=False)
         self.layers = [Block(kind) for _ in range(kind.depth)]
         self.ln_post = LayerNorm((hidden,), 1e-5, True)

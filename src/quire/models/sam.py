@@ -15,6 +15,7 @@ import numpy as np
 from quire.core.errors import ModelError
 from quire.core.media import Colours
 from quire.models.base import Module
+from quire.models.convolution import Convolution
 from quire.models.description import Norm
 from quire.models.feed_forward import MLP
 
@@ -137,9 +138,9 @@ class Neck(Module):
     def __init__(self, kind: Sam) -> None:
         super().__init__()
         norm = Norm(1e-6, centred=True, bias=True)
-        self.conv1 = nn.Conv2d(kind.hidden_size, kind.channels, 1, bias=False)
+        self.conv1 = Convolution(kind.hidden_size, kind.channels, 1)
         self.layer_norm1 = norm.module(kind.channels)
-        self.conv2 = nn.Conv2d(kind.channels, kind.channels, 3, padding=1, bias=False)
+        self.conv2 = Convolution(kind.channels, kind.channels, 3)
         self.layer_norm2 = norm.module(kind.channels)
 
     def __call__(self, x: mx.array) -> mx.array:

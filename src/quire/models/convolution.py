@@ -1,0 +1,62 @@
+"""Convolutions over two axes, as one product: CPUs have fast kernels of those.
+
+MLX's own took 2.8 s of a core for 3 by 3 pixels and 256 channels of SAM's map, the product 0.2 s.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from quire.device.device import current_device
+from quire.models.base import Module
+
+SAME = -1
+"""As many zeros around a map that `1 / stride` of its sides comes out, rounded up."""
+
+
+class Convolution(Module):
+    """Over neighbours and all channels.
+
+    Args:
+        kernel: pixels on the side of what is seen together.
+        padding: zeros on each side of the map.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        stride: int = 1,
+        *,
+        padding: int = SAME,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self._kernel, self._stride, self._padding = kernel, stride, padding
+        self.weight = mx.zeros((outputs, kernel, kernel, inputs))
+        if bias:
+            self.bias = mx.zeros((outputs,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[maps, rows, columns, inputs]` -> `[maps, rows / stride, columns / stride, outputs]`."""
+        kernel, step = self._kernel, self._stride
+        whole = padded(x, kernel, step, self._padding)
+        rows, columns = (n - kernel + 1 for n in whole.shape[1:3])
+        seen = [
+            whole[:, down : down + rows : step, across : across + columns : step]
+            for down in range(kernel)
+            for across in range(kernel)
+        ]
+        multiply = current_device().operations.linear
+        return multiply(mx.concatenate(seen, axis=-1), self.weight.flatten(1), self.get("bias"))
+
+
+def padded(x: mx.array, kernel: int, stride: int, padding: int = SAME) -> mx.array:
+    """A map with zeros around it; the arguments as of `Convolution`."""
+    if padding == SAME:
+        pads = [max(0, (-(-n // stride) - 1) * stride + kernel - n) for n in x.shape[1:3]]
+        around = [(pad // 2, pad - pad // 2) for pad in pads]
+    else:
+        around = [(padding, padding)] * 2
+    return mx.pad(x, [(0, 0), *around, (0, 0)])
