@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests.support.child import Child, quire_serve
+
 # A busy machine is no failure: an example may take as long as it likes.
 settings.register_profile("quire", deadline=None)
 settings.load_profile("quire")
@@ -19,3 +21,15 @@ def own_products() -> Iterator[None]:
     yield
     if (device := sys.modules.get("quire.device.device")) is not None:
         device.current_device().choose_products("mlx")
+
+
+@pytest.fixture(scope="session")
+def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """One real server with the embedded model for all tests that need no settings of their own.
+
+    For the session, as its start takes longer than most tests, and tests of one folder need not
+    follow each other.
+    """
+    with quire_serve(tmp_path_factory.mktemp("serve")) as child:
+        yield child
+        assert child.process.poll() is None, f"the server died: {child.log.read_text()}"

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.e2e.asking import SKILLS
 from tests.media.files import greys, video
-from tests.support.child import Child, quire_serve
+from tests.support.child import Child
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    with quire_serve(tmp_path_factory.mktemp("page")) as child:
-        yield child
 
 
 def said_digit() -> tuple[bytes, str]:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from openai import AsyncOpenAI, BadRequestError
 
 from quire.demo.skills import SkillAnswer, SkillItem, judge, load
 from tests.api.conftest import openai_client
-from tests.support.child import quire_serve
+from tests.support.child import Child, quire_serve
 from tests.support.server import RAW_HEAD
 from tests.support.waiting import wait_until
 
@@ -46,10 +45,9 @@ SCHEMA = {
 }
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with quire_serve(tmp_path_factory.mktemp("serve")) as child:
-        yield child.url
+@pytest.fixture
+def url(child: Child) -> str:
+    return child.url
 
 
 def question(a: int, b: int) -> Any:

@@ -12,7 +12,7 @@ from tests.attack.harness import Victim, attacked
 __all__ = ["serve", "shared", "tokenizer", "victim"]
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
     with attacked(tmp_path_factory.mktemp("victim")) as victim:
         yield victim

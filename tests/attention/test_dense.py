@@ -140,6 +140,7 @@ class Cache:
         ]
         if spec.value_in_key:
             self.rows = [[q, k, k[..., : spec.value_dim]] for q, k, _ in self.rows]
+        self.coded: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         blocks = [-(-n // PAGE) for n in lengths]
         ids = rng.permutation(sum(blocks)).astype(np.int32)
         self.tables = np.split(ids, np.cumsum(blocks)[:-1])
@@ -172,12 +173,14 @@ class Cache:
     def expected(self, number: int, position: int) -> np.ndarray:
         """What dense attention gives one row."""
         q, k, v = self.rows[number]
-        missing = -len(k) % PAGE
-        full = [np.pad(x, ((0, missing), (0, 0), (0, 0))) for x in (k, v)]
+        if number not in self.coded:
+            missing = -len(k) % PAGE
+            full = [np.pad(x, ((0, missing), (0, 0), (0, 0))) for x in (k, v)]
+            self.coded[number] = codes_of(self.format, *full, value_in_key=self.spec.value_in_key)
         return dense(
             q[position],
             (k, v),
-            codes_of(self.format, *full, value_in_key=self.spec.value_in_key),
+            self.coded[number],
             position,
             self.spec,
             self.scoring,

@@ -1,4 +1,4 @@
-"""One real server with the embedded model for all tests that need no settings of their own."""
+"""A client of the server that all tests share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.client import Client
-from tests.support.child import Child, quire_serve
-
-
-@pytest.fixture(scope="package")
-def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    with quire_serve(tmp_path_factory.mktemp("serve")) as child:
-        yield child
-        assert child.process.poll() is None, f"the server died: {child.log.read_text()}"
+from tests.support.child import Child
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import httpx
 
-from tests.support.child import quire_serve
+from tests.support.child import Child
 
 DASHBOARD = Path(__file__).parents[2] / "contrib" / "grafana.json"
 
 
-def test_every_metric_of_the_dashboard_is_there(tmp_path: Path) -> None:
+def test_every_metric_of_the_dashboard_is_there(child: Child) -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     asked = {
         name
@@ -21,9 +21,8 @@ def test_every_metric_of_the_dashboard_is_there(tmp_path: Path) -> None:
         for target in panel["targets"]
         for name in re.findall(r"\bquire_\w+", target["expr"])
     }
-    with quire_serve(tmp_path) as child:
-        body = {"prompt": "Hi", "max_tokens": 3}
-        assert httpx.post(f"{child.url}/v1/completions", json=body).status_code == 200
-        known = set(re.findall(r"^(quire_\w+)", child.metrics(), re.MULTILINE))
+    body = {"prompt": "Hi", "max_tokens": 3}
+    assert httpx.post(f"{child.url}/v1/completions", json=body).status_code == 200
+    known = set(re.findall(r"^(quire_\w+)", child.metrics(), re.MULTILINE))
     assert len(asked) > 10
     assert asked <= known

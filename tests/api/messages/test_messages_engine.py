@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from anthropic import Anthropic
 from openai import OpenAI
 
-from tests.support.child import quire_serve
+from tests.support.child import Child
 
 ASK: Any = [{"role": "user", "content": "What is the weather in Oslo?"}]
 SCHEMA: Any = {
@@ -23,11 +21,9 @@ TOOL: Any = {"name": "get_weather", "description": "The weather.", "input_schema
 GREEDY: Any = {"temperature": 0}
 
 
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    folder: Path = tmp_path_factory.mktemp("serve")
-    with quire_serve(folder, "--served-name", "quire-demo") as child:
-        yield child.url
+@pytest.fixture
+def url(child: Child) -> str:
+    return child.url
 
 
 def test_messages(url: str) -> None:
