@@ -314,6 +314,7 @@ class BenchCommand(ClientOptions, Command):
         levels: list[Level] = []
         for concurrency in self.concurrency:
             requests = self.requests or 4 * concurrency
+            streams = "1 stream" if concurrency == 1 else f"{concurrency} streams"
             level = await run_level(
                 target,
                 load,
@@ -321,11 +322,11 @@ class BenchCommand(ClientOptions, Command):
                 requests,
                 first=first,
                 timeout_s=self.timeout,
-                done=begin(f"requests in {concurrency} streams", requests),
+                done=begin(f"requests in {streams}", requests),
             )
             first += requests
             levels.append(level)
-            told = f"{concurrency} streams: {level.tokens_per_s:,.1f} tokens/s"
+            told = f"{streams}: {level.tokens_per_s:,.1f} tokens/s"
             console.print(told, style="dim")
         return levels
 
