@@ -86,6 +86,51 @@ class PackedWeight:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Matrix:
+    """What a linear layer multiplies by, made once a layer: a key of what kernels make of it.
+
+    Attributes:
+        weight: `[out, in]`, or codes.
+        bias: `[out]`.
+    """
+
+    weight: mx.array | PackedWeight
+    bias: mx.array | None
+
+
+@dataclass(frozen=True, slots=True)
+class GatedMatrices:
+    """`down(activation(gate(x)) * up(x))`, the activation by its name."""
+
+    gate: Matrix
+    up: Matrix
+    down: Matrix
+    activation: str
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class HeadPart:
+    """How a layer makes its queries, its keys or its values; made once a layer.
+
+    Attributes:
+        matrix: whose product is cut into heads; None takes the product of the part before.
+        norm: weight `[dim]` of the RMS norm of each head, if it has one.
+        normed: whether heads are normalised.
+        rotated: whether they are rotated then, where the layer rotates.
+    """
+
+    matrix: Matrix | None
+    heads: int
+    norm: mx.array | None = None
+    normed: bool = False
+    rotated: bool = False
+
+
+Rotate = Callable[[mx.array], mx.array]
+"""Rotates `[T, heads, dim]`, each row by its position."""
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertMatrices:
     """A matrix an expert, `[experts, out, in]` or codes, and perhaps a bias, `[experts, out]`."""
@@ -191,6 +236,37 @@ class Operations:
         )
         return y if bias is None else y + bias
 
+    def product(self, x: mx.array, matrix: Matrix) -> mx.array:
+        """`[..., in]` -> `[..., out]`."""
+        weight = matrix.weight
+        if isinstance(weight, mx.array):
+            return self.linear(x, weight, matrix.bias)
+        return self.packed_linear(x, weight, matrix.bias)
+
+    def gated_mlp(self, x: mx.array, mlp: GatedMatrices) -> mx.array | None:
+        """`[..., hidden]` -> `[..., hidden]`; None where there is no kernel that does so."""
+        return None
+
+    def heads(
+        self, x: mx.array, parts: Sequence[HeadPart], eps: float, rotate: Rotate | None
+    ) -> list[mx.array]:
+        """Queries, keys and values of rows `[T, hidden]`, `[T, heads, dim]` each.
+
+        Args:
+            eps: of the norms.
+            rotate: by the positions of this step; None where the layer does not rotate.
+        """
+        found: list[mx.array] = []
+        y = x
+        for part in parts:
+            if part.matrix is not None:
+                y = self.product(x, part.matrix)
+            own = y.reshape(len(x), part.heads, -1)
+            if part.normed:
+                own = self.rms_norm(own, part.norm, eps)
+            found.append(rotate(own) if rotate is not None and part.rotated else own)
+        return found
+
     def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array | None:
         """Each row by the gated MLPs of its experts.
 
@@ -222,13 +298,12 @@ class Operations:
     rotates = False
     """Whether there is a kernel behind `rotate`."""
 
-    def rotate(self, angles: tuple[mx.array, mx.array], neighbours: bool, x: mx.array) -> mx.array:
+    def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
         """Rotary position embedding (arXiv:2104.09864) of the first `2 * half` elements of heads.
 
         Args:
-            angles: cosines and sines `[T, half]`, float32.
+            cosines, sines: of the angles, `[T, half]`, float32.
             neighbours: whether the two of a pair are neighbours, not half the elements apart.
-            x: `[T, heads, dim]`.
         """
         raise NotImplementedError("see `rotates`")
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from quire.cache.specs import AttentionSpec, ChunkedKV, FullKV, WindowKV
+from quire.device.device import current_device
+from quire.device.operations import HeadPart
 from quire.models.base import Module, Step
 from quire.models.description import Norm, Rotation
+from quire.models.linear import matrix_of
 from quire.models.rope import RopeParameters, Rotate
+
+_QK_NORMS = ("q_norm", "k_norm")
 
 
 class Over(Enum):
@@ -110,6 +116,15 @@ class Attention:
             return FullKV(self.kv_heads, self.head_dim, self.bidirectional_media)
         return WindowKV(self.kv_heads, self.head_dim, self.window, self.bidirectional_media)
 
+    @property
+    def plain_heads(self) -> bool:
+        """Whether queries, keys and values are products, normed by head if at all, then rotated."""
+        norm = self.qk_norm
+        by_head = norm is None or (
+            norm.over is Over.HEAD and not norm.after_rotation and not norm.norm.centred
+        )
+        return by_head and self.clip is None and not self.output_gate
+
     def module(self, hidden_size: int, layer: int) -> Module:
         return SelfAttention(self, hidden_size, layer)
 
@@ -131,18 +146,23 @@ class SelfAttention(Module):
             self.k_norm = kind.qk_norm.module(kind.kv_heads, kind.head_dim)
         if kind.sinks:
             self.sinks = mx.zeros(kind.heads)
+        self._parts: tuple[HeadPart, ...] = ()
+        """Queries, keys and values, where nothing else is done to them; once asked for."""
 
     def __call__(self, x: mx.array, step: Step, rotate: Rotate | None) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
         kind, rows = self._kind, x.shape[0]
-        q, k, v = self._projected(x, step)
         gate = None
-        if kind.output_gate:
-            q, gate = mx.split(q.reshape(rows, kind.heads, -1), 2, axis=-1)
-        q, k = self._prepared(q, k, rotate)
+        if kind.plain_heads:
+            q, k, v = self._at_once(x, rotate)
+        else:
+            q, k, v = self._projected(x, step)
+            if kind.output_gate:
+                q, gate = mx.split(q.reshape(rows, kind.heads, -1), 2, axis=-1)
+            q, k = self._prepared(q, k, rotate)
+            v = self._values(v)
         if kind.temperature is not None:
             q = (q * kind.temperature.of(step.positions)).astype(x.dtype)
-        v = self._values(v)
         sinks = self.get("sinks")
         # [T, heads, head_dim]
         out = step.attend(self._layer, q, k, v, scale=kind.scale, softcap=kind.softcap, sinks=sinks)
@@ -150,6 +170,25 @@ class SelfAttention(Module):
             out = out * mx.sigmoid(gate)
         y: mx.array = self.o_proj(out.reshape(rows, -1))
         return y
+
+    def _at_once(self, x: mx.array, rotate: Rotate | None) -> tuple[mx.array, mx.array, mx.array]:
+        """Queries, keys and values by head, normalised and rotated: `[T, heads, head_dim]`."""
+        norm = self._kind.qk_norm
+        if not self._parts:
+            self._parts = self._described()
+        eps = 0.0 if norm is None else norm.norm.eps
+        q, k, v = current_device().operations.heads(x, self._parts, eps, rotate)
+        return q, k, v
+
+    def _described(self) -> tuple[HeadPart, ...]:
+        kind, normed = self._kind, self._kind.qk_norm is not None
+        turned = partial(HeadPart, normed=normed, rotated=True)
+        q_norm, k_norm = (self[name].get("weight") if normed else None for name in _QK_NORMS)
+        return (
+            turned(matrix_of(self.q_proj), kind.heads, q_norm),
+            turned(matrix_of(self.k_proj), kind.kv_heads, k_norm),
+            HeadPart(matrix_of(self.v_proj), kind.kv_heads),
+        )
 
     def _projected(self, x: mx.array, step: Step) -> tuple[mx.array, mx.array, mx.array]:
         """Queries, keys and values, all heads side by side: `[T, width]`."""

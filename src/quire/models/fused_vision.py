@@ -33,6 +33,10 @@ class PatchRotaryAttention(Attention):
     def spec(self) -> FullKV:
         return FullKV(self.heads, self.head_dim, self.bidirectional_media)
 
+    @property
+    def plain_heads(self) -> bool:
+        return False
+
     def module(self, hidden_size: int, layer: int) -> Module:
         return PatchRotarySelfAttention(self, hidden_size, layer)
 

@@ -11,6 +11,7 @@ block.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Self
 
 import mlx.core as mx
@@ -18,6 +19,7 @@ import mlx.nn as nn
 
 from quire.cache.specs import LayerSpec
 from quire.device.device import current_device
+from quire.device.operations import HeadPart
 from quire.models.base import LanguageModel, MediaEncoder, Module, Step
 from quire.models.gemma4_arguments import FULL, SLIDING, Gemma4Arguments
 from quire.models.gemma4_audio import (
@@ -30,8 +32,9 @@ from quire.models.gemma4_layers import CLIP_BOUNDS, Projector
 from quire.models.gemma4_stack import gemma4_stack
 from quire.models.gemma4_vision import Gemma4VisionArguments, Gemma4VisionEncoder, VisionTower
 from quire.models.layers import GATES, GatedMLP, embed, project_logits
+from quire.models.linear import matrix_of
 from quire.models.moe import Experts, stack_experts
-from quire.models.norm import RMSNorm, unweighted_norm
+from quire.models.norm import RMSNorm
 from quire.models.rope import Rope, Rotate
 from quire.models.routers import top_experts
 from quire.models.stack import Stack
@@ -59,27 +62,30 @@ class Attention(Module):
             width = self._kv_heads * self._head_dim
             self.k_proj = nn.Linear(args.hidden_size, width, bias=bias)
             self.k_norm = RMSNorm(self._head_dim, eps=self._eps)
-            self._v_norm = unweighted_norm(self._eps)
             if not self._one_projection:
                 self.v_proj = nn.Linear(args.hidden_size, width, bias=bias)
+        self._parts: tuple[HeadPart, ...] = ()
+        """Queries, keys and values, once they have been asked for."""
         self.o_proj = nn.Linear(self._heads * self._head_dim, args.hidden_size, bias=bias)
 
     def __call__(self, x: mx.array, step: Step, rotate: Rotate) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
-        rows = x.shape[0]
-        q = rotate(self.q_norm(self.q_proj(x).reshape(rows, self._heads, self._head_dim)))
-        k = v = None
-        if self._writes:
-            k, v = self._keys_and_values(x, rotate)
+        if not self._parts:
+            self._parts = self._described()
+        q, *written = current_device().operations.heads(x, self._parts, self._eps, rotate)
+        k, v = written if written else (None, None)
         out = step.attend(self._layer, q, k, v, scale=1.0)  # [T, heads, head_dim]
-        y: mx.array = self.o_proj(out.reshape(rows, -1))
+        y: mx.array = self.o_proj(out.reshape(len(x), -1))
         return y
 
-    def _keys_and_values(self, x: mx.array, rotate: Rotate) -> tuple[mx.array, mx.array]:
-        shape = (x.shape[0], self._kv_heads, self._head_dim)
-        k = self.k_proj(x).reshape(shape)
-        v = k if self._one_projection else self.v_proj(x).reshape(shape)
-        return rotate(self.k_norm(k)), self._v_norm(v)
+    def _described(self) -> tuple[HeadPart, ...]:
+        normed = partial(HeadPart, normed=True)
+        q = normed(matrix_of(self.q_proj), self._heads, self.q_norm.weight, rotated=True)
+        if not self._writes:
+            return (q,)
+        own = None if self._one_projection else matrix_of(self.v_proj)
+        k = normed(matrix_of(self.k_proj), self._kv_heads, self.k_norm.weight, rotated=True)
+        return q, k, normed(own, self._kv_heads)
 
 
 class Router(Module):

@@ -10,7 +10,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.device.device import current_device
+from quire.device.operations import GatedMatrices
 from quire.models.base import Module
+from quire.models.linear import matrix_of
 
 Activation = Callable[[mx.array], mx.array]
 Gate = Callable[[mx.array, mx.array], mx.array]
@@ -103,10 +105,18 @@ class GatedMLP(Module):
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=bias)
         self._gate = GATES[activation]
+        self._activation = activation
+        self._matrices: GatedMatrices | None = None
+        """Once they have been asked for."""
 
     def __call__(self, x: mx.array) -> mx.array:
         """`[T, hidden]` -> `[T, hidden]`."""
-        y: mx.array = self.down_proj(self._gate(self.gate_proj(x), self.up_proj(x)))
+        if self._matrices is None:
+            gate, up = matrix_of(self.gate_proj), matrix_of(self.up_proj)
+            self._matrices = GatedMatrices(gate, up, matrix_of(self.down_proj), self._activation)
+        y = current_device().operations.gated_mlp(x, self._matrices)
+        if y is None:
+            y = self.down_proj(self._gate(self.gate_proj(x), self.up_proj(x)))
         return y
 
 

@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx.utils import tree_unflatten
 
 from quire.device.device import current_device
-from quire.device.operations import PackedWeight, Packing
+from quire.device.operations import Matrix, PackedWeight, Packing
 from quire.models.base import named_layers
 
 
@@ -65,6 +65,12 @@ class PackedEmbedding(nn.QuantizedEmbedding):
     def as_linear(self, x: mx.array) -> mx.array:
         """`[..., dim]` -> `[..., rows]`."""
         return current_device().operations.packed_linear(x, _packed(self), None)
+
+
+def matrix_of(layer: Any) -> Matrix:
+    """What a linear layer multiplies by, once its weights are there."""
+    weight = _packed(layer) if isinstance(layer, PackedLinear) else layer["weight"]
+    return Matrix(weight, layer.get("bias"))
 
 
 def _packed(module: Any) -> PackedWeight:

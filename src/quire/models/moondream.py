@@ -28,6 +28,10 @@ class TauAttention(Attention):
     There are as many key heads as query heads.
     """
 
+    @property
+    def plain_heads(self) -> bool:
+        return False
+
     def module(self, hidden_size: int, layer: int) -> Module:
         return TauSelfAttention(self, hidden_size, layer)
 

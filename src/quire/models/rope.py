@@ -7,9 +7,7 @@ Every row of a step has its own position: a rotation is made for the positions o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -17,6 +15,7 @@ import numpy as np
 
 from quire.core.errors import ModelError
 from quire.device.device import current_device
+from quire.device.operations import Rotate as Rotate
 from quire.models.arguments import check_types, require
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
@@ -27,9 +26,6 @@ _NEEDED = {
     "yarn": ("factor",),
     "longrope": ("factor", "short_factor", "long_factor", "original_max_position_embeddings"),
 }
-
-Rotate = Callable[[mx.array], mx.array]
-"""`[T, heads, head_dim]` -> the same, rotated to the positions of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +204,7 @@ class Rope:
             angles = positions[self._axes].T.astype(mx.float32) * self._frequencies
         cos, sin = mx.cos(angles) * self._gain, mx.sin(angles) * self._gain
         if current_device().operations.rotates:
-            return partial(current_device().operations.rotate, (cos, sin), self._interleaved)
+            return current_device().operations.rotation(cos, sin, self._interleaved)
         return self._spelled_out(cos, sin)
 
     def _spelled_out(self, cos: mx.array, sin: mx.array) -> Rotate:

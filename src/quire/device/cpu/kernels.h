@@ -174,7 +174,8 @@ struct Kernels : Products {
                      float eps, int64_t depth, int64_t begin, int64_t end, float* out);
     // act(gate) * up over elements [begin, end); act: 0 silu, 1 gelu (tanh).
     void (*gate)(int act, const float* gate, const float* up, int64_t begin, int64_t end, float* out);
-    // Rotates the first `dims` of each head in rows [begin, end), halves apart or neighbours paired.
+    // Rotates the first `dims` of each head in rows [begin, end), halves apart or neighbours paired. `out` may be
+    // `x`, as in `rms_norm`.
     void (*rotate)(const float* x, const float* cosines, const float* sines, int64_t heads,
                    int64_t dim, int64_t dims, bool paired, int64_t begin, int64_t end, float* out);
     // Attention of the query heads of KV head `kv_head`, rows [begin, end).

@@ -30,10 +30,14 @@ using mlx::core::array;
 // The kernels of the instruction set that was chosen.
 const Kernels& kernels();
 
+// The number by which kernels know an activation.
+int activation_of(const std::string& name);
+
 // Adds the operations of each file to the extension.
 void bind_attention(nb::module_& m);
 void bind_cache(nb::module_& m);
 void bind_recurrent(nb::module_& m);
+void bind_layers(nb::module_& m);
 
 // Room for so many floats, where a cache line begins: vectors that lie across two take twice as long.
 inline float* in_line(std::vector<float>& kept, int64_t floats) {

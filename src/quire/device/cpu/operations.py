@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 
 from quire.device.cpu.kernels import CPUKernels
+from quire.device.cpu.matrices import FLOATS, Matrices, known_scales
 from quire.device.operations import (
     DeltaGates,
     ExpertMatrices,
     GatedExperts,
+    GatedMatrices,
+    HeadPart,
     PackedWeight,
     Packing,
+    Rotate,
     UnfusedOperations,
     VectorCoding,
 )
 
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}
-_FLOATS = (mx.float32, mx.bfloat16)
-_SCALES = (*_FLOATS, mx.float16)
 _MULTIPLE = 16
 """Of channels and keys: the longest vector that a kernel works with."""
 _STATE_ROWS = 4
@@ -36,9 +39,10 @@ class KernelOperations(UnfusedOperations):
         self._ops = kernels.ops
         self._codings: dict[VectorCoding, Any] = {}
         """As the extension takes them."""
+        self._matrices = Matrices(kernels.ops)
 
     def linear(self, x: mx.array, weight: mx.array, bias: mx.array | None) -> mx.array:
-        if x.dtype != mx.float32 or weight.dtype not in _FLOATS:
+        if x.dtype != mx.float32 or weight.dtype not in FLOATS:
             return super().linear(x, weight, bias)
         y: mx.array = self._ops.product(x, weight, offsets=bias)
         return y
@@ -109,11 +113,30 @@ class KernelOperations(UnfusedOperations):
         added: mx.array = self._ops.rms_norm(y, weight, eps, x, factor)
         return added
 
+    def gated_mlp(self, x: mx.array, mlp: GatedMatrices) -> mx.array | None:
+        matrices = [self._matrices.of(each) for each in (mlp.gate, mlp.up, mlp.down)]
+        if x.dtype != mx.float32 or mlp.activation not in _GATES or None in matrices:
+            return None
+        y: mx.array = self._ops.gated_mlp(x, *matrices, _GATES[mlp.activation])
+        return y
+
+    def heads(
+        self, x: mx.array, parts: Sequence[HeadPart], eps: float, rotate: Rotate | None
+    ) -> list[mx.array]:
+        made = [self._matrices.part(each) for each in parts]
+        known = rotate is None or isinstance(rotate, _Rotation)
+        if x.dtype != mx.float32 or not known or None in made:
+            return super().heads(x, parts, eps, rotate)
+        turn = rotate if isinstance(rotate, _Rotation) else _NO_ROTATION
+        found: list[mx.array] = self._ops.heads(
+            x, made, eps, turn.cosines, turn.sines, turn.neighbours
+        )
+        return found
+
     rotates = True
 
-    def rotate(self, angles: tuple[mx.array, mx.array], neighbours: bool, x: mx.array) -> mx.array:
-        rotated: mx.array = self._ops.rotate(x.astype(mx.float32), *angles, neighbours)
-        return rotated.astype(x.dtype)
+    def rotation(self, cosines: mx.array, sines: mx.array, neighbours: bool) -> Rotate:
+        return _Rotation(self._ops, cosines, sines, neighbours)
 
     def write_vectors(
         self,
@@ -191,6 +214,23 @@ class KernelOperations(UnfusedOperations):
         return gated
 
 
+@dataclass(frozen=True, slots=True)
+class _Rotation:
+    """See `Operations.rotation`."""
+
+    ops: Any
+    cosines: mx.array | None
+    sines: mx.array | None
+    neighbours: bool
+
+    def __call__(self, x: mx.array) -> mx.array:
+        wide = x.astype(mx.float32)
+        rotated: mx.array = self.ops.rotate(wide, self.cosines, self.sines, self.neighbours)
+        return rotated.astype(x.dtype)
+
+
+_NO_ROTATION = _Rotation(None, None, None, True)
+
+
 def _serves(x: mx.array, weight: PackedWeight) -> bool:
-    scales = _SCALES if weight.packing.mode == "affine" else (mx.uint8,)
-    return x.dtype == mx.float32 and weight.scales.dtype in scales
+    return x.dtype == mx.float32 and known_scales(weight)

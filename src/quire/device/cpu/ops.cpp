@@ -1,6 +1,6 @@
 // Products, and operations on rows, as MLX operations, and the extension's Python face.
 
-#include "operation.h"
+#include "matrix.h"
 
 namespace quire {
 namespace {
@@ -18,128 +18,25 @@ bool use(const std::string& name) {
     return false;
 }
 
-constexpr int64_t kColumnsMultiple = 96;  // of columns that are multiplied apart: whole tiles of any kernel
-constexpr int64_t kTile = 16;             // columns of a tile of codes, see `Weight::tiled`
-
-void multiply(const Weight& w, const Source& x, int64_t count, float* y) {
-    const Kernels& k = kernels();
-    float* arranged = scratch_rows(k.arranged_floats(w, count));
-    split(count, kLeastWork / w.depth + 1, kRowsMultiple, [&](int64_t begin, int64_t end) {
-        k.arrange(w, x, begin, end, arranged);
-    });
-    const Rows rows{count, arranged, y, nullptr, w.columns};
-    split(w.columns, kLeastWork / (w.depth * count) + 1, kColumnsMultiple, [&](int64_t begin, int64_t end) {
-        k.product(w, rows, begin, end, scratch(k.scratch_floats(w)));
-    });
-}
-
-Storage storage_of(const std::string& mode) {
-    if (mode == "affine") return Storage::affine;
-    if (mode == "mxfp4") return Storage::mxfp4;
-    if (mode == "mxfp8") return Storage::mxfp8;
-    if (mode == "nvfp4") return Storage::nvfp4;
-    throw std::invalid_argument("no packing is called " + mode);
-}
-
-// The type of a packing's scales; of bytes, float32.
-Storage scale_type_of(const array& scales, Storage packing) {
-    using namespace mlx::core;
-    if (packing == Storage::affine && scales.dtype() == bfloat16) return Storage::bfloat16;
-    if (packing == Storage::affine && scales.dtype() == float16) return Storage::float16;
-    require(scales.dtype() == (packing == Storage::affine ? float32 : uint8), "scales have the wrong type");
-    return Storage::float32;
-}
-
-// Where the tensors of a packed weight are among an operation's inputs, and what they hold.
-struct Tensors {
-    Storage storage, scale_type;  // the type of affine's scales and biases
-    int bits, group;
-    bool has_biases, has_offsets, tiled;
-    int64_t columns, depth;
-
-    // `expert`: which matrix of a stack.
-    Weight weight(const std::vector<array>& in, int64_t expert = 0) const {
-        Weight w{storage, bits, group, columns, depth, nullptr, nullptr, nullptr, nullptr, scale_type, tiled};
-        size_t at = 1;
-        const auto part = [&](int64_t bytes) {
-            return (const char*)in[at++].data<char>() + expert * bytes;
-        };
-        const int64_t width = storage == Storage::float32 ? 32 : storage == Storage::bfloat16 ? 16 : bits;
-        w.values = part(columns * depth * width / 8);
-        if (group) {
-            const int64_t groups = columns * (depth / group);
-            const int64_t bytes = storage != Storage::affine ? 1 : scale_type == Storage::float32 ? 4 : 2;
-            w.scales = part(groups * bytes);
-            if (has_biases) w.biases = part(groups * bytes);
-        }
-        if (has_offsets) w.offsets = (const float*)part(columns * 4);
-        return w;
-    }
-};
-
-struct Operands {
-    std::vector<array> arrays;
-    Tensors tensors;
-};
-
-Operands operands(const array& x, const array& weight, const std::optional<array>& scales,
-                  const std::optional<array>& biases, const std::optional<array>& offsets, int group,
-                  int bits, const std::string& mode, bool tiled = false) {
-    using namespace mlx::core;
-    require(x.dtype() == float32 && x.ndim() >= 1, "x must be float32");
-    Operands o{{x, weight}, {}};
-    Tensors& t = o.tensors;
-    t.columns = weight.shape(-2);
-    t.depth = x.shape(-1);
-    t.bits = t.group = 0;
-    t.scale_type = Storage::float32;
-    t.tiled = tiled;
-    require(!tiled || (scales && t.columns % kTile == 0 && kernels().reads_tiles(storage_of(mode), bits)),
-            "these kernels do not read such codes in tiles");
-    if (scales) {
-        t.storage = storage_of(mode);
-        t.bits = bits;
-        t.group = group;
-        require(weight.dtype() == uint32 && (int64_t)weight.shape(-1) * 32 == t.depth * bits,
-                "codes must be uint32 and as deep as x");
-        require((int64_t)scales->shape(-1) * group == t.depth, "scales must be as deep as x");
-        t.scale_type = scale_type_of(*scales, t.storage);
-        o.arrays.push_back(*scales);
-        t.has_biases = t.storage == Storage::affine;
-        require(t.has_biases == biases.has_value(), "affine codes have biases, others none");
-        if (biases) {
-            require(biases->dtype() == scales->dtype(), "biases must have the type of scales");
-            o.arrays.push_back(*biases);
-        }
-    } else {
-        require(weight.shape(-1) == t.depth, "the weight must be as deep as x");
-        require(weight.dtype() == float32 || weight.dtype() == bfloat16,
-                "the weight must be float32 or bfloat16");
-        t.storage = weight.dtype() == float32 ? Storage::float32 : Storage::bfloat16;
-        t.has_biases = false;
-    }
-    t.has_offsets = offsets.has_value();
-    if (offsets) {
-        require(offsets->dtype() == float32 && offsets->shape(-1) == t.columns,
-                "the bias must be float32, one a column");
-        o.arrays.push_back(*offsets);
-    }
-    return o;
+void check_rows(const array& x, const Matrix& matrix) {
+    require(x.dtype() == mlx::core::float32 && x.ndim() >= 1, "x must be float32");
+    require((int64_t)x.shape(-1) == matrix.depth(), "the weight must be as deep as x");
 }
 
 array product(const array& x, const array& weight, const std::optional<array>& scales,
               const std::optional<array>& biases, const std::optional<array>& offsets, int group,
               int bits, const std::string& mode, bool tiled) {
-    Operands o = operands(x, weight, scales, biases, offsets, group, bits, mode, tiled);
+    const Matrix matrix(weight, scales, biases, offsets, group, bits, mode, tiled);
     require(weight.ndim() == 2, "the weight must be a matrix");
+    check_rows(x, matrix);
     auto shape = x.shape();
-    shape.back() = (int)o.tensors.columns;
-    return operation("quire::product", {shape}, o.arrays,
-                     [t = o.tensors](const std::vector<array>& in, std::vector<array>& out) {
-        const Weight w = t.weight(in);
-        return [w, x = in[0].data<float>(), y = out[0].data<float>(), count = (int64_t)in[0].size() / t.depth] {
-            multiply(w, Source{x, w.depth, nullptr}, count, y);
-        };
+    shape.back() = (int)matrix.columns();
+    std::vector<array> inputs = {x};
+    const Tensors tensors = matrix.among(inputs);
+    return operation("quire::product", {shape}, inputs,
+                     [t = tensors](const std::vector<array>& in, std::vector<array>& out) {
+        return [w = t.weight(in), x = in[0].data<float>(), y = out[0].data<float>(),
+                count = (int64_t)in[0].size() / t.depth] { multiply({{w, y}}, x, count); };
     })[0];
 }
 
@@ -148,7 +45,8 @@ array expert_product(const array& x, const array& experts, const array& weight,
                      const std::optional<array>& scales, const std::optional<array>& biases,
                      const std::optional<array>& offsets, int group, int bits, const std::string& mode) {
     using namespace mlx::core;
-    Operands o = operands(x, weight, scales, biases, offsets, group, bits, mode);
+    const Matrix stacked(weight, scales, biases, offsets, group, bits, mode, false);
+    check_rows(x, stacked);
     require(weight.ndim() == 3, "the weights must be a stack of matrices");
     require(experts.ndim() == 2, "experts must be [rows, k]");
     const int64_t k = experts.shape(1), pairs = experts.size();
@@ -157,11 +55,13 @@ array expert_product(const array& x, const array& experts, const array& weight,
                    : x.ndim() == 3 && x.shape(0) == experts.shape(0) && x.shape(1) == k,
             "x must be [rows, depth] or [rows, k, depth]");
     const int64_t count = weight.shape(0);
-    o.arrays.push_back(astype(experts, int32));
-    const size_t at = o.arrays.size() - 1;
+    std::vector<array> inputs = {x};
+    const Tensors tensors = stacked.among(inputs);
+    const size_t at = inputs.size();
+    inputs.push_back(astype(experts, int32));
     return operation("quire::expert_product",
-                     {Shape{experts.shape(0), experts.shape(1), (int)o.tensors.columns}}, o.arrays,
-                     [t = o.tensors, at, k, pairs, shared, count](const std::vector<array>& in, std::vector<array>& out) {
+                     {Shape{experts.shape(0), experts.shape(1), (int)stacked.columns()}}, inputs,
+                     [t = tensors, at, k, pairs, shared, count](const std::vector<array>& in, std::vector<array>& out) {
         // The weights of all experts are looked up when the task runs: their ids are data.
         std::vector<Weight> stack;
         for (int64_t e = 0; e < count; e++) stack.push_back(t.weight(in, e));
@@ -234,8 +134,7 @@ array gate(const array& gates, const array& up, const std::string& activation) {
     using namespace mlx::core;
     require(gates.dtype() == float32 && up.dtype() == float32, "both must be float32");
     require(gates.shape() == up.shape(), "both must have one shape");
-    const int act = activation == "silu" ? 0 : 1;
-    require(act == 0 || activation == "gelu_pytorch_tanh", "no such activation");
+    const int act = activation_of(activation);
     return operation("quire::gate", {gates.shape()}, {gates, up},
                      [act](const std::vector<array>& in, std::vector<array>& out) {
         return [act, a = in[0].data<float>(), b = in[1].data<float>(), y = out[0].data<float>(),
@@ -271,6 +170,11 @@ array rotate(const array& x, const array& cosines, const array& sines, bool neig
 
 const Kernels& kernels() { return *chosen; }
 
+int activation_of(const std::string& name) {
+    require(name == "silu" || name == "gelu_pytorch_tanh", "no such activation");
+    return name == "silu" ? 0 : 1;
+}
+
 }  // namespace quire
 
 NB_MODULE(_cpu, m) {
@@ -300,4 +204,5 @@ NB_MODULE(_cpu, m) {
     quire::bind_attention(m);
     quire::bind_cache(m);
     quire::bind_recurrent(m);
+    quire::bind_layers(m);
 }

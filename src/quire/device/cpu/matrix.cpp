@@ -1,0 +1,113 @@
+#include "matrix.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kTile = 16;  // columns of a tile of codes, see `Weight::tiled`
+
+// The type of a packing's scales; of bytes, float32.
+Storage scale_type_of(const array& scales, Storage packing) {
+    using namespace mlx::core;
+    if (packing == Storage::affine && scales.dtype() == bfloat16) return Storage::bfloat16;
+    if (packing == Storage::affine && scales.dtype() == float16) return Storage::float16;
+    require(scales.dtype() == (packing == Storage::affine ? float32 : uint8), "scales have the wrong type");
+    return Storage::float32;
+}
+
+// Whether rows are arranged alike for both.
+bool alike(const Weight& a, const Weight& b) {
+    return a.storage == b.storage && a.bits == b.bits && a.group == b.group && a.depth == b.depth;
+}
+
+}  // namespace
+
+Storage storage_of(const std::string& mode) {
+    if (mode == "affine") return Storage::affine;
+    if (mode == "mxfp4") return Storage::mxfp4;
+    if (mode == "mxfp8") return Storage::mxfp8;
+    if (mode == "nvfp4") return Storage::nvfp4;
+    throw std::invalid_argument("no packing is called " + mode);
+}
+
+Weight Tensors::weight(const std::vector<array>& in, int64_t expert) const {
+    Weight w{storage, bits, group, columns, depth, nullptr, nullptr, nullptr, nullptr, scale_type, tiled};
+    size_t at = first;
+    const auto part = [&](int64_t bytes) { return (const char*)in[at++].data<char>() + expert * bytes; };
+    const int64_t width = storage == Storage::float32 ? 32 : storage == Storage::bfloat16 ? 16 : bits;
+    w.values = part(columns * depth * width / 8);
+    if (group) {
+        const int64_t groups = columns * (depth / group);
+        const int64_t bytes = storage != Storage::affine ? 1 : scale_type == Storage::float32 ? 4 : 2;
+        w.scales = part(groups * bytes);
+        if (has_biases) w.biases = part(groups * bytes);
+    }
+    if (has_offsets) w.offsets = (const float*)part(columns * 4);
+    return w;
+}
+
+Matrix::Matrix(const array& weight, const std::optional<array>& scales, const std::optional<array>& biases,
+               const std::optional<array>& offsets, int group, int bits, const std::string& mode, bool tiled)
+    : arrays_{weight}, tensors_{} {
+    using namespace mlx::core;
+    require(weight.ndim() >= 2, "the weight must be a matrix");
+    Tensors& t = tensors_;
+    t.columns = weight.shape(-2);
+    t.depth = weight.shape(-1);
+    t.tiled = tiled;
+    require(!tiled || (scales && t.columns % kTile == 0 && kernels().reads_tiles(storage_of(mode), bits)),
+            "these kernels do not read such codes in tiles");
+    if (scales) {
+        t.storage = storage_of(mode);
+        t.bits = bits;
+        t.group = group;
+        require(weight.dtype() == uint32 && bits > 0, "codes must be uint32");
+        t.depth = (int64_t)weight.shape(-1) * 32 / bits;
+        require((int64_t)scales->shape(-1) * group == t.depth, "scales must be as deep as the codes");
+        t.scale_type = scale_type_of(*scales, t.storage);
+        arrays_.push_back(*scales);
+        t.has_biases = t.storage == Storage::affine;
+        require(t.has_biases == biases.has_value(), "affine codes have biases, others none");
+        if (biases) {
+            require(biases->dtype() == scales->dtype(), "biases must have the type of scales");
+            arrays_.push_back(*biases);
+        }
+    } else {
+        require(weight.dtype() == float32 || weight.dtype() == bfloat16, "the weight must be float32 or bfloat16");
+        t.storage = weight.dtype() == float32 ? Storage::float32 : Storage::bfloat16;
+        t.scale_type = Storage::float32;
+    }
+    t.has_offsets = offsets.has_value();
+    if (offsets) {
+        require(offsets->dtype() == float32 && offsets->shape(-1) == t.columns,
+                "the bias must be float32, one a column");
+        arrays_.push_back(*offsets);
+    }
+}
+
+Tensors Matrix::among(std::vector<array>& inputs) const {
+    Tensors tensors = tensors_;
+    tensors.first = inputs.size();
+    inputs.insert(inputs.end(), arrays_.begin(), arrays_.end());
+    return tensors;
+}
+
+void multiply(const std::vector<Product>& products, const float* x, int64_t count) {
+    const Kernels& k = kernels();
+    const Weight* before = nullptr;
+    float* arranged = nullptr;
+    for (const auto& [w, out] : products) {
+        if (!before || !alike(*before, w)) {
+            arranged = scratch_rows(k.arranged_floats(w, count));
+            split(count, kLeastWork / w.depth + 1, kRowsMultiple, [&](int64_t begin, int64_t end) {
+                k.arrange(w, Source{x, w.depth, nullptr}, begin, end, arranged);
+            });
+        }
+        before = &w;
+        const Rows rows{count, arranged, out, nullptr, w.columns};
+        split(w.columns, kLeastWork / (w.depth * count) + 1, kColumnsMultiple, [&](int64_t begin, int64_t end) {
+            k.product(w, rows, begin, end, scratch(k.scratch_floats(w)));
+        });
+    }
+}
+
+}  // namespace quire

@@ -1,0 +1,51 @@
+// Weight matrices among an operation's inputs, and products with them.
+#pragma once
+
+#include "operation.h"
+
+namespace quire {
+
+constexpr int64_t kColumnsMultiple = 96;  // of columns that are multiplied apart: whole tiles of any kernel
+
+Storage storage_of(const std::string& mode);
+
+// Where the tensors of a weight are among an operation's inputs, and what they hold.
+struct Tensors {
+    Storage storage, scale_type;  // the type of affine's scales and biases
+    int bits, group;
+    bool has_biases, has_offsets, tiled;
+    int64_t columns, depth;
+    size_t first;  // of the inputs that are the weight's
+
+    // `expert`: which matrix of a stack.
+    Weight weight(const std::vector<array>& in, int64_t expert = 0) const;
+};
+
+// A matrix `[columns, depth]`, or a stack of them, of floats or codes.
+class Matrix {
+public:
+    Matrix(const array& weight, const std::optional<array>& scales, const std::optional<array>& biases,
+           const std::optional<array>& offsets, int group, int bits, const std::string& mode, bool tiled);
+
+    int64_t columns() const { return tensors_.columns; }
+    int64_t depth() const { return tensors_.depth; }
+    const array& values() const { return arrays_[0]; }
+
+    // Adds the matrix to the inputs.
+    Tensors among(std::vector<array>& inputs) const;
+
+private:
+    std::vector<array> arrays_;
+    Tensors tensors_;
+};
+
+// One of several products of the same rows.
+struct Product {
+    Weight weight;
+    float* out;  // [rows, columns]
+};
+
+// Rows `[count, depth]` by each weight.
+void multiply(const std::vector<Product>& products, const float* x, int64_t count);
+
+}  // namespace quire

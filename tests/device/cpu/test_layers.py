@@ -1,0 +1,114 @@
+"""What a layer does to rows as one operation: the bits of the operations apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.device.cpu.kernels import load_kernels
+from quire.device.cpu.operations import KernelOperations
+from quire.device.operations import (
+    GatedMatrices,
+    HeadPart,
+    Matrix,
+    Operations,
+    PackedWeight,
+    Packing,
+    in_tiles,
+)
+
+HIDDEN, WIDTH, DIM = 128, 192, 32
+
+
+@pytest.fixture
+def operations(compiled: Any) -> KernelOperations:
+    return KernelOperations(load_kernels(threads=1))
+
+
+def drawn(*shape: int, seed: int = 0) -> mx.array:
+    values = np.random.default_rng(seed).standard_normal(shape)
+    return mx.array(values.astype(np.float32))
+
+
+def floats(columns: int, depth: int, seed: int) -> Matrix:
+    return Matrix(drawn(columns, depth, seed=seed), drawn(columns, seed=seed + 1))
+
+
+def narrow(columns: int, depth: int, seed: int) -> Matrix:
+    return Matrix(drawn(columns, depth, seed=seed).astype(mx.bfloat16), None)
+
+
+def codes(columns: int, depth: int, seed: int) -> Matrix:
+    parts = mx.quantize(drawn(columns, depth, seed=seed), group_size=64, bits=8)
+    return Matrix(PackedWeight(*parts, Packing(64, 8, "affine")), drawn(columns, seed=seed + 1))
+
+
+def tiles(columns: int, depth: int, seed: int) -> Matrix:
+    parts = mx.quantize(drawn(columns, depth, seed=seed), group_size=64, bits=4)
+    packing = Packing(64, 4, "affine")
+    reads = KernelOperations(load_kernels(threads=1)).reads_tiles(packing)
+    laid = [in_tiles(each) if reads else each for each in parts]
+    return Matrix(PackedWeight(*laid, packing, tiled=reads), None)
+
+
+Make = Callable[[int, int, int], Matrix]
+KINDS: list[Make] = [floats, narrow, codes, tiles]
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh"])
+def test_a_gated_mlp(operations: KernelOperations, make: Make, activation: str) -> None:
+    gate, up = make(WIDTH, HIDDEN, 1), make(WIDTH, HIDDEN, 3)
+    # The last one is stored otherwise: its rows are arranged for themselves.
+    for down in (make(HIDDEN, WIDTH, 5), floats(HIDDEN, WIDTH, 5)):
+        for rows in (1, 20):
+            x = drawn(rows, HIDDEN)
+            gates, ups = operations.product(x, gate), operations.product(x, up)
+            inner = operations.gate(activation, gates, ups)
+            assert inner is not None
+            y = operations.gated_mlp(x, GatedMatrices(gate, up, down, activation))
+            assert y is not None
+            assert mx.array_equal(y, operations.product(inner, down))
+
+
+def test_a_gated_mlp_with_another_activation_is_left_to_others(
+    operations: KernelOperations,
+) -> None:
+    matrix = floats(HIDDEN, HIDDEN, 1)
+    assert (
+        operations.gated_mlp(drawn(1, HIDDEN), GatedMatrices(matrix, matrix, matrix, "relu2"))
+        is None
+    )
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_heads(operations: KernelOperations, make: Make) -> None:
+    norm = drawn(DIM, seed=9)
+    parts = (
+        HeadPart(make(4 * DIM, HIDDEN, 1), 4, norm, normed=True, rotated=True),
+        HeadPart(make(2 * DIM, HIDDEN, 3), 2, normed=True, rotated=True),
+        HeadPart(None, 2, normed=True),  # of the product before
+        HeadPart(floats(2 * DIM, HIDDEN, 5), 2),
+    )
+    for rows in (1, 20):
+        x, angles = drawn(rows, HIDDEN), 10 * drawn(rows, DIM // 4, seed=7)
+        for neighbours in (True, False):
+            turn = operations.rotation(mx.cos(angles), mx.sin(angles), neighbours)
+            for rotate in (turn, None):
+                found = operations.heads(x, parts, 1e-6, rotate)
+                expected = Operations.heads(operations, x, parts, 1e-6, rotate)
+                assert [each.shape for each in found] == [each.shape for each in expected]
+                pairs = zip(found, expected, strict=True)
+                assert all(mx.array_equal(ours, apart) for ours, apart in pairs)
+
+
+def test_heads_that_turn_otherwise_are_spelled_out(operations: KernelOperations) -> None:
+    parts = (HeadPart(floats(2 * DIM, HIDDEN, 1), 2, rotated=True),)
+    x = drawn(3, HIDDEN)
+    (doubled,) = operations.heads(x, parts, 1e-6, lambda y: 2 * y)
+    (plain,) = operations.heads(x, parts, 1e-6, None)
+    assert mx.array_equal(doubled, 2 * plain)
