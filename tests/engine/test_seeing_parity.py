@@ -30,6 +30,7 @@ from tests.support.parity import (
     count_encodes,
     opener,
     prompts,
+    under_pressure,
     with_media,
 )
 from tests.support.registered import CONFIGS
@@ -175,18 +176,8 @@ def test_packed_pre_empted_and_resumed(opened: Callable[[str], Opened], name: st
     loaded, config = opened(name)
     config = replace(config, kv_format=PAGE, prefix_cache=False)
     wanted = [replace(each, max_tokens=130) for each in requests(loaded, name)]
-    longest = max(len(each.prompt) + 130 for each in wanted)
-    largest = max(placed.item.tokens for each in wanted for placed in each.media)
-    probe = Company(loaded, config)
-    # Room for the longest, and so much more that another begins and both outgrow it.
-    least = probe.engine._scheduler.limits.worst_case_bytes(PAGE, longest, largest)
-    for share in (3 / 2, 7 / 4, 15 / 8):
-        company = Company(loaded, replace(config, kv_memory=int(least * share)))
-        company.run(wanted)
-        if company.engine.stats().preemptions:
-            break
-    assert company.engine.stats().preemptions > 0
-    assert_same(company.answers, alone(loaded, config, wanted), [each.id for each in wanted])
+    got = under_pressure(loaded, config, wanted)
+    assert_same(got, alone(loaded, config, wanted), [each.id for each in wanted])
 
 
 @pytest.mark.parametrize("name", SLOW)

@@ -349,6 +349,7 @@ PACKED_DAILY = ("qwen2_5_vl", "qwen3_vl", "qwen3_5")
     [
         pytest.param(name, marks=() if name in PACKED_DAILY else pytest.mark.slow)
         for name in CONFIGS
+        if not name.startswith("glm")  # see above
     ],
 )
 def test_packed_decoders_beside_plain_encoders(name: str, tmp_path: Path) -> None:

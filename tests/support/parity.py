@@ -268,6 +268,23 @@ def preempted(tokens: int) -> Scenario:
     return scenario
 
 
+def under_pressure(
+    loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
+) -> dict[str, Generated]:
+    """A budget that holds the longest, and so much more that another begins and both outgrow it."""
+    longest = max(len(each.prompt) + each.max_tokens for each in wanted)
+    largest = max(placed.item.tokens for each in wanted for placed in each.media)
+    limits = Company(loaded, config).engine._scheduler.limits
+    least = limits.worst_case_bytes(config.kv_format, longest, largest)
+    for share in (3 / 2, 7 / 4, 15 / 8):
+        company = Company(loaded, replace(config, kv_memory=int(least * share)))
+        company.run(wanted)
+        if company.engine.stats().preemptions:
+            break
+    assert company.engine.stats().preemptions > 0, "no budget was pressure"
+    return company.answers
+
+
 SCENARIOS: dict[str, Scenario] = {
     "batch of unequal lengths": in_batch,
     "staggered arrivals": staggered,
