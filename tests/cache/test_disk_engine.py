@@ -22,6 +22,7 @@ from quire.core.request import Request
 from quire.engine.engine import Engine
 from quire.models.loader import LoadedModel, open_model
 from quire.serving.engine_client import ProcessEngine
+from tests.support.everyday import everyday
 from tests.support.opened import Open, opener
 from tests.support.parity import Company, Generated, alone, assert_same, prompts
 from tests.support.tiny_models import tiny_model
@@ -36,6 +37,8 @@ CASES += [("gemma4", UNIFORM8), ("gemma4", TURBO), ("gemma4", HALF)]
 # Where a recurrent state shapes the keys, cutting a prompt elsewhere shifts them by 1e-6, and now
 # and then a coarse code with them: with or without a disk. Fine codes stay within the tolerance.
 CASES += [("qwen3_5", PAGE8)]
+DAILY = (("llama", PAGE4), ("gemma4", TURBO), ("gemma4", HALF), ("gemma4_ple", PLAIN))
+DAILY += (("qwen3_5", PAGE8),)
 
 LONG = prompts((300,), tokens=12)[0]
 OTHER = prompts((200,), seed=9)[0].prompt
@@ -82,7 +85,9 @@ def cached(company: Company, name: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("family", "format"), CASES, ids=[f"{family} {format.name}" for family, format in CASES]
+    ("family", "format"),
+    everyday(CASES, lambda *case: case in DAILY),
+    ids=[f"{family} {format.name}" for family, format in CASES],
 )
 def test_after_a_restart(
     opened: Callable[[str], LoadedModel], tmp_path: Path, family: str, format: KVFormat
@@ -115,7 +120,7 @@ def test_after_a_restart(
     ("family", "format"),
     [
         pytest.param("llama", PLAIN),
-        pytest.param("gemma4", PAGE8),
+        pytest.param("gemma4", PAGE8, marks=pytest.mark.slow),
         pytest.param("qwen3_5", PLAIN),
         pytest.param("llama", PAGE8, marks=pytest.mark.slow),
         pytest.param("gemma4", PLAIN, marks=pytest.mark.slow),

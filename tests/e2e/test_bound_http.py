@@ -11,6 +11,7 @@ from openai import OpenAI
 
 from tests.e2e.dialect_cases import Case, script_token, write_model
 from tests.support.child import running
+from tests.support.everyday import everyday
 from tests.support.serve_scripted import NAME
 from tests.text.dialects.scripts import TOOLS
 from tests.text.dialects.test_families import ASSISTANT
@@ -37,7 +38,7 @@ WRONG = {dialect: call.replace("city", "town") for dialect, call in CALLS.items(
 Ask = Callable[..., Any]
 
 
-@pytest.fixture(scope="module", params=list(CALLS))
+@pytest.fixture(scope="module", params=everyday(CALLS, lambda dialect: dialect == "gemma4"))
 def ask(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     """`ask(said, **fields)`: the choice of a model that thinks, then wants to say this."""
     dialect = request.param

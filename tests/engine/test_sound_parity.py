@@ -113,6 +113,11 @@ FAMILIES = {
 GEMMA = "Gemma 4"
 DAILY = (GEMMA, "Qwen3-Omni")
 """The others are slow; one scenario with sounds of Gemma 3n is in `test_gemma3n`."""
+GEMMAS = (
+    *((GEMMA, each, KVFormat()) for each in ("in chunks of 33", "pre-empted and resumed")),
+    *((GEMMA, each, PACKED) for each in ("in chunks of 9", "beside a cancelled neighbour")),
+)
+"""The scenarios of every day that one family has alone."""
 SOME_SLOW = [
     pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in FAMILIES
 ]
@@ -181,7 +186,7 @@ def test_sounds_change_the_answer(opened: Opened, family: str) -> None:
         pytest.param(
             *case,
             marks=()
-            if case[0] == GEMMA or (case[0] in DAILY and case[1:] == (BATCH, KVFormat()))
+            if (case[0] in DAILY and case[1:] == (BATCH, KVFormat())) or case in GEMMAS
             else pytest.mark.slow,
             id="-".join((*case[:2], case[2].name)),
         )

@@ -127,7 +127,7 @@ def test_ordinary_conversations_get_the_ids_that_they_always_had(name: str) -> N
         st.text(max_size=12) | st.text(alphabet="<|>/ \nturnthinkés▁", max_size=24), max_size=3
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize("kind", made.KINDS)
 def test_any_text_without_control_tokens(kind: str, contents: list[str]) -> None:
     tokenizer = made_tokenizer(kind)

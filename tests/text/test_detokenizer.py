@@ -48,7 +48,7 @@ def test_joined_pieces_of_any_text_are_the_full_decode(
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_random_ids_of_a_byte_level_model(data: st.DataObject) -> None:
     tokenizer = opened("byte_level")
     # Some ids are beyond the vocabulary, as those of padded embeddings are.
@@ -70,7 +70,7 @@ def byte_ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["gemma_like", "llama2_like"])
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_random_ids_of_a_byte_fallback_model(kind: str, data: st.DataObject) -> None:
     tokenizer = opened(kind)
     bytes_begin = tokenizer.token_id("<0x00>")
@@ -86,7 +86,7 @@ def test_random_ids_of_a_byte_fallback_model(kind: str, data: st.DataObject) -> 
 
 @pytest.mark.parametrize("kind", ["gemma_like", "llama2_like"])
 @given(raw=st.binary(max_size=12))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_bytes_that_are_no_text_leave_the_characters_beside_them_whole(
     kind: str, raw: bytes
 ) -> None:
@@ -99,7 +99,7 @@ def test_bytes_that_are_no_text_leave_the_characters_beside_them_whole(
 
 @pytest.mark.parametrize("kind", ["unigram", "word_piece", "without_decoder"])
 @given(data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_random_ids_of_other_models(kind: str, data: st.DataObject) -> None:
     tokenizer = opened(kind)
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))

@@ -109,7 +109,7 @@ def compare(ours: ChatTemplate, path: Path) -> None:
         max_size=4,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_same_rendered_text_of_random_messages(
     messages: list[dict[str, Any]], shared_folder: Path
 ) -> None:
