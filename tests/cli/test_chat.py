@@ -212,7 +212,7 @@ def test_a_stopped_answer_does_not_show_the_figures_of_the_one_before(
         talk.answer()
         assert talk.usage is not None
 
-        def interrupted(delta: object, answer: object) -> None:
+        def interrupted(delta: object, answer: object, shown: object) -> None:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(talk, "_show", interrupted)

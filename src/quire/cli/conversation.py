@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 from rich.console import Console
-from rich.live import Live
-from rich.markdown import Markdown
-from rich.spinner import Spinner
-from rich.text import Text
 
+from quire.cli.growing import View, view
 from quire.cli.load import unreachable
 from quire.cli.served import Server
 from quire.cli.sse_counter import error_message
@@ -103,9 +100,6 @@ class Chat:
         self.system = system
         self.messages: list[Message] = []
         self.usage: Usage | None = None
-        self._live: Live | None = None
-        self._waits = False  # whether what is drawn says that an answer is waited for
-        self._thinking = False  # whether the last piece shown was part of reasoning
 
     def answer(self) -> Reply:
         """Asks for the next turn, shows it while it streams, and remembers it.
@@ -116,48 +110,27 @@ class Chat:
             ChatError: the server refused or failed. Nothing is remembered.
         """
         answer = Reply()
-        self._thinking, self.usage = False, None
+        self.usage = None
         try:
-            with self._drawn() as watch:
+            with ExitStack() as stack:
+                shown = stack.enter_context(view(self._console))
+                watch = Watch(self.server, self.settings["model"], shown.wait)
+                if self._console.is_terminal:
+                    stack.enter_context(watch)
                 for delta in self._deltas():
                     watch.end()
-                    self._show(delta, answer)
+                    self._show(delta, answer, shown)
         except KeyboardInterrupt:
             answer.calls.clear()  # a call that was cut off can't be sent back
-            self._console.print("\n(stopped)", style="dim", highlight=False, end="")
-        self._console.print()
+            self._console.print("(stopped)", style="dim", highlight=False)
         for call in answer.calls.values():
-            function = call["function"]
-            self._write(f"{function['name']}({function['arguments']})\n", "cyan")
+            text = "{name}({arguments})".format(**call["function"])
+            self._console.print(text, style="cyan", markup=False, highlight=False, soft_wrap=True)
+        if self._console.is_terminal:
+            self._console.print()
         if answer.text or answer.calls:
             self.messages.append(answer.message())
         return answer
-
-    @contextmanager
-    def _drawn(self) -> Iterator[Watch]:
-        """Redraws the answer as it grows, and until it begins says what is waited for.
-
-        Nothing is drawn where nothing can be drawn again.
-        """
-        watch = Watch(self.server, self.settings["model"], self._wait)
-        if not self._console.is_terminal:
-            yield watch
-            return
-        with Live(console=self._console, vertical_overflow="visible") as self._live, watch:
-            self._wait("")
-            try:
-                yield watch
-            finally:
-                watch.end()
-                if self._waits:
-                    self._live.update("")
-        self._live = None
-
-    def _wait(self, words: str) -> None:
-        """Shows that an answer is waited for."""
-        if self._live is not None:
-            self._waits = True
-            self._live.update(Spinner("dots", Text(words, style="dim")))
 
     def models(self) -> list[str]:
         """The names that the server lists.
@@ -183,31 +156,14 @@ class Chat:
         except httpx.HTTPError as error:
             raise ChatError(f"the connection was lost: {error}") from error
 
-    def _show(self, delta: Message, answer: Reply) -> None:
-        if self._waits and self._live is not None:
-            self._live.update("")
-        self._waits = False
-        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-        text = delta.get("content")
-        if reasoning:
-            self._write(reasoning, "dim")
-            self._thinking = True
-        if text:
-            if self._thinking:
-                self._write("\n\n", "")
-                self._thinking = False
+    def _show(self, delta: Message, answer: Reply, shown: View) -> None:
+        if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
+            shown.think(reasoning)
+        if text := delta.get("content"):
             answer.text += text
-            if self._live is None:
-                self._write(text, "")
-            else:
-                self._live.update(Markdown(answer.text))
+            shown.say(text)
         for call in delta.get("tool_calls") or ():
             answer.add_call(call)
-
-    def _write(self, text: str, style: str) -> None:
-        self._console.print(
-            text, style=style, end="", markup=False, highlight=False, soft_wrap=True
-        )
 
     def _read_events(self, lines: Iterator[str], started: float) -> Iterator[Message]:
         """The deltas of a stream of chat completion chunks; takes down the usage.

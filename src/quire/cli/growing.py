@@ -1,0 +1,187 @@
+"""How an answer is shown while it grows: as it comes in a pipe, as Markdown in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.segment import Segment
+from rich.spinner import Spinner
+from rich.text import Text
+
+
+class View(Protocol):
+    """Where one answer is shown, from when it is asked for to its end."""
+
+    def __enter__(self) -> View: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...
+
+    def wait(self, words: str) -> None:
+        """Says what is waited for; of no answer of which anything has been shown."""
+        ...
+
+    def think(self, piece: str) -> None:
+        """Shows the next piece of the reasoning."""
+        ...
+
+    def say(self, piece: str) -> None:
+        """Shows the next piece of the answer."""
+        ...
+
+
+def view(console: Console) -> View:
+    """What suits a console."""
+    return Growing(console) if console.is_terminal else Plain(console)
+
+
+class Plain:
+    """Pieces, one after the other."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._thinking = False
+
+    def __enter__(self) -> Plain:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._console.print()
+
+    def wait(self, words: str) -> None:
+        """See `View`; a pipe has no place for what goes again."""
+
+    def think(self, piece: str) -> None:
+        """See `View`."""
+        self._thinking = True
+        self._write(piece, "dim")
+
+    def say(self, piece: str) -> None:
+        """See `View`."""
+        if self._thinking:
+            self._write("\n\n", "")
+            self._thinking = False
+        self._write(piece, "")
+
+    def _write(self, text: str, style: str) -> None:
+        self._console.print(
+            text, style=style, end="", markup=False, highlight=False, soft_wrap=True
+        )
+
+
+class Growing:
+    """Markdown in a terminal. What is complete is printed once; only the rest is drawn again.
+
+    A terminal cannot draw again what has left its screen, so of a rest that is higher the last
+    lines are shown until it is complete.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, transient=True)
+        self._rest = ""
+        self._rendered: Callable[[str], RenderableType] = Markdown
+        self._begun = False  # whether anything stands above, from which a blank line parts
+
+    def __enter__(self) -> Growing:
+        self._live.start()
+        self.wait("")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._live.update("")
+        self._live.stop()
+        self._settle(len(self._rest))
+
+    def wait(self, words: str) -> None:
+        """See `View`."""
+        self._live.update(Spinner("dots", Text(words, style="dim")))
+
+    def think(self, piece: str) -> None:
+        """See `View`."""
+        self._rendered = _thought
+        self._rest += piece
+        # Lines of reasoning stand together: the blank line is for the answer below.
+        complete = self._rest[: self._rest.rfind("\n") + 1]
+        if complete.strip():
+            self._console.print(_thought(complete))
+            self._rest = self._rest[len(complete) :]
+            self._begun = True
+        self._draw(apart=False)
+
+    def say(self, piece: str) -> None:
+        """See `View`."""
+        if self._rendered is _thought:
+            if self._rest.strip():
+                self._console.print(_thought(self._rest))
+                self._begun = True
+            self._rest, self._rendered = "", Markdown
+        self._rest += piece
+        if "\n" in piece:
+            self._settle(_last_block(self._rest))
+        self._draw(apart=self._begun)
+
+    def _settle(self, end: int) -> None:
+        """Prints the rest up to a place, for good."""
+        if self._rest[:end].strip():
+            if self._begun:
+                self._console.print()
+            self._console.print(self._rendered(self._rest[:end]))
+            self._begun = True
+        self._rest = self._rest[end:]
+
+    def _draw(self, *, apart: bool) -> None:
+        self._live.update(_LastLines(self._rendered(self._rest), apart=apart))
+
+
+def _thought(text: str) -> Text:
+    return Text(text.rstrip("\n"), style="dim")
+
+
+def _last_block(text: str) -> int:
+    """Where the last block of a Markdown text begins: those before it are complete."""
+    lines = [
+        token.map[0]
+        for token in Markdown(text).parsed
+        if token.level == 0 and token.nesting >= 0 and token.map
+    ]
+    line = lines[-1] if lines else 0
+    return sum(len(each) for each in text.splitlines(keepends=True)[:line])
+
+
+class _LastLines:
+    """As much of the end of something as a screen has room for.
+
+    Args:
+        apart: a blank line goes before it.
+    """
+
+    def __init__(self, whole: RenderableType, *, apart: bool) -> None:
+        self._whole = whole
+        self._apart = apart
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(self._whole, options.update(height=None), pad=False)
+        lines = [[Segment("")], *lines] if self._apart else lines
+        for line in lines[-max(1, console.height - 2) :]:
+            yield from line
+            yield Segment.line()
