@@ -20,8 +20,8 @@ from quire.media.fetch import FetchPolicy
 from quire.media.processors import open_processors
 from quire.media.processors.base import MediaPart, Parts
 from quire.media.source import FileLimits, MediaLimits, MediaSource
-from quire.serving import media
-from quire.serving.media import MediaLoader, Prompt, as_template_reads, files_of
+from quire.serving.media import MediaLoader, as_template_reads, files_of
+from quire.serving.placing import Prompt
 from tests.media.files import greys, video
 
 
@@ -60,29 +60,29 @@ async def test_images_in_flight_are_bounded(
     reader: MediaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (first,) = items_of(await reader.load(asking("red")))
-    prompt = reader.place([18], [first])
-    monkeypatch.setattr(media, "_HELD_BYTES", 3 * len(first.features))
+    prompt = reader.places.place([18], [first])
+    monkeypatch.setattr("quire.serving.held._HELD_BYTES", 3 * len(first.features))
     held = [Run(), Run()]
     for run in held:
-        reader.check_room([prompt])
-        reader.hold(run, [prompt])
-    reader.check_room([prompt])
+        reader.held.check_room([prompt])
+        reader.held.hold(run, [prompt])
+    reader.held.check_room([prompt])
     with pytest.raises(Overloaded, match="in flight") as refused:
-        reader.check_room([prompt, prompt])
+        reader.held.check_room([prompt, prompt])
     assert refused.value.code == "too_much_media_in_flight"
     del run
     held.pop()
     gc.collect()
-    reader.check_room([prompt, prompt])
+    reader.held.check_room([prompt, prompt])
 
 
 async def test_alone_a_request_may_hold_more(
     reader: MediaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it could never be served."""
-    monkeypatch.setattr(media, "_HELD_BYTES", 10)
+    monkeypatch.setattr("quire.serving.held._HELD_BYTES", 10)
     images = items_of(await reader.load(asking("red", "green")))
-    reader.check_room([reader.place([18, 18], images)])
+    reader.held.check_room([reader.places.place([18, 18], images)])
 
 
 async def test_the_first_image_too_many_is_named(reader: MediaLoader) -> None:
@@ -107,7 +107,7 @@ def image(tokens: int) -> MediaItem:
 
 def test_soft_tokens_take_the_places_of_marks(reader: MediaLoader) -> None:
     two, three = image(2), image(3)
-    prompt = reader.place([1, 18, 5, 18, 6], [two, three])
+    prompt = reader.places.place([1, 18, 5, 18, 6], [two, three])
     assert prompt.tokens == (1, 17, 18, 18, 19, 5, 17, 18, 18, 18, 19, 6)
     assert [(each.start, each.end) for each in prompt.media] == [(2, 4), (7, 10)]
     assert [each.item for each in prompt.media] == [two, three]
@@ -123,18 +123,18 @@ def test_kinds_may_have_one_token(reader: MediaLoader) -> None:
     )
     token = picture.placeholders.token
     shown, frames = image(2), replace(image(3), kind="video")
-    rendered = loader.spell(
+    rendered = loader.places.spell(
         "<|image|><film>", [(MediaPart(shown),), (MediaPart(frames, before="1:"),)]
     )
     assert rendered == "<|image|>1:<|image|>"
-    assert loader.marks == {"<|image|>", "<film>"}
-    found = loader.place([token, 5, token], [shown, frames])
+    assert loader.places.marks == {"<|image|>", "<film>"}
+    found = loader.places.place([token, 5, token], [shown, frames])
     assert [each.item for each in found.media] == [shown, frames]
 
 
 def test_an_image_without_a_place_is_refused(reader: MediaLoader) -> None:
     with pytest.raises(RequestError, match="a place for 1 of 2 media items"):
-        reader.place([18], [image(1), image(2)])
+        reader.places.place([18], [image(1), image(2)])
 
 
 def frame(time: str) -> MediaPart:
@@ -145,10 +145,12 @@ def test_frames_stand_behind_their_times(reader: MediaLoader) -> None:
     picture: Parts = (MediaPart(image(3)),)
     film = (frame("00:00 "), frame(" 00:07 "))
     rendered = "Here <|image|> and <|video|>, <|vid\udc00eo|>"
-    spelled = reader.spell(rendered, [picture, film])
+    spelled = reader.places.spell(rendered, [picture, film])
     assert spelled == ("Here <|image|> and 00:00 <|video|> 00:07 <|video|>, <|vid\udc00eo|>")
-    assert reader.spell(rendered, [picture]) == rendered
-    prompt = reader.place([1, 18, 5, 23, 6, 23], [picture[0].item, *(each.item for each in film)])
+    assert reader.places.spell(rendered, [picture]) == rendered
+    prompt = reader.places.place(
+        [1, 18, 5, 23, 6, 23], [picture[0].item, *(each.item for each in film)]
+    )
     assert prompt.tokens == (1, 17, 18, 18, 18, 19, 5, 17, 23, 23, 19, 6, 17, 23, 23, 19)
     assert [each.item.kind for each in prompt.media] == ["image", "video", "video"]
 
@@ -166,14 +168,14 @@ def test_marks_may_be_text_that_is_no_token(reader: MediaLoader) -> None:
     picture = reader._processors["image"]
     picture.placeholders = replace(picture.placeholders, mark="<image>", before=(), after=())
     loader = MediaLoader({"image": picture}, {"image": "<|image|>"}, FetchPolicy(), {})
-    assert loader.marks_by_kind == {"image": "<image>"}
-    rendered = loader.spell("<image>\na <im\udc00age>", [(MediaPart(image(2)),)])
+    assert loader.places.marks_by_kind == {"image": "<image>"}
+    rendered = loader.places.spell("<image>\na <im\udc00age>", [(MediaPart(image(2)),)])
     assert rendered == "<|image|>\na <im\udc00age>"
 
 
 def test_a_prompt_without_images_holds_nothing(reader: MediaLoader) -> None:
-    reader.hold(Run(), [Prompt((1, 2))])
-    assert reader._held == 0
+    reader.held.hold(Run(), [Prompt((1, 2))])
+    assert reader.held._held == 0
 
 
 async def test_moments_of_a_video_stand_behind_their_times_beside_a_picture(
@@ -202,12 +204,12 @@ async def test_moments_of_a_video_stand_behind_their_times_beside_a_picture(
 
     files = files_of(await loader.load((message,)))
     written = "A<|vision_start|><|{}_pad|><|vision_end|>"
-    spelled = loader.spell(written.format("video") + written.format("image"), files)
+    spelled = loader.places.spell(written.format("video") + written.format("image"), files)
 
     moment = "<|vision_start|><|video_pad|><|vision_end|>"
     times = f"<0.7 seconds>{moment}<3.2 seconds>{moment}"
     assert spelled == f"A{times}{written.format('image')}"
     items = [part.item for parts in files for part in parts]
-    prompt = loader.place([1, 8, 2, 8, 3, 7, 4], items)
+    prompt = loader.places.place([1, 8, 2, 8, 3, 7, 4], items)
     assert [each.item.kind for each in prompt.media] == ["video", "video", "image"]
     assert len(prompt.tokens) == 4 + sum(item.tokens for item in items)

@@ -80,7 +80,7 @@ class _RemoteStore:
 
 
 class _AskedFiles:
-    """Media that the server keeps; see `MediaLoader.answers`. Here it has no features."""
+    """Media that the server keeps; see `HeldMedia.answers`. Here it has no features."""
 
     def get(self, key: FileKey) -> Parts | None:
         parts: Parts | None = ask("file", key)

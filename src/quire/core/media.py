@@ -30,6 +30,9 @@ TOWER_COLOURS = {
 """By `model_type` of an encoder, what pictures were shown to it as."""
 
 
+LEARNED_ROWS = 5
+"""Rows before a picture's patches that a decoder learned which reads them itself (Falcon)."""
+
 MediaKey = tuple[str, bytes]
 """An item's kind and digest: equal ones stand for equal rows."""
 

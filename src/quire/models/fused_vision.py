@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quire.cache.specs import FullKV
-from quire.core.media import EVEN_COLOURS, PlacedMedia
+from quire.core.media import EVEN_COLOURS, LEARNED_ROWS, PlacedMedia
 from quire.models.attention import Attention, SelfAttention
 from quire.models.base import MediaEncoder, Module, Step
 from quire.models.layers import embed
@@ -95,10 +95,6 @@ def places(positions: mx.array) -> tuple[mx.array, mx.array]:
     return place(line, lines, columns), place(column, columns, lines)
 
 
-AROUND = 5
-"""Learned rows before a picture's patches, of their own tokens."""
-
-
 def positions(length: int, media: Sequence[PlacedMedia]) -> npt.NDArray[np.float32]:
     """Positions of a prompt's tokens, `[5, length]`.
 
@@ -113,7 +109,7 @@ def positions(length: int, media: Sequence[PlacedMedia]) -> npt.NDArray[np.float
     for placed in media:
         lines, columns = placed.item.shape
         line, column = np.indices((lines, columns)).reshape(2, -1) + 1
-        found[1:, placed.start + AROUND : placed.end] = (
+        found[1:, placed.start + LEARNED_ROWS : placed.end] = (
             *(-line, -column),
             *(np.full_like(each, -count) for each, count in ((line, lines), (column, columns))),
         )
@@ -151,7 +147,7 @@ class PatchEncoder(MediaEncoder):
 
     def rows(self, shape: tuple[int, ...]) -> int:
         lines, columns = shape
-        return AROUND + lines * columns
+        return LEARNED_ROWS + lines * columns
 
     def __call__(self, features: mx.array, shape: tuple[int, ...]) -> tuple[mx.array, ...]:
         (mean, *_), (std, *_) = EVEN_COLOURS.mean, EVEN_COLOURS.std

@@ -10,7 +10,7 @@ from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import SamplingParams
 from quire.serving.answer_grammar import AnswerFormat
-from quire.serving.media import Prompt
+from quire.serving.placing import Prompt
 from quire.text.dialects.base import Tool
 
 

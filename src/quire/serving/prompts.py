@@ -9,7 +9,8 @@ from typing import Any
 from quire.core.errors import ContextOverflow, RequestError
 from quire.core.info import ModelInfo
 from quire.serving.generation import Generation, NeedsJob, Prepared
-from quire.serving.media import MediaLoader, Prompt, as_template_reads, files_of, text_length
+from quire.serving.media import MediaLoader, as_template_reads, files_of, text_length
+from quire.serving.placing import Prompt
 from quire.text.controls import Controls
 from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
@@ -146,11 +147,11 @@ class Prompts:
     def _conversation(self, spec: Generation, limit: int) -> Prompt:
         """The prompt of messages whose media has been read."""
         files = files_of(spec.messages)
-        rendered = self.media.spell(self.render(spec), files)
+        rendered = self.media.places.spell(self.render(spec), files)
         self._check_text(self._controls.bare(rendered), spec.names.messages, limit)
         ids = self._controls.encode(rendered)
         items = [part.item for parts in files for part in parts]
-        return self.media.place(ids, items) if items else Prompt(tuple(ids))
+        return self.media.places.place(ids, items) if items else Prompt(tuple(ids))
 
     def render(self, spec: Generation) -> str:
         """What the template makes of the messages; text from outside is covered, see `Controls`."""
@@ -164,7 +165,7 @@ class Prompts:
             tools=controls.cover(tools) or None,
             add_generation_prompt=not spec.continue_final,
             continue_final=spec.continue_final,
-            marks=self.media.marks_by_kind,
+            marks=self.media.places.marks_by_kind,
             **controls.cover(self._variables(spec)),
         )
 

@@ -11,8 +11,9 @@ from quire.core.errors import EngineFailure, RequestError
 from quire.core.request import GrammarSpec, Request
 from quire.serving.constraints import Constraints
 from quire.serving.generation import Prepared
+from quire.serving.held import HeldMedia
 from quire.serving.interface import EngineClient
-from quire.serving.media import MediaLoader, Prompt
+from quire.serving.placing import Prompt
 from quire.serving.streams import ChoiceStream, GenerationStream, Observer, Unobserved
 from quire.text.detokenizer import Detokenizer
 from quire.text.dialects.base import Dialect, Vocabulary
@@ -41,7 +42,7 @@ class Submission:
         vocabulary: Vocabulary,
         dialect: Dialect,
         plain: Dialect,
-        media: MediaLoader,
+        media: HeldMedia,
         constraints: Constraints,
         *,
         default_max_tokens: int | None = None,

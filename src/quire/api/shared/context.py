@@ -180,7 +180,7 @@ class Context:
                 return await reader(self, request, body)
         assert self.jobs is not None, "nothing is elsewhere without jobs"
         lent: list[MediaItem] = []  # as long as the result refers to them
-        items = self.service.prompts.media.answers(lent)
+        items = self.service.prompts.media.held.answers(lent)
         known = items | dict(answers or {})
         work = self.jobs.run(_read_in_job, reader, _job_scope(request), body, answers=known)
         read: tuple[Result, dict[str, Any]] = await until_gone(request.receive, work)

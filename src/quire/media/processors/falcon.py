@@ -10,14 +10,12 @@ from typing import Self
 
 import PIL.Image
 
-from quire.core.media import MediaItem
+from quire.core.media import LEARNED_ROWS, MediaItem
 from quire.media.processors.base import Placeholders
 from quire.media.processors.qwen import QwenImageProcessor, check_stretch
 from quire.media.settings import Settings
 from quire.media.source import Detail
 
-_AROUND = 5
-"""Rows before a picture's patches, as in `quire.models.fused_vision`."""
 _LONGEST = 1024
 """Pixels of the longer side at most."""
 
@@ -49,9 +47,9 @@ class FalconImageProcessor(QwenImageProcessor):
         if size != picture.size:
             picture = picture.resize(size, PIL.Image.Resampling.BICUBIC)
         if isinstance(detail, int):
-            detail = max(1, detail - _AROUND)
+            detail = max(1, detail - LEARNED_ROWS)
         item = super().cut(picture, param, detail)
-        return replace(item, tokens=item.tokens + _AROUND, bidirectional=True)
+        return replace(item, tokens=item.tokens + LEARNED_ROWS, bidirectional=True)
 
 
 class PerceptionImageProcessor(FalconImageProcessor):

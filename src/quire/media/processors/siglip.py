@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from typing import Self
 
 import PIL.Image
@@ -18,12 +19,8 @@ _PRECISION = 1e-5
 _SCALES = _PRECISION / 10, 100.0
 
 
-class YoutuImageProcessor(QwenImageProcessor):
-    """The image processor of Youtu-VL.
-
-    A picture is shrunk only where it would have too many patches. That is a constant of the
-    published code, which does not read the `max_num_patches` of its settings.
-    """
+class Siglip2ImageProcessor(QwenImageProcessor):
+    """What the two have in common."""
 
     _filter = PIL.Image.Resampling.BILINEAR
 
@@ -35,7 +32,23 @@ class YoutuImageProcessor(QwenImageProcessor):
             ModelError: a value asks for pixels other than this computes.
         """
         check_pixels(settings, EVEN_COLOURS, BILINEAR)
-        vision = part(config, "vision_config")
+        return cls._of(settings, config, part(config, "vision_config"))
+
+    @classmethod
+    @abstractmethod
+    def _of(cls, settings: Settings, config: Settings, vision: Settings) -> Self:
+        """See `open`."""
+
+
+class YoutuImageProcessor(Siglip2ImageProcessor):
+    """The image processor of Youtu-VL.
+
+    A picture is shrunk only where it would have too many patches. That is a constant of the
+    published code, which does not read the `max_num_patches` of its settings.
+    """
+
+    @classmethod
+    def _of(cls, settings: Settings, config: Settings, vision: Settings) -> Self:
         patch, merge = vision.integer("patch_size", 16), vision.integer("spatial_merge_size", 2)
         return cls(
             Placeholders(config.integer("image_token_id", 128_264, least=0)),
@@ -48,23 +61,15 @@ class YoutuImageProcessor(QwenImageProcessor):
         return shrunk(height, width, self._patch * self._merge, most)
 
 
-class PhiImageProcessor(QwenImageProcessor):
+class PhiImageProcessor(Siglip2ImageProcessor):
     """The image processor of Phi-4-reasoning-vision: each patch becomes a row.
 
     A picture has about as many patches as its pixels fill, within bounds.
     """
 
-    _filter = PIL.Image.Resampling.BILINEAR
-
     @classmethod
-    def open(cls, settings: Settings, config: Settings) -> Self:
-        """As `preprocessor_config.json` and `config.json` say.
-
-        Raises:
-            ModelError: a value asks for pixels other than this computes.
-        """
-        check_pixels(settings, EVEN_COLOURS, BILINEAR)
-        patch = part(config, "vision_config").integer("patch_size", 16)
+    def _of(cls, settings: Settings, config: Settings, vision: Settings) -> Self:
+        patch = vision.integer("patch_size", 16)
         # The published code reads the bounds from the model's file.
         least, most = (
             config.integer(f"{each}_num_patches", settings.integer(f"{each}_num_patches", usual))
@@ -109,14 +114,22 @@ def filling(height: int, width: int, patch: int, most: float) -> tuple[int, int]
     return rows * patch, columns * patch
 
 
-def open_siglip2(settings: Settings, config: Settings) -> QwenImageProcessor:
-    """The processor of a model whose settings name SigLIP 2's, as conversions of both do.
+_BY_MODEL: dict[str, type[Siglip2ImageProcessor]] = {
+    "phi4-siglip": PhiImageProcessor,
+    "youtu_vl": YoutuImageProcessor,
+}
+"""By `model_type`: both name one processor."""
+
+
+def open_siglip2(settings: Settings, config: Settings) -> Siglip2ImageProcessor:
+    """The processor of a model whose settings name SigLIP 2's.
 
     Raises:
-        ModelError: see `YoutuImageProcessor.open`.
+        ModelError: see `Siglip2ImageProcessor.open`; or the model is none that has it.
     """
-    youtu = config.values.get("model_type") == "youtu_vl"
-    kind = YoutuImageProcessor if youtu else PhiImageProcessor
+    kind = _BY_MODEL.get(str(config.values.get("model_type")))
+    if kind is None:
+        raise config.error("model_type", f"whose pictures are not known (known: {[*_BY_MODEL]})")
     return kind.open(settings, config)
 
 

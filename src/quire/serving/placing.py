@@ -1,0 +1,100 @@
+"""Media in prompts: the places that a template leaves for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire.core.errors import RequestError
+from quire.core.media import MediaItem, PlacedMedia
+from quire.media.processors import MediaProcessor
+from quire.media.processors.base import Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's token ids, and the media whose placeholders are among them."""
+
+    tokens: tuple[int, ...]
+    media: tuple[PlacedMedia, ...] = ()
+
+
+class MediaPlaces:
+    """Puts media where the model's template marks it.
+
+    Args:
+        processors: the model's, by kind; empty in a model that takes text only.
+        tokens: the text of each processor's token, by kind.
+    """
+
+    def __init__(self, processors: Mapping[str, MediaProcessor], tokens: Mapping[str, str]) -> None:
+        self._processors = processors
+        self._tokens = tokens
+        self._marks = {
+            each.placeholders.mark or tokens[kind]: kind for kind, each in processors.items()
+        }
+
+    @property
+    def marks(self) -> frozenset[str]:
+        """The texts of a rendered template that media takes the place of."""
+        return frozenset(self._marks)
+
+    @property
+    def marks_by_kind(self) -> dict[str, str]:
+        """The text that media of a kind takes the place of."""
+        return {kind: mark for mark, kind in self._marks.items()}
+
+    def spell(self, rendered: str, files: Sequence[Parts]) -> str:
+        """A rendered template with the words of files' parts, and a token for each, at its marks.
+
+        Text from outside holds no marks: it is covered, see `Controls`.
+        """
+        tokens = {kind for mark, kind in self._marks.items() if mark == self._tokens[kind]}
+        if all(_bare(parts) and parts[0].item.kind in tokens for parts in files):
+            return rendered
+        following = iter(files)
+
+        def words(found: re.Match[str]) -> str:
+            token, parts = self._tokens[self._marks[found[0]]], next(following, None)
+            if parts is None:
+                return found[0]  # `place` refuses it
+            return "".join(f"{part.before}{token}{part.after}" for part in parts)
+
+        return re.sub("|".join(map(re.escape, self._marks)), words, rendered)
+
+    def place(self, ids: Sequence[int], items: Sequence[MediaItem]) -> Prompt:
+        """The prompt with each item's placeholders where the template's token for its kind stood.
+
+        Raises:
+            RequestError: the template has left an item out.
+        """
+        own = {kind: each.placeholders for kind, each in self._processors.items()}
+        # Of several kinds it may be the same, such as of pictures and of a video's frames.
+        known = {each.token for each in own.values()}
+        places = [(at, token) for at, token in enumerate(ids) if token in known]
+        if [token for _, token in places] != [own[item.kind].token for item in items]:
+            raise RequestError(
+                f"The model's chat template has a place for {len(places)} of {len(items)} media "
+                "items.",
+                param="messages",
+                code="unsupported_content",
+            )
+        tokens: list[int] = []
+        placed: list[PlacedMedia] = []
+        done = 0
+        for (at, _), item in zip(places, items, strict=True):
+            placeholders = own[item.kind]
+            tokens += ids[done:at]
+            tokens += placeholders.before
+            placed.append(PlacedMedia(len(tokens), item))
+            tokens += self._processors[item.kind].tokens(item)
+            tokens += placeholders.after
+            done = at + 1
+        tokens += ids[done:]
+        return Prompt(tuple(tokens), tuple(placed))
+
+
+def _bare(parts: Parts) -> bool:
+    """Whether a file is one item without words."""
+    return len(parts) == 1 and not parts[0].before and not parts[0].after
