@@ -17,6 +17,7 @@ from quire.core.errors import ModelError
 from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
 from tests.models.solo import solo_logits
+from tests.models.test_seeing import assert_near, packed
 from tests.support.families import HELD_AGAINST_MLX_LM
 from tests.support.hybrid import PROMPTS as HYBRID_PROMPTS
 from tests.support.original import CONFIGS, CONVERTED
@@ -159,6 +160,25 @@ def test_originals_are_as_their_conversions(name: str, tmp_path: Path) -> None:
     found, wanted = (solo_logits(each.model, tokens, media) for each in (ours, theirs))
     assert mx.abs(found - wanted).max().item() < 1e-5 * mx.abs(wanted).max().item()
     assert ours.context_length == theirs.context_length
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_conversions_of_originals_are_read_packed_too(name: str, tmp_path: Path) -> None:
+    """As mlx-vlm has them: the same names, and kernels with their channels last."""
+    original = published(name, random_weights(CONVERTED[name]))
+    converted = {
+        key: array.moveaxis(1, -1) if array.ndim == 4 and "pos_embed" not in key else array
+        for key, array in original.items()
+    }
+    kinds = [original, converted, *packed(converted, "language_model.")]
+    tokens, media = asked(name)
+    logits = [
+        solo_logits(opened(tmp_path / str(number), CONFIGS[name], kind).model, tokens, media)
+        for number, kind in enumerate(kinds)
+    ]
+    assert mx.array_equal(logits[0], logits[1])
+    assert_near(logits[2], logits[3])
 
 
 @pytest.mark.parametrize(
