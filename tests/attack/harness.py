@@ -32,7 +32,7 @@ SILENCE_S = 30.0
 """How long a stream may pause, or /health not answer. A hang guard: the machine may be busy."""
 
 _PROMPT = "Once upon a time there was a"
-_FIELDS = {"max_tokens": 60, "ignore_eos": True}
+_FIELDS = {"max_tokens": 30, "ignore_eos": True}
 _EVERY_S = 0.05
 
 

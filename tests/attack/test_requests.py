@@ -18,6 +18,7 @@ import pytest
 from quire.api.shared.seal import Seal
 from tests.attack.harness import MIB, Victim
 from tests.support.child import quire_serve
+from tests.support.everyday import everyday
 
 CHAT, MESSAGES, COUNT = "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens"
 
@@ -94,7 +95,11 @@ REQUESTS: dict[str, tuple[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+DAILY = ("calls", "errors", "stops", "thoughts", "escapes")
+"""One of each kind every day: a long prompt, a wrong body, a search, packed data, a file."""
+
+
+@pytest.mark.parametrize("name", everyday(REQUESTS, lambda name: name in DAILY))
 def test_a_neighbour_notices_nothing(victim: Victim, name: str) -> None:
     route, make = REQUESTS[name]
     body = json.dumps(make()).encode()
@@ -131,7 +136,7 @@ TOO_LONG: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TOO_LONG)
+@pytest.mark.parametrize("name", everyday(TOO_LONG, lambda name: name in ("chat", "tokenize")))
 def test_a_text_far_too_long_is_not_encoded_whole(victim: Victim, name: str) -> None:
     route, body = TOO_LONG[name]
     with victim.watched() as seen:
@@ -143,8 +148,9 @@ def test_a_text_far_too_long_is_not_encoded_whole(victim: Victim, name: str) -> 
     seen.check(peak=300 * MIB)  # copies of the body; encoded whole it takes 730 MiB more
 
 
-def test_what_is_kept_of_long_conversations_holds_up_nobody(victim: Victim) -> None:
-    route, parts = f"{victim.url}/v1/responses", [{"type": "input_text", "text": ""}] * 60_000
+@pytest.mark.parametrize("count", everyday([20_000, 60_000], lambda count: count == 20_000))
+def test_what_is_kept_of_long_conversations_holds_up_nobody(victim: Victim, count: int) -> None:
+    route, parts = f"{victim.url}/v1/responses", [{"type": "input_text", "text": ""}] * count
     said = [{"role": "user", "content": parts}, {"role": "user", "content": "x"}]
     with victim.watched() as seen:
         body: dict[str, Any] = {"input": said, "max_output_tokens": 16}

@@ -31,13 +31,13 @@ class InFlight:
 
 
 @contextmanager
-def streaming(child: Child) -> Iterator[InFlight]:
+def streaming(child: Child, tokens: int = _TOKENS) -> Iterator[InFlight]:
     """A stream that has begun; it has ended when the block is left."""
     begun, flight = threading.Event(), InFlight(Streamed())
 
     def stream() -> None:
         with Client(child.url) as client:
-            fields = {"max_tokens": _TOKENS, "ignore_eos": True}
+            fields = {"max_tokens": tokens, "ignore_eos": True}
             flight.answer = client.stream(_PROMPT, lambda _: begun.set(), **fields)
 
     thread = threading.Thread(target=stream)
@@ -53,7 +53,7 @@ def streaming(child: Child) -> Iterator[InFlight]:
 )
 def test_an_answer_in_flight_ends_by_itself(tmp_path: Path, number: signal.Signals) -> None:
     with quire_serve(tmp_path, "--stop-grace", "200") as child:
-        with streaming(child) as flight:
+        with streaming(child, 60) as flight:
             child.process.send_signal(number)
             assert child.process.wait(200) == 0
         assert flight.answer.finish == "length"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-import shtab
-
 from quire.cli.settings import Command
 from quire.cli.values import Flag
 
@@ -22,7 +20,9 @@ class CompletionCommand(Command):
 
     def run(self) -> int:
         """Prints the script."""
-        # Here, because `commands` imports this module.
+        # Here, because `commands` imports this module; `shtab`, because no other command needs it.
+        import shtab
+
         from quire.cli.commands import COMMANDS
         from quire.cli.flags import build_parser
 
