@@ -35,6 +35,7 @@ constexpr int64_t kSpanBytes = kSpan * kTile;
 constexpr int64_t kScaled = 16;       // groups whose scales are read at once
 constexpr int kTogether = 4;          // tiles of columns that share a read of x
 constexpr int64_t kRowsTogether = 256;
+constexpr int kFewByTiles = 4;        // rows that meet codes in tiles while these are in registers
 constexpr int64_t kAhead = 4096;      // bytes that are fetched before they are read, of codes in tiles
 
 inline bool in_integers(const Weight& w) {
@@ -42,8 +43,6 @@ inline bool in_integers(const Weight& w) {
 }
 inline bool in_nibbles(const Weight& w) { return w.bits == 4; }
 inline bool reads_tiles(Storage storage, int bits) { return bits == 4 && storage != Storage::mxfp8; }
-// Whether vectors of decoded codes meet all rows while they are in registers.
-inline bool few_by_tiles(const Weight& w, const Rows& rows) { return w.tiled && rows.count <= 4; }
 
 // -- rows of x --------------------------------------------------------------------------------------
 
@@ -324,12 +323,6 @@ struct Accumulator {
     }
 };
 
-// Adds the products of four codes a lane with four digits.
-inline void dot(__m512i& sum, __m512i codes, const uint8_t* digits) {
-    using Four = int32_t __attribute__((may_alias, aligned(1)));
-    asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(*(const Four*)digits));
-}
-
 template <int size> struct Vnni {
     static constexpr int64_t kScratch = 0;  // floats
     explicit Vnni(float*) {}
@@ -352,16 +345,21 @@ private:
         const uint8_t* codes = g.codes + tile * kSpanBytes;
         const uint8_t* x = g.digits + first * size;
         const int64_t between = g.rows * size;
-#pragma GCC unroll 32
-        for (int at = 0; at < size; at += 4) {
-            const __m512i unit = _mm512_load_si512(codes + at * kTile);
+        for (int at = 0; at < size; at += 4 * kChains) {
+#pragma GCC unroll 2
+            for (int chain = 0; chain < kChains; chain++) {
+                const int here = at + 4 * chain;
+                const __m512i unit = _mm512_load_si512(codes + here * kTile);
 #pragma GCC unroll 4
-            for (int row = 0; row < rows; row++) {
-                __m512i* sum = sums[at / 4 % kChains][row];
-                const uint8_t* four = x + row * size + at;
-                dot(sum[0], unit, four);
-                dot(sum[1], unit, four + between);
-                dot(sum[2], unit, four + 2 * between);
+                for (int row = 0; row < rows; row++) {
+#pragma GCC unroll 3
+                    for (int digit = 0; digit < kDigits; digit++) {
+                        int32_t four;
+                        std::memcpy(&four, x + row * size + here + digit * between, 4);
+                        __m512i& sum = sums[chain][row][digit];
+                        sum = _mm512_dpbusd_epi32(sum, unit, _mm512_set1_epi32(four));
+                    }
+                }
             }
         }
         const Accumulator add(g, tile);

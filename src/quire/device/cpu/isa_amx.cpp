@@ -217,7 +217,8 @@ int64_t scratch_floats(const Weight& w) {
 }
 
 void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
-    if (in_integers(w) && !few_by_tiles(w, rows)) return multiply_integers<Integers>(w, rows, begin, end, scratch);
+    const bool few = w.tiled && rows.count <= kFewByTiles;
+    if (in_integers(w) && !few) return multiply_integers<Integers>(w, rows, begin, end, scratch);
     if (!serves(w)) return vnni_kernels()->product(w, rows, begin, end, scratch);
     Product(w, rows, scratch).run(begin, end);
 }

@@ -20,7 +20,7 @@ int64_t scratch_floats(const Weight& w) {
 
 void product(const Weight& w, const Rows& rows, int64_t begin, int64_t end, float* scratch) {
     if (!in_integers(w)) return avx512_kernels()->product(w, rows, begin, end, scratch);
-    if (few_by_tiles(w, rows)) return multiply_few_by_tiles(w, rows, begin, end);
+    if (w.tiled) return multiply_by_tiles(w, rows, begin, end);
     multiply_integers<Vnni>(w, rows, begin, end, scratch);
 }
 
