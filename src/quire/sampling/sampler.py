@@ -20,7 +20,7 @@ from quire.core.request import SamplingParams
 from quire.core.sampling_params import MAX_LOGPROBS, is_greedy
 from quire.sampling.adjust import adjust, column
 from quire.sampling.rows import History, RowSampling, Sampled
-from quire.sampling.top import BLOCK, best, blocks_of, top
+from quire.sampling.top import BLOCK, blocks_of, top
 
 __all__ = ["History", "RowSampling", "Sampled", "is_greedy", "sample", "uniforms"]
 
@@ -75,7 +75,7 @@ def _choose(logits: mx.array, rows: Sequence[RowSampling]) -> mx.array:
     drawn = sum(len(members) for members in ways.values())
     if drawn == len(rows) and len(ways) == 1:
         return _draw(logits, rows, *ways)
-    tokens = best(logits)
+    tokens = mx.argmax(logits, axis=-1).astype(mx.int32)
     for size, members in ways.items():
         where = mx.array(members)
         tokens[where] = _draw(logits[where], [rows[i] for i in members], size)

@@ -10,8 +10,6 @@ BLOCK = 128
 """Tokens a block. The best k of a row lie in the k blocks with the best maxima, so k * BLOCK
 candidates are sorted instead of the vocabulary."""
 
-_LONG = 1 << 16
-
 
 def blocks_of(rows: mx.array, fill: float) -> mx.array:
     """[R, V] cut into [R, B, BLOCK], the last block filled up with `fill`."""
@@ -19,23 +17,6 @@ def blocks_of(rows: mx.array, fill: float) -> mx.array:
     if missing := -vocab % BLOCK:
         rows = mx.pad(rows, [(0, 0), (0, missing)], constant_values=fill)
     return rows.reshape(count, -1, BLOCK)
-
-
-def best(logits: mx.array) -> mx.array:
-    """The largest logit's index in each row, the first of equals; int32 [R].
-
-    Long rows in two levels, a block and an index in it: a GPU reads a row by one thread block, and
-    leaves most of the card idle where rows are few.
-    """
-    vocab = logits.shape[1]
-    if vocab < _LONG:
-        return mx.argmax(logits, axis=-1).astype(mx.int32)
-    blocks = blocks_of(logits, -math.inf)  # [R, B, BLOCK]
-    block = mx.argmax(blocks.max(axis=-1), axis=-1).astype(mx.int32)  # [R]
-    inside = mx.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]  # [R, BLOCK]
-    ids = block * BLOCK + mx.argmax(inside, axis=-1).astype(mx.int32)
-    # Blocks are filled up with tokens that don't exist; a NaN could choose one.
-    return mx.minimum(ids, vocab - 1) if vocab % BLOCK else ids
 
 
 def top(logits: mx.array, n: int) -> tuple[mx.array, mx.array]:
