@@ -87,6 +87,12 @@ def test_an_answer_is_shown_as_markdown_and_kept(page: Any, served: Served) -> N
     assert answer.locator("pre .code-call").inner_text() == "print"
     assert answer.locator("li").all_inner_texts() == ["one", "two"]
     assert answer.locator("td").all_inner_texts() == ["1", "2"]
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")  # no HTTPS
+    page.click("[aria-label='Copy code']")
+    page.wait_for_selector("#announcer:text-is('Copied.')")
+    page.focus(".write textarea")
+    page.keyboard.press("Control+V")
+    assert page.locator(".write textarea").input_value() == 'print("hi")'
     page.reload()
     page.wait_for_selector(".assistant strong")
     assert page.locator(".entries .entry").all_inner_texts() == ["Show me"]

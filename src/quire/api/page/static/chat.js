@@ -20,6 +20,7 @@ export class Chat {
     this.composer = new Composer((text, files) => this.send(text, files), () => this.stop());
     this.log = h("div", { class: "messages", role: "log", "aria-label": "Messages", "aria-live": "off" });
     this.scroller = h("div", { class: "scroller", tabindex: "-1", onscroll: () => this.scrolled() }, this.log);
+    for (const late of ["load", "loadedmetadata"]) this.log.addEventListener(late, () => this.follow(), true); // pictures and films grow
     this.title = h("h1", { class: "title" });
     const bar = h("div", { class: "chat-bar" }, this.title,
       iconButton("tune", "Parameters", () => this.parameters.show()),

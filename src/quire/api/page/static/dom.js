@@ -35,6 +35,7 @@ const ICONS = {
   video: "M4 6h11v12H4zM15 11l5-3v8l-5-3",
   image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15.5 9h.01",
   copy: "M9 9h10v11H9zM5 15V4h10",
+  done: "M5 12l5 5 9-10",
   edit: "M4 20l1-4L16 5l3 3L8 19zM14 7l3 3",
   again: "M19 12a7 7 0 1 1-2-5l2 2M19 4v5h-5",
   trash: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
@@ -54,6 +55,30 @@ export function icon(name) {
 /** A button that shows a sign alone. */
 export function iconButton(name, label, onclick, more = {}) {
   return h("button", { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...more }, icon(name));
+}
+
+/** A button that copies what `text` gives, and says that it did. */
+export function copyButton(label, text) {
+  const button = iconButton("copy", label, async () => {
+    if (!(await copied(text()))) return announce("The browser does not let the page copy.");
+    button.replaceChildren(icon("done"));
+    announce("Copied.");
+    setTimeout(() => button.replaceChildren(icon("copy")), 1500);
+  });
+  return button;
+}
+
+/** Whether a text has been copied. Where the page came by plain HTTP from another machine, there is the old way alone. */
+async function copied(text) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text).then(() => true, () => false);
+  const before = document.activeElement;
+  const field = h("textarea", { class: "unseen", value: text });
+  document.body.append(field);
+  field.select();
+  const done = document.execCommand("copy");
+  field.remove();
+  before?.focus();
+  return done;
 }
 
 /** Says something to a screen reader, without showing it. */

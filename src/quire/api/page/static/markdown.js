@@ -1,7 +1,7 @@
 // Markdown as models write it, to nodes. Pictures are never loaded and HTML is shown as it is written.
 
 import { Highlighted } from "./code.js";
-import { $, h, iconButton } from "./dom.js";
+import { $, copyButton, h } from "./dom.js";
 
 const DEEPEST = 12;
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/;
@@ -111,7 +111,7 @@ function fenced(lines, at, [, fence, language]) {
 
 class Code {
   constructor(text, language) {
-    const copy = iconButton("copy", "Copy code", () => navigator.clipboard?.writeText(this.text));
+    const copy = copyButton("Copy code", () => this.text);
     const bar = h("div", { class: "code-bar" }, h("span", {}, language || "text"), copy);
     const code = h("code");
     this.node = h("div", { class: "code" }, bar, h("pre", { tabindex: "0" }, code));

@@ -1,6 +1,6 @@
 // One message: thoughts folded, calls shown, and what one can do with it.
 
-import { h, icon, iconButton } from "./dom.js";
+import { copyButton, h, icon, iconButton } from "./dom.js";
 import { player } from "./files.js";
 import { loaded, seconds } from "./figures.js";
 import { codeBlock, Markdown } from "./markdown.js";
@@ -109,7 +109,7 @@ export class MessageView {
 
   feet() {
     const { message, actions } = this;
-    const copy = iconButton("copy", "Copy text", () => navigator.clipboard?.writeText(message.content));
+    const copy = copyButton("Copy text", () => message.content);
     if (message.role === "user") return [copy, iconButton("edit", "Edit and send again", () => this.edit())];
     if (message.role === "tool") return [];
     return [copy, iconButton("again", "Answer again", actions.again), this.stats];
