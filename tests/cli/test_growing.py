@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import sys
+import termios
 from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.live import Live
 
-from quire.cli.growing import Growing, view
+from quire.cli.growing import Growing, silent_keys, view
 
 
 class EagerLive(Live):
@@ -79,3 +82,17 @@ def test_a_pipe_gets_the_pieces_alone() -> None:
         plain.say("**a** [b]\n")
         plain.say("c")
     assert written(console) == "So.\n\n**a** [b]\nc\n"
+
+
+def test_keys_are_not_written_into_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, ours = os.openpty()
+    with os.fdopen(theirs), os.fdopen(ours) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+
+        def echoes() -> bool:
+            return bool(termios.tcgetattr(terminal)[3] & termios.ECHO)
+
+        assert echoes()
+        with silent_keys():
+            assert not echoes()
+        assert echoes()

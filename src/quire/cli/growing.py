@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import termios
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Protocol
 
@@ -95,9 +98,11 @@ class Growing:
         self._live = Live(console=console, transient=True)
         self._rest = ""
         self._rendered: Callable[[str], RenderableType] = Markdown
+        self._keys = ExitStack()
         self._begun = False  # whether anything stands above, from which a blank line parts
 
     def __enter__(self) -> Growing:
+        self._keys.enter_context(silent_keys())
         self._live.start()
         self.wait("")
         return self
@@ -108,9 +113,10 @@ class Growing:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._live.update("")
-        self._live.stop()
-        self._settle(len(self._rest))
+        with self._keys:
+            self._live.update("")
+            self._live.stop()
+            self._settle(len(self._rest))
 
     def wait(self, words: str) -> None:
         """See `View`."""
@@ -151,6 +157,23 @@ class Growing:
 
     def _draw(self, *, apart: bool) -> None:
         self._live.update(_LastLines(self._rendered(self._rest), apart=apart))
+
+
+@contextmanager
+def silent_keys() -> Iterator[None]:
+    """Keys that are pressed, Ctrl-C among them, are not written into what is drawn."""
+    try:
+        before = termios.tcgetattr(sys.stdin)
+    except (termios.error, OSError, ValueError):  # no terminal
+        yield
+        return
+    modes = [*before]
+    modes[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSADRAIN, modes)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def _thought(text: str) -> Text:
