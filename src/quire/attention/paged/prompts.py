@@ -22,6 +22,10 @@ from quire.cache.formats.base import PackedStore, WrittenBlocks
 from quire.cache.formats.paging import block_rows
 from quire.cache.specs import Ints
 
+_ELEMENTS = 1 << 24
+"""Of keys, and of values, that are decoded at once: 64 MB in float32, of which a few copies are in
+memory; what is kept has the queries' type."""
+
 
 class CodedPrompts:
     """Sequences with several rows each; what their layers share is made once.
@@ -32,8 +36,10 @@ class CodedPrompts:
 
     def __init__(self, metadata: AttentionMetadata) -> None:
         ids, self._by_block = side_by_side(metadata)
-        rows = block_rows(ids, metadata.spec.kv_heads) if len(ids) else None
-        self._rows = None if rows is None else rows[:, None]
+        rows, spec = block_rows(ids, metadata.spec.kv_heads)[:, None], metadata.spec
+        vector = max(spec.head_dim, spec.value_dim)
+        some = max(1, _ELEMENTS // (metadata.block_tokens * vector))
+        self._rows = [rows[start : start + some] for start in range(0, rows.shape[0], some)]
         self._few = int(metadata.counts.max()) <= FEW_ROWS
         self._table = mx.array(self._by_block.block_table)
         self._launches: list[tuple[slice, Launch]] = []
@@ -51,13 +57,15 @@ class CodedPrompts:
         Args:
             written: by each sequence.
         """
-        keys = [each.keys.flatten(0, 1) for each in written]
-        values = [each.values.flatten(0, 1) for each in written]
-        if self._rows is not None:
-            # [n, block_tokens, head_dim] and [n, block_tokens, value_dim]
-            of_keys, of_values = (each.astype(q.dtype) for each in store.read(self._rows).decoded())
-            keys.insert(0, of_keys)
-            values.insert(0, of_values)
+        keys: list[mx.array] = []  # [n, block_tokens, head_dim] each
+        values: list[mx.array] = []
+        for rows in self._rows:
+            some = mx.depends([rows], keys[-1:] + values[-1:])[0]
+            of_keys, of_values = store.read(some).decoded()
+            keys.append(of_keys.astype(q.dtype))
+            values.append(of_values.astype(q.dtype))
+        keys += [each.keys.flatten(0, 1) for each in written]
+        values += [each.values.flatten(0, 1) for each in written]
         blocks = mx.concatenate(keys), mx.concatenate(values)
         if not self._launches:
             self._launches = self._cut(shape)
