@@ -217,7 +217,7 @@ def heard_film(seen: MediaItem, heard: MediaItem) -> MediaItem:
 
 def parts_of(item: MediaItem) -> tuple[MediaItem, ...]:
     """A video and its sound; of other items the item."""
-    if item.kind != "video" or len(item.shape) == 4:
+    if item.kind != "video" or len(item.shape) < 6:
         return (item,)
     (moments, rows, columns, _), (frames, bins) = item.shape[:4], item.shape[4:]
     sounds = frames * bins * 4
