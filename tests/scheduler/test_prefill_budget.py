@@ -62,6 +62,7 @@ def test_where_nobody_generates_a_chunk_s_own_cost_is_a_fifth_of_a_step() -> Non
     pace = taught(chunk_s=0.03, token_s=3e-3, decode_s=0.03, step_s=0.06)
     assert grown(pace, 0) == pytest.approx(40, rel=0.3)
     assert grown(pace, 4) < 20
+    assert pace.prompt_budget(0, sits_out=True) < 20
 
 
 def test_where_nobody_generates_small_steps_do_not_teach_small_steps() -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Request
+from quire.scheduler.prefill_budget import PrefillBudget
 from tests.scheduler.simulation import GROUPS, PLAIN, SEALED, Simulation
 from tests.support.scripted_disk import ScriptedDisk
 
@@ -278,6 +280,25 @@ def test_what_cannot_be_cut_is_refused() -> None:
     simulation.sequence("r").constraint = Obedient()
     with pytest.raises(ValueError, match="constraint"):
         simulation.scheduler.truncate("r", 4)
+
+
+def test_the_budget_hears_of_who_sits_a_step_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, bool]] = []
+    budget = PrefillBudget.prompt_budget
+
+    def listens(self: PrefillBudget, rows: int, *args: Any, sits_out: bool = False) -> int:
+        told.append((rows, sits_out))
+        return budget(self, rows, *args, sits_out=sits_out)
+
+    monkeypatch.setattr(PrefillBudget, "prompt_budget", listens)
+    simulation = Simulation(GROUPS["full"], 4000)
+    simulation.add(Request("waits", (1, 2, 3), max_tokens=20))
+    simulation.sequence("waits").constraint = Obedient()
+    simulation.step()
+    simulation.add(Request("reads", tuple(range(40)), max_tokens=1))
+    simulation.run()
+    assert (0, True) in told
+    assert (1, False) in told
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "recurrent"])

@@ -185,11 +185,12 @@ class Planner:
         # a single token to go was planned as a generating row.
         prompts = [sequence for sequence in self.running if _reads(sequence, plan)]
         generating = sum(rows.count for rows in plan)
+        sits_out = not generating and len(prompts) < len(self.running)
         count = len(prompts) + len(self.waiting)
         self._admit(prompts, plan, self._prefill_budget.prompt_budget(generating, count))
         encoding, spent_s = self._plan_encoding(prompts, generating, count)
         prompts = [sequence for sequence in prompts if self._readable(sequence)]
-        budget = self._prefill_budget.prompt_budget(generating, count, spent_s)
+        budget = self._prefill_budget.prompt_budget(generating, count, spent_s, sits_out=sits_out)
         remaining = [self._readable(sequence) for sequence in prompts]
         shares = self._prefill_split.split(budget, remaining, self._prefill_budget.room(generating))
         for sequence, share in zip(prompts, shares, strict=True):

@@ -56,12 +56,15 @@ class PrefillBudget:
         stall = (self._stall_factor - 1) * self._decode_estimate(decode_rows)
         return min(self._step_s, max(1, prompts - 1) * stall)
 
-    def prompt_budget(self, decode_rows: int, prompts: int = 1, spent_s: float = 0.0) -> int:
+    def prompt_budget(
+        self, decode_rows: int, prompts: int = 1, spent_s: float = 0.0, *, sits_out: bool = False
+    ) -> int:
         """Prompt tokens that the next step may read beside `decode_rows` generating rows.
 
         Args:
             prompts: how many wait, begun or not.
             spent_s: what encoders take of the time.
+            sits_out: whether somebody who generates has no row in this step, and waits for its end.
         """
         room = self.room(decode_rows)
         chunk_s, token_s = self._cost.estimate()
@@ -69,7 +72,8 @@ class PrefillBudget:
             return min(room, _FIRST_TOKENS)
         seconds = self.seconds(decode_rows, prompts) - spent_s
         # Never so few that the chunk's own cost outweighs them: that reads slower and stalls more.
-        least, worth = (_MIN_TOKENS, 1) if decode_rows else (_FIRST_TOKENS, _UNHURRIED)
+        hurried = decode_rows > 0 or sits_out
+        least, worth = (_MIN_TOKENS, 1) if hurried else (_FIRST_TOKENS, _UNHURRIED)
         tokens = max((seconds - chunk_s) / token_s, worth * chunk_s / token_s, least)
         tokens = min(room, tokens, self._largest * _GROWTH)
         # Rounded up: a budget of one token must not become none, or the prompt would never end.
