@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from quire.attention.backend import Backends
@@ -18,7 +20,7 @@ from quire.device.device import current_device
 from quire.device.operations import Operations
 from quire.engine import runner
 from quire.engine.decode.whole import MOST_ROWS, WholeDecode, open_whole_decode
-from quire.models.base import named_parameters
+from quire.models.base import LanguageModel, named_parameters
 from quire.models.loader import LoadedModel
 from tests.engine.decode.test_recording import FAMILIES, packed_model
 from tests.support.parity import SCENARIOS, Company, Generated, alone, prompts
@@ -71,6 +73,23 @@ def test_logits_have_the_same_bits_in_any_batch(family: str) -> None:
             for position, logits in theirs.logits.items():
                 same = mx.array_equal(ours.logits[position], logits).item()
                 assert same, f"{name}: {request.id} at {position}"
+
+
+def test_rows_turn_by_their_positions(
+    wholes: list[WholeDecode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a picture they are not the tokens' numbers, behind a video they may be fractions."""
+    loaded = replace(opened(FAMILIES["qwen3_moe"]), fingerprint="half as far")
+
+    def half(model: LanguageModel, tokens: tuple[int, ...], media: object) -> Any:
+        return np.tile(np.arange(len(tokens), dtype=np.float32) / 2, (3, 1))
+
+    monkeypatch.setattr(type(loaded.model), "positions", half)
+    config = EngineConfig("", kv_memory=256 << 20, prefix_cache=False)
+    Company(loaded, config).run(prompts([90, 91], tokens=4))
+    (whole,) = wholes
+    assert whole.sound
+    assert all(whole.sound.values())
 
 
 def served(loaded: LoadedModel, requests: list[Request]) -> dict[str, Generated]:
