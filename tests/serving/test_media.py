@@ -22,7 +22,8 @@ from quire.media.processors.base import MediaPart, Parts
 from quire.media.source import FileLimits, MediaLimits, MediaSource
 from quire.serving.media import MediaLoader, as_template_reads, files_of
 from quire.serving.placing import Prompt
-from tests.media.files import greys, video
+from tests.media.files import greys, tone, video
+from tests.media.test_qwen_videos import omni
 
 
 def url(colour: str) -> str:
@@ -213,3 +214,24 @@ async def test_moments_of_a_video_stand_behind_their_times_beside_a_picture(
     prompt = loader.places.place([1, 8, 2, 8, 3, 7, 4], items)
     assert [each.item.kind for each in prompt.media] == ["video", "video", "image"]
     assert len(prompt.tokens) == 4 + sum(item.tokens for item in items)
+
+
+async def test_the_sound_of_a_video_stands_between_its_moments(tmp_path: Path) -> None:
+    limits = MediaLimits(1, FileLimits())
+    ours = omni(tmp_path)
+    loader = MediaLoader(
+        {"video": ours}, {"video": "<|video_pad|>"}, FetchPolicy(), {"video": limits}
+    )
+    film = base64.b64encode(video(greys(20), sound=tone(1.5))).decode()
+    source = MediaSource(f"data:video/mp4;base64,{film}", "p", "x", kind="video", sound=True)
+    asked = ({"role": "user", "content": [{"type": "video", "source": source}]},)
+
+    files = files_of(await loader.load(asked))
+    spelled = loader.places.spell("<|vision_start|><|video_pad|><|vision_end|>", files)
+
+    within = "<|audio_start|><|video_pad|><|audio_end|>"
+    assert spelled == f"<|vision_start|>{within}<|vision_end|>"
+    ((part,),) = files
+    prompt = loader.places.place([1, 8, 2], [part.item])
+    assert prompt.tokens == (1, *ours.tokens(part.item), 2)
+    assert set(prompt.tokens) == {1, 2, 8, 9}

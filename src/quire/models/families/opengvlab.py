@@ -59,7 +59,7 @@ _DECODERS = (
 )
 
 FAMILIES = (
-    Family("internvl", "InternVL 3, text, images and video", internvl),
+    Family("internvl", "InternVL 3 and 3.5, text, images and video", internvl),
     Family(
         "internvl_chat", "InternVL 2 to 3.5 as OpenGVLab has them, text and images", internvl_chat
     ),
