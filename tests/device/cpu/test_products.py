@@ -78,14 +78,19 @@ def test_tiles_and_vectors_of_integers_give_the_same_bits(compiled: Any, rows: i
 
 
 @pytest.mark.parametrize(
-    ("mode", "group"),
-    [("affine", 32), ("affine", 64), ("affine", 128), ("mxfp4", 32), ("nvfp4", 16)],
+    ("mode", "bits", "group"),
+    [
+        *(("affine", bits, group) for bits in (4, 8) for group in (32, 64, 128)),
+        ("mxfp4", 4, 32),
+        ("nvfp4", 4, 16),
+    ],
 )
-def test_weights_in_tiles_give_the_same_bits(ops: Any, mode: str, group: int) -> None:
-    if not ops.reads_tiles(4, mode):
+def test_weights_in_tiles_give_the_same_bits(ops: Any, mode: str, bits: int, group: int) -> None:
+    if not ops.reads_tiles(bits, mode):
         pytest.skip("these kernels read rows")
-    packing = {"group_size": group, "bits": 4, "mode": mode}
-    packed, x = mx.quantize(drawn(112, 1152), **packing), drawn(71, 1152, seed=1)
+    depth = 1152 if group == 128 else 1216  # the last 128 are not all there
+    packing = {"group_size": group, "bits": bits, "mode": mode}
+    packed, x = mx.quantize(drawn(112, depth), **packing), drawn(71, depth, seed=1)
     tiled = [in_tiles(each) for each in packed]
     offsets = drawn(112, seed=2)
     y = ops.product(x, *packed, offsets=offsets, **packing)

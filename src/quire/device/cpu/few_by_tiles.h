@@ -15,7 +15,9 @@ inline void dot(__m512i& sum, __m512i codes, const uint8_t* digits) {
 }
 
 // Some rows of a block by codes in tiles, which are decoded in registers. The sums are those of `IntegerProduct`.
-template <int size, int rows, bool table> class FewByTiles {
+template <int size, int rows, class Units> class FewByTiles {
+    static constexpr int kWord = 32 / Units::kBits;  // codes
+
 public:
     // `block`: the rows of the block, as arranged; `first`: the number of the first row there.
     FewByTiles(const Weight& w, const uint8_t* digits, int block, int first)
@@ -24,12 +26,12 @@ public:
     // Sums of a tile of columns.
     void tile(int64_t column, __m512* sums) const {
         const int64_t groups = w_.depth / size;
-        const uint8_t* codes = (const uint8_t*)w_.values + column * w_.depth / 2;
+        const uint8_t* codes = (const uint8_t*)w_.values + column * w_.depth * Units::kBits / 8;
         const uint8_t* digits = digits_;
         for (int row = 0; row < rows; row++) sums[row] = _mm512_setzero_ps();
         for (int64_t group = 0; group < groups; group++) {
             add(codes, digits, column * groups + group * kTile, sums);
-            codes += size / 8 * kUnit;
+            codes += size / kWord * kUnit;
             digits += kDigits * between_ + block_ * 8;
         }
     }
@@ -39,19 +41,20 @@ private:
     void add(const uint8_t* codes, const uint8_t* digits, int64_t at, __m512* sums) const {
         constexpr int kChains = rows <= 2 ? 2 : 1;  // of sums that do not wait for each other
         __m512i own[kChains][rows][kDigits] = {};
-#pragma GCC unroll 16
-        for (int word = 0; word < size / 8; word++) {
+#pragma GCC unroll 32
+        for (int word = 0; word < size / kWord; word++) {
             const __m512i words = _mm512_loadu_si512(codes + word * kUnit);
             _mm_prefetch((const char*)codes + word * kUnit + kAhead, _MM_HINT_T0);
-            const __m512i even = units_.even(words), odd = units_.odd(words);
+#pragma GCC unroll 2
+            for (int unit = 0; unit < kWord / 4; unit++) {
+                const __m512i four = units_.get(words, unit);
+                const uint8_t* x = digits + word * kWord + unit * 4;
+                auto& sum = own[(word * kWord / 4 + unit) % kChains];
 #pragma GCC unroll 4
-            for (int row = 0; row < rows; row++) {
-                const uint8_t* x = digits + row * size + word * 8;
+                for (int row = 0; row < rows; row++)
 #pragma GCC unroll 3
-                for (int digit = 0; digit < kDigits; digit++) {
-                    dot(own[0][row][digit], even, x + digit * between_);
-                    dot(own[kChains - 1][row][digit], odd, x + digit * between_ + 4);
-                }
+                    for (int digit = 0; digit < kDigits; digit++)
+                        dot(sum[row][digit], four, x + row * size + digit * between_);
             }
         }
         const Accumulator add(Sixteen(w_, at, at + kScaled * kTile, lanes(kTile)));
@@ -69,18 +72,18 @@ private:
     const uint8_t* digits_;
     int64_t between_;  // bytes between the digits of a number
     int block_, first_;
-    Nibbles<table> units_;
+    Units units_;
 };
 
 // A product with codes in tiles: a tile's codes stay in the cache while the rows pass, a few at a time.
-template <int size, bool table>
+template <int size, class Units>
 void product_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
     const int block = block_rows(0, rows.count);
     const auto* arranged = (const uint8_t*)aligned((float*)rows.arranged);
     const auto few = [&](auto count, int64_t row, int64_t column) {
         const uint8_t* digits = arranged + row / kTile * block_bytes(w, block);
         __m512 sums[count];
-        FewByTiles<size, count, table>(w, digits, block, (int)(row % kTile)).tile(column, sums);
+        FewByTiles<size, count, Units>(w, digits, block, (int)(row % kTile)).tile(column, sums);
         for (int r = 0; r < count; r++) write_row(w, rows, sums[r], row + r, column, kTile);
     };
     for (int64_t first = 0; first < rows.count; first += kPassing) {
@@ -98,14 +101,19 @@ void product_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t 
     }
 }
 
-inline void multiply_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
-    if (w.storage == Storage::nvfp4) return product_by_tiles<16, true>(w, rows, begin, end);
-    if (w.storage == Storage::mxfp4) return product_by_tiles<32, true>(w, rows, begin, end);
+template <class Units>
+void affine_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
     switch (w.group) {
-        case 32: return product_by_tiles<32, false>(w, rows, begin, end);
-        case 64: return product_by_tiles<64, false>(w, rows, begin, end);
-        default: return product_by_tiles<128, false>(w, rows, begin, end);
+        case 32: return product_by_tiles<32, Units>(w, rows, begin, end);
+        case 64: return product_by_tiles<64, Units>(w, rows, begin, end);
+        default: return product_by_tiles<128, Units>(w, rows, begin, end);
     }
+}
+
+inline void multiply_by_tiles(const Weight& w, const Rows& rows, int64_t begin, int64_t end) {
+    if (w.storage == Storage::nvfp4) return product_by_tiles<16, Nibbles<true>>(w, rows, begin, end);
+    if (w.storage == Storage::mxfp4) return product_by_tiles<32, Nibbles<true>>(w, rows, begin, end);
+    w.bits == 4 ? affine_by_tiles<Nibbles<false>>(w, rows, begin, end) : affine_by_tiles<Bytes>(w, rows, begin, end);
 }
 
 }  // namespace

@@ -16,6 +16,7 @@
 
 #include "kernels.h"
 #include "tiles.h"
+#include "units.h"
 
 namespace {  // compiled for each instruction set that includes it
 
@@ -29,20 +30,20 @@ using quire::tiles::transpose;
 using quire::tiles::write_row;
 
 constexpr int kDigits = 3;
-constexpr int kUnit = 64;             // bytes
 constexpr int64_t kSpan = 128;        // depth that is decoded at once: at least a group
 constexpr int64_t kSpanBytes = kSpan * kTile;
 constexpr int64_t kScaled = 16;       // groups whose scales are read at once
 constexpr int kTogether = 4;          // tiles of columns that share a read of x
 constexpr int64_t kRowsTogether = 256;
 constexpr int kFewByTiles = 4;        // rows that meet codes in tiles while these are in registers
-constexpr int64_t kAhead = 4096;      // bytes that are fetched before they are read, of codes in tiles
 
 inline bool in_integers(const Weight& w) {
     return w.storage == Storage::affine || w.storage == Storage::mxfp4 || w.storage == Storage::nvfp4;
 }
 inline bool in_nibbles(const Weight& w) { return w.bits == 4; }
-inline bool reads_tiles(Storage storage, int bits) { return bits == 4 && storage != Storage::mxfp8; }
+inline bool reads_tiles(Storage storage, int bits) {
+    return storage != Storage::mxfp8 && (bits == 4 || bits == 8);
+}
 
 // -- rows of x --------------------------------------------------------------------------------------
 
@@ -131,26 +132,6 @@ inline void load_columns(const uint8_t* values, int64_t stride, int count, int b
     }
 }
 
-// The first words of a tile of codes, 16 at most. Fetches what follows into the cache.
-inline void load_tile(const uint8_t* from, int words, __m512i* to) {
-    for (int i = 0; i < kTile; i++, from += kUnit) {
-        to[i] = i < words ? _mm512_loadu_si512(from) : _mm512_setzero_si512();
-        _mm_prefetch((const char*)from + kAhead, _MM_HINT_T0);
-    }
-}
-
-// Two units of a word of each column: nibbles in low halves of bytes, and in high ones. `table`: E2M1.
-template <bool table> struct Nibbles {
-    __m512i even(__m512i words) const { return value(_mm512_and_si512(words, low_)); }
-    __m512i odd(__m512i words) const { return value(_mm512_and_si512(_mm512_srli_epi32(words, 4), low_)); }
-
-private:
-    __m512i value(__m512i codes) const { return table ? _mm512_shuffle_epi8(doubled_, codes) : codes; }
-    const __m512i low_ = _mm512_set1_epi8(15);
-    const __m512i doubled_ = _mm512_broadcast_i32x4(  // and 12 more
-        _mm_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0));
-};
-
 // How codes become unsigned bytes.
 class Decoder {
 public:
@@ -174,6 +155,11 @@ public:
             table_ ? nibbles<true>(from, count, at, depth, to) : nibbles<false>(from, count, at, depth, to);
             return;
         }
+        if (w_.tiled) {  // whose words are units
+            for (int64_t done = 0; done < depth; done += 4 * kTile)
+                bytes(from + (at + done) * kTile, (int)(depth - done) / 4, to + done * kTile);
+            return;
+        }
         from += at * w_.bits / 8;
         for (int64_t done = 0; done < depth; done += 64) {
             const int64_t codes = std::min<int64_t>(64, depth - done);
@@ -193,9 +179,15 @@ private:
             transpose(words);
         }
         for (int i = 0; i < kTile; i++) {
-            _mm512_store_si512(to + 2 * i * kUnit, units.even(words[i]));
-            _mm512_store_si512(to + (2 * i + 1) * kUnit, units.odd(words[i]));
+            _mm512_store_si512(to + 2 * i * kUnit, units.get(words[i], 0));
+            _mm512_store_si512(to + (2 * i + 1) * kUnit, units.get(words[i], 1));
         }
+    }
+
+    static void bytes(const uint8_t* from, int count, uint8_t* to) {
+        __m512i words[kTile];
+        load_tile(from, count, words);
+        for (int i = 0; i < kTile; i++) _mm512_store_si512(to + i * kUnit, words[i]);
     }
 
     // Codes of any number of bits, `codes` of each column, at most 64.
