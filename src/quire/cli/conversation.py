@@ -7,17 +7,19 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from rich.console import Console
 
-from quire.cli.growing import View, view
 from quire.cli.load import unreachable
 from quire.cli.served import Server
 from quire.cli.sse_counter import error_message
 from quire.cli.waiting import Watch
 from quire.core.errors import QuireError
+
+if TYPE_CHECKING:
+    from quire.cli.growing import View
 
 Message = dict[str, Any]
 
@@ -109,6 +111,9 @@ class Chat:
         Raises:
             ChatError: the server refused or failed. Nothing is remembered.
         """
+        # Here, because every command loads this module, and Markdown takes a while to load.
+        from quire.cli.growing import view
+
         answer = Reply()
         self.usage = None
         try:
