@@ -5,7 +5,7 @@
 
 namespace {
 
-constexpr int64_t kPassing = 64;    // rows whose digits stay in the cache while columns pass
+constexpr int64_t kPassing = 64;  // rows whose digits stay in the cache while columns pass
 
 // Adds the products of four codes a lane with four digits, which are read by the same instruction. Only for
 // unrolled code: in a loop the compiler would store all sums in each turn, lest the digits lie among them.
@@ -41,6 +41,7 @@ private:
     void add(const uint8_t* codes, const uint8_t* digits, int64_t at, __m512* sums) const {
         constexpr int kChains = rows <= 2 ? 2 : 1;  // of sums that do not wait for each other
         __m512i own[kChains][rows][kDigits] = {};
+        const uint8_t* const x[kDigits] = {digits, digits + between_, digits + 2 * between_};
 #pragma GCC unroll 32
         for (int word = 0; word < size / kWord; word++) {
             const __m512i words = _mm512_loadu_si512(codes + word * kUnit);
@@ -48,13 +49,13 @@ private:
 #pragma GCC unroll 2
             for (int unit = 0; unit < kWord / 4; unit++) {
                 const __m512i four = units_.get(words, unit);
-                const uint8_t* x = digits + word * kWord + unit * 4;
+                const int at = word * kWord + unit * 4;
                 auto& sum = own[(word * kWord / 4 + unit) % kChains];
 #pragma GCC unroll 4
                 for (int row = 0; row < rows; row++)
 #pragma GCC unroll 3
                     for (int digit = 0; digit < kDigits; digit++)
-                        dot(sum[row][digit], four, x + row * size + digit * between_);
+                        dot(sum[row][digit], four, x[digit] + row * size + at);
             }
         }
         const Accumulator add(Sixteen(w_, at, at + kScaled * kTile, lanes(kTile)));
