@@ -122,5 +122,5 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._in_head:
             begun = self.cycle is None or self._received > 0
             return begun and elapsed > self.limits.head_s
-        most = self.limits.body_s + self._received / self.limits.body_rate
-        return not self.flow.read_paused and elapsed > most
+        allowed = self.limits.body_s + self._received / self.limits.body_rate
+        return not self.flow.read_paused and elapsed > allowed

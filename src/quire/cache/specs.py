@@ -83,7 +83,7 @@ class GroupSpec(LayerSpec):
         """
 
     @abstractmethod
-    def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+    def max_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
         """The most blocks that a sequence of so many tokens holds at any time.
 
         Args:
@@ -183,7 +183,7 @@ class FullKV(AttentionSpec):
     def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
         return -(-tokens // block_tokens)
 
-    def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+    def max_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
         return -(-tokens // block_tokens)
 
 
@@ -214,7 +214,7 @@ class WindowKV(AttentionSpec):
     def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
         return min(-(-tokens // block_tokens), -(-self.window // block_tokens) + 1)
 
-    def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+    def max_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
         whole = -(-image // block_tokens) if self.bidirectional_media else 0
         return min(-(-tokens // block_tokens), self.window // block_tokens + 3 + whole)
 
@@ -241,7 +241,7 @@ class ChunkedKV(AttentionSpec):
     def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
         return min(-(-tokens // block_tokens), -(-self.chunk // block_tokens) + 1)
 
-    def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+    def max_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
         return min(-(-tokens // block_tokens), self.chunk // block_tokens + 3)
 
 
@@ -269,7 +269,7 @@ class CrossKV(KVSpec):
     def blocks_between_steps(self, tokens: int, block_tokens: int) -> int:
         return 0
 
-    def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+    def max_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
         return 0  # those of media are counted with the media
 
 
@@ -297,7 +297,7 @@ class RecurrentState(GroupSpec):
     def blocks_at_start(self, missing: int) -> int:
         return 1
 
-    def most_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
+    def max_blocks(self, tokens: int, block_tokens: int, image: int) -> int:
         return 1
 
 

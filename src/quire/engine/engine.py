@@ -79,7 +79,7 @@ class Engine:
             DTYPES[loaded.dtype],
             observe,
             loaded.fingerprint,
-            even=config.batch_invariant,
+            batch_invariant=config.batch_invariant,
         )
         budget = kv_budget(config, loaded.parameter_bytes)
         manager = BlockManager(budget, self._runner.pools.block_bytes)

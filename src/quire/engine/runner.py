@@ -83,7 +83,7 @@ class Runner:
         dtype: the model's.
         observe: called with each step's logits `[R, vocab]` and whose they are; for tests.
         identity: of the weights, see `LoadedModel.fingerprint`.
-        even: a row's bits do not depend on the other rows.
+        batch_invariant: a row's bits do not depend on the other rows.
 
     Raises:
         ModelError: rows cannot be computed so.
@@ -97,7 +97,7 @@ class Runner:
         observe: Callable[[list[SampledRow], mx.array], None] | None = None,
         identity: str = "",
         *,
-        even: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         self.model = model
         specs = model.layout
@@ -109,7 +109,9 @@ class Runner:
         self.spill: SpillTo | None = None
         """Takes blocks that leave memory, if there is a disk tier."""
         self._attention = Attention(layout, self.pools, open_backends())
-        self._whole = open_whole_decode(model, layout, self.pools, identity, even=even)
+        self._whole = open_whole_decode(
+            model, layout, self.pools, identity, batch_invariant=batch_invariant
+        )
         self._vectors = VectorStage(model)
         self._observe = observe
         self._running: LaunchedStep | None = None

@@ -22,15 +22,15 @@ class Settings:
     prefix: str
     values: dict[str, Any]
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         """An integer of at least `least`; without a default the key has to be there.
 
         Raises:
             ModelError: it is something else.
         """
         value = self.values.get(key, default)
-        if type(value) is not int or value < least:
-            raise self.error(key, f"not a whole number from {least} up")
+        if type(value) is not int or value < minimum:
+            raise self.error(key, f"not a whole number from {minimum} up")
         return value
 
     def number(self, key: str, default: float) -> float:

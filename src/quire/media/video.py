@@ -82,10 +82,12 @@ class Video:
             raise refusal(self._param, "it ends before its last frame; it is cut short")
 
     def _check_size(self, width: int, height: int) -> None:
-        most = self._limits.pixels
-        if width * height > most:
+        maximum = self._limits.pixels
+        if width * height > maximum:
             size = f"{width} x {height} pixels"
-            raise refusal(self._param, f"a frame has {size}, more than {most} in all", "too_large")
+            raise refusal(
+                self._param, f"a frame has {size}, more than {maximum} in all", "too_large"
+            )
 
 
 @contextmanager

@@ -31,7 +31,7 @@ class Mamba2:
         eps: of the norm of the output, which spans a group's heads; None is no norm.
         norm_first: the output is normalised before its gate, not after.
         out_bias: the last projection has a bias; None is as `bias`, which is of the first.
-        least_step, most_step: bounds of a token's step size.
+        min_step, max_step: bounds of a token's step size.
     """
 
     heads: int
@@ -45,8 +45,8 @@ class Mamba2:
     conv_bias: bool = True
     bias: bool = False
     out_bias: bool | None = None
-    least_step: float = 0.0
-    most_step: float = float("inf")
+    min_step: float = 0.0
+    max_step: float = float("inf")
 
     @property
     def attribute(self) -> str:
@@ -120,7 +120,7 @@ class Mamba2Mixer(Module):
         cuts = [kind.width, kind.width + kind.channels]
         gate, mixed, steps = mx.split(self.in_proj(x[order]), cuts, axis=-1)
         steps = mx.logaddexp(steps.astype(mx.float32) + self.dt_bias, 0.0)
-        steps = mx.clip(steps, kind.least_step, kind.most_step)  # [T, heads]
+        steps = mx.clip(steps, kind.min_step, kind.max_step)  # [T, heads]
         y = over_segments(
             segments, lambda segment, part: self._advance(segment, mixed[part], steps[part])
         )

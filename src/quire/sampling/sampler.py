@@ -154,11 +154,11 @@ def _with_logprobs(logits: mx.array, tokens: mx.array, rows: Sequence[RowSamplin
     whole = mx.logsumexp(part, axis=-1, keepdims=True)  # [W, 1]
     chosen = mx.take_along_axis(part, tokens[where][:, None], axis=-1) - whole
     logprobs = mx.zeros(len(rows)).at[where].add(chosen[:, 0])
-    most = max(rows[i].params.logprobs or 0 for i in wanted)
-    if most == 0:
+    highest = max(rows[i].params.logprobs or 0 for i in wanted)
+    if highest == 0:
         return Sampled(tokens, logprobs)
     ids, values = top(part, min(MAX_LOGPROBS, part.shape[1]))
-    count = min(most, ids.shape[1])
+    count = min(highest, ids.shape[1])
     shape = (len(rows), count)
     top_ids = mx.zeros(shape, dtype=mx.int32).at[where].add(ids[:, :count])
     return Sampled(

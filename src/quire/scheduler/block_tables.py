@@ -148,7 +148,7 @@ class BlockTables:
                 table[number] = None
                 number -= 1
 
-    def most_drafts(self, sequence: Sequence) -> int:
+    def max_drafts(self, sequence: Sequence) -> int:
         """How many drafts the next rows may have, so that `settle` can undo them.
 
         What a wrong draft wrote is written anew, but for two things. The tail is quantised when it

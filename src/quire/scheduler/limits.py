@@ -86,7 +86,7 @@ class Limits:
         total = 0
         for group in self._groups:
             block_bytes = self._manager.capacity.block_bytes(PoolKey(group.index, format))
-            blocks = group.spec.most_blocks(tokens, self._size, item)
+            blocks = group.spec.max_blocks(tokens, self._size, item)
             total += (blocks if group.spec.cross is None else crossed) * block_bytes
             if format.has_tail and group.spec.attention is not None:
                 total += self._manager.capacity.block_bytes(PoolKey(group.index, format, tail=True))

@@ -164,15 +164,15 @@ class Planner:
             planned: rows of the step so far.
         """
         progress = sequence.progress
-        most = min(
+        limit = min(
             sequence.request.max_tokens - progress.generated,
             sequence.max_context - progress.known,
-            self.tables.most_drafts(sequence) + 1,
+            self.tables.max_drafts(sequence) + 1,
             self._prefill_budget.room(planned),
         )
-        if sequence.proposer is None or sequence.constraint is not None or most <= 1:
+        if sequence.proposer is None or sequence.constraint is not None or limit <= 1:
             return ()
-        drafts = tuple(sequence.proposer.propose(progress.tokens, most - 1))[: most - 1]
+        drafts = tuple(sequence.proposer.propose(progress.tokens, limit - 1))[: limit - 1]
         end = progress.known + len(drafts)
         if self.tables.reserve_spares(sequence) and self.tables.extend(sequence, end):
             return drafts

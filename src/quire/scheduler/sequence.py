@@ -42,8 +42,8 @@ class LoopDetector(Protocol):
 class Proposer(Protocol):
     """Guesses the next tokens of one sequence, which a step then checks all at once."""
 
-    def propose(self, tokens: Seq[int], most: int) -> Seq[int]:
-        """Drafts of the tokens that follow `tokens`, `most` of them or fewer."""
+    def propose(self, tokens: Seq[int], limit: int) -> Seq[int]:
+        """Drafts of the tokens that follow `tokens`, `limit` of them or fewer."""
         ...
 
 

@@ -200,7 +200,7 @@ class _Spelled:
 
     def __init__(self, texts: Collection[str]) -> None:
         self._pattern = re.compile(_any_of(texts)) if texts else None
-        self._most = max(map(len, texts), default=0)
+        self._longest = max(map(len, texts), default=0)
         self._firsts = frozenset(text[0] for text in texts)
         self._lasts = frozenset(text[-1] for text in texts)
         heads = {text[:size] for text in texts for size in range(1, len(text))}
@@ -220,7 +220,7 @@ class _Spelled:
             return text
         if text in self._bracketed:
             return text[0] + SENTINEL + text[1:]
-        head, tail = text[: self._most], text[-self._most :]
+        head, tail = text[: self._longest], text[-self._longest :]
         if any(first in text for first in self._firsts):
             text = self._pattern.sub(lambda found: found[0][0] + SENTINEL + found[0][1:], text)
         if not self._lasts.isdisjoint(head) and any(

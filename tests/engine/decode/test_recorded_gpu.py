@@ -48,8 +48,8 @@ def wholes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[WholeDecode]]:
     """Those that engines open from now on."""
     found: list[WholeDecode] = []
 
-    def noted(*arguments: Any, even: bool) -> WholeDecode | None:
-        whole = open_whole_decode(*arguments, even=even)
+    def noted(*arguments: Any, batch_invariant: bool) -> WholeDecode | None:
+        whole = open_whole_decode(*arguments, batch_invariant=batch_invariant)
         if whole is not None:
             found.append(whole)
         return whole
@@ -88,8 +88,8 @@ def test_rows_turn_by_their_positions(
     config = EngineConfig("", kv_memory=256 << 20, prefix_cache=False)
     Company(loaded, config).run(prompts([90, 91], tokens=4))
     (whole,) = wholes
-    assert whole.sound
-    assert all(whole.sound.values())
+    assert whole.verified
+    assert all(whole.verified.values())
 
 
 def served(loaded: LoadedModel, requests: list[Request]) -> dict[str, Generated]:
@@ -117,9 +117,9 @@ def test_recorded_steps_compute_what_the_model_does(
             company = Company(loaded, config)
         answers |= company.run(own)
     (whole,) = wholes
-    assert whole.sound == {(KVFormat(), count): True for count in counts}
+    assert whole.verified == {(KVFormat(), count): True for count in counts}
 
-    monkeypatch.setattr(runner, "open_whole_decode", lambda *arguments, even: None)
+    monkeypatch.setattr(runner, "open_whole_decode", lambda *arguments, batch_invariant: None)
     monkeypatch.setattr(runner, "open_backends", lambda: Backends([ReferenceBackend()]))
     monkeypatch.setattr(current_device(), "operations", Operations())
     for name in ("1-r0", "2-r1", "8-r5", "32-r20", "64-r63"):

@@ -16,9 +16,9 @@ from quire.attention.paged import packed
 from quire.cache.specs import KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.engine.decode.recording import Kernel, LayerPool, Recording
-from quire.engine.decode.room import GroupInputs, Place, Room, group_start, table_start
 from quire.engine.decode.served import Unfit, check_stack
 from quire.engine.decode.whole import MOST_ROWS, write_group, write_positions
+from quire.engine.decode.workspace import Buffer, GroupInputs, Workspace, group_start, table_start
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.registry import build
 from quire.models.stack import UnsupportedModel
@@ -59,29 +59,31 @@ CODES = packed.Codes(4, 8, 64)
 
 
 def recorded(
-    config: dict[str, Any], most: int, *, coded: bool = False, even: bool = False
-) -> tuple[list[Kernel], Room]:
+    config: dict[str, Any], max_rows: int, *, coded: bool = False, batch_invariant: bool = False
+) -> tuple[list[Kernel], Workspace]:
     model = packed_model(config)
     layout, stack = KVLayout.of(model.layout), model.stack()
     check_stack(stack, layout)
     groups = len(layout.groups)
-    room = Room(stack, groups, MOST_ROWS, 100, id)
+    workspace = Workspace(stack, groups, MOST_ROWS, 100, id)
     arrays, codes = (tuple(range(8)), CODES) if coded else ((1, 2), None)
     pools = {n: LayerPool(layout.group[n], 64, arrays, codes) for n in range(len(stack.layers))}
-    return Recording(stack, pools, most, id, room, 3, 4, even).record(), room
+    return Recording(
+        stack, pools, max_rows, id, workspace, 3, 4, batch_invariant
+    ).record(), workspace
 
 
 @pytest.mark.parametrize("coded", [False, True], ids=["plain", "coded"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_kernel_gets_what_it_names_after_what_it_reads(family: str, coded: bool) -> None:
-    kernels, room = recorded(FAMILIES[family], 8, coded=coded)
+    kernels, workspace = recorded(FAMILIES[family], 8, coded=coded)
     parameters = [_parameters(each) for each in kernels]
     assert [len(each) for each in parameters] == [len(each.arguments) for each in kernels]
     for number, each in enumerate(kernels):
         assert all(before < number for before in each.after)
         names = [name.split()[-1] for name in parameters[number]]
         given = dict(zip(names, each.arguments, strict=True))
-        assert given.get("rows", room.at(Place.ROWS)) == room.at(Place.ROWS)
+        assert given.get("rows", workspace.at(Buffer.ROWS)) == workspace.at(Buffer.ROWS)
     # Every kernel leads to the last one: none may still run when the next step begins.
     reached = {len(kernels) - 1}
     for number in reversed(range(len(kernels))):
@@ -92,8 +94,8 @@ def test_each_kernel_gets_what_it_names_after_what_it_reads(family: str, coded: 
 def test_even_rows_are_added_up_alike_in_steps_of_any_size() -> None:
     """Warps share a row's sum in products, splits in attention."""
     alike = []
-    for most in (1, 8, 64):
-        kernels, _ = recorded(FAMILIES["gemma4_moe"], most, even=True)
+    for max_rows in (1, 8, 64):
+        kernels, _ = recorded(FAMILIES["gemma4_moe"], max_rows, batch_invariant=True)
         warps = [re.findall(r"#define WARPS (\d+)", each.source) for each in kernels[:-1]]
         splits = [each.grid[2] for each in kernels]
         alike.append((warps, splits))
@@ -123,11 +125,11 @@ def test_each_row_of_a_sequence_finds_its_keys() -> None:
     entries = [0] * 7 + metadata.block_table.tolist()
     owners = np.repeat(np.arange(3), [count for _, count in spans])
     for row, (tile, owner) in enumerate(zip(tiles.tolist(), owners.tolist(), strict=True)):
-        _, _, low, high, place, fresh = tile
+        _, _, low, high, buffer, fresh = tile
         key = int(metadata.keys[row])
         assert (low, high, fresh) == (max(0, key - 99), key + 1, spans[owner][0])
         for each in (low, key):
-            assert entries[place + each // block] == tables[owner][each // block]
+            assert entries[buffer + each // block] == tables[owner][each // block]
         assert numbers[at.blocks + row] == tables[owner][key // block]
         assert numbers[at.offsets + row] == key % block
 
@@ -148,13 +150,13 @@ def test_inputs_hold_positions_not_keys() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most", [1, 16, 64])
-def test_kernels_compile(most: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_rows", [1, 16, 64])
+def test_kernels_compile(max_rows: int, tmp_path: Path) -> None:
     sources = {
         each.source
         for config in FAMILIES.values()
         for coded in (False, True)
-        for each in recorded(config, most, coded=coded)[0]
+        for each in recorded(config, max_rows, coded=coded)[0]
     }
     for source in sources:
         assert_compiles(source, tmp_path, spilled=128)

@@ -15,13 +15,13 @@ _MOST_SHARED = 220 << 10
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What `head.cuh` is compiled for, and how it is launched, for steps of up to `most` rows.
+    """What `head.cuh` is compiled for, and how it is launched, for steps of up to `max_rows` rows.
 
     Attributes:
         cap: of logits, `cap * tanh(x / cap)`; None without.
     """
 
-    most: int
+    max_rows: int
     inputs: int
     outputs: int
     group_size: int
@@ -30,7 +30,7 @@ class Head:
     @property
     def tiles(self) -> int:
         """Times 8 rows in a thread block: as many as its shared memory holds."""
-        wanted = min(4, -(-self.most // 8))
+        wanted = min(4, -(-self.max_rows // 8))
         return max(
             n for n in (1, 2, 4) if n <= wanted and (n == 1 or self._shared(n) <= _MOST_SHARED)
         )
@@ -38,7 +38,7 @@ class Head:
     @property
     def columns(self) -> int:
         """Of 8 rows, those that are kept."""
-        return min(8, self.most)
+        return min(8, self.max_rows)
 
     @property
     def warps(self) -> int:
@@ -48,7 +48,7 @@ class Head:
     def grid(self) -> tuple[int, int, int]:
         """Thread blocks: for all rows, and so many that they fill the card."""
         blocks = _HEAD_BLOCKS if self.tiles == 1 else _HEAD_BLOCKS // 4
-        return -(-self.most // (8 * self.tiles)), blocks, 1
+        return -(-self.max_rows // (8 * self.tiles)), blocks, 1
 
     @property
     def shared(self) -> int:
@@ -56,7 +56,7 @@ class Head:
         return self._shared(self.tiles)
 
     def _shared(self, tiles: int) -> int:
-        return tiles * (2 * self.inputs * min(8, self.most) + self.inputs // 64 * 32)
+        return tiles * (2 * self.inputs * min(8, self.max_rows) + self.inputs // 64 * 32)
 
     @property
     def text(self) -> str:

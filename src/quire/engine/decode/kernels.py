@@ -1,7 +1,7 @@
 """The sources of the kernels that a decode step is made of.
 
 Each is a function `kernel` whose arguments are all addresses. `rows` is how many rows a step has; a
-kernel is launched for the most that its graph serves.
+kernel is launched for as many as its graph serves.
 """
 
 from __future__ import annotations
@@ -51,29 +51,29 @@ WEIGHT = ("const unsigned* {0}", "const T* {1}", "const T* {2}")
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How products cut up to `most` rows.
+    """How products cut up to `max_rows` rows.
 
     Attributes:
-        even: a row's sums are added up in one order, however many rows there are.
+        batch_invariant: a row's sums are added up in one order, however many rows there are.
         tiles: times 8 rows in a thread block.
         warps: that share a row of weights.
     """
 
-    most: int
-    even: bool = False
+    max_rows: int
+    batch_invariant: bool = False
 
     @property
     def tiles(self) -> int:
-        return min(4, -(-self.most // 8))
+        return min(4, -(-self.max_rows // 8))
 
     @property
     def warps(self) -> int:
-        return 16 if self.tiles == 1 and not self.even else 8
+        return 16 if self.tiles == 1 and not self.batch_invariant else 8
 
     @property
     def blocks(self) -> int:
         """Thread blocks, one above the other, for all rows."""
-        return -(-self.most // (8 * self.tiles))
+        return -(-self.max_rows // (8 * self.tiles))
 
 
 def source_text(
@@ -146,7 +146,7 @@ class Mix:
         """The source.
 
         Called with x, dense, its norm, experts, their weights and norm, post norm, scalar, then the
-        norms and the places of the outputs, three of each.
+        norms and the addresses of the outputs, three of each.
         """
         parameters = ["const int* rows", "T* x", "const T* y", "const T* dense_norm"]
         parameters += ["const T* experts", "const float* weights", "const T* expert_norm"]
@@ -249,12 +249,12 @@ def _few(parameters: list[str], lines: list[str], defines: Mapping[str, object])
 
 
 def route(
-    experts: int, top: int, normalise: bool, scale: float, per_expert: bool, most: int
+    experts: int, top: int, normalise: bool, scale: float, per_expert: bool, max_tiles: int
 ) -> str:
     """rows, logits, weights of experts, chosen, weights, order, tiles.
 
     Args:
-        most: tiles that there is room for.
+        max_tiles: tiles that there is room for.
     """
     parameters = ["const int* rows", "const T* logits", "const T* per_expert", "int* chosen"]
     parameters += ["float* weights", "int* order", "int* tiles"]
@@ -265,7 +265,7 @@ def route(
         "SCALE": number(scale),
         "PER_EXPERT": int(per_expert),
         "TILE": 8,
-        "MOST": most,
+        "MOST": max_tiles,
     }
     body = kernel_text(_OWN, "route.cuh") + kernel_text(_PRODUCTS, "group.cuh")
     return source_text(parameters, body, ROUTE_THREADS, defines)

@@ -29,7 +29,7 @@ from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import DriverError, Graph
 from quire.device.device import current_device
 from quire.device.kept import kept
-from quire.engine.decode import room
+from quire.engine.decode import workspace
 from quire.engine.decode.recording import LayerPool, Recording, launches
 from quire.engine.decode.sealing import runs_on_device, seal_differs
 from quire.engine.decode.served import Unfit, check_stack, extension_for_graphs, has_head
@@ -48,29 +48,40 @@ _TOLERANCE = 5e-2
 
 
 def open_whole_decode(
-    model: LanguageModel, layout: KVLayout, pools: Pools, identity: str, *, even: bool = False
+    model: LanguageModel,
+    layout: KVLayout,
+    pools: Pools,
+    identity: str,
+    *,
+    batch_invariant: bool = False,
 ) -> WholeDecode | None:
     """For a model and its pools; None where nothing serves them, which a log line explains.
 
     Args:
         identity: of the weights; what was found about their steps is kept by it.
-        even: see `WholeDecode`.
+        batch_invariant: see `WholeDecode`.
 
     Raises:
-        ModelError: `even` rows are asked for, and nothing serves them.
+        ModelError: `batch_invariant` is asked for, and nothing serves them.
     """
     if current_device().kernel_language != "cuda":
         return None
     try:
         stack = model.stack()
         check_stack(stack, layout)
-        if even and not has_head(stack):
+        if batch_invariant and not has_head(stack):
             raise Unfit("the head is not packed in 4 bits")
         return WholeDecode(
-            stack, model.logits, layout, pools, identity, extension_for_graphs(), even=even
+            stack,
+            model.logits,
+            layout,
+            pools,
+            identity,
+            extension_for_graphs(),
+            batch_invariant=batch_invariant,
         )
     except (Unfit, UnsupportedModel, DriverError, OSError) as error:
-        if even:
+        if batch_invariant:
             raise ModelError(f"batch-invariant: {error}") from error
         log.info("decode steps go layer by layer: %s", error)
         return None
@@ -90,7 +101,7 @@ class Computed(NamedTuple):
 
 @dataclass(slots=True)
 class _Graphs:
-    """Of a format, by their most rows, as long as its pools are where they were."""
+    """Of a format, by the rows they are recorded for, as long as its pools are where they were."""
 
     addresses: tuple[tuple[int, ...], ...]
     graphs: dict[int, Graph] = field(default_factory=dict)
@@ -104,8 +115,8 @@ class WholeDecode:
     Args:
         logits: of hidden states, the model's own way.
         identity: of the weights.
-        even: every step is computed so, those that read prompts too, and a row's bits do not depend
-            on the other rows.
+        batch_invariant: every step is computed so, those that read prompts too, and a row's bits
+            do not depend on the other rows.
     """
 
     def __init__(
@@ -117,14 +128,16 @@ class WholeDecode:
         identity: str,
         extension: Any,
         *,
-        even: bool = False,
+        batch_invariant: bool = False,
     ) -> None:
         self._stack, self._layout, self._pools = stack, layout, pools
         self._logits_of = logits
         self._extension = extension
         self._compiler = compiler()
         groups = len(layout.groups)
-        self._room = room.Room(stack, groups, MOST_ROWS, _MOST_ENTRIES, extension.pointer)
+        self._workspace = workspace.Workspace(
+            stack, groups, MOST_ROWS, _MOST_ENTRIES, extension.pointer
+        )
         self._out = mx.zeros((MOST_ROWS, stack.hidden_size), dtype=mx.bfloat16)
         self._logits: mx.array | None = None
         if has_head(stack):
@@ -134,10 +147,10 @@ class WholeDecode:
         mx.eval(self._out)
         self._recorded: dict[KVFormat, _Graphs] = {}
         self._serves_format: dict[KVFormat, bool] = {}
-        self.sound: dict[tuple[KVFormat, int], bool] = {}
-        """By format and the most rows of a graph, whether it computes what the model does."""
+        self.verified: dict[tuple[KVFormat, int], bool] = {}
+        """By format and rows of a graph, whether it computes what the model does."""
         self._identity = identity
-        self._even = even
+        self._batch_invariant = batch_invariant
 
     def computed(self, inputs: StepInputs, reference: Callable[[], mx.array]) -> Computed | None:
         """What a step computes; None where it must go layer by layer.
@@ -146,41 +159,41 @@ class WholeDecode:
             reference: computes hidden states so, and writes to the pools.
 
         Raises:
-            EngineFailure: rows must be even, and cannot be.
+            EngineFailure: rows must be batch-invariant, and cannot be.
         """
-        if self._even:
-            return self._even_rows(inputs, reference)
+        if self._batch_invariant:
+            return self._invariant_rows(inputs, reference)
         if not self._serves(inputs):
             return None
-        most = _most(inputs.sequences)
-        sound = self._known(inputs.sequences[0].format, most)
-        if sound is False:
+        max_rows = _max_rows(inputs.sequences)
+        verified = self._known(inputs.sequences[0].format, max_rows)
+        if verified is False:
             return None
-        if sound is None:
-            return Computed(self._tried(inputs, most, reference), False, False)
-        rows = self._launched(inputs, most)
+        if verified is None:
+            return Computed(self._tried(inputs, max_rows, reference), False, False)
+        rows = self._launched(inputs, max_rows)
         return None if rows is None else Computed(rows, self._logits is not None, True)
 
-    def _even_rows(self, inputs: StepInputs, reference: Callable[[], mx.array]) -> Computed:
-        format, most = inputs.sequences[0].format, _most(inputs.sequences)
+    def _invariant_rows(self, inputs: StepInputs, reference: Callable[[], mx.array]) -> Computed:
+        format, max_rows = inputs.sequences[0].format, _max_rows(inputs.sequences)
         # A prompt's rows are not tried: the model may go on with the last of them alone.
-        if inputs.wanted is None and self._known(format, most) is None:
-            self._tried(inputs, most, reference)
+        if inputs.wanted is None and self._known(format, max_rows) is None:
+            self._tried(inputs, max_rows, reference)
         rows = None
-        if self._known(format, most) is not False:
-            rows = self._launched(inputs, most)
+        if self._known(format, max_rows) is not False:
+            rows = self._launched(inputs, max_rows)
             if rows is None:  # something is still to be done to the pools
                 mx.eval(*self._pools.arrays(range(len(self._stack.layers))))
-                rows = self._launched(inputs, most)
+                rows = self._launched(inputs, max_rows)
         if rows is None:
-            raise EngineFailure(f"batch-invariant: steps of {most} rows cannot be computed")
+            raise EngineFailure(f"batch-invariant: steps of {max_rows} rows cannot be computed")
         return Computed(rows, logits=True, whole=True)
 
-    def _known(self, format: KVFormat, most: int) -> bool | None:
+    def _known(self, format: KVFormat, max_rows: int) -> bool | None:
         """What was found out, here or at an earlier start, of steps of so many rows."""
-        if (format, most) not in self.sound and kept().holds(self._fact(format, most)):
-            self.sound[format, most] = True
-        return self.sound.get((format, most))
+        if (format, max_rows) not in self.verified and kept().holds(self._fact(format, max_rows)):
+            self.verified[format, max_rows] = True
+        return self.verified.get((format, max_rows))
 
     def _serves(self, inputs: StepInputs) -> bool:
         rows = inputs.sequences
@@ -220,56 +233,59 @@ class WholeDecode:
         heads = layer.attention.heads
         return AttentionCase(own, spec, tokens, heads, 1, mx.bfloat16, softcap=False, sinks=False)
 
-    def _launched(self, inputs: StepInputs, most: int) -> mx.array | None:
-        graph = self._graph(most, inputs.sequences)
+    def _launched(self, inputs: StepInputs, max_rows: int) -> mx.array | None:
+        graph = self._graph(max_rows, inputs.sequences)
         numbers = None if graph is None else self._input_numbers(inputs.sequences)
         if graph is None or numbers is None:
             return None
         rows: mx.array = self._extension.replay(
             graph=graph.handle,
             inputs=[inputs.tokens],
-            targets=[self._room.at(room.Place.TOKENS)],
-            room=self._out if self._logits is None else self._logits,
+            targets=[self._workspace.at(workspace.Buffer.TOKENS)],
+            workspace=self._out if self._logits is None else self._logits,
             rows=sum(each.count for each in inputs.sequences),
             numbers=numbers.tobytes(),
-            numbers_target=self._room.at(room.Place.INPUTS),
+            numbers_target=self._workspace.at(workspace.Buffer.INPUTS),
         )
         return rows
 
-    def _tried(self, inputs: StepInputs, most: int, reference: Callable[[], mx.array]) -> mx.array:
+    def _tried(
+        self, inputs: StepInputs, max_rows: int, reference: Callable[[], mx.array]
+    ) -> mx.array:
         """What the model computes; whether the recorded step does so too is known then."""
         mx.synchronize()
         expected = reference()
         mx.eval(expected, *self._pools.arrays(range(len(self._stack.layers))))
         difference: str | None
         try:
-            found = self._launched(inputs, most)
+            found = self._launched(inputs, max_rows)
             if found is None:
                 return expected
             whole = expected if self._logits is None else self._logits_of(expected)
             wide = whole.astype(mx.float32)
             error = mx.linalg.norm(found.astype(mx.float32) - wide) / mx.linalg.norm(wide)
-            log.debug("%d rows: relative error %.2g", most, float(error))
+            log.debug("%d rows: relative error %.2g", max_rows, float(error))
             # Written so that a NaN is too much.
             fine = float(error) <= _TOLERANCE
             difference = None if fine else f"relative error {float(error):.2g}"
         except (DriverError, RuntimeError) as problem:
             difference = str(problem)
         format = inputs.sequences[0].format
-        self.sound[format, most] = difference is None
+        self.verified[format, max_rows] = difference is None
         if difference is None:
-            kept().note(self._fact(format, most))
+            kept().note(self._fact(format, max_rows))
         if difference is not None:
-            log.warning("decode steps of %d rows go layer by layer: %s", most, difference)
+            log.warning("decode steps of %d rows go layer by layer: %s", max_rows, difference)
         return expected
 
-    def _fact(self, format: KVFormat, most: int) -> str:
-        """That steps of so many rows are sound, for `kept`."""
-        return f"decode steps of {most} rows are sound: {self._identity} {format} {self._even}"
+    def _fact(self, format: KVFormat, max_rows: int) -> str:
+        """That steps of so many rows agree with the model, for `kept`."""
+        how = "batch-invariant" if self._batch_invariant else "plain"
+        return f"decode steps of {max_rows} rows agree: {self._identity} {format} {how}"
 
     # -- graphs --------------------------------------------------------------------------------
 
-    def _graph(self, most: int, rows: Sequence[ScheduledSequence]) -> Graph | None:
+    def _graph(self, max_rows: int, rows: Sequence[ScheduledSequence]) -> Graph | None:
         """Recorded for the pools as they are; None while something is still to be done to them."""
         format = rows[0].format
         stores = [
@@ -283,13 +299,13 @@ class WholeDecode:
         known = self._recorded.get(format)
         if known is None or known.addresses != addresses:
             known = self._recorded[format] = _Graphs(addresses)
-        graph = known.graphs.get(most)
+        graph = known.graphs.get(max_rows)
         if graph is None:
-            graph = known.graphs[most] = self._new_graph(most, stores, addresses)
+            graph = known.graphs[max_rows] = self._new_graph(max_rows, stores, addresses)
         return graph
 
     def _new_graph(
-        self, most: int, stores: list[LayerStore], addresses: tuple[tuple[int, ...], ...]
+        self, max_rows: int, stores: list[LayerStore], addresses: tuple[tuple[int, ...], ...]
     ) -> Graph:
         pools = {
             layer: LayerPool(
@@ -304,7 +320,14 @@ class WholeDecode:
         logits = None if self._logits is None else pointer(self._logits)
         out = pointer(self._out)
         recording = Recording(
-            self._stack, pools, most, pointer, self._room, out, logits, self._even
+            self._stack,
+            pools,
+            max_rows,
+            pointer,
+            self._workspace,
+            out,
+            logits,
+            self._batch_invariant,
         )
         recorded = recording.record()
         functions = self._compiler.functions([each.source for each in recorded])
@@ -313,12 +336,12 @@ class WholeDecode:
     # -- a step's inputs -----------------------------------------------------------------------
 
     def _input_numbers(self, rows: Sequence[ScheduledSequence]) -> Ints | None:
-        """A step's inputs but for its tokens, laid out as in `Room`.
+        """A step's inputs but for its tokens, laid out as in `Workspace`.
 
         None if they are too many, or the kernels' rotation is not that of the rows.
         """
         groups = len(self._layout.groups)
-        start = room.table_start(MOST_ROWS, groups)
+        start = workspace.table_start(MOST_ROWS, groups)
         numbers = np.zeros(start, np.int32)
         numbers[0] = sum(each.count for each in rows)
         if not write_positions(numbers, rows):
@@ -332,7 +355,7 @@ class WholeDecode:
             write_group(numbers, number, metadata, entries)
             tables.append(metadata.block_table)
             entries += len(metadata.block_table)
-        return None if entries > self._room.entries else np.concatenate([numbers, *tables])
+        return None if entries > self._workspace.entries else np.concatenate([numbers, *tables])
 
 
 def write_positions(numbers: Ints, rows: Sequence[ScheduledSequence]) -> bool:
@@ -349,13 +372,13 @@ def write_positions(numbers: Ints, rows: Sequence[ScheduledSequence]) -> bool:
 
 
 def write_group(numbers: Ints, group: int, metadata: AttentionMetadata, entries: int) -> None:
-    """Mutates: a step's inputs get its rows in a KV group, as `room.GroupInputs` says.
+    """Mutates: a step's inputs get its rows in a KV group, as `workspace.GroupInputs` says.
 
     Args:
         entries: of the block tables, those before the group's.
     """
     count, slots = metadata.rows, metadata.slots
-    at = room.GroupInputs.of(room.group_start(MOST_ROWS, group), MOST_ROWS)
+    at = workspace.GroupInputs.of(workspace.group_start(MOST_ROWS, group), MOST_ROWS)
     numbers[at.blocks :][:count] = slots.blocks
     numbers[at.offsets :][:count] = slots.offsets
     first, last = metadata.first_visible, metadata.last_visible
@@ -377,6 +400,6 @@ def write_group(numbers: Ints, group: int, metadata: AttentionMetadata, entries:
     tiles[:, 4], tiles[:, 5] = np.repeat(places, each), np.repeat(fresh, each)
 
 
-def _most(rows: Sequence[ScheduledSequence]) -> int:
+def _max_rows(rows: Sequence[ScheduledSequence]) -> int:
     """The rows that the graph of a step is recorded for."""
     return 1 << (sum(each.count for each in rows) - 1).bit_length()

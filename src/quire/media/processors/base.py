@@ -257,8 +257,8 @@ class VideoProcessor(MediaProcessor):
             return self.watch(film.info, film.frames(wanted), len(wanted), param, detail)
 
     @abstractmethod
-    def choose(self, info: video.VideoInfo, most: int) -> Sequence[int]:
-        """The numbers of the frames to look at, in ascending order, from one to `most`."""
+    def choose(self, info: video.VideoInfo, maximum: int) -> Sequence[int]:
+        """The numbers of the frames to look at, in ascending order, from one to `maximum`."""
 
     @abstractmethod
     def watch(

@@ -29,11 +29,11 @@ class Sides:
     """How long a picture's sides become.
 
     Attributes:
-        least: pixels that neither falls below.
+        minimum: pixels that neither falls below.
         cut: fractions of a pixel are left out, as DeepSeek's own code does; else they are rounded.
     """
 
-    least: int
+    minimum: int
     cut: bool = False
 
     @classmethod
@@ -48,7 +48,7 @@ class Sides:
             found = [int(side / longer * size) for side in picture.size]
         else:
             found = [round(side * (size / longer)) for side in picture.size]
-        return max(found[0], self.least), max(found[1], self.least)
+        return max(found[0], self.minimum), max(found[1], self.minimum)
 
 
 def on_square(picture: PIL.Image.Image, tiles: Tiles, sides: Sides) -> PIL.Image.Image:
@@ -91,7 +91,7 @@ class DeepseekImageProcessor(ImageProcessor):
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        token = config.integer("image_token_id", 100_015, least=0)
+        token = config.integer("image_token_id", 100_015, minimum=0)
         return cls(Placeholders(token), Tiles.open(settings, config, 224, 16), Sides.open(settings))
 
     def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
@@ -141,7 +141,7 @@ class HybridImageProcessor(WholeImageProcessor):
         high = Settings(settings.path, f"{settings.prefix}high_res_", given)
         check_pixels(high, CLIP_COLOURS, settings.integer("resample", 3))
         large.check(settings, "high_res_size")
-        token = config.integer("image_token_id", 100_015, least=0)
+        token = config.integer("image_token_id", 100_015, minimum=0)
         return cls(Placeholders(token), large, small, Sides.open(settings))
 
     def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:

@@ -32,13 +32,13 @@ class Cutting:
     """How many tiles a picture becomes, and how many rows a tile.
 
     Attributes:
-        least, most: tiles of a picture, the one of all of it beside others not counted.
+        minimum, maximum: tiles of a picture, the one of all of it beside others not counted.
     """
 
     tiles: Tiles
     rows: int
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
     @classmethod
     def open(cls, settings: Settings, config: Settings, square: int) -> Self:
@@ -48,22 +48,22 @@ class Cutting:
             ModelError: a value asks for pixels other than this computes.
         """
         tiles = Tiles.open(settings, config, 384, 14)
-        least, most = settings.integer("min_patches", 1), settings.integer("max_patches", 12)
-        if least > most:
-            raise settings.error("min_patches", f"over max_patches, {most}")
-        return cls(tiles, (tiles.patches // square) ** 2, least, most)
+        minimum, maximum = settings.integer("min_patches", 1), settings.integer("max_patches", 12)
+        if minimum > maximum:
+            raise settings.error("min_patches", f"over max_patches, {maximum}")
+        return cls(tiles, (tiles.patches // square) ** 2, minimum, maximum)
 
-    def grid(self, height: int, width: int, most: int) -> tuple[int, int]:
+    def grid(self, height: int, width: int, maximum: int) -> tuple[int, int]:
         """Rows and columns of at most so many tiles: those that are most like the picture's shape.
 
         Of equal shapes the largest of which the picture fills half.
         """
-        least, area = min(self.least, most), height * width
+        minimum, area = min(self.minimum, maximum), height * width
         grids = [
             (down, across)
-            for across in range(1, most + 1)
-            for down in range(1, most + 1)
-            if least <= down * across <= most
+            for across in range(1, maximum + 1)
+            for down in range(1, maximum + 1)
+            if minimum <= down * across <= maximum
         ]
         best, difference = (1, 1), float("inf")
         for down, across in sorted(grids, key=lambda grid: grid[0] * grid[1]):
@@ -80,11 +80,11 @@ class Cutting:
             RequestError: it would have more rows than `detail` allows.
         """
         check_room(param, detail, self.rows)
-        most = 1 if detail == "low" else self.most
+        maximum = 1 if detail == "low" else self.maximum
         if isinstance(detail, int):
             room = detail // self.rows
-            most = max(1, min(most, room - 1))
-        down, across = self.grid(picture.height, picture.width, most)
+            maximum = max(1, min(maximum, room - 1))
+        down, across = self.grid(picture.height, picture.width, maximum)
         if down * across == 1:
             return [self.tiles.squeezed(picture)]
         size = self.tiles.size
@@ -106,7 +106,7 @@ class InternVLImageProcessor(ImageProcessor):
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        placeholders = Placeholders(config.integer("image_token_id", 151_667, least=0))
+        placeholders = Placeholders(config.integer("image_token_id", 151_667, minimum=0))
         return cls(placeholders, Cutting.open(settings, config, internvl_square(config)))
 
     def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
@@ -118,10 +118,10 @@ class InternVLImageProcessor(ImageProcessor):
 class InternVLVideoProcessor(VideoProcessor):
     """InternVL's: frames from the middles of equal parts, each an item behind its number."""
 
-    def __init__(self, placeholders: Placeholders, cutting: Cutting, most: int) -> None:
+    def __init__(self, placeholders: Placeholders, cutting: Cutting, maximum: int) -> None:
         super().__init__(placeholders)
         self._cutting = cutting
-        self._most = most
+        self._maximum = maximum
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Self:
@@ -130,13 +130,13 @@ class InternVLVideoProcessor(VideoProcessor):
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        token = config.integer("image_token_id", 151_667, least=0)
+        token = config.integer("image_token_id", 151_667, minimum=0)
         cutting = Cutting.open(settings, config, internvl_square(config))
-        most = settings.integer("num_frames", _FRAMES)
-        return cls(Placeholders(token, mark="<video>"), cutting, most)
+        maximum = settings.integer("num_frames", _FRAMES)
+        return cls(Placeholders(token, mark="<video>"), cutting, maximum)
 
-    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
-        count = min(self._most, most, info.frames)
+    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
+        count = min(self._maximum, maximum, info.frames)
         return [int((number + 0.5) * info.frames / count) for number in range(count)]
 
     def watch(
@@ -167,7 +167,7 @@ class AyaImageProcessor(ImageProcessor):
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        token = config.integer("image_token_index", 255_036, least=0)
+        token = config.integer("image_token_index", 255_036, minimum=0)
         square = config.integer("downsample_factor", 2)
         return cls(Placeholders(token, mark="<image>"), Cutting.open(settings, config, square))
 

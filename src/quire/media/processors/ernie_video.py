@@ -15,7 +15,7 @@ import PIL.ImageFont
 
 from quire.core.media import MediaItem
 from quire.media.processors.base import MediaPart, Parts, Placeholders, VideoProcessor
-from quire.media.processors.qwen import check_stretch, fitted, most_pixels, patches, resized
+from quire.media.processors.qwen import check_stretch, fitted, max_pixels, patches, resized
 from quire.media.processors.qwen_video import Sampling
 from quire.media.settings import Settings
 from quire.media.source import Detail
@@ -33,7 +33,7 @@ class ErnieVideoProcessor(VideoProcessor):
     """A video is one item.
 
     Args:
-        every: all frames are looked at, up to the most; else so many a second.
+        every: all frames are looked at, up to the maximum; else so many a second.
         font: a file; None leaves frames as they are.
     """
 
@@ -55,17 +55,17 @@ class ErnieVideoProcessor(VideoProcessor):
         if every:
             values.pop("fps", None)
         known = Settings(settings.path, settings.prefix, values)
-        placeholders = Placeholders(config.integer("video_token_id", least=0))
+        placeholders = Placeholders(config.integer("video_token_id", minimum=0))
         sampling = Sampling.open(known, config, 14, _ROWS)
         return cls(placeholders, sampling, every=every, font=_font(known))
 
-    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
+    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         own = self._sampling
         wanted = info.frames if self._every else info.frames / info.fps * own.fps
-        wanted = min(max(wanted, own.least), own.most, most, info.frames)
+        wanted = min(max(wanted, own.minimum), own.maximum, maximum, info.frames)
         step = info.frames / wanted
         # As published: in single precision, and one more where the division's rounding gives it.
-        count = min(math.ceil(info.frames / step), most)
+        count = min(math.ceil(info.frames / step), maximum)
         return [int(each) for each in (np.arange(count) * step).astype(np.float32)]
 
     def watch(
@@ -77,9 +77,9 @@ class ErnieVideoProcessor(VideoProcessor):
             if not shown:
                 check_stretch(frame.picture, param)
                 width, height = frame.picture.size
-                least, most = own.pixels
-                most = int(max(least, min(most, most_pixels(detail, own.cell))))
-                height, width = fitted(height, width, own.cell, least, most)
+                minimum, maximum = own.pixels
+                maximum = int(max(minimum, min(maximum, max_pixels(detail, own.cell))))
+                height, width = fitted(height, width, own.cell, minimum, maximum)
             timed = self._timed(frame.picture, frame.index / info.fps)
             shown.append(resized(timed, height, width))
         shown += [shown[-1]] * (len(shown) % _PAIR)

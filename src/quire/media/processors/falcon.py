@@ -32,8 +32,8 @@ class FalconImageProcessor(QwenImageProcessor):
         Raises:
             ModelError: a value is of another type.
         """
-        token = config.integer("img_id", 227, least=0)
-        after = config.integer("img_end_id", 230, least=0)
+        token = config.integer("img_id", 227, minimum=0)
+        after = config.integer("img_end_id", 230, minimum=0)
         return cls(
             Placeholders(token, after=(after,)),
             patch=config.integer("spatial_patch_size", 16),

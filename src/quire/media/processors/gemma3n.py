@@ -77,7 +77,7 @@ class Gemma3nAudioProcessor(AudioProcessor):
             rate,
         )
         return cls(
-            Placeholders(config.integer("audio_token_id", 262_273, least=0)),
+            Placeholders(config.integer("audio_token_id", 262_273, minimum=0)),
             rate=rate,
             frame=frame,
             hop=round(rate * settings.number("hop_length_ms", 10.0) / 1000),
@@ -100,8 +100,8 @@ class Gemma3nAudioProcessor(AudioProcessor):
 
     def features(self, samples: Samples) -> npt.NDArray[np.float32]:
         """`[samples]` -> `[frames, bins]`."""
-        most = 30 * self.rate
-        heard = np.pad(samples[:most], (0, -len(samples[:most]) % _SAMPLES))
+        maximum = 30 * self.rate
+        heard = np.pad(samples[:maximum], (0, -len(samples[:maximum]) % _SAMPLES))
         if len(heard) <= self._frame:  # the extractor looks one sample further than a frame
             return np.empty((0, self._filters.shape[1]), np.float32)
         windows = np.lib.stride_tricks.sliding_window_view(heard, self._frame + 1)[:: self._hop]

@@ -48,7 +48,7 @@ class Gemma3nImageProcessor(ImageProcessor):
         check_pixels(settings, RAW_COLOURS, BILINEAR)
         size = settings.within("size") if "size" in settings.values else settings
         return cls(
-            Placeholders(config.integer("image_token_id", 262_145, least=0)),
+            Placeholders(config.integer("image_token_id", 262_145, minimum=0)),
             size.integer("height", 768),
             size.integer("width", 768),
             config.integer("vision_soft_tokens_per_image", 256),

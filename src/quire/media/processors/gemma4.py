@@ -140,13 +140,13 @@ class Gemma4VideoProcessor(VideoProcessor):
     """Gemma 4's video processor: some frames, each a picture behind the time at which it is seen.
 
     Args:
-        most: frames that are looked at, evenly spaced; all of a video that has fewer.
+        maximum: frames that are looked at, evenly spaced; all of a video that has fewer.
     """
 
-    def __init__(self, placeholders: Placeholders, cutter: Cutter, most: int) -> None:
+    def __init__(self, placeholders: Placeholders, cutter: Cutter, maximum: int) -> None:
         super().__init__(placeholders)
         self._cutter = cutter
-        self._most = most
+        self._maximum = maximum
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Gemma4VideoProcessor:
@@ -158,8 +158,8 @@ class Gemma4VideoProcessor(VideoProcessor):
         placeholders = _placeholders(config, "video_token_id", 258_884)
         return cls(placeholders, Cutter.open(settings, 70), settings.integer("num_frames", 32))
 
-    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
-        count = min(self._most, most, info.frames)
+    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
+        count = min(self._maximum, maximum, info.frames)
         return range(0, info.frames // count * count, info.frames // count)
 
     def watch(
@@ -177,7 +177,7 @@ class Gemma4VideoProcessor(VideoProcessor):
 def _placeholders(config: Settings, token: str, default: int | None = None) -> Placeholders:
     """The tokens around a picture or frame."""
     return Placeholders(
-        token=config.integer(token, default, least=0),
-        before=(config.integer("boi_token_id", least=0),),
-        after=(config.integer("eoi_token_id", least=0),),
+        token=config.integer(token, default, minimum=0),
+        before=(config.integer("boi_token_id", minimum=0),),
+        after=(config.integer("eoi_token_id", minimum=0),),
     )

@@ -70,8 +70,8 @@ class Gemma4AudioProcessor(AudioProcessor):
             rate,
         )
         placeholders = Placeholders(
-            token=config.integer("audio_token_id", 258_881, least=0),
-            before=(config.integer("boa_token_id", 256_000, least=0),),
+            token=config.integer("audio_token_id", 258_881, minimum=0),
+            before=(config.integer("boa_token_id", 256_000, minimum=0),),
             after=(_end_token(config),),
         )
         floor = settings.number("mel_floor", 1e-3)
@@ -80,8 +80,8 @@ class Gemma4AudioProcessor(AudioProcessor):
     def listen(self, samples: Samples, param: str) -> MediaItem:
         features = self.features(samples)
         if not len(features):
-            least = (self._frame - self._frame // 2 + 1) / self.rate
-            raise refusal(param, f"it lasts less than {least:g} s")
+            minimum = (self._frame - self._frame // 2 + 1) / self.rate
+            raise refusal(param, f"it lasts less than {minimum:g} s")
         # Two convolutions halve the frames, each rounding up.
         tokens = -(-len(features) // 4)
         shape = (len(features), features.shape[1])
@@ -111,4 +111,4 @@ _NEUTRAL: dict[str, object] = {
 def _end_token(config: Settings) -> int:
     """The token behind a sound, which the first configurations call an index."""
     old = "eoa_token_index"
-    return config.integer(old if old in config.values else "eoa_token_id", 258_883, least=0)
+    return config.integer(old if old in config.values else "eoa_token_id", 258_883, minimum=0)

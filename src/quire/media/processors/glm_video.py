@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from quire.media.processors.base import Placeholders
-from quire.media.processors.qwen import enlarged, fitted, most_pixels
+from quire.media.processors.qwen import enlarged, fitted, max_pixels
 from quire.media.processors.qwen_video import MomentVideoProcessor, Sampling
 from quire.media.settings import Settings
 from quire.media.source import Detail
@@ -46,17 +46,17 @@ class GlmVideoProcessor(MomentVideoProcessor):
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
-        placeholders = Placeholders(config.integer("video_token_id", least=0))
+        placeholders = Placeholders(config.integer("video_token_id", minimum=0))
         cell = (settings.integer("patch_size", 14) * settings.integer("merge_size", 2)) ** 2
         rows = _PIXELS[0] // cell, _PIXELS[1] // cell
         sampling = Sampling.open(settings, config, 14, rows)
         return cls(placeholders, sampling, settings.integer("max_duration", 300))
 
-    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
+    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         wanted = sorted(set(self._wanted(info)))
-        if len(wanted) <= most:
+        if len(wanted) <= maximum:
             return wanted
-        return [wanted[number * len(wanted) // most] for number in range(most)]
+        return [wanted[number * len(wanted) // maximum] for number in range(maximum)]
 
     def _wanted(self, info: VideoInfo) -> Sequence[int]:
         """The numbers of frames; some may come twice."""
@@ -77,10 +77,10 @@ class GlmVideoProcessor(MomentVideoProcessor):
         """The bounds are those of all frames together, the last of which may count twice."""
         own = self.sampling
         frames += -frames % own.together
-        least, most = own.pixels
-        most = int(max(least, min(most, most_pixels(detail, own.cell) * frames)))
+        minimum, maximum = own.pixels
+        maximum = int(max(minimum, min(maximum, max_pixels(detail, own.cell) * frames)))
         height, width = enlarged(height, width, own.cell)
-        return fitted(height, width, own.cell, least, most, frames)
+        return fitted(height, width, own.cell, minimum, maximum, frames)
 
 
 class Glm46VideoProcessor(GlmVideoProcessor):

@@ -28,7 +28,7 @@ class HunyuanImageProcessor(QwenImageProcessor):
         settings = replace(settings, values=read)
         check_pixels(settings, CLIP_COLOURS)
         return cls(
-            Placeholders(token=config.integer("image_token_id", 120_120, least=0)),
+            Placeholders(token=config.integer("image_token_id", 120_120, minimum=0)),
             patch=settings.integer("patch_size", 16),
             merge=settings.integer("merge_size", 2),
             pixels=pixel_bounds(settings, *cls._usual_pixels),

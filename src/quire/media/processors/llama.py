@@ -26,7 +26,7 @@ Size = tuple[int, int]
 """Height and width."""
 
 
-def tiles_for(picture: Size, tile: int, most: int) -> Size:
+def tiles_for(picture: Size, tile: int, maximum: int) -> Size:
     """Rows and columns of tiles, at most so many, for a picture of so many pixels.
 
     The least that it is enlarged to, if it can be; else the most that it keeps. Of those that do
@@ -34,7 +34,9 @@ def tiles_for(picture: Size, tile: int, most: int) -> Size:
     """
     height, width = picture
     shapes = [
-        (rows, columns) for rows in range(1, most + 1) for columns in range(1, most // rows + 1)
+        (rows, columns)
+        for rows in range(1, maximum + 1)
+        for columns in range(1, maximum // rows + 1)
     ]
     scales = [min(rows * tile / height, columns * tile / width) for rows, columns in shapes]
     enlarged = [scale for scale in scales if scale >= 1]
@@ -92,7 +94,7 @@ class LlamaImageProcessor(WholeImageProcessor):
             raise settings.error("size", "not the encoder's, or no multiple of its patches")
         key = "image_token_id" if "image_token_id" in config.values else "image_token_index"
         return cls(
-            Placeholders(token=config.integer(key, least=0)),
+            Placeholders(token=config.integer(key, minimum=0)),
             patch=patch,
             tile=tile,
             tiles=settings.integer("max_image_tiles", 4),

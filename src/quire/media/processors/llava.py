@@ -120,13 +120,14 @@ class Grids:
         sizes: height and width of each.
         tile: pixels on a tile's side.
         side: patches on a tile's side.
-        most: a picture with more patches than so many tiles have is shrunk to these; None is none.
+        maximum: a picture with more patches than so many tiles have is shrunk to these; None:
+            none is.
     """
 
     sizes: tuple[Size, ...]
     tile: int
     side: int
-    most: int | None = None
+    maximum: int | None = None
 
     def best(self, height: int, width: int) -> Size:
         """The one that keeps most of a picture's pixels, and of those the smallest."""
@@ -151,9 +152,9 @@ class Grids:
         return (down, across, rows, columns, *self._kept(rows, columns))
 
     def _kept(self, rows: int, columns: int) -> Size:
-        if self.most is None:
+        if self.maximum is None:
             return rows, columns
-        ratio = math.sqrt(rows * columns / (self.most * self.side**2))
+        ratio = math.sqrt(rows * columns / (self.maximum * self.side**2))
         if ratio <= _SHRINKS_FROM:
             return rows, columns
         return int(rows // ratio), int(columns // ratio)
@@ -187,24 +188,27 @@ class LlavaNextImageProcessor(WholeImageProcessor):
             ModelError: a value asks for pixels other than this computes.
         """
         fitting = Fitting.open(settings, config)
-        most = cls._most(config)
+        maximum = cls._maximum(config)
         grids = Grids(
-            _sizes(settings, config, fitting.tiles), fitting.tiles.size, fitting.tiles.patches, most
+            _sizes(settings, config, fitting.tiles),
+            fitting.tiles.size,
+            fitting.tiles.patches,
+            maximum,
         )
         return cls(_placeholders(config, "image", cls._usual_token), fitting, grids)
 
     _usual_token = 32_000
 
     @classmethod
-    def _most(cls, config: Settings) -> int | None:
+    def _maximum(cls, config: Settings) -> int | None:
         return None
 
     def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         check_stretch(picture, param)
         grids = self._grids
         if detail == "low":
-            least = min(height * width for height, width in grids.sizes)
-            sizes = tuple(size for size in grids.sizes if size[0] * size[1] == least)
+            minimum = min(height * width for height, width in grids.sizes)
+            sizes = tuple(size for size in grids.sizes if size[0] * size[1] == minimum)
             grids = replace(grids, sizes=sizes)
         elif isinstance(detail, int):
             found = grids.within(picture.height, picture.width, detail)
@@ -235,7 +239,7 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
     _usual_token = 151_646
 
     @classmethod
-    def _most(cls, config: Settings) -> int | None:
+    def _maximum(cls, config: Settings) -> int | None:
         ratio = config.values.get("vision_aspect_ratio", "anyres_max_9")
         name, _, number = str(ratio).rpartition("_")
         if name != "anyres_max" or not number.isdecimal() or not int(number):
@@ -261,10 +265,10 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
 class LlavaOnevisionVideoProcessor(VideoProcessor):
     """LLaVA-OneVision's: frames, evenly spaced, each squeezed into a tile; all are one item."""
 
-    def __init__(self, placeholders: Placeholders, tiles: Tiles, most: int) -> None:
+    def __init__(self, placeholders: Placeholders, tiles: Tiles, maximum: int) -> None:
         super().__init__(placeholders)
         self._tiles = tiles
-        self._most = most
+        self._maximum = maximum
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Self:
@@ -273,12 +277,12 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         Raises:
             ModelError: a value asks for pixels other than this computes.
         """
-        most = settings.integer("num_frames", _FRAMES)
+        maximum = settings.integer("num_frames", _FRAMES)
         tiles = Tiles.open(settings, config, 384, 14)
-        return cls(_placeholders(config, "video", 151_647), tiles, most)
+        return cls(_placeholders(config, "video", 151_647), tiles, maximum)
 
-    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
-        count = min(self._most, most, info.frames)
+    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
+        count = min(self._maximum, maximum, info.frames)
         return [int(number * info.frames / count) for number in range(count)]
 
     def watch(
@@ -315,4 +319,4 @@ def _sizes(settings: Settings, config: Settings, tiles: Tiles) -> tuple[Size, ..
 def _placeholders(config: Settings, kind: str, default: int) -> Placeholders:
     """Chat templates write the token that rows take the place of."""
     old, new = f"{kind}_token_index", f"{kind}_token_id"
-    return Placeholders(config.integer(old if old in config.values else new, default, least=0))
+    return Placeholders(config.integer(old if old in config.values else new, default, minimum=0))

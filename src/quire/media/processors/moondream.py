@@ -23,14 +23,14 @@ class MoondreamImageProcessor(WholeImageProcessor):
 
     Args:
         margin: patches on each side of a square that are its neighbour's, too.
-        most: squares that overlap.
+        maximum: squares that overlap.
     """
 
-    def __init__(self, placeholders: Placeholders, tiles: Tiles, margin: int, most: int) -> None:
+    def __init__(self, placeholders: Placeholders, tiles: Tiles, margin: int, maximum: int) -> None:
         super().__init__(placeholders)
         self._tiles = tiles
         self._margin = margin
-        self._most = most
+        self._maximum = maximum
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Self:
@@ -43,9 +43,9 @@ class MoondreamImageProcessor(WholeImageProcessor):
         size, patch = vision.integer("crop_size", 378), vision.integer("patch_size", 14)
         lanczos = PIL.Image.Resampling.LANCZOS
         return cls(
-            Placeholders(config.integer("bos_token_id", 0, least=0)),
+            Placeholders(config.integer("bos_token_id", 0, minimum=0)),
             Tiles(size, patch, lanczos, EVEN_COLOURS),
-            vision.integer("overlap_margin", 4, least=0),
+            vision.integer("overlap_margin", 4, minimum=0),
             vision.integer("max_crops", 12),
         )
 
@@ -56,7 +56,7 @@ class MoondreamImageProcessor(WholeImageProcessor):
         margins = 2 * self._margin * tiles.patch
         step = tiles.size - margins
         height, width = picture.height - margins, picture.width - margins
-        down, across = (1, 1) if detail == "low" else grid(height, width, step, self._most)
+        down, across = (1, 1) if detail == "low" else grid(height, width, step, self._maximum)
         whole = tiles.resized(picture, across * step + margins, down * step + margins)
         parts = [
             whole.crop((left, top, left + tiles.size, top + tiles.size))
@@ -67,26 +67,26 @@ class MoondreamImageProcessor(WholeImageProcessor):
         return MediaItem.of("image", features, (down, across), rows)
 
 
-def grid(height: int, width: int, step: int, most: int) -> tuple[int, int]:
+def grid(height: int, width: int, step: int, maximum: int) -> tuple[int, int]:
     """Rows and columns of the squares for a picture of so many pixels.
 
     Args:
         step: pixels from a square to the next.
-        most: squares.
+        maximum: squares.
     """
     if height <= step or width <= step:
         return 1, 1
     down, across = math.ceil(height / step), math.ceil(width / step)
-    if down * across > most:
-        share = math.sqrt(most / (down * across))
+    if down * across > maximum:
+        share = math.sqrt(maximum / (down * across))
         return max(1, math.floor(down * share)), max(1, math.floor(across * share))
-    down = max(down, math.floor(math.sqrt(most * height / width)))
-    across = max(across, math.floor(math.sqrt(most * width / height)))
-    if down * across > most:
+    down = max(down, math.floor(math.sqrt(maximum * height / width)))
+    across = max(across, math.floor(math.sqrt(maximum * width / height)))
+    if down * across > maximum:
         if across > down:
-            across = most // down
+            across = maximum // down
         else:
-            down = most // across
+            down = maximum // across
     return max(1, down), max(1, across)
 
 

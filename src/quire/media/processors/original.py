@@ -31,12 +31,15 @@ def open_internvl_chat(settings: Settings, config: Settings) -> ImageProcessor:
     Raises:
         ModelError: a value asks for pixels other than this computes, or there is no such token.
     """
-    least, most = config.integer("min_dynamic_patch", 1), config.integer("max_dynamic_patch", 12)
+    minimum, maximum = (
+        config.integer("min_dynamic_patch", 1),
+        config.integer("max_dynamic_patch", 12),
+    )
     if not config.values.get("dynamic_image_size", True):
-        least = most = 1
-    if most > 1:
+        minimum = maximum = 1
+    if maximum > 1:
         config.require({"use_thumbnail": True})
-    values = settings.values | {"min_patches": least, "max_patches": most}
+    values = settings.values | {"min_patches": minimum, "max_patches": maximum}
     cutting = Cutting.open(replace(settings, values=values), config, internvl_square(config))
     return InternVLImageProcessor(Placeholders(_token(config, "<IMG_CONTEXT>")), cutting)
 

@@ -41,11 +41,11 @@ _EVEN = (
 
 
 def fitted(
-    height: int, width: int, cell: int, least: int, most: float, frames: int = 1
+    height: int, width: int, cell: int, minimum: int, maximum: float, frames: int = 1
 ) -> tuple[int, int]:
     """The height and width in pixels that a picture, or each frame of a video, is resized to.
 
-    Both are multiples of `cell`, and there are `least` to `most` pixels, as far as that goes.
+    Both are multiples of `cell`, and there are `minimum` to `maximum` pixels, as far as that goes.
 
     Args:
         frames: that these pixels are for; whole pairs of them count.
@@ -53,11 +53,11 @@ def fitted(
     rows, columns = round(height / cell), round(width / cell)
     counted = 1 if frames == 1 else 2 * round(frames / 2)
     pixels = counted * rows * columns * cell**2
-    if pixels > most:
-        shrink = math.sqrt(frames * height * width / most)
+    if pixels > maximum:
+        shrink = math.sqrt(frames * height * width / maximum)
         rows, columns = (max(1, math.floor(side / shrink / cell)) for side in (height, width))
-    elif pixels < least:
-        grow = math.sqrt(least / (frames * height * width))
+    elif pixels < minimum:
+        grow = math.sqrt(minimum / (frames * height * width))
         rows, columns = (math.ceil(side * grow / cell) for side in (height, width))
     return rows * cell, columns * cell
 
@@ -87,7 +87,7 @@ def check_stretch(picture: PIL.Image.Image, param: str) -> None:
         raise refusal(param, f"of its {shape} one side is over {_MOST_STRETCHED} of the other")
 
 
-def most_pixels(detail: Detail, cell: int) -> float:
+def max_pixels(detail: Detail, cell: int) -> float:
     """The most pixels of a picture or frame that is read so finely."""
     rows = LOW_DETAIL if detail == "low" else detail
     return rows * cell**2 if isinstance(rows, int) else math.inf
@@ -111,7 +111,7 @@ class QwenImageProcessor(WholeImageProcessor):
     Args:
         patch: pixels on a patch's side.
         merge: patches on the side of a square.
-        pixels: the least and the most that a picture is brought to.
+        pixels: the smallest and the largest number that a picture is brought to.
     """
 
     _usual_pixels = 56 * 56, 28 * 28 * 1280
@@ -133,8 +133,8 @@ class QwenImageProcessor(WholeImageProcessor):
         self._merge = merge
         self._pixels = pixels
 
-    def _fitted(self, height: int, width: int, least: int, most: float) -> tuple[int, int]:
-        return fitted(height, width, self._patch * self._merge, least, most)
+    def _fitted(self, height: int, width: int, minimum: int, maximum: float) -> tuple[int, int]:
+        return fitted(height, width, self._patch * self._merge, minimum, maximum)
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Self:
@@ -146,7 +146,7 @@ class QwenImageProcessor(WholeImageProcessor):
         check_pixels(settings, colours(config))
         return cls(
             # Chat templates write what goes around a picture.
-            Placeholders(token=config.integer("image_token_id", least=0)),
+            Placeholders(token=config.integer("image_token_id", minimum=0)),
             patch=settings.integer("patch_size", 14),
             merge=settings.integer("merge_size", 2),
             pixels=pixel_bounds(settings, *cls._usual_pixels),
@@ -155,9 +155,9 @@ class QwenImageProcessor(WholeImageProcessor):
     def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         cell = self._patch * self._merge
         check_stretch(picture, param)
-        least, usual = self._pixels
-        most = max(least, min(usual, self._frames * most_pixels(detail, cell)))
-        height, width = self._fitted(picture.height, picture.width, least, most)
+        minimum, usual = self._pixels
+        maximum = max(minimum, min(usual, self._frames * max_pixels(detail, cell)))
+        height, width = self._fitted(picture.height, picture.width, minimum, maximum)
         rows, columns = height // self._patch, width // self._patch
         cut = patches(resized(picture, height, width, self._filter)[None], self._patch, self._merge)
         tokens = rows * columns // self._merge**2
@@ -170,10 +170,10 @@ class GlmImageProcessor(QwenImageProcessor):
     _usual_pixels = 112 * 112, 28 * 28 * 15_000
     _frames = 2
 
-    def _fitted(self, height: int, width: int, least: int, most: float) -> tuple[int, int]:
+    def _fitted(self, height: int, width: int, minimum: int, maximum: float) -> tuple[int, int]:
         cell = self._patch * self._merge
         height, width = enlarged(height, width, cell)
-        return fitted(height, width, cell, least, most, self._frames)
+        return fitted(height, width, cell, minimum, maximum, self._frames)
 
 
 class ErnieImageProcessor(QwenImageProcessor):
@@ -187,13 +187,13 @@ class PaddleImageProcessor(QwenImageProcessor):
 
     _usual_pixels = 384 * 384, 1536 * 1536
 
-    def _fitted(self, height: int, width: int, least: int, most: float) -> tuple[int, int]:
+    def _fitted(self, height: int, width: int, minimum: int, maximum: float) -> tuple[int, int]:
         cell = self._patch * self._merge
         if height < cell:
             height, width = cell, round(width * cell / height)
         if width < cell:
             height, width = round(height * cell / width), cell
-        return fitted(height, width, cell, least, most)
+        return fitted(height, width, cell, minimum, maximum)
 
 
 def colours(config: Settings) -> Colours:
@@ -201,11 +201,11 @@ def colours(config: Settings) -> Colours:
     return EVEN_COLOURS if config.values.get("model_type") in _EVEN else CLIP_COLOURS
 
 
-def pixel_bounds(settings: Settings, least: int, most: int) -> tuple[int, int]:
-    """The least and the most pixels, in any of the spellings that the settings have had.
+def pixel_bounds(settings: Settings, minimum: int, maximum: int) -> tuple[int, int]:
+    """Bounds of the number of pixels, in any of the spellings that the settings have had.
 
     Args:
-        least, most: where the settings do not say.
+        minimum, maximum: where the settings do not say.
     """
     size = settings.values.get("size")
     within = (
@@ -213,8 +213,8 @@ def pixel_bounds(settings: Settings, least: int, most: int) -> tuple[int, int]:
     )
     bounds = []
     for old, new, usual in (
-        ("min_pixels", "shortest_edge", least),
-        ("max_pixels", "longest_edge", most),
+        ("min_pixels", "shortest_edge", minimum),
+        ("max_pixels", "longest_edge", maximum),
     ):
         if settings.values.get(old) is not None:
             bounds.append(settings.integer(old))
@@ -226,6 +226,6 @@ def pixel_bounds(settings: Settings, least: int, most: int) -> tuple[int, int]:
             bounds.append(usual)
     if bounds[0] > bounds[1]:
         raise settings.error(
-            "size", f"of which the least, {bounds[0]}, is over the most, {bounds[1]}"
+            "size", f"of which the minimum, {bounds[0]}, is over the maximum, {bounds[1]}"
         )
     return bounds[0], bounds[1]

@@ -62,7 +62,7 @@ class QwenAudioProcessor(AudioProcessor):
         encoder = Settings(config.path, "audio_config.", config.values["audio_config"])
         return cls(
             # Chat templates write what goes around a sound.
-            Placeholders(token=config.integer("audio_token_id", least=0)),
+            Placeholders(token=config.integer("audio_token_id", minimum=0)),
             rate=rate,
             frame=frame,
             hop=settings.integer("hop_length", 160),
@@ -72,9 +72,9 @@ class QwenAudioProcessor(AudioProcessor):
 
     def listen(self, samples: Samples, param: str) -> MediaItem:
         # The first and the last frame reach over the ends, where the sound is mirrored.
-        least = max(self._hop, self._frame // 2 + 1)
-        if len(samples) < least:
-            raise refusal(param, f"it lasts less than {least / self.rate:g} s")
+        minimum = max(self._hop, self._frame // 2 + 1)
+        if len(samples) < minimum:
+            raise refusal(param, f"it lasts less than {minimum / self.rate:g} s")
         features = self.features(samples)
         whole, rest = divmod(len(features), self._chunk)
         # Three convolutions halve a chunk's frames, each rounding up.

@@ -24,7 +24,7 @@ from quire.media.processors.qwen import (
     colours,
     enlarged,
     fitted,
-    most_pixels,
+    max_pixels,
     patches,
     pixel_bounds,
     resized,
@@ -52,16 +52,16 @@ class Sampling:
         merge: patches on the side of a square.
         together: frames in a patch.
         fps: frames a second that are looked at.
-        least, most: frames that are looked at, if there are as many.
-        pixels: the least and the most, as the processor counts them.
+        minimum, maximum: frames that are looked at, if there are as many.
+        pixels: the smallest and the largest number, as the processor counts them.
     """
 
     patch: int
     merge: int
     together: int
     fps: float
-    least: int
-    most: int
+    minimum: int
+    maximum: int
     pixels: tuple[int, int]
 
     @classmethod
@@ -70,7 +70,7 @@ class Sampling:
 
         Args:
             patch: where they do not say.
-            rows: the least and the most, where they name no pixels.
+            rows: the smallest and the largest number, where they name no pixels.
 
         Raises:
             ModelError: a value asks for pixels other than this computes.
@@ -83,8 +83,8 @@ class Sampling:
             merge=merge,
             together=settings.integer("temporal_patch_size", 2),
             fps=settings.number("fps", 2.0),
-            least=settings.integer("min_frames", 4),
-            most=settings.integer("max_frames", 768),
+            minimum=settings.integer("min_frames", 4),
+            maximum=settings.integer("max_frames", 768),
             pixels=pixel_bounds(settings, rows[0] * cell, rows[1] * cell),
         )
 
@@ -117,7 +117,7 @@ class QwenVideoProcessor(VideoProcessor):
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
-        token = config.integer("video_token_id", least=0)
+        token = config.integer("video_token_id", minimum=0)
         return cls(Placeholders(token), Sampling.open(settings, config, 14, (128, _FRAME_ROWS)))
 
     @classmethod
@@ -127,10 +127,10 @@ class QwenVideoProcessor(VideoProcessor):
         values = {key: value for key, value in settings.values.items() if key not in bounds}
         return cls.open(replace(settings, values=values), config)
 
-    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
+    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         own, together = self._sampling, self._sampling.together
-        most = min(own.most, most, info.frames) // together * together
-        wanted = min(max(info.frames / info.fps * own.fps, own.least), most)
+        maximum = min(own.maximum, maximum, info.frames) // together * together
+        wanted = min(max(info.frames / info.fps * own.fps, own.minimum), maximum)
         count = max(1, math.floor(wanted / together) * together)
         return [int(number * info.frames / count) for number in range(count)]
 
@@ -158,11 +158,11 @@ class QwenVideoProcessor(VideoProcessor):
     def _size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
         """Of a frame. All of them share what the context holds."""
         own = self._sampling
-        least, own_most = own.pixels
+        minimum, own_maximum = own.pixels
         share = _VIDEO_ROWS * own.cell**2 * own.together // frames
-        usual = max(min(own_most, share), int(least * _OVER_LEAST))
-        most = max(least, min(usual, most_pixels(detail, own.cell)))
-        return fitted(height, width, own.cell, least, most)
+        usual = max(min(own_maximum, share), int(minimum * _OVER_LEAST))
+        maximum = max(minimum, min(usual, max_pixels(detail, own.cell)))
+        return fitted(height, width, own.cell, minimum, maximum)
 
 
 class MomentVideoProcessor(VideoProcessor):
@@ -220,14 +220,14 @@ class Qwen3VideoProcessor(MomentVideoProcessor):
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
-        token = config.integer("video_token_id", least=0)
+        token = config.integer("video_token_id", minimum=0)
         placeholders = Placeholders(token, mark=f"{_START}{_PAD}{_END}")
         return cls(placeholders, Sampling.open(settings, config, 16, (128, _FRAME_ROWS)))
 
-    def choose(self, info: VideoInfo, most: int) -> Sequence[int]:
+    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         own = self.sampling
         wanted = int(info.frames / info.fps * own.fps)
-        count = min(max(wanted, own.least), own.most, most, info.frames)
+        count = min(max(wanted, own.minimum), own.maximum, maximum, info.frames)
         return [int(each) for each in np.linspace(0, info.frames - 1, count).round()]
 
     def words(self, info: VideoInfo, first: Frame, last: Frame) -> tuple[str, str]:
@@ -237,9 +237,9 @@ class Qwen3VideoProcessor(MomentVideoProcessor):
     def size(self, height: int, width: int, frames: int, detail: Detail) -> tuple[int, int]:
         """The bounds are those of all frames together."""
         own = self.sampling
-        least, most = own.pixels
-        each = min(_FRAME_ROWS * own.cell**2, most // frames)
-        each = max(each, int(least * _OVER_LEAST))
-        most = int(max(least, min(each, most_pixels(detail, own.cell)) * frames))
+        minimum, maximum = own.pixels
+        each = min(_FRAME_ROWS * own.cell**2, maximum // frames)
+        each = max(each, int(minimum * _OVER_LEAST))
+        maximum = int(max(minimum, min(each, max_pixels(detail, own.cell)) * frames))
         height, width = enlarged(height, width, own.cell)
-        return fitted(height, width, own.cell, least, most, frames)
+        return fitted(height, width, own.cell, minimum, maximum, frames)

@@ -51,14 +51,14 @@ class YoutuImageProcessor(Siglip2ImageProcessor):
     def _of(cls, settings: Settings, config: Settings, vision: Settings) -> Self:
         patch, merge = vision.integer("patch_size", 16), vision.integer("spatial_merge_size", 2)
         return cls(
-            Placeholders(config.integer("image_token_id", 128_264, least=0)),
+            Placeholders(config.integer("image_token_id", 128_264, minimum=0)),
             patch=patch,
             merge=merge,
             pixels=((patch * merge) ** 2, _MOST_PATCHES * patch**2),
         )
 
-    def _fitted(self, height: int, width: int, least: int, most: float) -> tuple[int, int]:
-        return shrunk(height, width, self._patch * self._merge, most)
+    def _fitted(self, height: int, width: int, minimum: int, maximum: float) -> tuple[int, int]:
+        return shrunk(height, width, self._patch * self._merge, maximum)
 
 
 class PhiImageProcessor(Siglip2ImageProcessor):
@@ -71,28 +71,28 @@ class PhiImageProcessor(Siglip2ImageProcessor):
     def _of(cls, settings: Settings, config: Settings, vision: Settings) -> Self:
         patch = vision.integer("patch_size", 16)
         # The published code reads the bounds from the model's file.
-        least, most = (
+        minimum, maximum = (
             config.integer(f"{each}_num_patches", settings.integer(f"{each}_num_patches", usual))
             for each, usual in (("min", 256), ("max", 3600))
         )
-        if least > most:
-            raise config.error("min_num_patches", f"over max_num_patches, {most}")
+        if minimum > maximum:
+            raise config.error("min_num_patches", f"over max_num_patches, {maximum}")
         # Rows have no token of their own. What only pads never stands in a prompt.
-        token = config.integer("pad_token_id", 100_349, least=0)
+        token = config.integer("pad_token_id", 100_349, minimum=0)
         return cls(
             Placeholders(token, mark="<image>"),
             patch=patch,
             merge=1,
-            pixels=(least * patch**2, most * patch**2),
+            pixels=(minimum * patch**2, maximum * patch**2),
         )
 
-    def _fitted(self, height: int, width: int, least: int, most: float) -> tuple[int, int]:
+    def _fitted(self, height: int, width: int, minimum: int, maximum: float) -> tuple[int, int]:
         patch = self._patch
         own = max((height // patch) * (width // patch), 1)
-        return filling(height, width, patch, min(max(own, least / patch**2), most / patch**2))
+        return filling(height, width, patch, min(max(own, minimum / patch**2), maximum / patch**2))
 
 
-def filling(height: int, width: int, patch: int, most: float) -> tuple[int, int]:
+def filling(height: int, width: int, patch: int, maximum: float) -> tuple[int, int]:
     """The height and width in pixels of a picture enlarged or shrunk to at most so many patches.
 
     Both are whole patches, rounded up. The scale is found by bisection, to one part in 100,000.
@@ -106,7 +106,7 @@ def filling(height: int, width: int, patch: int, most: float) -> tuple[int, int]
     while high - low >= _PRECISION:
         middle = (low + high) / 2
         rows, columns = scaled(middle)
-        if rows * columns <= most:
+        if rows * columns <= maximum:
             low = middle
         else:
             high = middle
@@ -133,14 +133,14 @@ def open_siglip2(settings: Settings, config: Settings) -> Siglip2ImageProcessor:
     return kind.open(settings, config)
 
 
-def shrunk(height: int, width: int, cell: int, most: float) -> tuple[int, int]:
-    """The height and width in pixels of a picture of `most` pixels, or of one cell.
+def shrunk(height: int, width: int, cell: int, maximum: float) -> tuple[int, int]:
+    """The height and width in pixels of a picture of `maximum` pixels, or of one cell.
 
     Both are whole cells, rounded up. A picture of more is shrunk by one part in fifty at a time.
     """
     scale = 1.0
     while True:
         rows, columns = (max(1, math.ceil(side * scale / cell)) for side in (height, width))
-        if rows * columns * cell**2 <= most or rows * columns == 1:
+        if rows * columns * cell**2 <= maximum or rows * columns == 1:
             return rows * cell, columns * cell
         scale -= 0.02

@@ -173,7 +173,7 @@ class Gemma3ImageProcessor(ImageProcessor):
         """
         if settings.values.get("do_pan_and_scan"):
             raise settings.error("do_pan_and_scan", "and only false is supported")
-        token = config.integer("image_token_index", 262_144, least=0)
+        token = config.integer("image_token_index", 262_144, minimum=0)
         rows = config.integer("mm_tokens_per_image", 256)
         tiles = Tiles.open(settings, config, 224, 16, filter=2)
         return cls(Placeholders(token, mark=_BEGIN), tiles, rows)

@@ -18,7 +18,7 @@ def mamba2(s: Settings) -> LanguageModel:
     heads, head_dim = s.integer("num_heads"), s.integer("head_dim")
     width = s.integer("expand", default=2) * s.integer("hidden_size")
     require("num_heads * head_dim", heads * head_dim, (width,))
-    least, most = step_limits(s)
+    minimum, maximum = step_limits(s)
     norm = Norm(s.number("layer_norm_epsilon", default=1e-5))
     layer = Layer(
         (
@@ -32,8 +32,8 @@ def mamba2(s: Settings) -> LanguageModel:
                 eps=norm.eps,
                 conv_bias=s.flag("use_conv_bias", default=True),
                 bias=s.flag("use_bias", default=False),
-                least_step=least,
-                most_step=most,
+                min_step=minimum,
+                max_step=maximum,
             ),
         ),
         None,
@@ -58,7 +58,7 @@ def hybrid_mamba2(s: Settings, **changes: Any) -> Mamba2:
     inner = s.integer("mamba_expand", default=2) * s.integer("hidden_size")
     if s.values.get("mamba_d_head") in (None, "auto"):
         s = s.changed(mamba_d_head=s.integer("mamba_d_ssm", default=inner) // heads)
-    least, most = step_limits(s)
+    minimum, maximum = step_limits(s)
     usual: dict[str, Any] = {
         "heads": heads,
         "head_dim": s.integer("mamba_d_head"),
@@ -68,16 +68,16 @@ def hybrid_mamba2(s: Settings, **changes: Any) -> Mamba2:
         "activation": activation(s),
         "conv_bias": s.flag("mamba_conv_bias", default=True),
         "bias": s.flag("mamba_proj_bias", default=False),
-        "least_step": least,
-        "most_step": most,
+        "min_step": minimum,
+        "max_step": maximum,
     }
     return Mamba2(**usual | changes)
 
 
 def step_limits(s: Settings) -> tuple[float, float]:
-    """The least and the greatest step of a token."""
-    least, most = s.values.get("time_step_limit") or (0.0, float("inf"))
-    return _number(least), _number(most)
+    """The smallest and the largest step of a token."""
+    minimum, maximum = s.values.get("time_step_limit") or (0.0, float("inf"))
+    return _number(minimum), _number(maximum)
 
 
 def _number(value: Any) -> float:

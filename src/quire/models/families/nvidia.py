@@ -84,7 +84,7 @@ def _state_space(s: Settings, norm: Norm) -> Mamba2:
     s.only("mamba_hidden_act", "silu")
     bias = s.flag("use_bias", default=False)
     s.only("mamba_proj_bias", bias)
-    least, most = step_limits(s)
+    minimum, maximum = step_limits(s)
     return Mamba2(
         heads=s.integer("mamba_num_heads", default=128),
         head_dim=s.integer("mamba_head_dim", default=64),
@@ -95,8 +95,8 @@ def _state_space(s: Settings, norm: Norm) -> Mamba2:
         eps=norm.eps,
         conv_bias=s.flag("use_conv_bias", default=True),
         bias=bias,
-        least_step=least,
-        most_step=most,
+        min_step=minimum,
+        max_step=maximum,
     )
 
 

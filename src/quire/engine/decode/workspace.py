@@ -13,15 +13,15 @@ from quire.models.stack import Stack, StackAttention
 
 _ALIGNED = 256
 _HEAD_INTS = 4
-"""Before the positions of a step's inputs: the number of rows, and room."""
-_EVEN_ROWS = 8
+"""Before the positions of a step's inputs: the number of rows, and padding."""
+_INVARIANT_ROWS = 8
 """For which keys are split where all numbers of rows must be split alike."""
 _GROUP_INTS = 23
 """For each row in each KV group: see `GroupInputs`."""
 
 
-class Place(Enum):
-    """What is where."""
+class Buffer(Enum):
+    """What kernels of a step hand to each other, and the step's inputs."""
 
     TOKENS = auto()
     INPUTS = auto()
@@ -52,7 +52,7 @@ class Place(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupInputs:
-    """A step's inputs for one KV group: addresses, or places among the inputs.
+    """A step's inputs for one KV group: addresses, or offsets among the inputs.
 
     Attributes:
         blocks, offsets: where each row is written.
@@ -73,12 +73,12 @@ class GroupInputs:
     @staticmethod
     def of(start: int, each: int) -> GroupInputs:
         """From `start` on; one number for all rows takes `each`."""
-        places = (0, 1, 2, 4, 10, 11, 17)
-        return GroupInputs(*(start + each * place for place in places))
+        offsets = (0, 1, 2, 4, 10, 11, 17)
+        return GroupInputs(*(start + each * offset for offset in offsets))
 
 
-class Room:
-    """For steps of up to `most` rows.
+class Workspace:
+    """For steps of up to `max_rows` rows.
 
     Args:
         groups: KV groups.
@@ -90,98 +90,98 @@ class Room:
         self,
         stack: Stack,
         groups: int,
-        most: int,
+        max_rows: int,
         entries: int,
         address: Callable[[mx.array], int],
     ) -> None:
-        self._most = most
+        self._max_rows = max_rows
         self.entries = entries
-        sizes = _sizes(stack, most)
-        sizes[Place.INPUTS] = 4 * (table_start(most, groups) + entries)
-        self._starts: dict[Place, int] = {}
+        sizes = _sizes(stack, max_rows)
+        sizes[Buffer.INPUTS] = 4 * (table_start(max_rows, groups) + entries)
+        self._starts: dict[Buffer, int] = {}
         total = 0
-        for place, size in sizes.items():
-            self._starts[place] = total
+        for buffer, size in sizes.items():
+            self._starts[buffer] = total
             total += -(-size // _ALIGNED) * _ALIGNED
         self._memory = mx.zeros((total,), dtype=mx.uint8)
         mx.eval(self._memory)
         self._base = address(self._memory)
-        inputs = self._starts[Place.INPUTS]
-        self._starts |= {Place.ROWS: inputs, Place.POSITIONS: inputs + 4 * _HEAD_INTS}
-        self.table = self._base + inputs + 4 * table_start(most, groups)
+        inputs = self._starts[Buffer.INPUTS]
+        self._starts |= {Buffer.ROWS: inputs, Buffer.POSITIONS: inputs + 4 * _HEAD_INTS}
+        self.table = self._base + inputs + 4 * table_start(max_rows, groups)
 
-    def at(self, place: Place) -> int:
+    def at(self, buffer: Buffer) -> int:
         """Its address."""
-        return self._base + self._starts[place]
+        return self._base + self._starts[buffer]
 
     def group(self, number: int) -> GroupInputs:
         """Of a KV group."""
-        start = self.at(Place.INPUTS) + 4 * group_start(self._most, number)
-        return GroupInputs.of(start, 4 * self._most)
+        start = self.at(Buffer.INPUTS) + 4 * group_start(self._max_rows, number)
+        return GroupInputs.of(start, 4 * self._max_rows)
 
 
-def group_start(most: int, number: int) -> int:
+def group_start(max_rows: int, number: int) -> int:
     """Where a KV group begins among a step's inputs, which are int32: see `whole.write_group`."""
-    return _HEAD_INTS + most + _GROUP_INTS * most * number
+    return _HEAD_INTS + max_rows + _GROUP_INTS * max_rows * number
 
 
-def table_start(most: int, groups: int) -> int:
+def table_start(max_rows: int, groups: int) -> int:
     """Where the block tables begin."""
-    return group_start(most, groups)
+    return group_start(max_rows, groups)
 
 
-def _sizes(stack: Stack, most: int) -> dict[Place, int]:
+def _sizes(stack: Stack, max_rows: int) -> dict[Buffer, int]:
     """Bytes."""
-    row = 2 * most * stack.hidden_size
+    row = 2 * max_rows * stack.hidden_size
     attentions = [layer.attention for layer in stack.layers]
     heads = max(each.heads * each.head_dim for each in attentions)
-    kv = 2 * most * max(each.kv_heads * each.head_dim for each in attentions)
+    kv = 2 * max_rows * max(each.kv_heads * each.head_dim for each in attentions)
     split = max(
-        rows * _splits(each, rows, even=even) * each.heads * each.head_dim
+        rows * _splits(each, rows, batch_invariant=batch_invariant) * each.heads * each.head_dim
         for each in attentions
-        for rows in _up_to(most)
-        for even in (False, True)
+        for rows in _up_to(max_rows)
+        for batch_invariant in (False, True)
     )
     sizes = {
-        Place.TOKENS: 4 * most,
-        **dict.fromkeys((Place.X, Place.NORMED, Place.NORMED_1, Place.NORMED_2, Place.Y), row),
-        **dict.fromkeys((Place.Q, Place.ATTENDED), 2 * most * heads),
-        **dict.fromkeys((Place.K, Place.V), kv),
-        Place.PARTIAL: 4 * split,
-        Place.STATS: 8 * split // min(each.head_dim for each in attentions),
-        Place.OWN_PARTIAL: 4 * most * heads,
-        Place.OWN_STATS: 8 * most * max(each.heads for each in attentions),
+        Buffer.TOKENS: 4 * max_rows,
+        **dict.fromkeys((Buffer.X, Buffer.NORMED, Buffer.NORMED_1, Buffer.NORMED_2, Buffer.Y), row),
+        **dict.fromkeys((Buffer.Q, Buffer.ATTENDED), 2 * max_rows * heads),
+        **dict.fromkeys((Buffer.K, Buffer.V), kv),
+        Buffer.PARTIAL: 4 * split,
+        Buffer.STATS: 8 * split // min(each.head_dim for each in attentions),
+        Buffer.OWN_PARTIAL: 4 * max_rows * heads,
+        Buffer.OWN_STATS: 8 * max_rows * max(each.heads for each in attentions),
     }
     widths = [layer.mlp.gate.codes.shape[0] for layer in stack.layers if layer.mlp is not None]
-    sizes[Place.INNER] = 2 * most * max(widths, default=0)
+    sizes[Buffer.INNER] = 2 * max_rows * max(widths, default=0)
     experts = [layer.experts for layer in stack.layers if layer.experts is not None]
     if experts:
         count = max(each.gate.codes.shape[0] for each in experts)
         width = max(each.gate.codes.shape[1] for each in experts)
-        pairs = most * max(each.k for each in experts)
-        sizes[Place.LOGITS] = 2 * most * count
-        sizes |= dict.fromkeys((Place.CHOSEN, Place.WEIGHTS, Place.ORDER), 4 * pairs)
-        sizes[Place.TILES] = 12 * pairs
-        sizes |= {Place.EXPERT_INNER: 2 * pairs * width}
-        sizes |= {Place.EXPERT_Y: 2 * pairs * stack.hidden_size}
+        pairs = max_rows * max(each.k for each in experts)
+        sizes[Buffer.LOGITS] = 2 * max_rows * count
+        sizes |= dict.fromkeys((Buffer.CHOSEN, Buffer.WEIGHTS, Buffer.ORDER), 4 * pairs)
+        sizes[Buffer.TILES] = 12 * pairs
+        sizes |= {Buffer.EXPERT_INNER: 2 * pairs * width}
+        sizes |= {Buffer.EXPERT_Y: 2 * pairs * stack.hidden_size}
     else:
-        sizes |= dict.fromkeys((Place.WEIGHTS, Place.EXPERT_Y), 0)
+        sizes |= dict.fromkeys((Buffer.WEIGHTS, Buffer.EXPERT_Y), 0)
     return sizes
 
 
-def splits(shape: paged.Shape, rows: int, *, even: bool) -> int:
-    """Thread blocks that share the keys of each row; with `even` the same for any rows."""
-    return shape.splits(_EVEN_ROWS if even else rows)
+def splits(shape: paged.Shape, rows: int, *, batch_invariant: bool) -> int:
+    """Thread blocks that share a row's keys; the same for any `rows` with `batch_invariant`."""
+    return shape.splits(_INVARIANT_ROWS if batch_invariant else rows)
 
 
-def _splits(attention: StackAttention, rows: int, *, even: bool) -> int:
+def _splits(attention: StackAttention, rows: int, *, batch_invariant: bool) -> int:
     group, dim = attention.heads // attention.kv_heads, attention.head_dim
     shape = paged.Shape(mx.bfloat16, dim, dim, attention.kv_heads, group, 64, False, False)
-    return splits(shape, rows, even=even)
+    return splits(shape, rows, batch_invariant=batch_invariant)
 
 
-def _up_to(most: int) -> list[int]:
+def _up_to(max_rows: int) -> list[int]:
     sizes = [1]
-    while sizes[-1] < most:
+    while sizes[-1] < max_rows:
         sizes.append(2 * sizes[-1])
     return sizes
