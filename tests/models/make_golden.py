@@ -87,7 +87,7 @@ def main() -> None:
     tokens, images = tiny_models.prompt_with(picture(**PICTURE), count=1)
     logits = oracle.reference_image_logits(reference, tokens, images)
     golden["gemma4_vision.logits"] = logits[ROWS]
-    golden["gemma4_vision.features"] = oracle.reference_features(reference, images[0].item)
+    golden["gemma4_vision.features"] = oracle.reference_rows(reference, [images[0].item])[0]
     mx.save_safetensors(str(GOLDEN), golden)
     print(f"{GOLDEN}: {GOLDEN.stat().st_size} bytes")
 

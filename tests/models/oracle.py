@@ -96,14 +96,6 @@ def reference_greedy(reference: Any, prompt: list[int], count: int, **media: Any
     return out[0, len(prompt) :].tolist()
 
 
-def reference_features(reference: Any, image: MediaItem) -> mx.array:
-    """What tower and projector make of an image, `[tokens, hidden]`."""
-    with torch.no_grad():
-        features = reference.get_image_features(**_pixels([image]))
-    (rows,) = features.pooler_output
-    return mx.array(rows.float().numpy())
-
-
 def reference_image_logits(
     reference: Any, tokens: list[int], images: Sequence[PlacedMedia]
 ) -> mx.array:
@@ -123,12 +115,27 @@ def media_inputs(tokens: list[int], media: Sequence[PlacedMedia]) -> dict[str, t
     return {"mm_token_type_ids": kinds} | _inputs([each.item for each in media])
 
 
-def reference_audio_features(reference: Any, sounds: Sequence[MediaItem]) -> list[mx.array]:
-    """What tower and projector make of sounds, `[tokens, hidden]` of each."""
-    with torch.no_grad():
-        out = reference.model.get_audio_features(**_spectrograms(sounds))
-    rows = zip(out.pooler_output, out.attention_mask, strict=True)
-    return [mx.array(each[mask].float().numpy()) for each, mask in rows]
+def reference_rows(reference: Any, items: Sequence[MediaItem]) -> list[mx.array]:
+    """What towers and projectors make of items, `[tokens, hidden]` of each.
+
+    Items of a kind are one batch, as in `media_inputs`, so that they are rounded alike.
+    """
+    rows: dict[int, mx.array] = {}
+    for kind in _KINDS:
+        places = [place for place, item in enumerate(items) if item.kind == kind]
+        if not places:
+            continue
+        batch = [items[place] for place in places]
+        with torch.no_grad():
+            out = getattr(reference.model, f"get_{kind}_features")(**_inputs(batch))
+        if kind == "audio":
+            both = zip(out.pooler_output, out.attention_mask, strict=True)
+            parts = [each[mask] for each, mask in both]
+        else:
+            parts = list(torch.cat(out.pooler_output).split([item.tokens for item in batch]))
+        for place, part in zip(places, parts, strict=True):
+            rows[place] = mx.array(part.float().numpy())
+    return [rows[place] for place in range(len(items))]
 
 
 _KINDS = ("image", "video", "audio")

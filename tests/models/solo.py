@@ -137,10 +137,17 @@ def _capped_attention(
 
 
 def solo_logits(
-    model: LanguageModel, tokens: list[int], images: Sequence[PlacedMedia] = ()
+    model: LanguageModel,
+    tokens: list[int],
+    images: Sequence[PlacedMedia] = (),
+    rows: Sequence[tuple[mx.array, ...]] | None = None,
 ) -> mx.array:
-    """Logits `[len(tokens), vocab]` of one sequence computed at once."""
-    media = media_rows(model, images) if images else None
+    """Logits `[len(tokens), vocab]` of one sequence computed at once.
+
+    Args:
+        rows: what an encoder made of each image, `[tokens, hidden]` a level; None asks the model's.
+    """
+    media = media_rows(model, images, rows) if images else None
     positions = model.positions(tokens, images)
     return model.logits(model(SoloStep(model.layout, tokens, media, images, positions)))
 
@@ -164,19 +171,16 @@ def image_features(vision: MediaEncoder, image: MediaItem) -> mx.array:
     return rows
 
 
-def marked_rows(images: Sequence[PlacedMedia]) -> mx.array:
-    """Where images stand in a whole sequence, `[M]`."""
-    return mx.concatenate([mx.arange(each.start, each.end) for each in images])
-
-
-def media_rows(model: LanguageModel, images: Sequence[PlacedMedia]) -> MediaRows:
-    """The rows of a whole sequence that stand for images."""
-    return MediaRows.of(
-        [
-            (np.arange(each.start, each.end), encoded(model.encoders[each.item.kind], each.item))
-            for each in images
-        ]
-    )
+def media_rows(
+    model: LanguageModel,
+    images: Sequence[PlacedMedia],
+    rows: Sequence[tuple[mx.array, ...]] | None = None,
+) -> MediaRows:
+    """The rows of a whole sequence that stand for images; `rows` as for `solo_logits`."""
+    if rows is None:
+        rows = [encoded(model.encoders[each.item.kind], each.item) for each in images]
+    places = [np.arange(each.start, each.end, dtype=np.int32) for each in images]
+    return MediaRows.of(list(zip(places, rows, strict=True)))
 
 
 def greedy_choices(model: LanguageModel, prompt: list[int], answer: list[int]) -> list[int]:

@@ -14,7 +14,8 @@ from quire.core.media import MediaItem, PlacedMedia
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import encoded, picture, solo_logits
 from tests.support import tiny_models
-from tests.support.parity import answered
+from tests.support.agreement import assert_logits_match, differ
+from tests.support.parity import TOLERANCE, answered
 from tests.support.tiny_models import AUDIO, IMAGE, VIDEO, gemma4_audio_config, sound
 
 pytestmark = pytest.mark.oracle
@@ -69,12 +70,6 @@ SLOW = [name for name in CASES if "picture" in name and name != "beside pictures
 ANSWER = 12
 
 
-def _difference(ours: mx.array, theirs: mx.array) -> float:
-    assert ours.shape == theirs.shape
-    assert mx.isfinite(theirs).all().item()
-    return float(mx.max(mx.abs(ours - theirs)).item())
-
-
 @pytest.mark.parametrize("name", TOWERS)
 def test_tower_and_projector_match(name: str, tmp_path: Path) -> None:
     config = gemma4_audio_config(TEXTS["E2B"], **TOWERS[name])
@@ -85,11 +80,11 @@ def test_tower_and_projector_match(name: str, tmp_path: Path) -> None:
     sounds = [
         replace(each, shape=(frames, bins)) for each, frames in zip(sounds, LENGTHS, strict=True)
     ]
-    theirs = oracle.reference_audio_features(reference, sounds)
+    theirs = oracle.reference_rows(reference, sounds)
     for item, expected in zip(sounds, theirs, strict=True):
         assert audio.rows(item.shape) == len(expected)
         (ours,) = encoded(audio, item)
-        assert _difference(ours, expected) < 2e-4
+        assert differ(ours, expected) < 2e-4
 
 
 Opened = Callable[[str], tuple[LoadedModel, Any]]
@@ -133,8 +128,13 @@ def test_logits_match(opened: Opened, name: str, case: str) -> None:
         if placed
         else oracle.reference_logits(reference, tokens)
     )
-    ours = solo_logits(loaded.model, tokens, placed)
-    assert _difference(ours, theirs) < (5e-4 if "picture" in case or "video" in case else 1e-4)
+    if {"image", "video"} & {each.item.kind for each in placed}:
+        made = oracle.reference_rows(reference, [each.item for each in placed])
+        rows = [[each] for each in made]
+        ours = assert_logits_match(loaded.model, tokens, placed, theirs, rows)
+    else:
+        ours = solo_logits(loaded.model, tokens, placed)
+        assert differ(ours, theirs) < TOLERANCE
     assert mx.array_equal(mx.argmax(ours, axis=-1), mx.argmax(theirs, axis=-1))
 
 

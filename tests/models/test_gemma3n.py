@@ -20,6 +20,7 @@ from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
 from tests.models.solo import encoded, solo_logits
 from tests.models.test_seeing import assert_near, packed
+from tests.support.agreement import differ
 from tests.support.families import gemma3n_config
 from tests.support.parity import SCENARIOS, TOLERANCE, alone, answered, assert_same, prompts
 from tests.support.seeing import Prompt
@@ -72,9 +73,9 @@ def test_rows_and_tokens_match(tmp_path: Path) -> None:
             out = tower(heard, torch.zeros(1, frames, dtype=torch.bool)).last_hidden_state
             rows = embedder(inputs_embeds=out)[0]
             padding = embedder(input_ids=torch.tensor([[255]]))[0]
-        wanted = torch.cat([rows, padding.expand(ROWS - len(rows), -1)]).numpy()
+        wanted = torch.cat([rows, padding.expand(ROWS - len(rows), -1)])
         (ours,) = encoded(model.encoders["audio"], item)
-        assert np.abs(np.array(ours) - wanted).max() < 2e-4 * np.abs(wanted).max()
+        assert differ(ours, wanted) < 2e-4
     with torch.no_grad():
         own = embedder(input_ids=torch.tensor([[END, 250]]))[0].numpy()
     found = np.array(model.model._embedded(mx.array([END, 3, 250])))
@@ -156,10 +157,9 @@ def test_logits_and_tokens_match(both: tuple[Any, LoadedModel], case: str) -> No
             mask[row, : len(values)] = True
         given = {"input_features": features, "input_features_mask": mask}
     with torch.no_grad():
-        logits = reference(torch.tensor([tokens]), **given).logits[0].numpy()
+        logits = reference(torch.tensor([tokens]), **given).logits[0]
         greedy = oracle.reference_greedy(reference, tokens, ANSWER, **given)
-    found = np.array(solo_logits(loaded.model, tokens, media))
-    assert np.abs(found - logits).max() < (5 if media else 1) * TOLERANCE * np.abs(logits).max()
+    assert differ(solo_logits(loaded.model, tokens, media), logits) < TOLERANCE
     # Seven tokens a step: sounds are cut.
     assert answered(loaded, tokens, media, ANSWER).tokens == greedy
     assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"

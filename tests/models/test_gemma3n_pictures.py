@@ -16,6 +16,7 @@ from quire.core.media import MediaItem
 from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
 from tests.models.solo import encoded, solo_logits
+from tests.support.agreement import differ
 from tests.support.families import gemma3n_config, gemma3n_seeing_config
 from tests.support.parity import TOLERANCE, answered
 from tests.support.seeing import prompt
@@ -107,9 +108,9 @@ def rows_of_timm(reference: Any, *items: MediaItem) -> Any:
 @pytest.mark.oracle
 @pytest.mark.parametrize("side", [128, 256, 384])
 def test_rows_match(reference: Any, ours: LoadedModel, side: int) -> None:
-    wanted = rows_of_timm(reference, shown(1, side))[0].numpy()
+    (wanted,) = rows_of_timm(reference, shown(1, side))
     (found,) = encoded(ours.model.encoders["image"], shown(1, side))
-    assert np.abs(np.array(found) - wanted).max() < 2e-4 * np.abs(wanted).max()
+    assert differ(found, wanted) < 2e-4
 
 
 @pytest.mark.oracle
@@ -121,10 +122,9 @@ def test_logits_and_tokens_match(reference: Any, ours: LoadedModel, case: str) -
     tokens, media = CASES[case]
     given = {"pixel_values": pixels(*(each.item for each in media))} if media else {}
     with torch.no_grad():
-        logits = reference(torch.tensor([tokens]), **given).logits[0].numpy()
+        logits = reference(torch.tensor([tokens]), **given).logits[0]
         greedy = oracle.reference_greedy(reference, tokens, ANSWER, **given)
-    found = np.array(solo_logits(ours.model, tokens, media))
-    assert np.abs(found - logits).max() < (5 if media else 1) * TOLERANCE * np.abs(logits).max()
+    assert differ(solo_logits(ours.model, tokens, media), logits) < TOLERANCE
     assert answered(ours, tokens, media, ANSWER).tokens == greedy
     assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"
 
@@ -137,8 +137,7 @@ def test_rows_are_those_that_timm_gave(tmp_path: Path) -> None:
         encoder = opened(tmp_path / str(conversion), named).model.encoders["image"]
         for side in GOLDEN_SIDES:
             (rows,) = encoded(encoder, shown(1, side))
-            wanted = golden[f"rows.{side}"]
-            assert mx.abs(rows - wanted).max().item() < 2e-4 * mx.abs(wanted).max().item()
+            assert differ(rows, golden[f"rows.{side}"]) < 2e-4
 
 
 def test_without_its_tensors_a_model_takes_sound_only(tmp_path: Path) -> None:

@@ -38,9 +38,10 @@ def test_a_text_with_an_image_is_read_as_by_transformers(tmp_path: Path) -> None
     vision = model.encoders["image"]
     image = picture(12, 16, 48, vision.rows((12, 16)))
 
-    features = image_features(vision, image)
-    logits = solo_logits(model, *tiny_models.prompt_with(image, count=1))[::3]
-
-    assert mx.max(mx.abs(features - GOLDEN["gemma4_vision.features"])).item() < 1e-4
-    # Random layers make much of the encoder's rounding.
-    assert mx.max(mx.abs(logits - GOLDEN["gemma4_vision.logits"])).item() < 1e-3
+    features = GOLDEN["gemma4_vision.features"]
+    assert mx.max(mx.abs(image_features(vision, image) - features)).item() < 1e-4
+    # Random layers make much of the encoder's rounding, so theirs are placed, too.
+    tokens, images = tiny_models.prompt_with(image, count=1)
+    for rows, bound in (([(features,)], 1e-4), (None, 5e-4)):
+        logits = solo_logits(model, tokens, images, rows)[::3]
+        assert mx.max(mx.abs(logits - GOLDEN["gemma4_vision.logits"])).item() < bound

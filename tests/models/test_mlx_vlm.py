@@ -27,6 +27,7 @@ from quire.models.fused_vision import places
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import encoded, solo_logits
 from tests.support import fused, moondream, perception
+from tests.support.agreement import differ
 from tests.support.parity import (
     SCENARIOS,
     TOLERANCE,
@@ -81,11 +82,6 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
         return known[name]
 
     return find
-
-
-def differ(ours: mx.array, theirs: mx.array) -> float:
-    assert ours.shape == theirs.shape
-    return float(mx.abs(ours - theirs).max().item() / mx.abs(theirs).max().item())
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from quire.core.media import MediaItem
-from quire.models.base import MediaRows
 from quire.models.loader import open_model
-from tests.models.solo import SoloStep, image_features, marked_rows, picture, solo_logits
+from tests.models.solo import image_features, picture
 from tests.support import tiny_models
+from tests.support.agreement import assert_logits_match, differ
 from tests.support.tiny_models import WINDOW
 
 pytestmark = pytest.mark.oracle
@@ -44,12 +44,6 @@ TEXTS: dict[str, dict[str, Any]] = {
 }
 
 
-def _difference(ours: mx.array, theirs: mx.array) -> float:
-    assert ours.shape == theirs.shape
-    assert mx.isfinite(theirs).all().item()
-    return float(mx.max(mx.abs(ours - theirs)).item())
-
-
 @pytest.mark.parametrize("name", TOWERS)
 def test_tower_and_projector_match(name: str, tmp_path: Path) -> None:
     config = tiny_models.gemma4_vision_config(**TOWERS[name])
@@ -62,7 +56,8 @@ def test_tower_and_projector_match(name: str, tmp_path: Path) -> None:
         ours = image_features(vision, image)
         assert ours.dtype == mx.float32
         assert len(ours) == tokens
-        assert _difference(ours, oracle.reference_features(reference, image)) < 1e-4
+        (theirs,) = oracle.reference_rows(reference, [image])
+        assert differ(ours, theirs) < 1e-4
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -73,16 +68,12 @@ def test_logits_of_a_text_with_images_match(name: str, tmp_path: Path) -> None:
     vision = model.encoders["image"]
     image = picture(12, 16, 48, vision.rows((12, 16)))
     assert image.tokens > WINDOW
-    features = oracle.reference_features(reference, image)
+    features = oracle.reference_rows(reference, [image])
 
     for count in (1, 2):
         tokens, images = tiny_models.prompt_with(image, count)
         theirs = oracle.reference_image_logits(reference, tokens, images)
-        # Random layers make much of the encoder's rounding, so theirs are placed, too.
-        assert _difference(solo_logits(model, tokens, images), theirs) < 5e-4
-        media = MediaRows(marked_rows(images), mx.concatenate([features] * count))
-        ours = model.logits(model(SoloStep(model.layout, tokens, media, images)))
-        assert _difference(ours, theirs) < 1e-4
+        assert_logits_match(model, tokens, images, theirs, [features] * count)
 
 
 def test_the_demo_model_sees_what_transformers_sees() -> None:
@@ -98,5 +89,5 @@ def test_the_demo_model_sees_what_transformers_sees() -> None:
     tokens = vision.rows((10, 14))
     image = MediaItem("image", patches.tobytes(), (10, 14), tokens, b"")
 
-    theirs = oracle.reference_features(reference, image)
-    assert _difference(image_features(vision, image), theirs) < 1e-4
+    (theirs,) = oracle.reference_rows(reference, [image])
+    assert differ(image_features(vision, image), theirs) < 2e-6
