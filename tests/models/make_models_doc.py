@@ -65,6 +65,10 @@ greedy tokens, of the whole sequence and read in chunks; and each request alone 
 request in company ([parity](../ARCHITECTURE.md)). Where mlx-lm has the family, its conversions,
 plain and of 8 bits, are opened in their own names. No test downloads published weights.
 
+What encoders make of pictures, sounds and videos is held to 2e-4 of the largest, and the logits
+behind it to 1e-4. The random decoders of Gemma 4 and Qwen3.5 make much of their encoders'
+rounding: 1e-4 holds there with the reference's rows in place of the encoders', 5e-4 with theirs.
+
 | `model_type` | Models | Held against | Configurations |
 | --- | --- | --- | --- |
 """
