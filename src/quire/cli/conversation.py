@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
+_FEWEST = 10
+"""Tokens after the first that a speed is told of: fewer may come in one piece."""
+
 
 class ChatError(QuireError):
     """An answer that failed, or a server that did not start."""
@@ -66,8 +69,9 @@ class Usage:
     whole_s: float
 
     def __str__(self) -> str:
-        writing = self.whole_s - self.first_s
-        speed = f", {(self.generated - 1) / writing:.1f} tokens/s" if writing > 0 else ""
+        writing, later = self.whole_s - self.first_s, self.generated - 1
+        known = writing > 0 and later >= _FEWEST
+        speed = f", {later / writing:.1f} tokens/s" if known else ""
         return (
             f"prompt {self.prompt} tokens, {self.cached} of them cached; first token after "
             f"{self.first_s:.2f} s; answer {self.generated} tokens in {self.whole_s:.2f} s{speed}"

@@ -14,6 +14,8 @@ const EXAMPLES = {
   "/v1/responses": { input: "What is 27 plus 45?" },
   "/tokenize": { prompt: "Hello" },
   "/detokenize": { tokens: [1, 2, 3] },
+  "/models/load": {},
+  "/models/unload": {},
 };
 themeButton($("#tools-place"));
 onKeyNeeded(keyDialog);
@@ -44,12 +46,13 @@ function section(spec, { path, method, operation }, model) {
   const schema = reference && resolved(spec, reference);
   const example = EXAMPLES[path];
   const body = example && { ...(model ? { model } : {}), ...example };
-  const command = `curl ${location.origin}${path}${body ? ` \\\n  -H 'content-type: application/json' \\\n  -d '${JSON.stringify(body)}'` : ""}`;
+  const asked = method === (body ? "post" : "get") ? "" : `-X ${method.toUpperCase()} `;
+  const command = `curl ${asked}${location.origin}${path}${body ? ` \\\n  -H 'content-type: application/json' \\\n  -d '${JSON.stringify(body)}'` : ""}`;
   const statuses = Object.entries(operation.responses).map(([status, { description }]) => h("tr", {}, h("td", {}, h("code", {}, status)), h("td", {}, description)));
   return h("section", { id: anchor(method, path), class: "operation" },
     h("h2", {}, verb(method), h("code", {}, path)),
     h("p", {}, operation.summary, "."),
-    method !== "delete" && codeBlock(command, "sh"),
+    codeBlock(command, "sh"),
     schema && h("details", {}, h("summary", {}, `Fields of the body (${Object.keys(schema.properties ?? {}).length})`), fields(spec, schema)),
     h("details", {}, h("summary", {}, "Answers"), h("div", { class: "table" }, h("table", {}, h("tbody", {}, statuses)))));
 }

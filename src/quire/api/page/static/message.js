@@ -180,12 +180,15 @@ function resultForm(calls, send) {
   return form;
 }
 
+/** Tokens after the first that a speed is told of: fewer may come in one piece. */
+const FEWEST = 10;
+
 function figures(stats) {
   if (!stats) return "";
   if (!stats.tokens) return stats.first_s === undefined ? "" : `first token after ${stats.first_s.toFixed(2)} s · written for ${stats.write_s.toFixed(1)} s`;
   const parts = [`${stats.tokens} tokens`];
   const later = stats.tokens - (stats.first_tokens ?? 1);
-  if (stats.write_s > 0 && later > 0) parts.push(`${(later / stats.write_s).toFixed(1)} tokens/s`);
+  if (stats.write_s > 0 && later >= FEWEST) parts.push(`${(later / stats.write_s).toFixed(1)} tokens/s`);
   if (stats.first_s !== undefined) parts.push(`first after ${stats.first_s.toFixed(2)} s`);
   parts.splice(0, parts.length, ...parts.map((each) => each.replaceAll(" ", "\u00a0")));
   parts.push(`${stats.cached} of ${stats.prompt} prompt tokens from the cache`);
