@@ -22,12 +22,13 @@ from quire.core.errors import EngineFailure, ModelError, RequestError
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.kv_choice import offered
 from quire.core.kv_format import KVFormat
-from quire.core.request import Failure, FinishReason, Output, Request, Score
+from quire.core.request import Failure, FinishReason, Output, Request
 from quire.core.sampling_params import check_sampling
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.engine.constraints import ConstraintFactory
 from quire.engine.invariance import check_request, limited
+from quire.engine.known import check_known
 from quire.engine.memory import check_context, kv_budget
 from quire.engine.preparing import Made, Preparing
 from quire.engine.runner import LaunchedStep, Runner, SampledRow
@@ -96,6 +97,7 @@ class Engine:
             PrefillBudget(config.step_ms / 1e3, config.stall_factor, config.max_step_tokens),
             self._identity,
         )
+        self._offered = offered(config.page_tokens, config.kv_format.group_size)
         self._skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
         self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
         limits = self._scheduler.limits
@@ -121,7 +123,8 @@ class Engine:
         try:
             self._runner.media.check(request)
             request = self._runner.media.shared(request)
-            _check_task(request, self._loaded.model.vocab_size)
+            check_known(request, self._loaded.model, self._offered)
+            check_sampling(request.sampling, self._loaded.model.vocab_size)
             constraint = made()
             mask = constraint.mask() if constraint is not None else None
             proposer = self._proposers(request)
@@ -286,7 +289,6 @@ class Engine:
     @property
     def info(self) -> ModelInfo:
         """What is served."""
-        formats = offered(self.config.page_tokens, self.config.kv_format.group_size)
         return ModelInfo(
             path=str(self._loaded.path),
             model_type=str(self._loaded.config.get("model_type", "")),
@@ -297,7 +299,7 @@ class Engine:
             kv_memory=self._scheduler.manager.capacity.budget,
             weight_bytes=self._loaded.parameter_bytes,
             modalities=("text", *self._loaded.model.encoders),
-            kv_formats=tuple(each.name for each in formats),
+            kv_formats=tuple(each.name for each in self._offered),
             kv_table=kv_table(
                 self._runner.groups,
                 self._format(None),
@@ -345,20 +347,3 @@ class Engine:
         """Root of the hash chain of blocks: all that shapes their bytes beside the tokens."""
         parts = (self._loaded.fingerprint, repr(format), str(self.config.page_tokens), salt)
         return blake2b("\x00".join(parts).encode(), digest_size=24).digest()
-
-
-def _check_task(request: Request, vocabulary: int) -> None:
-    """Whether the request's task has what it needs.
-
-    Raises:
-        RequestError: it has not; names the field.
-    """
-    if isinstance(request.task, Score):
-        outside = [label for label in request.task.labels if not 0 <= label < vocabulary]
-        if outside or not request.task.labels:
-            raise RequestError(
-                f"labels: at least one token id from 0 to {vocabulary - 1}, not "
-                f"{outside or 'none'}",
-                param="labels",
-            )
-    check_sampling(request.sampling, vocabulary)

@@ -208,6 +208,10 @@ class DecoderModel(LanguageModel):
     def vocab_size(self) -> int:
         return self.description.vocab_size
 
+    @property
+    def embedded_tokens(self) -> int:
+        return self.description.vocab_size + self.description.marks
+
     def __call__(self, step: Step) -> mx.array:
         return self.model(step)
 

@@ -1,0 +1,53 @@
+"""What a request may name: tokens that the model has, KV formats that the engine has.
+
+Kernels check no token id: for an unknown one they would read what lies behind the embedding table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.core.errors import RequestError
+from quire.core.kv_format import KVFormat
+from quire.core.request import Request, Score
+from quire.models.base import LanguageModel
+
+
+def check_known(request: Request, model: LanguageModel, formats: Sequence[KVFormat]) -> None:
+    """Whether all that a request names is there.
+
+    Args:
+        formats: those that a request may choose.
+
+    Raises:
+        RequestError: something is not; names the field.
+    """
+    if request.prompt:
+        ends = min(request.prompt), max(request.prompt)
+        _check_ids("prompt", ends, model.embedded_tokens)
+    if request.thinking is not None:
+        _check_ids("thinking.end_ids", request.thinking.end_ids, model.vocab_size)
+    if isinstance(request.task, Score):
+        _check_ids("labels", request.task.labels, model.vocab_size)
+    if request.kv_format is not None:
+        _check_format(request.kv_format.name, [each.name for each in formats])
+
+
+def _check_ids(field: str, ids: Sequence[int], count: int) -> None:
+    outside = [each for each in ids if not 0 <= each < count]
+    if outside or not ids:
+        said = outside[0] if outside else "none"
+        raise RequestError(
+            f"{field}: at least one token id from 0 to {count - 1}, not {said}",
+            param=field,
+            code="invalid_value",
+        )
+
+
+def _check_format(name: str, offered: Sequence[str]) -> None:
+    if name not in offered:
+        raise RequestError(
+            f"kv_format: {name} is none of {', '.join(offered)}",
+            param="kv_format",
+            code="invalid_value",
+        )

@@ -1,0 +1,56 @@
+"""Requests that Python code gives to the engine itself, with what no model or cache has."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.kv_format import KVFormat
+from quire.core.request import FinishReason, Request, SamplingParams, Score, ThinkingBudget
+from quire.demo import MODEL_DIR
+from quire.engine.opening import open_engine
+from tests.support.parity import Company
+
+VOCABULARY = 3072
+
+
+@pytest.fixture(scope="module")
+def company() -> Company:
+    config = EngineConfig(str(MODEL_DIR), kv_memory=32 << 20)
+    return Company(open_engine(config)._loaded, config)
+
+
+def asked(name: str, **fields: Any) -> Request:
+    plain = {"prompt": (2, 5, 6, 7), "sampling": SamplingParams(temperature=0), "max_tokens": 3}
+    return Request(name, **(plain | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"prompt": (2, VOCABULARY)}, "prompt: .* from 0 to 3071, not 3072"),
+        ({"prompt": (2, 1 << 62)}, "prompt: .* from 0 to 3071, not 4611686018427387904"),
+        ({"prompt": (-1, 2)}, "prompt: .* from 0 to 3071, not -1"),
+        ({"prompt": ()}, "prompt: must hold at least one token"),
+        ({"thinking": ThinkingBudget(1, (), (VOCABULARY,))}, "thinking.end_ids: .* not 3072"),
+        ({"thinking": ThinkingBudget(1, (), ())}, "thinking.end_ids: .* not none"),
+        ({"task": Score((5, VOCABULARY))}, "labels: .* not 3072"),
+        ({"task": Score(())}, "labels: .* not none"),
+        ({"kv_format": KVFormat("page", 1, 1)}, "kv_format: page-1 is none of plain, "),
+        ({"kv_format": KVFormat("uniform", 4, 4, 16)}, "kv_format: uniform-4-g16 is none of "),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(
+    company: Company, fields: dict[str, Any], said: str
+) -> None:
+    alone = company.run([asked("alone")])["alone"].tokens
+    answers = company.run([asked("beside"), asked("wrong", **fields)])
+    (refused,) = answers["wrong"].ends
+    assert refused.finish is FinishReason.ERROR
+    assert refused.error is not None
+    assert refused.error.status == 400
+    assert re.match(said, refused.error.message)
+    assert answers["beside"].tokens == alone
