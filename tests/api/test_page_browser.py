@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,7 +20,7 @@ from quire.core.request import Request
 from quire.serving.assembly import assemble
 from quire.serving.models import Loaded, Models, Told
 from quire.text.tokenizer import Tokenizer
-from tests.api.conftest import Served, start
+from tests.api.conftest import HTTP, Served, start
 from tests.media.files import encoded_sound, tone
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import one_model, serving
@@ -304,6 +305,26 @@ def test_the_live_view_shows_a_stream(page: Any, served: Served) -> None:
     page.click("[aria-label=Stop]")
     page.click("nav >> text=Live")
     page.wait_for_selector("text=Nothing runs.")
+
+
+def test_a_live_view_opened_later_shows_what_was_and_when_it_last_knew(
+    page: Any, served: Served
+) -> None:
+    served.engine.reset(
+        lambda _: Script(served.ids("Fine"), cached_tokens=3, reuse="first difference at token 3")
+    )
+    asked = {"messages": [{"role": "user", "content": "Hello"}]}
+    assert HTTP.post(f"{served.url}/v1/chat/completions", json=asked).status_code == 200
+    opened(page, f"{served.url}/#live")
+    ended = page.locator("[aria-label='Last requests'] tbody tr").first
+    ended.get_by_text("None before went on like it from token 3").wait_for()
+    assert re.search(r"\t3 of \d+\t", ended.inner_text())
+    written = page.get_by_role("img", name="Tokens written a second")
+    written.and_(page.locator("svg:not([aria-label*=' 0 at most'])")).wait_for()
+    page.route("**/metrics", lambda route: route.abort())
+    page.wait_for_selector(".stale .error:has-text('These figures are from')")
+    page.unroute("**/metrics")
+    page.wait_for_selector(".live-inner:not(.stale)")
 
 
 def test_a_phone_has_a_drawer_and_nothing_is_cut_off(page: Any, served: Served) -> None:

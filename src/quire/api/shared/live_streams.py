@@ -1,13 +1,16 @@
-"""The answers that are being generated now, one by one: what a gauge with labels cannot show."""
+"""Answers one by one, which no gauge with labels can show: those of now, and the last that ended."""
 
 from __future__ import annotations
 
 import itertools
 import time
 import weakref
+from collections import deque
 from typing import Any
 
 _numbers = itertools.count(1)
+_KEPT = 20
+"""Streams that are remembered after their end."""
 
 
 class Stream:
@@ -16,54 +19,78 @@ class Stream:
     Attributes:
         number: tells it from all others of this process.
         model: what clients call the model that answers.
+        prompt_tokens: of its prompt.
         generated: tokens so far.
     """
 
     def __init__(self, prompt_tokens: int, model: str) -> None:
         self.model = model
         self.number = next(_numbers)
+        self.prompt_tokens = prompt_tokens
         self.generated = 0
-        self._prompt_tokens = prompt_tokens
         self._started = time.perf_counter()
         self._first: float | None = None
         self._cached = 0
-        self._reuse = ""
+        self._reuse: str | None = None
+        self._ended: float | None = None
+        self._finish: str | None = None
 
     def begin(self, cached: int, reuse: str) -> None:
         """The first token came; `cached` tokens of the prompt were known before."""
         self._first, self._cached, self._reuse = time.perf_counter(), cached, reuse
         self.generated = 1
 
+    def end(self, finish: str) -> None:
+        """It is over; harmless if it was before."""
+        if self._ended is None:
+            self._ended, self._finish = time.perf_counter(), finish
+
     def view(self, now: float) -> dict[str, Any]:
-        """For JSON; seconds are seconds. A stream without `first_token_s` waits or is read."""
+        """For JSON; seconds are seconds. A stream without `first_token_s` waits or is read; `reuse`
+        is None until it is known, and `finish` and `ended_s` (ago) until it is over.
+        """
         first = None if self._first is None else round(self._first - self._started, 4)
+        ended = now if self._ended is None else self._ended
         return {
             "id": self.number,
             "model": self.model,
-            "age_s": round(now - self._started, 4),
+            "age_s": round(ended - self._started, 4),
             "first_token_s": first,
-            "prompt_tokens": self._prompt_tokens,
+            "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self._cached,
             "reuse": self._reuse,
             "generated_tokens": self.generated,
+            "finish": self._finish,
+            "ended_s": None if self._ended is None else round(now - self._ended, 1),
         }
 
 
 class Streams:
-    """Those of now. A stream whose run nobody keeps is gone, though nobody said so."""
+    """Those of now, and the last that ended.
+
+    A stream whose run nobody keeps is gone, though nobody said so.
+    """
 
     def __init__(self) -> None:
         self._streams: weakref.WeakSet[Stream] = weakref.WeakSet()
+        self._ended: deque[Stream] = deque(maxlen=_KEPT)
 
     def add(self, stream: Stream) -> None:
         """One begins."""
         self._streams.add(stream)
 
-    def discard(self, stream: Stream) -> None:
+    def end(self, stream: Stream) -> None:
         """One is over; harmless if it was before."""
-        self._streams.discard(stream)
+        if stream in self._streams:
+            self._streams.remove(stream)
+            self._ended.append(stream)
 
     def view(self) -> list[dict[str, Any]]:
-        """For JSON, oldest first."""
+        """Those of now for JSON, oldest first."""
         now = time.perf_counter()
         return [each.view(now) for each in sorted(self._streams, key=lambda each: each.number)]
+
+    def view_ended(self) -> list[dict[str, Any]]:
+        """The last that ended for JSON, newest first."""
+        now = time.perf_counter()
+        return [each.view(now) for each in reversed(self._ended)]

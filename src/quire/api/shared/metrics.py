@@ -16,8 +16,10 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from quire.api.shared.activity import Activity
 from quire.api.shared.auth import EVERYONE
 from quire.api.shared.live_streams import Stream, Streams
+from quire.core.request import FinishReason
 from quire.serving.streams import Observer
 from quire.text.events import Failed, Finished
 
@@ -49,7 +51,7 @@ class Histogram:
 
 
 class Metrics:
-    """The HTTP side's counters, and the streams of now."""
+    """The HTTP side's counters, its last minutes, and the streams of now."""
 
     def __init__(self) -> None:
         self.time_to_first_token = Histogram(_TTFT_S)
@@ -58,18 +60,21 @@ class Metrics:
         self.responses: Counter[tuple[str, str]] = Counter()
         self.ends: Counter[str] = Counter()
         self.streams = Streams()
+        self.activity = Activity()
 
-    def first_token(self, seconds: float) -> None:
-        """A request got its first token."""
+    def first_token(self, seconds: float, read: int) -> None:
+        """A request got its first token, after `read` tokens of its prompt were computed."""
         self.time_to_first_token.observe(seconds)
+        self.activity.add(read=read, written=1)
 
     def tokens(self, seconds: float, count: int) -> None:
         """A request got `count` further tokens after `seconds`."""
         self.between_tokens.observe(seconds / count, count)
+        self.activity.add(written=count)
 
-    def ended(self, event: Finished | Failed) -> None:
+    def ended(self, finish: str) -> None:
         """A choice ended."""
-        self.ends[event.reason.value if isinstance(event, Finished) else "error"] += 1
+        self.ends[finish] += 1
 
     def response(self, path: str, status: int, seconds: float) -> None:
         """A response was sent whole, or its client went away."""
@@ -83,14 +88,21 @@ class Metrics:
         return generate_latest(registry)
 
     def view(self, engines: Iterable[Metric] = ()) -> dict[str, Any]:
-        """What `render` says, by the sample's name, and each stream of now: `/metrics` as JSON."""
+        """`/metrics` as JSON: what `render` says, by the sample's name, each stream of now, those
+        that ended last, and the last minutes.
+        """
         samples: dict[str, list[dict[str, Any]]] = {}
         for family in (*self._families(), *engines):
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append(
                     {"labels": sample.labels, "value": sample.value}
                 )
-        return {"metrics": samples, "streams": self.streams.view()}
+        return {
+            "metrics": samples,
+            "streams": self.streams.view(),
+            "ended": self.streams.view_ended(),
+            "history": self.activity.view(),
+        }
 
     def _families(self) -> Iterator[Metric]:
         responses = CounterMetricFamily(
@@ -146,7 +158,7 @@ class _Watched:
     def first_token(self, seconds: float, cached: int, reuse: str) -> None:
         self._stream.begin(cached, reuse)
         for place in self._places:
-            place.first_token(seconds)
+            place.first_token(seconds, self._stream.prompt_tokens - cached)
 
     def tokens(self, seconds: float, count: int) -> None:
         self._stream.generated += count
@@ -154,13 +166,16 @@ class _Watched:
             place.tokens(seconds, count)
 
     def ended(self, event: Finished | Failed) -> None:
+        finish = event.reason.value if isinstance(event, Finished) else "error"
         for place in self._places:
-            place.ended(event)
+            place.ended(finish)
+        self._stream.end(finish)
         self.gone()
 
     def gone(self) -> None:
+        self._stream.end(FinishReason.ABORT.value)
         for place in self._places:
-            place.streams.discard(self._stream)
+            place.streams.end(self._stream)
 
 
 class _Snapshot(Collector):

@@ -59,10 +59,10 @@ export class Blocks {
   /** Where a model's pictures stand. */
   group(owner) {
     if (!this.groups.has(owner)) {
-      this.groups.set(owner, h("div", { class: "pools" }, owner && h("h3", {}, owner)));
+      this.groups.set(owner, h("div", { class: "pools" }, owner && h("h3", {}, owner), h("div", { class: "pictures" })));
       this.pools.append(this.groups.get(owner));
     }
-    return this.groups.get(owner);
+    return this.groups.get(owner).lastChild;
   }
 
   /** Loaded models that have no pages yet. */

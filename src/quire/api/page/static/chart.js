@@ -2,13 +2,11 @@
 
 import { h, svg } from "./dom.js";
 
-const SAMPLES = 120;
-const [WIDTH, HEIGHT] = [SAMPLES - 1, 40];
+const [WIDTH, HEIGHT] = [119, 40];
 
 export class Chart {
   constructor(label) {
     this.label = label;
-    this.values = [];
     this.area = svg("path", { class: "area" });
     this.line = svg("path", { class: "line", "vector-effect": "non-scaling-stroke" });
     this.picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" }, this.area, this.line);
@@ -17,16 +15,16 @@ export class Chart {
     this.node = h("div", { class: "chart" }, this.now, h("div", { class: "plot" }, this.top, this.picture), h("div", { class: "axis", "aria-hidden": "true" }, h("span", {}, "2 min ago"), h("span", {}, "now")));
   }
 
-  add(value) {
-    this.values = [...this.values, value].slice(-SAMPLES);
-    const most = nice(Math.max(1, ...this.values));
-    const x = (index) => WIDTH - (this.values.length - 1 - index);
-    const points = this.values.map((each, index) => `${x(index)},${(HEIGHT - 1 - ((HEIGHT - 3) * each) / most).toFixed(2)}`);
+  /** @param {number[]} values one a second, the last one now */
+  show(values) {
+    const most = nice(Math.max(1, ...values));
+    const x = (index) => (WIDTH * index) / (values.length - 1);
+    const points = values.map((each, index) => `${x(index)},${(HEIGHT - 1 - ((HEIGHT - 3) * each) / most).toFixed(2)}`);
     this.line.setAttribute("d", `M${points.join("L")}`);
     this.area.setAttribute("d", `M${x(0)},${HEIGHT}L${points.join("L")}L${WIDTH},${HEIGHT}Z`);
     this.top.textContent = most;
-    this.now.textContent = Math.round(value);
-    this.picture.setAttribute("aria-label", `${this.label}: ${Math.round(value)} now, ${Math.round(Math.max(...this.values))} at most in the last two minutes`);
+    this.now.textContent = values.at(-1);
+    this.picture.setAttribute("aria-label", `${this.label}: ${values.at(-1)} now, ${Math.max(...values)} at most in the last two minutes`);
   }
 }
 

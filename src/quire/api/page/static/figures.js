@@ -23,13 +23,3 @@ export function seconds(value) {
 
 /** How far the loading of a model has come. */
 export const loaded = ({ stage, done, total }) => (stage === "weights" ? `${bytes(done)} of ${bytes(total)} read` : `warm-up, ${count(done)} of ${count(total)}`);
-
-/** What counters grow by a second, from one answer to the next. */
-export class Rates {
-  next(at, counters) {
-    const { before } = this;
-    this.before = { at, counters };
-    const rate = (name) => (before && at > before.at ? Math.max(0, (counters[name] - before.counters[name]) / (at - before.at)) : 0);
-    return Object.fromEntries(Object.keys(counters).map((name) => [name, rate(name)]));
-  }
-}

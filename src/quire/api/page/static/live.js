@@ -1,9 +1,9 @@
 // The live view. Its one source is /metrics, as JSON: the figures that Prometheus reads, and the streams.
 
-import { ask } from "./api.js";
+import { get } from "./api.js";
 import { h } from "./dom.js";
 import { Blocks } from "./blocks.js";
-import { bytes, count, Rates, seconds, share } from "./figures.js";
+import { bytes, count, seconds, share } from "./figures.js";
 import { Chart } from "./chart.js";
 import { Served } from "./served.js";
 
@@ -16,28 +16,31 @@ const MISSES = {
   "snapshot missing": "Known, but no state was kept at that place",
   off: "The prefix cache is off",
 };
+const ENDS = { stop: "done", length: "limit of tokens", loop: "repeated itself", abort: "stopped", error: "failed" };
 
 export class Live {
   constructor(root) {
     this.root = root;
-    this.rates = new Rates();
     this.speeds = new Map();
     this.tiles = h("dl", { class: "tiles" });
     this.written = new Chart("Tokens written a second");
     this.read = new Chart("Prompt tokens read a second");
     this.streams = h("div", { class: "table", tabindex: "0" });
+    this.ended = h("div", { class: "table", tabindex: "0" });
     this.blocks = new Blocks();
     this.prefix = h("div");
     this.memory = h("div");
     this.served = new Served();
     this.problem = h("p", { class: "error", role: "alert", hidden: true });
     const card = (title, ...nodes) => h("section", { class: "card", "aria-label": title }, h("h2", {}, title), nodes);
-    root.append(h("div", { class: "live-inner" }, h("h1", { class: "unseen" }, "Live view of the server"), this.problem, this.tiles,
+    this.inner = h("div", { class: "live-inner" }, h("h1", { class: "unseen" }, "Live view of the server"), this.problem, this.tiles,
       h("div", { class: "cards" },
         card("Tokens written a second", this.written.node), card("Prompt tokens read a second", this.read.node)),
       card("Streams", this.streams),
+      card("Last requests", this.ended),
       card("KV cache", this.blocks.node),
-      h("div", { class: "cards" }, card("Shared beginnings", this.prefix), card("Memory", this.memory), card("Models", this.served.node))));
+      h("div", { class: "cards" }, card("Shared beginnings", this.prefix), card("Memory", this.memory), card("Models", this.served.node)));
+    root.append(this.inner);
   }
 
   models(list) {
@@ -54,28 +57,33 @@ export class Live {
   async poll() {
     if (document.visibilityState === "visible") {
       try {
-        await this.show(await (await ask("/metrics")).json());
-        this.problem.hidden = true;
+        await this.show(await get("/metrics"));
+        this.seenAt = Date.now();
+        this.age("");
       } catch (error) {
-        this.problem.hidden = false;
-        this.problem.textContent = error.message;
+        this.age(error.message);
       }
     }
     clearTimeout(this.timer);
     if (this.on) this.timer = setTimeout(() => this.poll(), EVERY_MS);
   }
 
-  show({ metrics, streams }) {
+  /** Figures that no longer hold are dimmed; the problem says since when. */
+  age(problem) {
+    this.inner.classList.toggle("stale", Boolean(problem));
+    this.problem.hidden = !problem;
+    if (!problem) return;
+    const since = this.seenAt ? ` These figures are from ${new Date(this.seenAt).toLocaleTimeString()}, ${seconds(Math.round((Date.now() - this.seenAt) / 1000))} ago.` : "";
+    this.problem.textContent = problem + since;
+  }
+
+  show({ metrics, streams, ended, history }) {
     const samples = new Samples(metrics);
-    const rates = this.rates.next(performance.now() / 1000, {
-      written: samples.one("quire_generated_tokens_total"),
-      read: samples.one("quire_prompt_tokens_total") - samples.one("quire_cached_tokens_total"),
-      cached: samples.one("quire_cached_tokens_total"),
-    });
-    this.written.add(rates.written);
-    this.read.add(rates.read);
-    this.showTiles(samples, rates, streams);
+    this.written.show(history.written_tokens);
+    this.read.show(history.read_tokens);
+    this.showTiles(samples, history, streams);
     this.showStreams(streams);
+    this.showEnded(ended);
     this.blocks.show(samples.table("quire_kv_bytes", "pool", "state"), samples.map("quire_kv_block_bytes", "pool"), samples.one("quire_kv_budget_bytes"), samples.loaded());
     this.showPrefix(samples);
     this.showMemory(samples);
@@ -91,12 +99,12 @@ export class Live {
     await this.served.refresh(!samples.metrics.quire_models);
   }
 
-  showTiles(samples, rates, streams) {
+  showTiles(samples, history, streams) {
     const waiting = samples.one("quire_waiting_sequences");
     const reading = streams.filter((stream) => stream.first_token_s === null).length;
     const tile = (label, value, more) => h("div", { class: "tile" }, h("dt", {}, label), h("dd", {}, value, more && h("small", {}, more)));
     this.tiles.replaceChildren(
-      tile("writing now", `${Math.round(rates.written)}`, "tokens/s"),
+      tile("writing now", count(history.written_tokens.at(-1)), "tokens/s"),
       tile("running", count(samples.one("quire_running_sequences")), `${Math.max(0, reading - waiting)} being read`),
       tile("queue", count(waiting), "waiting"),
       tile("first token, median since start", seconds(samples.quantile("quire_time_to_first_token_seconds", 0.5))),
@@ -133,6 +141,27 @@ export class Live {
       h("td", { class: "age" }, seconds(stream.age_s)))))));
   }
 
+  showEnded(ended) {
+    if (!ended.length) {
+      this.ended.replaceChildren(h("p", { class: "hint" }, "None yet. What was asked shows here with its end, also where nobody was looking."));
+      return;
+    }
+    const several = new Set(this.names).size > 1;
+    const rows = ended.map((each) => [
+      ["ended", "age", `${seconds(Math.round(each.ended_s))} ago`],
+      several && ["model", "of-model", each.model],
+      ["prompt reused", "", each.reuse === null ? "–" : `${count(each.cached_tokens)} of ${count(each.prompt_tokens)}`],
+      ["why no more", "why", why(each.reuse)],
+      ["written", "", count(each.generated_tokens)],
+      ["first token", "age", seconds(each.first_token_s)],
+      ["took", "age", seconds(each.age_s)],
+      ["end", "age", ENDS[each.finish] ?? each.finish],
+    ].filter(Boolean));
+    this.ended.replaceChildren(h("table", { class: "streams" },
+      h("thead", {}, h("tr", {}, rows[0].map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
+      h("tbody", {}, rows.map((row) => h("tr", {}, row.map(([, kind, value]) => h("td", { class: kind }, value)))))));
+  }
+
   showPrefix(samples) {
     const all = samples.one("quire_prompt_tokens_total");
     const cached = samples.one("quire_cached_tokens_total");
@@ -158,6 +187,13 @@ export class Live {
     this.memory.replaceChildren(h("ul", { class: "bars" }, Object.entries(names).filter(([what]) => memory.has(what)).map(([what, name]) => h("li", {},
       h("span", { class: "bar-name" }, name), meter(memory.get(what) / most), h("span", { class: "bar-value" }, bytes(memory.get(what)))))));
   }
+}
+
+/** Why no more of a prompt was reused: for people, with the place where the server names one. */
+function why(reuse) {
+  const difference = /^first difference at (token \d+)$/.exec(reuse ?? "");
+  if (difference) return `None before went on like it from ${difference[1]}`;
+  return reuse === null ? "–" : MISSES[reuse] ?? reuse;
 }
 
 function meter(part) {

@@ -1,0 +1,47 @@
+"""Tokens read and written in each of the last seconds, for who looks only now."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+SECONDS = 120
+
+
+@dataclass(slots=True)
+class _Second:
+    number: int
+    read: int = 0
+    written: int = 0
+
+
+class Activity:
+    """Counts by the second. What nobody adds to costs nothing.
+
+    Args:
+        clock: in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds: deque[_Second] = deque(maxlen=SECONDS + 1)  # one is not over yet
+
+    def add(self, *, read: int = 0, written: int = 0) -> None:
+        """Prompt tokens that were computed now, and tokens that were generated."""
+        number = int(self._clock())
+        if not self._seconds or self._seconds[-1].number != number:
+            self._seconds.append(_Second(number))
+        self._seconds[-1].read += read
+        self._seconds[-1].written += written
+
+    def view(self) -> dict[str, Any]:
+        """For JSON: the last `SECONDS` whole seconds, oldest first."""
+        first = int(self._clock()) - SECONDS
+        read, written = [0] * SECONDS, [0] * SECONDS
+        for each in self._seconds:
+            if 0 <= (at := each.number - first) < SECONDS:
+                read[at], written[at] = each.read, each.written
+        return {"read_tokens": read, "written_tokens": written}
