@@ -474,3 +474,8 @@ def test_files_are_pasted_dropped_and_sent_and_the_talk_is_exported(
             text = Path(download.value.path()).read_text()
             assert expected in text
             assert "Two squares" in text
+        broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"\x89PNG\r\n\x1a\n"}
+        page.set_input_files("input[type=file]", broken)
+        page.wait_for_selector(".thumb")
+        ask(page, "And now?")
+        page.wait_for_selector(".assistant .error:text-matches('^broken.png cannot be used: it ')")

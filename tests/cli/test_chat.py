@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -36,7 +37,7 @@ from quire.serving.models import Loaded, Models, Told
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import Serve, Served
 from tests.support.scripted_engine import Script, ScriptedEngine
-from tests.support.server import serving
+from tests.support.server import one_model, serving
 
 CALL = '<|tool_call>call:get_weather{city:<|"|>Tokyo<|"|>}<tool_call|>'
 TOOL = {
@@ -199,6 +200,25 @@ def test_interrupting_stops_the_answer_and_keeps_the_chat(serve: Serve) -> None:
     assert child.returncode == 0
     assert out.count("(stopped)") == 2
     assert "turn 1" in prompts(served)[1]
+
+
+def test_a_file_that_cannot_be_used_is_named(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    served = serve("Hello there.")
+    info = replace(served.engine.info, modalities=("text", "image"))
+    engine = ScriptedEngine(info, lambda _: Script(served.ids("Fine.")))
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG\r\n\x1a\n")
+    config = ServerConfig()
+    with serving(build_app(one_model(engine, "quire-demo", config), config)) as url:
+        lines = ["Hi.", f"/file {broken}", "What is it?"]
+        said = chat(monkeypatch, replace(served, url=url), lines, "--system", "Be brief.")
+    assert said == 1
+    assert "quire chat: HTTP 400: broken.png cannot be used: it " in capsys.readouterr().err
 
 
 def test_a_stopped_answer_does_not_show_the_figures_of_the_one_before(

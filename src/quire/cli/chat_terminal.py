@@ -90,6 +90,8 @@ class Terminal:
         self._failed = False
         self._files: list[Message] = []
         """Parts that go along with the next message."""
+        self._names: dict[str, str] = {}
+        """Of files, by their URLs."""
 
     def talk(self) -> int:
         """Until /exit, Ctrl-C or the end of input. 1 if an answer failed."""
@@ -123,9 +125,22 @@ class Terminal:
                 answer = self._chat.answer()
         except ChatError as error:
             # The turn is forgotten whole: half of it would not be a valid conversation.
+            said = self._with_names(str(error))
             del self._chat.messages[known:]
             self._failed = True
-            self._note(f"quire chat: {error}", "red")
+            self._note(f"quire chat: {said}", "red")
+
+    def _with_names(self, error: str) -> str:
+        """An error of the API with the files' names where it has their places in the request."""
+        before = 1 if self._chat.system else 0
+        for at, message in enumerate(self._chat.messages, before):
+            parts = message["content"] if isinstance(message["content"], list) else []
+            for index, part in enumerate(parts):
+                kind = part["type"]
+                if kind != "text":
+                    place = f"'messages[{at}].content[{index}].{kind}.url'"
+                    error = error.replace(place, self._names[part[kind]["url"]])
+        return error
 
     def _command(self, line: str) -> bool:
         """Acts on a command; False to leave."""
@@ -167,8 +182,9 @@ class Terminal:
         if taken is not None and kind not in taken:
             raise ChatError(f"{model} takes no {kind}, only {', '.join(taken)}")
         mime = mimetypes.guess_type(file.name)[0] or f"{kind}/{file.suffix[1:] or 'png'}"
-        part = f"{kind}_url"
-        self._files.append({"type": part, part: {"url": f"data:{mime};base64,{data}"}})
+        part, url = f"{kind}_url", f"data:{mime};base64,{data}"
+        self._names[url] = file.name
+        self._files.append({"type": part, part: {"url": url}})
         self._note(f"{file.name} goes along with the next message")
 
     def _save(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Answers one by one, which no gauge with labels can show: those of now, and the last that ended."""
+"""Answers one by one, as no gauge with labels shows them: those of now, and the last that ended."""
 
 from __future__ import annotations
 

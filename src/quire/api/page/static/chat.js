@@ -4,7 +4,7 @@ import { chunks } from "./api.js";
 import { Composer } from "./composer.js";
 import { $, announce, h, icon, iconButton } from "./dom.js";
 import { exported } from "./export.js";
-import { titled } from "./files.js";
+import { titled, withNames } from "./files.js";
 import { MessageView } from "./message.js";
 import { Parameters } from "./parameters.js";
 import * as store from "./store.js";
@@ -188,7 +188,7 @@ export class Chat {
       }
     } catch (error) {
       if (error.name === "AbortError") message.stopped = true;
-      else message.error = error.message;
+      else message.error = withNames(error.message, body.messages);
     }
     view.end();
     this.running = this.answering = null;

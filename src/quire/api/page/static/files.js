@@ -58,8 +58,23 @@ export async function read(file, model) {
   return { kind, name, url: await dataUrl(file) };
 }
 
+const names = new WeakMap(); // of files, by their parts
+
 /** As the API takes it. */
-export const part = ({ kind, url }) => ({ type: `${kind}_url`, [`${kind}_url`]: { url } });
+export function part({ kind, name, url }) {
+  const wire = { type: `${kind}_url`, [`${kind}_url`]: { url } };
+  names.set(wire, name);
+  return wire;
+}
+
+/** An error of the API with the files' names where it has their places in the request. */
+export function withNames(error, messages) {
+  messages.forEach(({ content }, at) => Array.isArray(content) && content.forEach((wire, index) => {
+    const name = names.get(wire);
+    if (name) error = error.replaceAll(`'messages[${at}].content[${index}].${wire.type}.url'`, name);
+  }));
+  return error;
+}
 
 /** A file that was sent: a picture, or a player with the file's name; the name alone of what the browser cannot play. */
 export function player(file) {
