@@ -51,6 +51,7 @@ def text_config() -> dict[str, Any]:
         "num_kv_shared_layers": 2,
         "sliding_window": 96,
         "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4608,
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
             "full_attention": {

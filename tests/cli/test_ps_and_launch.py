@@ -15,6 +15,7 @@ from huggingface_hub import scan_cache_dir
 from rich.console import Console
 
 from quire.cli import main
+from quire.cli.launch import too_short
 from quire.cli.ps import listing
 from quire.core.config import ServerConfig
 from quire.demo import MODEL_DIR
@@ -146,6 +147,21 @@ def test_an_agent_starts_with_the_server(child: Child, tmp_path: Path, agent: st
             content = json.loads(variables["OPENCODE_CONFIG_CONTENT"])
             assert content["model"] == "quire/left"
             assert content["provider"]["quire"]["options"]["baseURL"] == f"{child.url}/v1"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "said"),
+    [
+        ({}, ""),
+        ({"context_length": 131_072, "trained_length": 131_072}, ""),
+        (
+            {"context_length": 131_072, "trained_length": 4608},
+            "m was trained on up to 4,608 tokens, so expect nonsense; agents need 64,000 or more",
+        ),
+    ],
+)
+def test_a_model_too_short_for_agents_is_told(lengths: dict[str, int], said: str) -> None:
+    assert too_short({"id": "m"} | lengths) == said
 
 
 def test_an_agent_that_is_not_there(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.core.errors import ModelError
-from quire.models.loader import context_length
+from quire.models.loader import context_length, trained_length
 from quire.models.registry import build
 from tests.support.families import CONFIGS
 
@@ -46,6 +46,20 @@ def test_what_is_not_computed_is_refused(name: str, changes: dict[str, Any], wor
 )
 def test_the_context_that_is_offered(name: str, changes: dict[str, Any], tokens: int) -> None:
     assert context_length(CONFIGS[name] | changes) == tokens
+
+
+@pytest.mark.parametrize(
+    ("rope", "tokens"),
+    [
+        (None, 64),
+        ({"full_attention": {"rope_type": "proportional"}, "sliding_attention": {}}, 64),
+        ({"rope_type": "linear", "factor": 4.0}, 256),
+    ],
+)
+def test_the_context_that_was_trained(rope: dict[str, Any] | None, tokens: int) -> None:
+    lengths = {"max_position_embeddings": 256, "original_max_position_embeddings": 64}
+    assert trained_length({"text_config": lengths | {"rope_parameters": rope}}) == tokens
+    assert trained_length({"max_position_embeddings": 256}) == 256
 
 
 def test_mistral3_of_another_text_is_refused() -> None:

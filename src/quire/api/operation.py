@@ -166,6 +166,7 @@ class Operation:
             described |= {
                 "context_length": info.context_length,
                 "max_model_len": info.context_length,
+                "trained_length": info.trained_length or info.context_length,
                 "model_type": info.model_type,
                 "dtype": info.dtype,
                 "kv_formats": list(info.kv_formats),

@@ -8,7 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -110,6 +110,18 @@ _PACKAGES = {
 }
 
 
+def too_short(model: dict[str, Any]) -> str:
+    """Why a listed model has not the length that agents need; empty if it has, or does not say."""
+    context = model.get("context_length") or ADVISED_CONTEXT
+    trained = model.get("trained_length") or context
+    if min(context, trained) >= ADVISED_CONTEXT:
+        return ""
+    why = f"has a context of {context:,} tokens"
+    if trained < context:
+        why = f"was trained on up to {trained:,} tokens, so expect nonsense"
+    return f"{model['id']} {why}; agents need {ADVISED_CONTEXT:,} or more"
+
+
 class LaunchCommand(ClientOptions, Command):
     """Starts an agent so that it talks to a running server. What follows -- goes to the agent."""
 
@@ -139,14 +151,9 @@ class LaunchCommand(ClientOptions, Command):
         if model.get("state") == "unloaded":
             print(f"quire: loading {model['id']}", file=sys.stderr, flush=True)
             model = loaded(server, model["id"])
+        if warning := too_short(model):
+            print(f"quire: {warning}", file=sys.stderr, flush=True)
         context = model.get("context_length")
-        if context is not None and context < ADVISED_CONTEXT:
-            print(
-                f"quire: {model['id']} has a context of {context:,} tokens; "
-                f"agents need {ADVISED_CONTEXT:,} or more",
-                file=sys.stderr,
-                flush=True,
-            )
         name = self.served_model or str(model["id"])
         start = AGENTS[self.agent](Place(server.base, name, key or "none", context))
         command = [self.agent, *start.arguments, *self.arguments]

@@ -12,6 +12,7 @@ class ModelInfo:
     Attributes:
         path: the folder that holds tokenizer and template.
         context_length: tokens that prompt and answer may have together.
+        trained_length: how many of these the model was trained on; None is all of them.
         kv_formats: names of the formats that a request may choose.
         weight_bytes: memory that the weights hold.
         kv_table: lines of the start-up table: layers, format, bytes a token.
@@ -28,6 +29,7 @@ class ModelInfo:
     kv_table: tuple[str, ...] = ()
     modalities: tuple[str, ...] = ("text",)
     weight_bytes: int = 0
+    trained_length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

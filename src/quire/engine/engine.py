@@ -294,6 +294,7 @@ class Engine:
             model_type=str(self._loaded.config.get("model_type", "")),
             vocab_size=self._loaded.model.vocab_size,
             context_length=self._scheduler.limits.max_context,
+            trained_length=min(self._loaded.trained_length, self._scheduler.limits.max_context),
             dtype=self._loaded.dtype,
             device=current_device().name,
             kv_memory=self._scheduler.manager.capacity.budget,

@@ -53,6 +53,7 @@ class LoadedModel:
             run in.
         parameter_bytes: memory that the weights hold.
         context_length: tokens that prompt and answer may have together.
+        trained_length: how many of these the model was trained on, see `trained_length`.
         dtype: name of the type that activations have, e.g. "bfloat16".
     """
 
@@ -63,6 +64,7 @@ class LoadedModel:
     fingerprint: str
     parameter_bytes: int
     context_length: int
+    trained_length: int
     dtype: str
 
 
@@ -115,6 +117,7 @@ def open_model(
         fingerprint=files.fingerprint(described.encode()),
         parameter_bytes=parameter_bytes,
         context_length=context_length(config),
+        trained_length=trained_length(config),
         dtype=resolved,
     )
 
@@ -350,3 +353,24 @@ def context_length(config: dict[str, Any]) -> int:
     key = "original_max_position_embeddings"
     trained = text.get(key) or scaling.get(key) or length
     return max(length, int(trained * scaling.get("factor", 1.0)))
+
+
+def trained_length(config: dict[str, Any]) -> int:
+    """Tokens that the model was trained on, as far as the configuration says.
+
+    It is the context, unless `original_max_position_embeddings` names less and nothing about the
+    rotations makes up for that, as YaRN and LongRoPE do.
+
+    Raises:
+        ModelError: the configuration does not say.
+    """
+    context, text = context_length(config), config.get("text_config") or config
+    trained = text.get("original_max_position_embeddings")
+    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    kinds = {
+        each.get("rope_type", "default")
+        for each in (rope, *rope.values())
+        if isinstance(each, dict)
+    }
+    extended = not kinds <= {"default", "proportional"} or "type" in rope
+    return trained if isinstance(trained, int) and not extended else context

@@ -40,7 +40,7 @@ def opened(config: dict[str, Any]) -> LoadedModel:
     mx.random.seed(0)
     model = packed_model(config)
     size = sum(each.nbytes for each in named_parameters(model).values())
-    return LoadedModel(model, config, Path(), frozenset(), "random", size, 1024, "bfloat16")
+    return LoadedModel(model, config, Path(), frozenset(), "random", size, 1024, 1024, "bfloat16")
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ class Card {
     this.goes.textContent = model.pinned ? "never by itself (pinned)" : model.requests ? "not while it is used" : "not by itself";
     this.facts.replaceChildren(...[
       ...(model.progress ? [fact("so far", howFar(model.progress))] : []),
-      ...(model.model_type ? [fact("family", model.model_type), fact("context", `${count(model.context_length)} tokens`),
+      ...(model.model_type ? [fact("family", model.model_type), fact("context", context(model)),
         fact("computes in", model.dtype), fact("takes", model.modalities.join(", "))] : []),
       ...(loaded ? [fact("weights", bytes(model.weight_bytes)), fact("KV cache", `${bytes(model.kv_bytes)} at most`),
         fact("requests", count(model.requests)), [h("dt", {}, "unloads"), this.goes]] : []),
@@ -97,5 +97,8 @@ class Card {
     if (problem) this.say(problem);
   }
 }
+
+/** How many tokens it takes, and how many of them it knows from its training where these are fewer. */
+const context = ({ context_length: most, trained_length: trained }) => `${count(most)} tokens${trained < most ? `, trained on ${count(trained)}` : ""}`;
 
 const fact = (name, value) => [h("dt", {}, name), h("dd", {}, value)];
