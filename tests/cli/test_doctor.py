@@ -36,7 +36,7 @@ def test_a_machine_that_serves(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert status == 0
     assert found["model"].startswith("ok: gemma4")
     assert current_device().name in found["device"]
-    assert found["attention"].endswith("ReferenceBackend")
+    assert found["attention"].endswith("MLX's operations")
     assert found["disk tier"].startswith("ok")
     assert not (tmp_path / "new").exists()
 
@@ -53,7 +53,7 @@ def test_attention_kernels_that_give_way(
     monkeypatch.setattr(registry, "open_backends", lambda: backends)
     status, found = doctor(capsys)
     assert status == 0
-    said = "note: PortableBackend (off: no such language), then ReferenceBackend"
+    said = "note: told by the doctor (off: no such language), then MLX's operations"
     assert found["attention"] == said
 
 

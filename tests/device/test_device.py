@@ -20,7 +20,7 @@ def test_there_is_one_object_for_the_default_device() -> None:
     assert isinstance(device, CPU) == (mx.default_device() == mx.cpu)
     assert device.weight_memory() > 0
     assert device.free_memory() > 0
-    assert device.name == str(mx.default_device())
+    assert mx.device_info()["architecture"] in device.name
 
 
 def test_two_modules_alone_ask_mlx_for_the_device() -> None:

@@ -88,7 +88,13 @@ class PreparedAttention(ABC):
 
 
 class AttentionBackend(ABC):
-    """A way to compute attention over blocks. Stateless between steps."""
+    """A way to compute attention over blocks. Stateless between steps.
+
+    Attributes:
+        name: for people.
+    """
+
+    name: str
 
     @abstractmethod
     def serves(self, case: AttentionCase) -> bool:

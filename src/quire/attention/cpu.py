@@ -21,6 +21,8 @@ _MULTIPLE = 16
 class CPUBackend(AttentionBackend):
     """Reads blocks where they lie, codes too. Serves float32 queries."""
 
+    name = "CPU kernels"
+
     def __init__(self, kernels: CPUKernels) -> None:
         self._layouts = _Layouts(kernels.ops)
 

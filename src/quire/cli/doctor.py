@@ -100,7 +100,7 @@ def _machine() -> Iterator[Finding]:
     built = gpu_backends()
     yield Finding("mlx", "ok", f"{version('mlx')}, for {', '.join([*built, 'cpu'])}")
     device = current_device()
-    yield Finding("device", "ok", f"{device.name}, {platform.processor() or platform.machine()}")
+    yield Finding("device", "ok", device.name)
     free = device.free_memory()
     state: Literal["ok", "note"] = "note" if free < _FEW_BYTES else "ok"
     share = int(device.kv_share * free)
@@ -111,7 +111,7 @@ def _machine() -> Iterator[Finding]:
 
 def _attention(backends: Sequence[AttentionBackend]) -> Finding:
     """Who computes attention, in the order asked; what does not work here gives way to the next."""
-    problems = {type(each).__name__: each.problem for each in backends}
+    problems = {each.name: each.problem for each in backends}
     names = [name if why is None else f"{name} (off: {why})" for name, why in problems.items()]
     works = all(why is None for why in problems.values())
     return Finding("attention", "ok" if works else "note", ", then ".join(names))

@@ -17,7 +17,7 @@ from quire.device.blas import OpenBLASOperations, choose_blas
 from quire.device.cpu.kernels import CPUKernels, NoKernels, load_kernels
 from quire.device.cpu.operations import KernelOperations
 from quire.device.cuda.operations import CUDAOperations
-from quire.device.machine import device_number
+from quire.device.machine import device_model, device_number
 from quire.device.operations import Operations, UnfusedOperations
 
 log = logging.getLogger("quire.device")
@@ -36,7 +36,7 @@ class Device(ABC):
     """What MLX's default device does well, and what memory it has.
 
     Attributes:
-        name: MLX's, for people.
+        name: and architecture, for people.
         fuses: whether MLX has fused kernels for attention, norms and rotation. Where it has none it
             spells them out, in more operations than their callers need.
         compiles: whether `mx.compile` costs no request its time. For a CPU MLX writes C++ and runs
@@ -74,7 +74,7 @@ class Device(ABC):
 
     @property
     def name(self) -> str:
-        return str(mx.default_device())
+        return device_model()
 
     # -- products ------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ def device_number(name: str) -> int:
 
 
 def device_model() -> str:
-    """Name and architecture, as far as MLX says."""
+    """Name and architecture, as far as MLX says: `NVIDIA H200, sm_90`."""
     info = mx.device_info()
-    return " ".join(str(info.get(name)) for name in ("device_name", "architecture"))
+    said = (info.get(name) for name in ("device_name", "architecture"))
+    return ", ".join(str(each) for each in said if each) or str(mx.default_device())

@@ -18,11 +18,9 @@ class CheckedBackend(AttentionBackend):
     """Kernels that give way where they differ from the reference, or do not compile.
 
     Attributes:
-        name: for people.
         sample: a case that the kernels are made for, for `problem`.
     """
 
-    name: str
     sample: ClassVar[AttentionCase]
     _found: ClassVar[dict[tuple[str, AttentionCase], str | None]] = {}
     """By backend and kind of layer, what is wrong; agreement is kept for the next process."""

@@ -17,6 +17,8 @@ from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
 class ReferenceBackend(AttentionBackend):
     """Gathers blocks; MLX's attention over plain ones, products with codes over packed ones."""
 
+    name = "MLX's operations"
+
     def serves(self, case: AttentionCase) -> bool:
         return True
 
