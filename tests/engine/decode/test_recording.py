@@ -20,6 +20,7 @@ from quire.engine.decode.served import Unfit, check_stack
 from quire.engine.decode.whole import MOST_ROWS, write_group, write_positions
 from quire.engine.decode.workspace import Buffer, GroupInputs, Workspace, group_start, table_start
 from quire.models.base import LanguageModel, named_parameters
+from quire.models.quantization import pack_like
 from quire.models.registry import build
 from quire.models.stack import UnsupportedModel
 from tests.attention.rows import HandRows
@@ -43,9 +44,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def packed_model(config: dict[str, Any]) -> LanguageModel:
-    model = build(config)
-    nn.quantize(model, 64, 4)
-    weights = {name: _narrow(each) for name, each in named_parameters(model).items()}
+    twin, model = build(config), build(config)
+    nn.quantize(twin, 64, 4)
+    weights = {name: _narrow(each) for name, each in named_parameters(twin).items()}
+    pack_like(model, weights)
     model.load_weights(list(weights.items()))
     mx.eval(list(weights.values()))
     return model

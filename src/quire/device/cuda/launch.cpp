@@ -167,13 +167,13 @@ uint64_t pointer(const array& of) {
     return address(of);
 }
 
-array replay(uint64_t graph, std::vector<array> inputs, std::vector<uint64_t> targets, array room,
+array replay(uint64_t graph, std::vector<array> inputs, std::vector<uint64_t> targets, array workspace,
              int rows, nb::bytes numbers, uint64_t numbers_target) {
     if (inputs.size() != targets.size()) throw std::invalid_argument("one target for each input");
-    if (room.ndim() != 2 || rows > room.shape(0)) throw std::invalid_argument("too many rows");
-    const mlx::core::Shape shape{rows, room.shape(1)};
-    const auto dtype = room.dtype();
-    inputs.push_back(std::move(room));
+    if (workspace.ndim() != 2 || rows > workspace.shape(0)) throw std::invalid_argument("too many rows");
+    const mlx::core::Shape shape{rows, workspace.shape(1)};
+    const auto dtype = workspace.dtype();
+    inputs.push_back(std::move(workspace));
     const auto stream = mlx::core::default_stream(mlx::core::default_device());
     auto replay = std::make_shared<Replay>(stream, graph, std::move(targets),
                                            std::string(numbers.c_str(), numbers.size()), numbers_target);
@@ -190,6 +190,6 @@ NB_MODULE(_cuda, m) {
     m.attr("SOURCES") = QUIRE_SOURCES;
     m.def("pointer", &quire::pointer, nb::arg("array"));
     m.def("replay", &quire::replay, nb::arg("graph"), nb::arg("inputs"), nb::arg("targets"),
-          nb::arg("room"), nb::arg("rows"), nb::arg("numbers") = nb::bytes("", 0),
+          nb::arg("workspace"), nb::arg("rows"), nb::arg("numbers") = nb::bytes("", 0),
           nb::arg("numbers_target") = 0);
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,6 +14,7 @@ from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import KVSpec
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Compiler, DriverError, Graph, Launch
+from quire.device.cuda.extension import Extension
 from quire.engine.decode import kernels
 
 _TOLERANCE = 1e-2
@@ -57,8 +57,8 @@ def seal_differs(spec: KVSpec, format: KVFormat, run: Run) -> str | None:
     return _difference(store, expected, shape)
 
 
-def runs_on_device(compiler: Compiler, extension: Any) -> Run:
-    """As a graph; `extension` is what launches those, see `whole`."""
+def runs_on_device(compiler: Compiler, extension: Extension) -> Run:
+    """As a graph."""
 
     def run(source: str, count: int, inputs: list[mx.array], arrays: list[mx.array]) -> None:
         table = mx.array(np.array([extension.pointer(each) for each in arrays], np.int64))

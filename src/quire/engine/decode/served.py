@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
-from importlib.metadata import version
-from typing import Any
-
 import mlx.core as mx
 
 from quire.attention.paged import cuda as paged
 from quire.cache.specs import KVLayout
-from quire.device.cuda.build import sources_digest
 from quire.device.cuda.products import ACTIVATIONS, Packed
 from quire.device.operations import PackedWeight
 from quire.models.stack import Stack, StackLayer
@@ -99,16 +94,3 @@ def _readable(weight: PackedWeight, rows: int = 16, columns: int = 64) -> bool:
         return False
     known = Packed(weight.codes, weight.scales, weight.biases, packing.group_size, packing.bits)
     return known.readable_by_kernels
-
-
-def extension_for_graphs() -> Any:
-    """The extension that launches graphs; raises `Unfit` where there is none for this MLX."""
-    try:
-        extension = importlib.import_module("quire.device.cuda._cuda")
-    except ImportError as error:
-        raise Unfit(f"the extension for CUDA graphs is missing ({error})") from error
-    if (mlx := version("mlx")) != extension.MLX_VERSION:
-        raise Unfit(f"the extension was built for MLX {extension.MLX_VERSION}, this is {mlx}")
-    if sources_digest() != extension.SOURCES:
-        raise Unfit("the extension was built from other sources")
-    return extension

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -27,12 +27,13 @@ from quire.core.errors import EngineFailure, ModelError
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
 from quire.device.cuda.driver import DriverError, Graph
+from quire.device.cuda.extension import Extension, NoExtension, load_extension
 from quire.device.device import current_device
 from quire.device.kept import kept
 from quire.engine.decode import workspace
 from quire.engine.decode.recording import LayerPool, Recording, launches
 from quire.engine.decode.sealing import runs_on_device, seal_differs
-from quire.engine.decode.served import Unfit, check_stack, extension_for_graphs, has_head
+from quire.engine.decode.served import Unfit, check_stack, has_head
 from quire.engine.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.models.stack import Stack, StackLayer, UnsupportedModel
@@ -77,10 +78,10 @@ def open_whole_decode(
             layout,
             pools,
             identity,
-            extension_for_graphs(),
+            load_extension(),
             batch_invariant=batch_invariant,
         )
-    except (Unfit, UnsupportedModel, DriverError, OSError) as error:
+    except (Unfit, UnsupportedModel, NoExtension, DriverError, OSError) as error:
         if batch_invariant:
             raise ModelError(f"batch-invariant: {error}") from error
         log.info("decode steps go layer by layer: %s", error)
@@ -126,7 +127,7 @@ class WholeDecode:
         layout: KVLayout,
         pools: Pools,
         identity: str,
-        extension: Any,
+        extension: Extension,
         *,
         batch_invariant: bool = False,
     ) -> None:
@@ -238,7 +239,7 @@ class WholeDecode:
         numbers = None if graph is None else self._input_numbers(inputs.sequences)
         if graph is None or numbers is None:
             return None
-        rows: mx.array = self._extension.replay(
+        return self._extension.replay(
             graph=graph.handle,
             inputs=[inputs.tokens],
             targets=[self._workspace.at(workspace.Buffer.TOKENS)],
@@ -247,7 +248,6 @@ class WholeDecode:
             numbers=numbers.tobytes(),
             numbers_target=self._workspace.at(workspace.Buffer.INPUTS),
         )
-        return rows
 
     def _tried(
         self, inputs: StepInputs, max_rows: int, reference: Callable[[], mx.array]

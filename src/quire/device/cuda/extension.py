@@ -1,0 +1,59 @@
+"""The extension that launches recorded graphs: `launch.cpp`, compiled by `build`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Protocol, cast
+
+import mlx.core as mx
+
+from quire.device.cuda.build import sources_digest
+
+
+class Extension(Protocol):
+    """What the compiled module offers; names of arguments are those of `launch.cpp`."""
+
+    def pointer(self, array: mx.array) -> int:
+        """The address of an array's numbers; 0 before it is computed."""
+        ...
+
+    def replay(
+        self,
+        graph: int,
+        inputs: Sequence[mx.array],
+        targets: Sequence[int],
+        workspace: mx.array,
+        rows: int,
+        numbers: bytes = b"",
+        numbers_target: int = 0,
+    ) -> mx.array:
+        """The first `rows` of `workspace` `[rows, n]` once the graph has run.
+
+        Args:
+            targets: addresses that the inputs are copied to before.
+            numbers: copied to `numbers_target` before.
+        """
+        ...
+
+
+class NoExtension(Exception):
+    """It is missing, or was built for something else; the message says which."""
+
+
+def load_extension() -> Extension:
+    """The extension.
+
+    Raises:
+        NoExtension: there is none for this MLX and these sources.
+    """
+    try:
+        extension = importlib.import_module("quire.device.cuda._cuda")
+    except ImportError as error:
+        raise NoExtension(f"the extension for CUDA graphs is missing ({error})") from error
+    if (mlx := version("mlx")) != extension.MLX_VERSION:
+        raise NoExtension(f"the extension was built for MLX {extension.MLX_VERSION}, this is {mlx}")
+    if sources_digest() != extension.SOURCES:
+        raise NoExtension("the extension was built from other sources")
+    return cast(Extension, extension)
