@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -165,13 +166,21 @@ def test_a_tail_that_fills_is_named_with_its_block() -> None:
     ]
     slots = build_metadata(0, FullKV(1, 1), rows, SIZE).slots
     assert slots.singles is not None
-    assert slots.singles.rows == slice(0, 2)
+    assert slots.singles.of(mx.arange(11)).tolist() == [0, 1]
     assert slots.singles.filled is not None
     assert [each.tolist() for each in slots.singles.filled] == [[90], [11]]
     (chunk,) = slots.chunks
     assert (chunk.rows, chunk.offset, chunk.blocks) == (slice(2, 11), 2, 3)
     assert chunk.full_rows.tolist() == [20, 21]
     assert chunk.tail_rows.tolist() == [92]
+
+
+def test_where_all_rows_generate_no_operation_takes_them_apart() -> None:
+    rows = [HandRows(each, 1, PAGE, ([10, 11],), (90 + each,)) for each in (6, 7)]
+    singles = build_metadata(0, FullKV(1, 1), rows, SIZE).slots.singles
+    assert singles is not None
+    vectors = mx.arange(2)
+    assert singles.of(vectors) is vectors
 
 
 def test_long_block_tables_do_not_share_a_batch_with_short_ones() -> None:

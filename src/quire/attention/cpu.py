@@ -134,9 +134,9 @@ def _written_places(metadata: AttentionMetadata, tails: Ints) -> list[Ints]:
         in the source.
     """
     own = metadata.keys // metadata.block_tokens
+    if metadata.rows == metadata.sequences:
+        return [own, np.zeros(len(own), np.int32), tails]
     several = metadata.counts > 1
-    if not several.any():
-        return [own, np.zeros_like(own), tails]
     sources = np.where(several, np.cumsum(several), 0).astype(np.int32)
     first_own = own[metadata.query_starts[:-1]]
     begins = np.repeat(np.where(several, first_own, 0), metadata.counts)

@@ -104,7 +104,7 @@ class PageStore(PackedStore):
         self._values = [mx.zeros((0, tokens, n), dtype=t) for n, t in values]
         self._read_values = self._value_codec or ValuesInKeys(self._key_codec, shape.value_dim)
         bits = self._key_codec.bits
-        self._layout = CodedLayout(
+        layout = CodedLayout(
             bits,
             self._value_codec.bits if self._value_codec else bits,
             codebook=False,
@@ -114,6 +114,7 @@ class PageStore(PackedStore):
         )
         dims = vector_sizes(shape)
         self._tails = [mx.zeros((0, tokens, dim), dtype=shape.dtype) for dim in dims]
+        self._coded = CodedArrays(self._keys, self._values or self._keys, layout)
 
     @classmethod
     def block_bytes(cls, shape: LayerShape, format: KVFormat) -> int:
@@ -146,9 +147,9 @@ class PageStore(PackedStore):
         if slots.tails is None:
             self._code([self._whole(k), self._whole(v)], slots.whole_rows)
             return []
-        if slots.singles is not None:
-            rows = slots.singles.rows
-            self._write_singles(k[rows], v[rows], slots.singles)
+        singles = slots.singles
+        if singles is not None:
+            self._write_singles(singles.of(k), singles.of(v), singles)
         return [self._write_chunk(k[c.rows], v[c.rows], c) for c in slots.chunks]
 
     def _write_singles(self, k: mx.array, v: mx.array, singles: TailRows) -> None:
@@ -213,7 +214,7 @@ class PageStore(PackedStore):
         return CodedReader(self._key_codec, self._read_values, keys, values)
 
     def coded(self) -> CodedArrays:
-        return CodedArrays(self._keys, self._values or self._keys, self._layout)
+        return self._coded
 
     def inverse_transform(self, x: mx.array) -> mx.array:
         return self._read_values.inverse_transform(x)

@@ -100,9 +100,12 @@ class TailRows:
     tails: Ints
     slots: SlotMapping
 
+    def of(self, vectors: mx.array) -> mx.array:
+        """These rows of `[T, ...]`: the array itself where they are all."""
+        return vectors if len(self.tails) == len(self.slots.blocks) else vectors[self._rows]
+
     @cached_property
-    def rows(self) -> slice | mx.array:
-        """What takes them from arrays `[T, ...]`."""
+    def _rows(self) -> slice | mx.array:
         return self.numbers if isinstance(self.numbers, slice) else mx.array(self.numbers)
 
     @cached_property
