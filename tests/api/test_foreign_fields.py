@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from contextlib import ExitStack
 from pathlib import Path
@@ -109,7 +108,7 @@ def test_what_others_honour_passes_by_name(
     with caplog.at_level(logging.INFO, "quire.access"):
         answer = post(served, path, stream=stream, **others)
     assert set(passed(answer)) == set(others)
-    (line,) = [json.loads(each.message) for each in caplog.records]
+    (line,) = [vars(each)["fields"] for each in caplog.records]
     assert set(line["ignored_fields"]) == set(others)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -189,7 +190,7 @@ def test_one_line_a_request_says_how_it_went(
         answer = HTTP.post(served.url + CHAT, json={**ASK, "stream": True})
         HTTP.post(served.url + CHAT, json={"model": "x", **ASK})
         wait_until(lambda: len(caplog.records) >= 2, 5)
-    good, bad = (json.loads(record.message) for record in caplog.records)
+    good, bad = (vars(record)["fields"] for record in caplog.records)
     assert good["id"] == answer.headers["x-request-id"]
     assert (good["path"], good["status"], good["finish"]) == (CHAT, 200, "stop")
     assert (good["cached_tokens"], good["reuse"], good["completion_tokens"]) == (4, "evicted", 4)
@@ -197,18 +198,25 @@ def test_one_line_a_request_says_how_it_went(
     assert (bad["status"], "finish" in bad) == (404, False)
     assert bad["error"]["type"] == "not_found_error"
     assert "'x' is not served here" in bad["error"]["message"]
+    first, second = (record.message for record in caplog.records)
+    assert re.match(
+        rf"POST {CHAT} 200 \d+ ms model={NAME} prompt_tokens=\d+ cached_tokens=4 ", first
+    )
+    assert first.endswith(f" id={good['id']}")
+    assert second.startswith(f"POST {CHAT} 404 ")
 
 
 def test_what_is_asked_each_second_is_logged_at_debug_level_unless_it_fails(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     served = serve()
-    paths = ["/metrics", "/health", "/page/main.js", "/page/none.js"]
+    paths = ["/metrics", "/health", "/page/main.js", "/page/none.js", "/v1/models", "/tokenize"]
     with caplog.at_level(logging.DEBUG, logger="quire.access"):
         for path in paths:
-            HTTP.get(served.url + path)
-        wait_until(lambda: len(caplog.records) >= len(paths), 5)
-    levels = [logging.DEBUG, logging.DEBUG, logging.DEBUG, logging.INFO]
+            HTTP.get(served.url + path, headers={"x-quire-watch": "1"})
+        HTTP.get(f"{served.url}/v1/models")
+        wait_until(lambda: len(caplog.records) > len(paths), 5)
+    levels = [logging.DEBUG] * 3 + [logging.INFO, logging.DEBUG, logging.INFO, logging.INFO]
     assert [record.levelno for record in caplog.records] == levels
 
 

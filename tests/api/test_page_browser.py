@@ -21,6 +21,7 @@ from quire.serving.assembly import assemble
 from quire.serving.models import Loaded, Models, Told
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Served, start
+from tests.core.test_figures import DURATIONS, SIZES
 from tests.media.files import encoded_sound, tone
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import one_model, serving
@@ -359,6 +360,16 @@ def test_a_long_answer_is_followed_until_one_scrolls_up(page: Any, served: Serve
     page.evaluate("document.querySelector('.scroller').scrollTop = 100")
     page.wait_for_selector(f"{DONE} >> nth=1")
     assert page.evaluate(rest) > 1000
+
+
+def test_the_page_spells_figures_as_the_terminal_does(page: Any, served: Served) -> None:
+    opened(page, served.url)
+    spelled = """async ([sizes, durations]) => {
+      const { bytes, seconds } = await import("/page/figures.js");
+      return [sizes.map(bytes), durations.map(seconds)];
+    }"""
+    sizes, durations = page.evaluate(spelled, [list(SIZES), list(DURATIONS)])
+    assert (sizes, durations) == (list(SIZES.values()), list(DURATIONS.values()))
 
 
 def test_docs_show_every_operation(page: Any, served: Served) -> None:

@@ -187,5 +187,5 @@ def test_the_table_is_readable_at_80_columns() -> None:
     Console(file=out, width=80).print(listing([fits, cannot]))
     lines = out.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
-    assert any("131,072" in line and "2.6GB" in line for line in lines)
+    assert any("131,072" in line and "2.6 GB" in line for line in lines)
     assert "org/other: not served: no config.json" in lines

@@ -58,7 +58,7 @@ def test_a_terminal_sees_speed_and_time_left() -> None:
     last = out.getvalue()[out.getvalue().rindex("reading texts") :]
     assert "10/100" in last
     assert re.search(r"\d/(s|min)", last)
-    assert re.search(r"\d:\d\d:\d\d", last)
+    assert re.search(r"\d s left", last)
 
 
 def test_the_bench_reports_every_answer() -> None:
@@ -82,12 +82,12 @@ def test_a_model_that_loads_has_a_bar_until_it_is_loaded() -> None:
     for progress in (*WEIGHTS, Progress("warm-up", 3, 9), None):
         bars("org/model", progress)
     bars("org/other", None)
-    assert "loading org/model: 25% of 8GB of weights" in out.getvalue()
+    assert "loading org/model: 25% of 8.0 GB of weights" in out.getvalue()
     assert "100%" not in out.getvalue()
     assert "loading org/model: warm-up, 3 of 9" in out.getvalue()
     shown = len(out.getvalue())
     bars("org/other", WEIGHTS[1])
-    assert "loading org/other: 25% of 8GB of weights" in out.getvalue()[shown:]
+    assert "loading org/other: 25% of 8.0 GB of weights" in out.getvalue()[shown:]
     bars("org/other", None)
 
 
@@ -97,4 +97,4 @@ def test_a_log_has_a_line_for_what_takes_long(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level("INFO", logger="quire.loading"):
         for progress in (*WEIGHTS, Progress("warm-up", 3, 9), None):
             lines("org/model", progress)
-    assert caplog.messages == ["loading org/model: 100% of 8GB of weights"]
+    assert caplog.messages == ["loading org/model: 100% of 8.0 GB of weights"]

@@ -11,6 +11,7 @@ import mlx.core as mx
 import pytest
 
 from quire.core.errors import ModelError
+from quire.core.figures import size
 from quire.device.device import current_device
 from quire.models.base import named_parameters
 from quire.models.loader import open_model
@@ -104,7 +105,7 @@ def test_too_large_for_memory_names_both_numbers(
     folder = tiny_model(tmp_path, "llama")
     needed = open_model(str(folder)).parameter_bytes
     monkeypatch.setattr(current_device(), "weight_memory", lambda: 1000)
-    with pytest.raises(ModelError, match=f"{needed:,} bytes.*{1000:,} are available"):
+    with pytest.raises(ModelError, match=rf"{size(needed)} of memory, 1\.0 KB are available"):
         open_model(str(folder))
 
 

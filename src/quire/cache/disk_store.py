@@ -28,6 +28,7 @@ from quire.cache.disk_file import (
     DiskFile,
 )
 from quire.cache.disk_sql import Damaged, StoreBusy, StoreError, StoreFull, lock_folder
+from quire.core.figures import size
 
 _JOURNAL_PAGES = 96
 _DIGEST = 16
@@ -203,14 +204,14 @@ class DiskStore:
     def _fit(self) -> None:
         """Brings a file from a higher limit under this one."""
         try:
-            before, size = len(self._order), self._file.pages
-            if size > self._max_pages:
+            before, pages = len(self._order), self._file.pages
+            if pages > self._max_pages:
                 self._evict(0)
                 self._file.shrink(self._max_pages)
                 self._say(
                     f"the limit is lower than before: {before - len(self._order)} pages, least "
-                    f"recently used, were deleted; the file went from {size * SQL_PAGE:,} to "
-                    f"{self.file_bytes:,} bytes"
+                    f"recently used, were deleted; the file went from {size(pages * SQL_PAGE)} to "
+                    f"{size(self.file_bytes)}"
                 )
             self._file.limit(self._max_pages)
         except Damaged as damage:
@@ -229,7 +230,7 @@ class DiskStore:
             # The disk is full, not the store: from here it lives within what it has.
             self._max_pages = max(self._file.pages, _JOURNAL_PAGES)
             self._file.limit(self._max_pages)
-            self._say(f"the disk is full; the file stays at {self.file_bytes:,} bytes")
+            self._say(f"the disk is full; the file stays at {size(self.file_bytes)}")
             if need > self._max_pages - 8:
                 raise
             self._evict(need)

@@ -17,6 +17,7 @@ from quire.cli.served import Server
 from quire.cli.sse_counter import error_message
 from quire.cli.waiting import Watch
 from quire.core.errors import QuireError
+from quire.core.figures import duration
 
 if TYPE_CHECKING:
     from quire.cli.growing import View
@@ -74,7 +75,8 @@ class Usage:
         speed = f", {later / writing:.1f} tokens/s" if known else ""
         return (
             f"prompt {self.prompt} tokens, {self.cached} of them cached; first token after "
-            f"{self.first_s:.2f} s; answer {self.generated} tokens in {self.whole_s:.2f} s{speed}"
+            f"{duration(self.first_s)}; answer {self.generated} tokens in "
+            f"{duration(self.whole_s)}{speed}"
         )
 
 

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
 from rich.console import Console
-from rich.filesize import decimal
 from rich.table import Table
 
 import quire
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Bytes, Flag, Folder
 from quire.core.errors import ModelError, QuireError
+from quire.core.figures import size
 from quire.demo import MODEL_DIR
 
 if TYPE_CHECKING:  # the command line loads no MLX
@@ -104,7 +104,7 @@ def _machine() -> Iterator[Finding]:
     free = device.free_memory()
     state: Literal["ok", "note"] = "note" if free < _FEW_BYTES else "ok"
     share = int(device.kv_share * free)
-    yield Finding("memory", state, f"{decimal(free)} free; KV blocks would get {decimal(share)}")
+    yield Finding("memory", state, f"{size(free)} free; KV blocks would get {size(share)}")
     yield from _products()
     yield _attention(open_backends().all)
 
@@ -162,9 +162,9 @@ def _model(name: str | None) -> Iterator[Finding]:
     from quire.device.device import current_device
 
     room = current_device().weight_memory()
-    text = f"{found.family}, {decimal(found.weight_bytes)} of weights, context {found.context:,}"
+    text = f"{found.family}, {size(found.weight_bytes)} of weights, context {found.context:,}"
     if found.weight_bytes > room:
-        yield Finding("model", "wrong", f"{text}; only {decimal(room)} of memory are free")
+        yield Finding("model", "wrong", f"{text}; only {size(room)} of memory are free")
     else:
         yield Finding("model", "ok", text)
 
@@ -178,6 +178,6 @@ def _disk(folder: Path, wanted: int) -> Finding:
         return Finding("disk tier", "wrong", f"{there} cannot be written")
     free = shutil.disk_usage(there).free
     if free < wanted:
-        text = f"{decimal(free)} free on the disk, {decimal(wanted)} allowed: set --kv-disk-size"
+        text = f"{size(free)} free on the disk, {size(wanted)} allowed: set --kv-disk-size"
         return Finding("disk tier", "note", text)
-    return Finding("disk tier", "ok", f"{folder}: {decimal(free)} free")
+    return Finding("disk tier", "ok", f"{folder}: {size(free)} free")

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from quire.cli.models import shortened
 from quire.cli.settings import Command
 from quire.cli.values import Flag
 from quire.core.errors import QuireError
+from quire.core.figures import size
 
 
 class PullCommand(Command):
@@ -64,12 +64,12 @@ class RmCommand(Command):
             if name not in there:
                 raise QuireError(f"{name!r} is not in the Hugging Face cache; see quire models")
         chosen = [there[name] for name in self.names]
-        size = shortened(sum(each.size_on_disk for each in chosen))
-        if not self.yes and not _sure(f"Delete {', '.join(self.names)} ({size})?"):
+        total = size(sum(each.size_on_disk for each in chosen))
+        if not self.yes and not _sure(f"Delete {', '.join(self.names)} ({total})?"):
             return 1
         revisions = [revision.commit_hash for each in chosen for revision in each.revisions]
         cache.delete_revisions(*revisions).execute()
-        print(f"deleted {size}")
+        print(f"deleted {total}")
         return 0
 
 

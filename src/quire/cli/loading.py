@@ -7,10 +7,11 @@ import time
 from collections.abc import Callable
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from quire.cli.models import shortened
+from quire.cli.progress import TimeLeft
 from quire.core import messages
+from quire.core.figures import size
 
 log = logging.getLogger("quire.loading")
 
@@ -30,7 +31,7 @@ def described(progress: messages.Progress) -> str:
     """The share in per cent, and of what."""
     share = 100 * progress.done // max(1, progress.total)
     if progress.stage == "weights":
-        return f"{share}% of {shortened(progress.total)} of weights"
+        return f"{share}% of {size(progress.total)} of weights"
     return f"warm-up, {progress.done} of {progress.total}"
 
 
@@ -57,7 +58,7 @@ class Bars:
     """
 
     def __init__(self, console: Console) -> None:
-        columns = (TextColumn("loading {task.description}"), BarColumn(), TimeRemainingColumn())
+        columns = (TextColumn("loading {task.description}"), BarColumn(), TimeLeft())
         self._bars = Progress(*columns, console=console, transient=True, refresh_per_second=4)
         self._tasks: dict[str, TaskID] = {}
 

@@ -18,6 +18,7 @@ from rich.text import Text
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Paths
 from quire.core.errors import ModelError
+from quire.core.figures import size
 from quire.demo import MODEL_DIR, NAME
 
 _SIDE_TENSORS = (
@@ -223,18 +224,14 @@ def find_models(folders: list[Path]) -> list[Found]:
     return found
 
 
-def _short(number: int, units: str, step: int) -> str:
+def _counted(number: int) -> str:
+    """A count for a narrow column, e.g. `4.5B`."""
     value = float(number)
-    for unit in units:
-        if value < step:
+    for unit in " KMB":
+        if value < 1000:
             return f"{value:.3g}{unit}".strip()
-        value /= step
-    return f"{value:,.3g}{units[-1]}"
-
-
-def shortened(size: int) -> str:
-    """Bytes for a narrow column."""
-    return _short(size, " KMGT", 1000) + "B"
+        value /= 1000
+    return f"{value:,.3g}T"
 
 
 def with_problems(table: Table, problems: Mapping[str, str]) -> Group:
@@ -255,8 +252,8 @@ def listing(models: list[Found]) -> Group:
         out.add_row(
             model.name,
             model.family,
-            _short(model.parameters, " KMBT", 1000) if model.parameters else "-",
-            shortened(model.weight_bytes) if model.weight_bytes else "-",
+            _counted(model.parameters) if model.parameters else "-",
+            size(model.weight_bytes) if model.weight_bytes else "-",
             f"{model.context:,}" if model.context else "-",
             model.quantization or "-",
         )

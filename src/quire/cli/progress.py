@@ -13,9 +13,10 @@ from rich.progress import (
     ProgressColumn,
     Task,
     TextColumn,
-    TimeRemainingColumn,
 )
 from rich.text import Text
+
+from quire.core.figures import duration
 
 Begin = Callable[[str, int], Callable[[], None]]
 """Begins a stage of so many parts; what it gives is called after each part."""
@@ -36,6 +37,18 @@ class _Speed(ProgressColumn):
         return Text(f"{speed:.1f}/s" if speed >= 1 else f"{speed * 60:.1f}/min")
 
 
+class TimeLeft(ProgressColumn):
+    """How long it is likely to go on; how long it took, once it is over."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        seconds = task.finished_time if task.finished else task.time_remaining
+        if seconds is None:
+            return Text("")
+        return Text(f"{duration(round(seconds))}{'' if task.finished else ' left'}")
+
+
 @contextmanager
 def shown(console: Console) -> Iterator[Begin]:
     """Bars with speed and time left in a terminal; elsewhere a line for each stage that begins."""
@@ -48,9 +61,8 @@ def shown(console: Console) -> Iterator[Begin]:
         yield say
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed())
-    left = TimeRemainingColumn(elapsed_when_finished=True)
     # Seldom, since the bench shares its processor with what it measures.
-    with Progress(*columns, left, console=console, refresh_per_second=2) as bars:
+    with Progress(*columns, TimeLeft(), console=console, refresh_per_second=2) as bars:
 
         def begin(what: str, parts: int) -> Callable[[], None]:
             task = bars.add_task(what, total=parts)

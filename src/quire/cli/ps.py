@@ -11,11 +11,12 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from quire.cli.keys import ClientOptions
-from quire.cli.models import shortened, with_problems
+from quire.cli.models import with_problems
 from quire.cli.served import Server
 from quire.cli.settings import Command, TableOptions
 from quire.cli.values import Flag
 from quire.cli.waiting import loaded
+from quire.core.figures import duration, size
 
 
 class PsCommand(ClientOptions, TableOptions, Command):
@@ -61,8 +62,8 @@ def listing(models: list[dict[str, Any]]) -> Group:
         out.add_row(
             model["id"],
             model.get("state", "-"),
-            shortened(model["weight_bytes"]) if here else "-",
-            shortened(model["kv_bytes"]) if here else "-",
+            size(model["weight_bytes"]) if here else "-",
+            size(model["kv_bytes"]) if here else "-",
             str(model.get("requests", "-")),
             _expiry(model) if here else "-",
         )
@@ -74,4 +75,4 @@ def listing(models: list[dict[str, Any]]) -> Group:
 def _expiry(model: dict[str, Any]) -> str:
     if model.get("pinned"):
         return "pinned"
-    return "-" if model.get("expires_s") is None else f"{model['expires_s']:.0f} s"
+    return "-" if model.get("expires_s") is None else duration(round(model["expires_s"]))

@@ -12,6 +12,7 @@ from quire.cli.keys import KEY_VARIABLE
 from quire.cli.load import Target, unreachable
 from quire.cli.sse_counter import error_message
 from quire.core.errors import QuireError
+from quire.core.logs import WATCH_HEADER
 
 
 class ServerError(QuireError):
@@ -24,10 +25,12 @@ class Server:
 
     Attributes:
         url: with or without `/v1`.
+        watching: whether it is asked again and again, which its log need not tell.
     """
 
     url: str
     key: str | None = None
+    watching: bool = False
 
     @property
     def base(self) -> str:
@@ -83,6 +86,8 @@ class Server:
         except ValueError as error:
             raise ServerError(str(error)) from error
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        if self.watching:
+            headers[WATCH_HEADER] = "1"
         try:
             answer = httpx.request(
                 method, self.base + path, headers=headers, json=body, timeout=timeout_s

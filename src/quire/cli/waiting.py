@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -37,7 +38,7 @@ class Watch:
     """
 
     def __init__(self, server: Server, name: str, say: Callable[[str], None]) -> None:
-        self._server = server
+        self._server = replace(server, watching=True)
         self._name = name
         self._say = say
         self._turn = threading.Lock()

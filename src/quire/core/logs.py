@@ -7,6 +7,9 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
+WATCH_HEADER = "x-quire-watch"
+"""Sent along by who follows a model by asking again and again: no news for the access log."""
+
 FORMATS = ("text", "json")
 _TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 

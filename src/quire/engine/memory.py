@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quire.core.config import EngineConfig
 from quire.core.errors import NoRoom
+from quire.core.figures import size
 from quire.device.device import current_device
 
 _SHORTEST_CONTEXT = 256
@@ -32,7 +33,7 @@ def kv_budget(config: EngineConfig, weights: int) -> int:
     if config.kv_memory is None:
         return max(0, int(share / config.sharers))
     if config.kv_memory > free:
-        raise NoRoom(f"kv-memory: {config.kv_memory:,} bytes were asked for, {free:,} are free")
+        raise NoRoom(f"kv-memory: {size(config.kv_memory)} were asked for, {size(free)} are free")
     return config.kv_memory
 
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from quire.core.config import EngineConfig
+from quire.core.figures import size
 from quire.core.messages import Progress
 from quire.device.device import current_device, open_device
 from quire.engine.engine import Engine
@@ -41,14 +42,14 @@ def open_engine(
     engine = Engine(loaded, config)
     info = engine.info
     log.info(
-        "%s: %s in %s on %s, %.1f MB of weights, context %d, KV budget %.1f MB",
+        "%s: %s in %s on %s, %s of weights, context %d, KV budget %s",
         config.model,
         info.model_type,
         info.dtype,
         info.device,
-        loaded.parameter_bytes / 1e6,
+        size(loaded.parameter_bytes),
         info.context_length,
-        info.kv_memory / 1e6,
+        size(info.kv_memory),
     )
     for line in info.kv_table:
         log.info("%s", line)

@@ -13,6 +13,7 @@ import mlx.nn as nn
 
 from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError, NoRoom
+from quire.core.figures import size
 from quire.core.original_configs import read_config
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
@@ -303,7 +304,7 @@ def _check_fits(model: nn.Module, limit: int | None, folder: Path) -> int:
     available = current_device().weight_memory() if limit is None else limit
     if needed > available:
         raise NoRoom(
-            f"{folder}: the weights need {needed:,} bytes of memory, {available:,} are available"
+            f"{folder}: the weights need {size(needed)} of memory, {size(available)} are available"
         )
     return needed
 

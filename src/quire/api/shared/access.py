@@ -6,7 +6,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.api.shared.auth import caller_of
 from quire.api.shared.foreign import shown
 from quire.api.shared.notes import note, notes
+from quire.core.figures import duration
+from quire.core.logs import WATCH_HEADER
 from quire.serving.streams import GenerationStream, Times
 
 log = logging.getLogger("quire.access")
@@ -26,6 +28,10 @@ _CLIENT_LEFT = 499
 _MOST_IGNORED = 64
 _POLLED = frozenset({"/metrics", "/health", "/page/{file}"})
 """Routes that are asked without end; their lines are logged at debug level where all is well."""
+_WATCHED = frozenset({"/v1/models", "/v1/models/{name:path}"})
+"""Routes for which the same holds while the page, or a command that waits, follows a model."""
+_HEAD = frozenset({"method", "path", "status", "ms", "id"})
+"""What stands at a fixed place of a readable line."""
 
 IGNORED_HEADER = b"x-quire-ignored-fields"
 """Tells a client which fields of its request had no effect."""
@@ -71,7 +77,7 @@ class Access:
 
 
 class AccessLog:
-    """Outermost middleware: names each request, times it, logs it as one line of JSON.
+    """Outermost middleware: names each request, times it, logs it as one line.
 
     Args:
         observe: told path, status, seconds and caller of each; 499 if the client left before the
@@ -130,12 +136,43 @@ class AccessLog:
                 "ms": round(seconds * 1000, 1),
                 **details,
             }
-            level = logging.DEBUG if route in _POLLED and status < 400 else logging.INFO
+            level = logging.DEBUG if _is_polled(route, scope) and status < 400 else logging.INFO
             if log.isEnabledFor(level):
-                log.log(level, "%s", json.dumps(line), extra={"fields": line})
+                log.log(level, "%s", readable(line), extra={"fields": line})
             if self._trace is not None:
                 times = scope.get(_TIMES)
                 self._trace(Access(route, started, ended, scope["headers"], line, times))
 
     def _label(self, path: str) -> str:
         return next((name for pattern, name in self._routes if pattern.match(path)), "other")
+
+
+def _is_polled(route: str, scope: Scope) -> bool:
+    watched = any(name == WATCH_HEADER.encode() for name, _ in scope["headers"])
+    return route in _POLLED or (watched and route in _WATCHED)
+
+
+def readable(line: Mapping[str, Any]) -> str:
+    """A request's line for people: `GET /v1/models 200 1 ms`, then the rest as `name=value`.
+
+    What is unknown or empty is left out. The formatter for machines takes the fields themselves.
+    """
+    head = f"{line['method']} {line['path']} {line['status']} {duration(line['ms'] / 1000)}"
+    words = [f"{name}={_word(value)}" for name, value in _flat(line) if value and name not in _HEAD]
+    return " ".join([head, *words, f"id={line['id']}"])
+
+
+def _flat(line: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in line.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        elif isinstance(value, list | tuple):
+            yield before + name, ",".join(map(str, value))
+        else:
+            yield before + name, "" if value is None else str(value)
+
+
+def _word(text: str) -> str:
+    """In quotation marks where its end would not be seen."""
+    bare = text.isprintable() and not any(each in text for each in ' "=')
+    return text if bare else json.dumps(text)

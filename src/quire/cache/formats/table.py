@@ -9,6 +9,7 @@ import mlx.core as mx
 from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import block_bytes, store_type
 from quire.cache.specs import KVGroup, KVSpec
+from quire.core.figures import size
 from quire.core.kv_format import KVFormat
 
 
@@ -96,9 +97,9 @@ def kv_table(
     ]
     sizes = [cost.context_bytes(context) for cost in costs]
     stored, plain_total = sum(s for s, _ in sizes), sum(p for _, p in sizes)
-    last = f"a context of {context:,} tokens takes {stored / 1e6:,.1f} MB"
+    last = f"a context of {context:,} tokens takes {size(stored)}"
     if stored != plain_total:
-        last += f"; plain would take {plain_total / 1e6:,.1f} MB, {plain_total / stored:.2f} times"
+        last += f"; plain would take {size(plain_total)}, {plain_total / stored:.2f} times"
     return (*lines, last)
 
 

@@ -46,10 +46,11 @@ async function newKey(refused) {
 export const enterKey = async () => Boolean(await newKey(false));
 
 /** A good response; asks for a key where the server wants one. Throws ApiError. */
-export async function ask(path, { body, signal } = {}) {
+export async function ask(path, { body, signal, watching } = {}) {
   for (;;) {
     const key = localStorage.getItem(KEY);
     const headers = { accept: "application/json" };
+    if (watching) headers["x-quire-watch"] = "1"; // the log of the server need not tell of it
     if (key) headers.authorization = `Bearer ${key}`;
     if (body !== undefined) headers["content-type"] = "application/json";
     const options = { method: body === undefined ? "GET" : "POST", headers, signal, cache: "no-store" };
@@ -82,7 +83,7 @@ async function reason(response) {
 export const get = async (path, options) => (await ask(path, options)).json();
 
 export async function models() {
-  const { data } = await get("/v1/models");
+  const { data } = await get("/v1/models", { watching: true });
   noteModels(data);
   return data;
 }

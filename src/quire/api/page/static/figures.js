@@ -6,19 +6,22 @@ export const count = (value) => grouped.format(Math.round(value));
 
 export const share = (part, whole) => (whole ? `${Math.round((100 * part) / whole)}%` : "–");
 
+/** As `core/figures.py` spells them in the terminal and the log. */
 export function bytes(value) {
   const units = ["B", "KB", "MB", "GB", "TB"];
   let unit = 0;
-  for (; value >= 1000 && unit < units.length - 1; unit += 1) value /= 1000;
-  return `${value >= 100 || unit === 0 ? Math.round(value) : value.toFixed(1)} ${units[unit]}`;
+  for (; value >= 999.5 && unit < units.length - 1; unit += 1) value /= 1000;
+  return `${value.toFixed(unit === 0 || value >= 99.95 ? 0 : 1)} ${units[unit]}`;
 }
 
 export function seconds(value) {
   if (value === null) return "–";
-  if (value < 1) return `${Math.max(1, Math.round(value * 1000))} ms`;
+  if (value > 0 && value < 0.9995) return `${Math.max(1, Math.round(value * 1000))} ms`;
   if (value < 59.95) return `${Number.isInteger(value) ? value : value.toFixed(1)} s`;
   const whole = Math.round(value);
-  return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  if (hours) return minutes ? `${hours} h ${minutes} min` : `${hours} h`;
+  return rest ? `${minutes} min ${rest} s` : `${minutes} min`;
 }
 
 /** How far the loading of a model has come. */

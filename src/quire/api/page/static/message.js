@@ -185,11 +185,11 @@ const FEWEST = 10;
 
 function figures(stats) {
   if (!stats) return "";
-  if (!stats.tokens) return stats.first_s === undefined ? "" : `first token after ${stats.first_s.toFixed(2)} s · written for ${stats.write_s.toFixed(1)} s`;
+  if (!stats.tokens) return stats.first_s === undefined ? "" : `first token after ${seconds(stats.first_s)} · written for ${seconds(stats.write_s)}`;
   const parts = [`${stats.tokens} tokens`];
   const later = stats.tokens - (stats.first_tokens ?? 1);
   if (stats.write_s > 0 && later >= FEWEST) parts.push(`${(later / stats.write_s).toFixed(1)} tokens/s`);
-  if (stats.first_s !== undefined) parts.push(`first after ${stats.first_s.toFixed(2)} s`);
+  if (stats.first_s !== undefined) parts.push(`first after ${seconds(stats.first_s)}`);
   parts.splice(0, parts.length, ...parts.map((each) => each.replaceAll(" ", "\u00a0")));
   parts.push(`${stats.cached} of ${stats.prompt} prompt tokens from the cache`);
   return parts.join("\u00a0· "); // a line never begins with a dot
