@@ -204,6 +204,57 @@ def test_a_model_goes_when_nobody_asked_for_as_long_as_it_is_kept(
     virtual_time.run(check())
 
 
+def test_who_waits_for_a_model_gets_it_however_soon_it_goes() -> None:
+    async def check() -> None:
+        house = House()
+        models = house.models("a", "b", idle_s=0.0)
+        async with asyncio.timeout(100 * LOAD_S):
+            leases = await asyncio.gather(*(asked(models, "a") for _ in range(3)))
+        assert house.loads == ["a"]
+        for lease in leases:
+            lease.release()
+        await asyncio.sleep(1)
+        assert states(models) == ["unloaded", "unloaded"]
+
+    virtual_time.run(check())
+
+
+def test_a_model_goes_although_all_who_waited_have_left() -> None:
+    async def check() -> None:
+        house = House()
+        models = house.models("a", "b", idle_s=5.0)
+        waiting = asyncio.create_task(asked(models, "a"))
+        await asyncio.sleep(LOAD_S / 2)
+        waiting.cancel()
+        await asyncio.sleep(LOAD_S)
+        assert states(models)[0] == "loaded"
+        await asyncio.sleep(5)
+        assert states(models)[0] == "unloaded"
+
+    virtual_time.run(check())
+
+
+def test_a_model_that_stays_after_all_is_watched_once() -> None:
+    async def check() -> None:
+        models = House().models("a", "b")
+        held = await asked(models, "a")
+        unloading = asyncio.create_task(models.unload(models.find("a")))
+        await asyncio.sleep(1)
+        other = asyncio.create_task(asked(models, "a"))
+        await asyncio.sleep(1)
+        unloading.cancel()  # its client has left
+        await other
+        assert held.loaded.broken is not None
+        held.loaded.broken.set()
+        await asyncio.sleep(1)
+        watch = models.find("a").watch
+        assert watch is not None
+        assert watch.exception() is None
+        assert states(models)[0] == "unloaded"
+
+    virtual_time.run(check())
+
+
 def test_a_request_begins_the_time_anew() -> None:
     async def check() -> None:
         models = House().models("a", idle_s=10.0)

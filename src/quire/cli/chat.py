@@ -23,7 +23,7 @@ from quire.cli.conversation import Chat, ChatError, Message
 from quire.cli.keys import ClientOptions
 from quire.cli.served import Server
 from quire.cli.settings import PREFIX, Command, said
-from quire.cli.values import Count, File, Flag
+from quire.cli.values import Count, File, Flag, Place
 from quire.core.errors import QuireError
 
 
@@ -93,12 +93,12 @@ class ChatCommand(ClientOptions, Command):
     epilog: ClassVar[str] = HELP
     alternatives: ClassVar[tuple[str, ...]] = ("url", "model")
 
-    model: Annotated[str | None, Flag(bare="")] = Field(
+    model: Annotated[Place | None, Flag(bare="")] = Field(
         None,
         description="instead of --url: serve this folder or hub id for this chat; the embedded "
         "model if none is named",
     )
-    adapter: Annotated[str | None, Flag("FOLDER")] = Field(
+    adapter: Annotated[Place | None, Flag("FOLDER")] = Field(
         None, description="a LoRA adapter for the model of --model"
     )
     served_model: Annotated[str | None, Flag("NAME")] = Field(

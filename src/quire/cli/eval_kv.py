@@ -14,7 +14,7 @@ from rich.console import Console
 from quire.cli.kv_scores import plot, table
 from quire.cli.progress import shown
 from quire.cli.settings import Command
-from quire.cli.values import Count, File, Flag, Names, Numbers, Paths
+from quire.cli.values import Count, File, Flag, Names, Numbers, Paths, Place
 from quire.core.errors import QuireError
 from quire.core.kv_choice import offered, parse_format
 from quire.core.kv_format import KVFormat
@@ -34,10 +34,10 @@ class EvalKVCommand(Command):
     command: ClassVar[str] = "eval-kv"
     summary: ClassVar[str] = "measure what KV formats cost in quality"
 
-    model: Annotated[str | None, Flag(positional=True)] = Field(
+    model: Annotated[Place | None, Flag(positional=True)] = Field(
         None, description="a folder or a hub id; the embedded one if left out"
     )
-    adapter: Annotated[str | None, Flag("FOLDER")] = Field(
+    adapter: Annotated[Place | None, Flag("FOLDER")] = Field(
         None, description="a LoRA adapter, as for serve"
     )
     text: File | None = Field(

@@ -47,6 +47,10 @@ class Target:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"not an http:// or https:// URL: {url!r}")
+        try:
+            parts.hostname.encode("idna")  # as connecting will
+        except UnicodeError as error:
+            raise ValueError(f"not the name of a host: {parts.hostname[:80]!r}") from error
         tls = parts.scheme == "https"
         path = parts.path.rstrip("/")
         path = path if path.endswith("/v1") else path + "/v1"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from quire.cli.settings import Options
-from quire.cli.values import Bytes, Count, Flag, Names, Numbers, Seconds
+from quire.cli.values import Bytes, Count, Flag, Names, Numbers, Place, Seconds, Whole
 from quire.core.config import DiskConfig, EngineConfig
 from quire.core.errors import QuireError, RequestError
 from quire.core.kv_choice import choose_format, offered
@@ -60,7 +60,7 @@ class EngineOptions(Options):
         None,
         description="compute type; by default the checkpoint's on a GPU, float32 on a CPU",
     )
-    adapter: Annotated[str | None, Flag("FOLDER")] = Field(
+    adapter: Annotated[Place | None, Flag("FOLDER")] = Field(
         None,
         description="a LoRA adapter as PEFT saves it, or its hub id; merged into the weights",
     )
@@ -104,7 +104,7 @@ class KVOptions(Options):
         description="page (default with --kv-bits), uniform, turbo, plain, float32, float16 or "
         "bfloat16",
     )
-    kv_group_size: Annotated[Literal[64, 32], BeforeValidator(int)] = Field(
+    kv_group_size: Annotated[Literal[64, 32], Whole] = Field(
         64, description="elements that share a scale in the uniform scheme"
     )
     kv_skip_layers: Annotated[Numbers | None, Flag("LAYERS")] = Field(
@@ -113,7 +113,7 @@ class KVOptions(Options):
         "layer",
     )
     no_prefix_cache: bool = Field(False, description="compute every prompt from its beginning")
-    kv_disk: Annotated[str | None, Flag("DIR")] = Field(
+    kv_disk: Annotated[Place | None, Flag("DIR")] = Field(
         None, description="where evicted KV blocks go; they survive a restart"
     )
     kv_disk_size: Bytes = Field(20 * 10**9, description="that they may take there")

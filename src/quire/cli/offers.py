@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from quire.cli.model_options import ModelOptions
 from quire.cli.server_options import ServerOptions
 from quire.cli.settings import describe, wrong_key
+from quire.cli.values import Place
 from quire.core.config import Offer, ServerConfig
 from quire.core.errors import QuireError
 from quire.demo import MODEL_DIR, NAME
@@ -27,7 +28,7 @@ class ModelTable(ModelOptions):
     """A `[[models]]` table: a model, and its own settings."""
 
     name: str | None = None
-    model: str = NAME
+    model: Place = NAME
     pinned: bool = False
 
 

@@ -11,7 +11,7 @@ from quire.cli.keys import KeyOptions, key_in
 from quire.cli.media_options import MediaOptions
 from quire.cli.model_options import ModelOptions
 from quire.cli.settings import Options
-from quire.cli.values import Bytes, Count, File, Flag, HttpUrl, Names, Port, Seconds
+from quire.cli.values import Bytes, Count, File, Flag, HttpUrl, Names, Place, Port, Seconds
 from quire.core.config import ServerConfig
 
 _SERVER = ServerConfig()
@@ -79,6 +79,7 @@ class LimitOptions(Options):
     )
     engine_timeout: Seconds = Field(
         _SERVER.engine_timeout_s,
+        ge=1,  # steps take a part of a second, and so may a message
         description="that the engine may be silent without working, before requests get a 503",
     )
     max_body: Bytes = Field(_SERVER.max_body_bytes, description="of one request")
@@ -94,7 +95,7 @@ class ServerOptions(
     """All options of a server."""
 
     models: Annotated[
-        tuple[str | dict[str, Any], ...], Flag("MODEL", positional=True, several=True)
+        tuple[Place | dict[str, Any], ...], Flag("MODEL", positional=True, several=True)
     ] = Field(
         (),
         description="a folder, a hub id or quire-demo, or NAME=MODEL for what clients call it; "

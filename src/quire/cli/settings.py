@@ -261,7 +261,7 @@ def read_file(path: Path | str | None) -> dict[str, Any]:
         if not path:
             return {}
         raise QuireError(f"--config: {said(error)}") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # of many kinds, in what is no TOML
         reason = error.strerror if isinstance(error, OSError) else error
         raise QuireError(f"{file}: {reason}") from error
 

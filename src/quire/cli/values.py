@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -15,6 +17,9 @@ def _plain(value: object) -> str:
     if isinstance(value, tuple):
         return ", ".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+PathT = TypeVar("PathT", str, Path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,25 @@ def _listed_or_none(value: object) -> object:
     return () if str(value).strip().lower() == "none" else _listed(value)
 
 
+def _possible(path: PathT) -> PathT:
+    """A path as it is, whether or not anything is there."""
+    try:
+        os.lstat(path)
+    except ValueError as error:  # a null character
+        raise ValueError(f"{os.fspath(path)[:80]!r} is no path: {error}") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ValueError(f"'{os.fspath(path)[:80]}...' is too long for a path") from None
+    return path
+
+
+def _whole(value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        raise ValueError(f"{value!r} is no whole number") from None
+
+
 def _http_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -81,17 +105,30 @@ def _http_url(text: str) -> str:
     return text
 
 
-Count = Annotated[int, Field(ge=1), Flag("N")]
+_MOST_COUNTED, _MOST_BYTES, _MOST_S = 10**15, 10**18, 1e9
+"""More than any machine has, and little enough that limits made of several fit 64 bits."""
+
+Count = Annotated[int, Field(ge=1, le=_MOST_COUNTED), Flag("N")]
 Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0), Flag("SECONDS")]
-Bytes = Annotated[int, BeforeValidator(_byte_count), Field(ge=0), Flag("BYTES", shown=_as_bytes)]
+Whole = BeforeValidator(_whole)
+"""Before a choice of whole numbers."""
+Seconds = Annotated[float, Field(gt=0, le=_MOST_S), Flag("SECONDS")]
+Bytes = Annotated[
+    int,
+    BeforeValidator(_byte_count),
+    Field(ge=0, le=_MOST_BYTES),
+    Flag("BYTES", shown=_as_bytes),
+]
 """Written as `8GB`, `512MiB` or `1000`."""
 HttpUrl = Annotated[str, AfterValidator(_http_url), Flag("URL")]
-File = Annotated[Path, Flag("FILE")]
-Folder = Annotated[Path, Flag("DIR")]
+PossiblePath = Annotated[Path, AfterValidator(_possible)]
+File = Annotated[PossiblePath, Flag("FILE")]
+Folder = Annotated[PossiblePath, Flag("DIR")]
+Place = Annotated[str, AfterValidator(_possible)]
+"""A folder, a file, or the id of a model that is elsewhere."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed), Flag("NAME", again=True)]
 """Given again for each; with commas between in a variable."""
-Paths = Annotated[tuple[Path, ...], BeforeValidator(_listed), Flag("DIR", again=True)]
+Paths = Annotated[tuple[PossiblePath, ...], BeforeValidator(_listed), Flag("DIR", again=True)]
 Counts = Annotated[tuple[Count, ...], BeforeValidator(_listed), Flag("N,N,...")]
 Numbers = Annotated[tuple[int, ...], BeforeValidator(_listed_or_none), Flag("N,N,...")]
 """With commas between, or `none`."""

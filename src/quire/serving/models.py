@@ -58,6 +58,7 @@ class Model:
     Attributes:
         loaded: None unless it can answer.
         users: requests that hold it.
+        waiting: requests that will hold it as soon as it is loaded.
         progress: how far its loading has come; None where it is not loaded now, or does not say.
         problem: why it could not be loaded, or broke down, the last time; None if all went well.
         leaving: it is unloaded as soon as nobody holds it; new requests wait and load it again.
@@ -66,7 +67,7 @@ class Model:
     def __init__(self, offer: Offer) -> None:
         self.offer = offer
         self.loaded: Loaded | None = None
-        self.users = 0
+        self.users = self.waiting = 0
         self.progress: Progress | None = None
         self.problem: str | None = None
         self.leaving = False
@@ -88,6 +89,11 @@ class Model:
     def ready(self) -> bool:
         """Whether a request need not wait for it."""
         return self.loaded is not None and not self.leaving
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any request holds it, or waits for it."""
+        return self.users > 0 or self.waiting > 0
 
     @property
     def state(self) -> str:
@@ -221,13 +227,15 @@ class Models:
         Raises:
             EngineFailure: it cannot be loaded.
         """
-        while not model.ready:
-            try:
+        model.waiting += 1
+        try:
+            while not model.ready:
                 await self._load(model)
-            except ModelError as error:
-                raise EngineFailure(
-                    f"The model '{model.name}' could not be loaded: {error}"
-                ) from error
+        except ModelError as error:
+            raise EngineFailure(f"The model '{model.name}' could not be loaded: {error}") from error
+        finally:
+            model.waiting -= 1
+            self._schedule(model)  # for the last who leaves instead of holding it
         assert model.loaded is not None
         model.users += 1
         model.idle.clear()
@@ -289,14 +297,15 @@ class Models:
                     if self._observer is not None:
                         model.observe(self._observer)
                     model.problem, model.idle_unload_s = None, model.offer.idle_unload_s
+                    if model.loaded.broken is not None:
+                        watch = self._watch(model, model.loaded.broken)
+                        model.watch = asyncio.create_task(watch)
                     self._schedule(model)  # those who waited may all have left
         except ModelError as error:
             model.problem = str(error)
             raise
         finally:
             model.opening = model.progress = None
-        if model.loaded is not None and model.loaded.broken is not None:
-            model.watch = asyncio.create_task(self._watch(model, model.loaded.broken))
 
     async def _open_in_room(self, model: Model) -> Loaded:
         """Loads a model; makes room by unloading others, as long as there are any."""
@@ -308,7 +317,7 @@ class Models:
                 rest = [each for each in self._models if each.loaded and not each.offer.pinned]
                 if not rest:
                     raise
-                oldest = min(rest, key=lambda each: (each.users > 0, each.used_at))
+                oldest = min(rest, key=lambda each: (each.wanted, each.used_at))
                 log.info("%s makes room for %s: %s", oldest.name, model.name, error)
                 await self._unload(oldest)
 
@@ -354,20 +363,20 @@ class Models:
         """Unloads the model later, if nobody asks for it until then."""
         after = model.idle_unload_s
         model.stop_timer()
-        if after is None or model.offer.pinned or model.users or self._closed:
+        if after is None or model.offer.pinned or model.wanted or self._closed:
             return
         model.timer = asyncio.get_running_loop().call_later(after, self._expire, model)
 
     def _expire(self, model: Model) -> None:
         model.timer = None
-        if model.users == 0 and not self._closed:
+        if not (model.wanted or self._closed):
             task = asyncio.create_task(self._unload_idle(model))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def _unload_idle(self, model: Model) -> None:
         async with self._changing:
-            if model.users == 0 and model.timer is None:  # nobody came while others were loaded
+            if not model.wanted and model.timer is None:  # nobody came while others were loaded
                 await self._unload(model)
 
 
