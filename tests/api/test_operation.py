@@ -206,6 +206,23 @@ def test_one_line_a_request_says_how_it_went(
     assert second.startswith(f"POST {CHAT} 404 ")
 
 
+def test_nothing_is_said_of_the_reuse_of_a_prompt_that_was_never_read(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = serve(lambda _: Script(silent=True, reuse=None))
+    with caplog.at_level(logging.INFO, logger="quire.access"):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(served.url + CHAT, json={**ASK, "stream": True}, timeout=0.3)
+        wait_until(lambda: len(caplog.records) > 0, 5)
+    (record,) = caplog.records
+    fields = vars(record)["fields"]
+    assert (fields["finish"], fields["reuse"]) == ("abort", None)
+    assert "reuse" not in record.message
+    view = HTTP.get(f"{served.url}/metrics", headers={"accept": "application/json"}).json()
+    seen = view["ended"][0]
+    assert (seen["finish"], seen["reuse"]) == ("abort", None)
+
+
 def test_what_is_asked_each_second_is_logged_at_debug_level_unless_it_fails(
     serve: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:

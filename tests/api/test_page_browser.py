@@ -308,6 +308,22 @@ def test_the_live_view_shows_a_stream(page: Any, served: Served) -> None:
     page.wait_for_selector("text=Nothing runs.")
 
 
+def test_the_reading_of_a_prompt_is_shown(page: Any, served: Served) -> None:
+    served.engine.reset(lambda _: Script(reads=(2, 6), cached_tokens=2, silent=True))
+    opened(page, served.url)
+    ask(page, "Hello")
+    page.wait_for_selector(".assistant .note:has-text('Reading the prompt…')")
+    page.wait_for_selector(
+        ".assistant .loading-words:text-matches('6 of [0-9]+ tokens .*2 from the cache')"
+    )
+    page.click("nav >> text=Live")
+    page.wait_for_selector(".streams td:text-matches('^reading, [0-9]+%$')")
+    page.click("nav >> text=Chat")
+    page.click("[aria-label=Stop]")
+    page.wait_for_selector(".note:has-text('Stopped')")
+    assert page.get_by_text("Reading the prompt").count() == 0
+
+
 def test_a_live_view_opened_later_shows_what_was_and_when_it_last_knew(
     page: Any, served: Served
 ) -> None:

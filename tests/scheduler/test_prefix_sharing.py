@@ -52,6 +52,17 @@ def test_who_waits_for_a_neighbour_that_leaves_goes_on_alone() -> None:
     simulation.check_nothing_leaks()
 
 
+def test_who_leaves_before_its_turn_was_told_of_no_reuse() -> None:
+    simulation = world(chunk=5)
+    simulation.add(request("first"))
+    simulation.add(request("second", (*PROMPT, 77)))
+    simulation.step()
+    simulation.scheduler.abort("second")
+    simulation.run()
+    assert simulation.ended["second"].reuse is None
+    assert simulation.ended["first"].reuse == "new"
+
+
 @pytest.mark.parametrize(
     ("format", "cached"),
     [(PLAIN, len(PROMPT) + PARTIAL), (SEALED, len(PROMPT))],
@@ -68,6 +79,31 @@ def test_a_block_that_is_not_full_is_found_where_it_is_kept_as_written(
     simulation.run()
     assert simulation.ended["second"].cached_tokens == cached
     simulation.check_nothing_leaks()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "cached", "reason"),
+    [
+        ((*PROMPT, 50, 99), 20, "still being written at token 20"),
+        ((*PROMPT[:5], 99, 99), 5, "first difference at token 5"),
+        ((*PROMPT, 98, 99), 20, "first difference at token 20"),
+        ((98, 99), 0, "new"),
+    ],
+)
+def test_what_a_neighbour_still_writes_is_no_difference(
+    prompt: tuple[int, ...], cached: int, reason: str
+) -> None:
+    simulation = world()
+    simulation.add(request("first", (*PROMPT, 50), tokens=9))
+    for _ in range(4):
+        simulation.step()
+    assert running(simulation) == {"first"}
+    simulation.add(request("second", prompt))
+    simulation.run()
+    assert (simulation.ended["second"].cached_tokens, simulation.ended["second"].reuse) == (
+        cached,
+        reason,
+    )
 
 
 def test_formats_share_nothing() -> None:

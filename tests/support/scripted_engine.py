@@ -21,6 +21,7 @@ class Script:
         delay_s: before each output.
         error: ends the request after the tokens.
         silent: never ends after the tokens, until it is aborted.
+        reads: prompt tokens that are read after each step before the first token.
     """
 
     tokens: tuple[int, ...] = ()
@@ -29,7 +30,8 @@ class Script:
     error: Failure | None = None
     silent: bool = False
     cached_tokens: int = 0
-    reuse: str = "new"
+    reuse: str | None = "new"
+    reads: tuple[int, ...] = ()
     queued_s: float = 0.0
 
 
@@ -85,6 +87,9 @@ class ScriptedEngine:
                 **more,  # type: ignore[arg-type]
             )
 
+        for read in script.reads:
+            await asyncio.sleep(script.delay_s)
+            ticket.put(output(read=read))
         tokens, finish = script.tokens, None
         if not script.silent and script.error is None:
             tokens, finish = _cut(request, tokens)

@@ -150,7 +150,7 @@ class ChatCommand(ClientOptions, Command):
         asked = {"model": model["id"], **self.model_dump(include=names, exclude_none=True)}
         if model.get("owned_by") == "quire":  # others may refuse what they do not know
             usage = {"include_usage": True, "continuous_usage_stats": True}
-            asked["stream_options"] = usage
+            asked |= {"stream_options": usage, "return_progress": True}
         if self.tools:
             asked["tools"] = json.loads(self.tools.read_text())
         return asked

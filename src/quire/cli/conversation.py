@@ -80,6 +80,10 @@ class Usage:
         )
 
 
+def _reading(done: int, total: int) -> str:
+    return f"reading the prompt: {done:,} of {total:,} tokens ({100 * done // max(1, total)}%)"
+
+
 class Chat:
     """One conversation: what was said, and how answers are asked for and shown.
 
@@ -168,6 +172,8 @@ class Chat:
             raise ChatError(f"the connection was lost: {error}") from error
 
     def _show(self, delta: Message, answer: Reply, shown: View) -> None:
+        if progress := delta.get("prompt_progress"):
+            shown.wait(_reading(progress["processed"], progress["total"]))
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
             shown.think(reasoning)
         if text := delta.get("content"):
@@ -177,7 +183,8 @@ class Chat:
             answer.add_call(call)
 
     def _read_events(self, lines: Iterator[str], started: float) -> Iterator[Message]:
-        """The deltas of a stream of chat completion chunks; takes down the usage.
+        """The deltas of a stream of chat completion chunks, and before them how far the prompt is
+        read (`prompt_progress`); takes down the usage.
 
         Args:
             started: when it was asked for.
@@ -195,6 +202,9 @@ class Chat:
             chunk = json.loads(payload)
             if "error" in chunk:
                 raise ChatError(error_message(payload.encode()))
+            if progress := chunk.get("prompt_progress"):
+                yield {"prompt_progress": progress}
+                continue
             elapsed = time.perf_counter() - started
             for choice in chunk.get("choices", ()):
                 first_s = first_s or elapsed

@@ -224,7 +224,10 @@ class Output:
         logprobs: one entry a token when the request asked for them.
         prompt_tokens, cached_tokens: set on every output; how many prompt tokens there were and how
             many of them were read from the prefix cache.
-        reuse: why no more was reused, e.g. "new", "first difference at token 812", "evicted".
+        reuse: why no more was reused, e.g. "new", "first difference at token 812", "evicted", or
+            "still being written at token 32" where a neighbour had the same, but had not shared it
+            yet; empty if all was. None before that is known.
+        read: of an output that says nothing else: how many prompt tokens are computed.
         queued_s: seconds that the request waited until it was first scheduled; None before that.
         vector: the result of a task that is not to generate; the output has `finish` then.
     """
@@ -236,7 +239,8 @@ class Output:
     error: Failure | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0
-    reuse: str = ""
+    reuse: str | None = None
+    read: int | None = None
     queued_s: float | None = None
     vector: tuple[float, ...] | None = None
 

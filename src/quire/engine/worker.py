@@ -139,6 +139,9 @@ class _Worker:
         tokens: list[tuple[str, tuple[int, ...]]] = []
         for output in outputs:
             name = output.request_id
+            if output.read is not None:
+                full.append(output)
+                continue
             if output.finish is None and not output.logprobs and name in self._begun:
                 self._held.setdefault(name, []).extend(output.token_ids)
                 continue

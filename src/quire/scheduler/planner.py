@@ -266,7 +266,7 @@ class Planner:
                 continue
             self.waiting.popleft()
             progress.computed = match.length
-            if self.sharing.begin(sequence, match):
+            if self.sharing.begin(sequence, match, self.running):
                 self._count_start(sequence)
             sequence.status = Status.RUNNING
             self._admitted.append(sequence)

@@ -5,6 +5,7 @@ The scheduler asks here before it admits a sequence, and tells what was computed
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import takewhile
 
 from quire.cache.block_manager import BlockManager
@@ -106,8 +107,11 @@ class PrefixSharing:
         """From now on the sequence reuses nothing, and says why."""
         sequence.prefix.ignored = reason
 
-    def begin(self, sequence: Sequence, match: Match) -> bool:
+    def begin(self, sequence: Sequence, match: Match, running: Iterable[Sequence]) -> bool:
         """A sequence runs: it goes on from what it matched, and will compute the rest.
+
+        Args:
+            running: the others that run.
 
         Returns:
             Whether it runs for the first time.
@@ -128,7 +132,22 @@ class PrefixSharing:
         first = cursor.reason is None
         if first:
             cursor.cached, cursor.reason = match.length, match.reason
+            if any(self._agrees_beyond(sequence, other, match) for other in running):
+                cursor.reason = f"still being written at token {match.length}"
         return first
+
+    def _agrees_beyond(self, sequence: Sequence, other: Sequence, match: Match) -> bool:
+        """Whether a running neighbour goes on as this one where a match says that nobody does.
+
+        What its last block holds is not shared before that is full, or the neighbour ends.
+        """
+        differs = match.reason == "new" or match.reason.startswith("first difference")
+        if not differs or other.prefix.identity != sequence.prefix.identity:
+            return False
+        mine, theirs, at = sequence.progress.content, other.progress.content, match.reached
+        if at >= min(len(mine) - 1, len(theirs)) or mine[at] != theirs[at]:
+            return False
+        return mine[:at] == theirs[:at]
 
     # -- while it runs -------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.specs import KVGroup
@@ -204,6 +205,8 @@ class Scheduler:
                 self._accept(sequence, result.tokens[rows.number])
             elif rows.number in result.vectors:
                 self._finish(sequence, FinishReason.STOP, vector=result.vectors[rows.number])
+            elif sequence.progress.generated == 0 and rows.end < sequence.progress.prompt_length:
+                self._outbox.append(replace(_output(sequence, None), read=rows.end))
         return self.take_outputs()
 
     def take_outputs(self) -> list[Output]:
@@ -310,7 +313,7 @@ def _output(
         error=error,
         prompt_tokens=sequence.progress.prompt_length,
         cached_tokens=sequence.prefix.cached,
-        reuse=sequence.prefix.reason or "",
+        reuse=sequence.prefix.reason,
         queued_s=sequence.queued_s,
         vector=vector,
     )

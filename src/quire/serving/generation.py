@@ -80,6 +80,7 @@ class Generation:
         min_tokens: before which no end token comes.
         format: what the answer must meet.
         show_reasoning: whether the reasoning is part of the answer that the client gets.
+        show_progress: whether events tell how far the reading of the prompt has come.
         template_kwargs: further variables of the chat template.
         continue_final: go on with the last message instead of beginning one.
         cache_salt: prompts share what is cached only with those of the same.
@@ -104,6 +105,7 @@ class Generation:
     kv_format: KVFormat | None = None
     thinking: Thinking = field(default_factory=Thinking)
     show_reasoning: bool = True
+    show_progress: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     continue_final: bool = False
     cache_salt: str = ""

@@ -18,6 +18,7 @@ from quire.text.events import (
     Event,
     Failed,
     Finished,
+    PromptRead,
     Reasoning,
     Text,
     ToolCallArguments,
@@ -38,8 +39,12 @@ What waits for a slow reader is rendered in pieces, each within one turn of the 
 class Observer(Protocol):
     """Told what happens to one choice, for metrics. Seconds are seconds."""
 
-    def first_token(self, seconds: float, cached: int, reuse: str) -> None:
-        """The prompt was read, `cached` of its tokens from the prefix cache."""
+    def read(self, done: int, cached: int, reuse: str | None) -> None:
+        """Of the prompt `done` tokens were read, `cached` of these from the prefix cache."""
+        ...
+
+    def first_token(self, seconds: float, cached: int, reuse: str | None) -> None:
+        """The whole prompt was read, `cached` of its tokens from the prefix cache."""
         ...
 
     def tokens(self, seconds: float, count: int) -> None: ...
@@ -54,7 +59,9 @@ class Observer(Protocol):
 class Unobserved:
     """The observer of a service that nobody watches."""
 
-    def first_token(self, seconds: float, cached: int, reuse: str) -> None: ...
+    def read(self, done: int, cached: int, reuse: str | None) -> None: ...
+
+    def first_token(self, seconds: float, cached: int, reuse: str | None) -> None: ...
 
     def tokens(self, seconds: float, count: int) -> None: ...
 
@@ -86,6 +93,7 @@ class ChoiceStream:
     Args:
         one_call: the answer ends with its first tool call.
         show_reasoning: whether the reasoning is among the events.
+        show_progress: whether they tell how far the reading of the prompt has come.
     """
 
     def __init__(
@@ -96,19 +104,21 @@ class ChoiceStream:
         *,
         one_call: bool = False,
         show_reasoning: bool = True,
+        show_progress: bool = False,
     ) -> None:
         self._ticket = ticket
         self._output = output
         self._observer = observer
         self._one_call = one_call
         self._show_reasoning = show_reasoning
+        self._show_progress = show_progress
         self._called = False
         self.started = self._last = time.perf_counter()
         self.queued_s: float | None = None
         self.first_token_s: float | None = None
         self.ended: float | None = None
         self.cached_tokens = 0
-        self.reuse = ""
+        self.reuse: str | None = None
         self.end: Finished | Failed | None = None
 
     @property
@@ -139,7 +149,7 @@ class ChoiceStream:
                         events += self._feed(waiting)
                 if len(events) > 1:
                     events = merge(events)
-                if events or not begun:
+                if events or (not begun and self.first_token_s is not None):
                     yield events
                 if self.end is not None:
                     return
@@ -152,6 +162,8 @@ class ChoiceStream:
 
     def _feed(self, output: Output) -> list[Event]:
         self._observe(output)
+        if output.read is not None:
+            return [self._progress(output, output.read)] if self._show_progress else []
         try:
             events = self._output.feed(output)
         except Exception:  # a parser's fault ends this request with an error, not its neighbours
@@ -166,6 +178,10 @@ class ChoiceStream:
         if events and isinstance(end := events[-1], Finished | Failed):
             self._finish(end)
         return events
+
+    def _progress(self, output: Output, read: int) -> PromptRead:
+        seconds = time.perf_counter() - self.started
+        return PromptRead(read, output.prompt_tokens, output.cached_tokens, seconds)
 
     def _until_first_call(self, events: list[Event]) -> list[Event]:
         """Drops what follows the first call; the end that follows was asked for here."""
@@ -185,6 +201,8 @@ class ChoiceStream:
     def _observe(self, output: Output) -> None:
         self.cached_tokens, self.reuse = output.cached_tokens, output.reuse
         self.queued_s = output.queued_s
+        if output.read is not None:
+            self._observer.read(output.read, output.cached_tokens, output.reuse)
         if not output.token_ids:
             return
         now = time.perf_counter()
@@ -236,8 +254,8 @@ class GenerationStream:
         return sum(choice.cached_tokens for choice in self.choices[::copies])
 
     @property
-    def reuse(self) -> str:
-        """Why no more of the first prompt was reused; known from the first batch on."""
+    def reuse(self) -> str | None:
+        """Why no more of the first prompt was reused; None before the reading began."""
         return self.choices[0].reuse
 
     @property

@@ -91,6 +91,7 @@ class Submission:
                 self._observer(spec.caller, len(request.prompt)),
                 one_call=not spec.parallel_tool_calls,
                 show_reasoning=spec.show_reasoning,
+                show_progress=spec.show_progress,
             )
             for request, ticket, output in zip(
                 requests, self._client.submit(requests), outputs, strict=True

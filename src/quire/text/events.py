@@ -56,7 +56,7 @@ class Usage:
     completion_tokens: int
     reasoning_tokens: int = 0
     cached_tokens: int = 0
-    reuse: str = ""
+    reuse: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,5 +82,20 @@ class Failed:
     usage: Usage
 
 
+@dataclass(frozen=True, slots=True)
+class PromptRead:
+    """How far the reading of the prompt has come, before the first token; part of no answer.
+
+    Attributes:
+        done: prompt tokens whose state is there, `cached` of them from the prefix cache.
+        seconds: since the request was submitted.
+    """
+
+    done: int
+    total: int
+    cached: int
+    seconds: float
+
+
 Delta = Reasoning | Text | ToolCallBegun | ToolCallArguments | ToolCallEnded
-Event = Delta | Finished | Failed
+Event = PromptRead | Delta | Finished | Failed

@@ -41,6 +41,31 @@ def test_whole_and_streamed_answers_agree(serve: Serve) -> None:
     assert whole.usage.completion_tokens == len(served.ids(TEXT)) + 1  # the end token
 
 
+def test_the_reading_of_a_prompt_is_told_when_asked_for(serve: Serve) -> None:
+    served = serve(lambda _: Script((5, 6), cached_tokens=3, reads=(5, 9)))
+    told: dict[bool, list[Any]] = {}
+    for asked in (True, False):
+        chunks = client(served).chat.completions.create(
+            model="quire-demo",
+            messages=ASK,
+            stream=True,
+            extra_body={"return_progress": asked} if asked else {},
+        )
+        told[asked] = [getattr(chunk, "prompt_progress", None) for chunk in chunks]
+    total = len(served.engine.requests[0].prompt)
+    assert [
+        each and (each["processed"], each["cache"], each["total"]) for each in told[True][:3]
+    ] == [
+        (5, 3, total),
+        (9, 3, total),
+        None,
+    ]
+    assert not any(told[False])
+    body = {"messages": ASK, "return_progress": True}
+    whole = HTTP.post(f"{served.url}/v1/chat/completions", json=body)
+    assert whole.headers["x-quire-ignored-fields"] == "return_progress"
+
+
 def test_usage_comes_last_when_asked_for(serve: Serve) -> None:
     served = serve(
         lambda _: Script((5, 6, 7), cached_tokens=3, reuse="first difference at token 3")

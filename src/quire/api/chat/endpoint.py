@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.api.chat.tools import ChatChoice, ChatTool, complete_call, opening_call, toolbox
+from quire.api.shared.access import note_ignored
 from quire.api.shared.content import Message, custom_input, to_template
 from quire.api.shared.context import Context, ServerContext, common_fields
 from quire.api.shared.errors import openai_body
@@ -54,6 +55,7 @@ from quire.text.events import (
     Event,
     Failed,
     Finished,
+    PromptRead,
     Reasoning,
     Text,
     ToolCallArguments,
@@ -116,6 +118,11 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     verbosity: Verbosity | None = None
 
     continue_final_message: bool | None = None
+    return_progress: bool | None = Field(
+        default=None,
+        description="of a stream: tells how far the reading of the prompt is, in chunks with "
+        "prompt_progress as llama.cpp has it",
+    )
 
     audio: None = Field(default=None, description="answers are text")
     functions: None = Field(default=None, description="use tools")
@@ -151,6 +158,8 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         common = common_fields(context, self, request.headers, logprobs=logprobs)
         service, scope = context.service, request.scope
         note_verbosity(scope, self.verbosity, "verbosity")
+        if self.return_progress and not self.stream:
+            note_ignored(scope, ["return_progress"])
         messages, last = to_template(self.messages), newest("messages", self.messages)
         return Generation(
             messages=without_unsupported_media(service, scope, messages, last),
@@ -161,6 +170,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
             max_tokens=self.max_completion_tokens or self.max_tokens,
             format=self.answer_format(scope, self._format()),
             show_reasoning=self.shows_reasoning,
+            show_progress=self.return_progress is True and self.stream is True,
             thinking=offered(service, scope, *self.wanted()),
             template_kwargs=template_variables(service, scope, self.chat_template_kwargs),
             continue_final=self.continue_final_message is True,
@@ -206,6 +216,9 @@ class ChatChunks:
         """The chunks of a batch of events."""
         self._ends.update()
         for index, event in batch:
+            if isinstance(event, PromptRead):
+                yield self._progress(index, event)
+                continue
             if not self._begun[index]:
                 self._begun[index] = True
                 role = b'{"role":"assistant","content":""}'
@@ -244,6 +257,12 @@ class ChatChunks:
             case Failed(error):
                 return b"data: " + compact(openai_body(error)) + b"\n\n"
         return self._heads[index] + delta + self._ends.tail
+
+    def _progress(self, index: int, read: PromptRead) -> bytes:
+        counts = {"total": read.total, "cache": read.cached, "processed": read.done}
+        told = {**counts, "time_ms": round(1000 * read.seconds, 1)}
+        choice = b'{"index":%d,"delta":{}' % index + self._ends.tail
+        return self._constant + choice[:-3] + b',"prompt_progress":' + compact(told) + b"}\n\n"
 
     def _last(self, index: int, end: Finished) -> bytes:
         reasons = {"finish_reason": finish_reason(end), "stop_reason": stop_reason(end)}

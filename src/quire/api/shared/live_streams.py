@@ -30,14 +30,24 @@ class Stream:
         self.generated = 0
         self._started = time.perf_counter()
         self._first: float | None = None
-        self._cached = 0
+        self._cached = self._read = 0
         self._reuse: str | None = None
         self._ended: float | None = None
         self._finish: str | None = None
 
-    def begin(self, cached: int, reuse: str) -> None:
-        """The first token came; `cached` tokens of the prompt were known before."""
-        self._first, self._cached, self._reuse = time.perf_counter(), cached, reuse
+    def read(self, done: int, cached: int, reuse: str | None) -> int:
+        """Of the prompt `done` tokens are there, `cached` of which were known before.
+
+        Returns:
+            How many were computed since the last call; what pre-emption lost is not counted again.
+        """
+        before = self._read if self._reuse is not None else cached
+        self._read, self._cached, self._reuse = max(before, done), cached, reuse
+        return self._read - before
+
+    def begin(self) -> None:
+        """The first token came."""
+        self._first = time.perf_counter()
         self.generated = 1
 
     def end(self, finish: str) -> None:
@@ -58,6 +68,7 @@ class Stream:
             "first_token_s": first,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self._cached,
+            "read_tokens": self._read,
             "reuse": self._reuse,
             "generated_tokens": self.generated,
             "finish": self._finish,

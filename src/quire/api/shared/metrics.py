@@ -62,10 +62,10 @@ class Metrics:
         self.streams = Streams()
         self.activity = Activity()
 
-    def first_token(self, seconds: float, read: int) -> None:
-        """A request got its first token, after `read` tokens of its prompt were computed."""
+    def first_token(self, seconds: float) -> None:
+        """A request got its first token."""
         self.time_to_first_token.observe(seconds)
-        self.activity.add(read=read, written=1)
+        self.activity.add(written=1)
 
     def tokens(self, seconds: float, count: int) -> None:
         """A request got `count` further tokens after `seconds`."""
@@ -155,10 +155,16 @@ class _Watched:
         for place in places:
             place.streams.add(stream)
 
-    def first_token(self, seconds: float, cached: int, reuse: str) -> None:
-        self._stream.begin(cached, reuse)
+    def read(self, done: int, cached: int, reuse: str | None) -> None:
+        computed = self._stream.read(done, cached, reuse)
         for place in self._places:
-            place.first_token(seconds, self._stream.prompt_tokens - cached)
+            place.activity.add(read=computed)
+
+    def first_token(self, seconds: float, cached: int, reuse: str | None) -> None:
+        self.read(self._stream.prompt_tokens, cached, reuse)
+        self._stream.begin()
+        for place in self._places:
+            place.first_token(seconds)
 
     def tokens(self, seconds: float, count: int) -> None:
         self._stream.generated += count

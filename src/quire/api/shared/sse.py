@@ -41,10 +41,12 @@ _MAX_TOLD = 1024
 
 
 def run_headers(run: GenerationStream) -> dict[str, str]:
-    """How much of the prompt was read from the prefix cache, and why no more; what of the
-    client's schemas is left to the model."""
-    reuse = run.reuse.encode("ascii", "replace").decode()
-    headers = {"x-quire-cached-tokens": str(run.cached_tokens), "x-quire-cache-reuse": reuse}
+    """How much of the prompt was read from the prefix cache, and why no more, once that is known;
+    what of the client's schemas is left to the model."""
+    headers = {}
+    if run.reuse is not None:
+        reuse = run.reuse.encode("ascii", "replace").decode()
+        headers = {"x-quire-cached-tokens": str(run.cached_tokens), "x-quire-cache-reuse": reuse}
     if run.unenforced:
         told = json.dumps("; ".join(run.unenforced))[1:-1]  # ASCII, whatever properties are called
         headers["x-quire-unenforced"] = told[:_MAX_TOLD]

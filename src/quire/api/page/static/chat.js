@@ -182,6 +182,7 @@ export class Chat {
     const speed = new Speed();
     try {
       for await (const chunk of chunks(body, running.signal)) {
+        if (chunk.prompt_progress) view.read(chunk.prompt_progress);
         take(message, chunk);
         message.stats = speed.stats(chunk, message.stats);
         view.soon(() => this.follow());

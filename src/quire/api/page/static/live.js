@@ -12,6 +12,7 @@ const MISSES = {
   "": "All of it was known",
   new: "A new beginning",
   "first difference": "Began as one before, then went on differently",
+  "still being written": "Another request was still writing the same",
   evicted: "Was known once, made room for others",
   "snapshot missing": "Known, but no state was kept at that place",
   off: "The prefix cache is off",
@@ -133,9 +134,9 @@ export class Live {
     this.streams.replaceChildren(h("table", { class: "streams" }, h("thead", {}, h("tr", {}, head)), h("tbody", {}, rows.map(([stream, speed]) => h("tr", {},
       h("td", { class: "number" }, stream.id),
       several && h("td", { class: "of-model", title: stream.model }, stream.model),
-      h("td", {}, h("span", { class: stream.first_token_s === null ? "dot reading" : "dot" }), stream.first_token_s === null ? "reading" : "writing"),
+      h("td", {}, h("span", { class: stream.first_token_s === null ? "dot reading" : "dot" }), stateOf(stream)),
       h("td", {}, count(stream.prompt_tokens)),
-      h("td", { title: stream.reuse || null }, stream.first_token_s === null ? "–" : share(stream.cached_tokens, stream.prompt_tokens)),
+      h("td", { title: why(stream.reuse) }, stream.reuse === null ? "–" : share(stream.cached_tokens, stream.prompt_tokens)),
       h("td", {}, count(stream.generated_tokens)),
       h("td", { class: "speed" }, meter(stream.first_token_s === null ? 0 : speed / most), stream.first_token_s === null ? "–" : `${speed.toFixed(1)}/s`),
       h("td", { class: "age" }, seconds(stream.age_s)))))));
@@ -189,10 +190,17 @@ export class Live {
   }
 }
 
+/** What a stream does; the share of a prompt that takes several steps to read. */
+function stateOf({ first_token_s, read_tokens, prompt_tokens }) {
+  if (first_token_s !== null) return "writing";
+  return read_tokens ? `reading, ${share(read_tokens, prompt_tokens)}` : "reading";
+}
+
 /** Why no more of a prompt was reused: for people, with the place where the server names one. */
 function why(reuse) {
-  const difference = /^first difference at (token \d+)$/.exec(reuse ?? "");
-  if (difference) return `None before went on like it from ${difference[1]}`;
+  const [, reason, place] = /^(.*?)(?: at (token \d+))?$/.exec(reuse ?? "");
+  if (place && reason === "first difference") return `None before went on like it from ${place}`;
+  if (place && reason === "still being written") return `The same was still being written from ${place}`;
   return reuse === null ? "–" : MISSES[reuse] ?? reuse;
 }
 

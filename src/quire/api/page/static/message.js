@@ -2,7 +2,7 @@
 
 import { copyButton, h, icon, iconButton } from "./dom.js";
 import { player } from "./files.js";
-import { loaded, seconds } from "./figures.js";
+import { count, loaded, seconds, share } from "./figures.js";
 import { codeBlock, Markdown } from "./markdown.js";
 
 /** Whose words a message has; an answer is headed by its model's name. */
@@ -34,8 +34,16 @@ export class MessageView {
   /** Shows how far the model is that is loaded only now; undefined for one that is not. */
   load(model) {
     if (!model && !this.loading) return;
-    this.loading = model && (this.loading ?? new Loading(model.id));
-    this.loading?.show(model.progress);
+    this.loading = model && (this.loading ?? new Waiting(`Loading ${model.id}`));
+    if (model?.progress) this.loading.show(model.progress, loaded(model.progress));
+    this.draw();
+  }
+
+  /** Shows how much of the prompt is read. */
+  read({ processed, total, cache }) {
+    this.reading ??= new Waiting("Reading the prompt");
+    const known = cache ? `, ${count(cache)} from the cache` : "";
+    this.reading.show({ stage: "prompt", done: processed, total }, `${count(processed)} of ${count(total)} tokens (${share(processed, total)}${known})`);
     this.draw();
   }
 
@@ -99,7 +107,8 @@ export class MessageView {
     const { message } = this;
     const nodes = message.calls.map((call) => callNode(call));
     if (message.calls.length && !this.streaming && !message.stopped) nodes.push(this.answers ?? (this.answers = resultForm(message.calls, this.actions.results)));
-    if (this.pending && this.loading) nodes.push(this.loading.node);
+    const waiting = this.loading ?? this.reading;
+    if (this.pending && waiting) nodes.push(waiting.node);
     if (message.error) nodes.push(h("p", { class: "error", role: "alert" }, message.error));
     if (message.stopped) nodes.push(h("p", { class: "note" }, "Stopped."));
     if (!this.streaming && isCutOff(message)) nodes.push(h("p", { class: "note" }, "Not answered: the page was left or reloaded before."));
@@ -139,23 +148,21 @@ export class MessageView {
 /** Whether an answer never came to its end, not even to an error: it is kept as it began. */
 export const isCutOff = ({ role, finish, error, stopped }) => role === "assistant" && !finish && !error && !stopped;
 
-/** How far the model of an answer that waits has been loaded. */
-class Loading {
-  constructor(name) {
+/** How far that has come for which an answer waits. */
+class Waiting {
+  constructor(what) {
     this.words = h("span", { class: "loading-words" });
-    this.bar = h("progress", { hidden: true, max: 1, "aria-label": `Loading ${name}` });
-    this.node = h("div", { class: "note loading" }, h("span", { role: "status" }, `Loading ${name}…`), this.words, this.bar);
+    this.bar = h("progress", { hidden: true, max: 1, "aria-label": what });
+    this.node = h("div", { class: "note loading" }, h("span", { role: "status" }, `${what}…`), this.words, this.bar);
   }
 
-  show(progress) {
-    this.bar.hidden = !progress;
-    if (!progress) return;
-    const { stage, done, total } = progress;
+  show({ stage, done, total }, words) {
+    this.bar.hidden = false;
     const now = performance.now() / 1000;
     if (this.since?.stage !== stage) this.since = { stage, done, at: now };
     const [gone, came] = [now - this.since.at, done - this.since.done];
     const left = came > 0 && gone > 1 ? `, ${seconds(Math.ceil((gone * (total - done)) / came))} left` : "";
-    this.words.textContent = `${loaded(progress)}${left}`;
+    this.words.textContent = words + left;
     this.bar.value = total ? done / total : 0;
   }
 }

@@ -38,7 +38,7 @@ export class Parameters {
   /** The request for a conversation's next answer. */
   body(messages) {
     const { values } = this;
-    const body = { stream: true, stream_options: { include_usage: true, continuous_usage_stats: true }, messages: [] };
+    const body = { stream: true, return_progress: true, stream_options: { include_usage: true, continuous_usage_stats: true }, messages: [] };
     if (this.model) body.model = this.model.id;
     for (const [name] of NUMBERS) if (values[name] !== undefined) body[name] = values[name];
     if (values.thoughts) body.enable_thinking = values.thoughts === "on";
