@@ -24,6 +24,14 @@
 #define QUIRE_ISA scalar
 #endif
 
+// A loop over the sums of a register tile, outside the loop that adds them up. GCC unrolls such loops too late,
+// and sums whose index it does not know are stored in each round of the inner loop.
+#if defined(__clang__)
+#define QUIRE_UNROLLED _Pragma("unroll")
+#else
+#define QUIRE_UNROLLED _Pragma("GCC unroll 16")
+#endif
+
 namespace quire::QUIRE_ISA {
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -278,9 +286,9 @@ struct Table16 {
 template <int count> inline void sum_each(const F* x, float* sums) {
     int i = 0;
 #if defined(__AVX512F__)
-    for (; i + 4 <= count; i += 4) sum_four(x + i, sums + i);
+    QUIRE_UNROLLED for (; i + 4 <= count; i += 4) sum_four(x + i, sums + i);
 #endif
-    for (; i < count; i++) sums[i] = sum(x[i]);
+    QUIRE_UNROLLED for (; i < count; i++) sums[i] = sum(x[i]);
 }
 
 // Eight codes of `bits` bits, the lowest first, to a byte each.
