@@ -70,7 +70,7 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
         Route("/v1/models/{name:path}", operation.model),
         Route("/models/load", operation.load, methods=["POST"], middleware=slotted),
         Route("/models/unload", operation.unload, methods=["POST"], middleware=slotted),
-        Route("/v1/embeddings", operation.embeddings, methods=["POST"]),
+        Route("/v1/embeddings", operation.embeddings, methods=["POST"], include_in_schema=False),
         Route("/tokenize", operation.tokenize, methods=["POST"], middleware=slotted),
         Route("/detokenize", operation.detokenize, methods=["POST"], middleware=slotted),
         Route("/health", operation.health),

@@ -103,7 +103,6 @@ OPERATIONS: tuple[Operation, ...] = (
         ModelRequest,
         statuses=(404, 429),
     ),
-    Operation("post", "/v1/embeddings", "Not offered", statuses=(501,), answers=()),
     Operation(
         "post", "/tokenize", "Text or messages to token ids", TokenizeRequest, statuses=(404,)
     ),

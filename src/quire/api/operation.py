@@ -224,7 +224,7 @@ class Operation:
         return _json((await self._server.read(request, _detokenize))[1])
 
     async def embeddings(self, request: Request) -> Response:
-        """`POST /v1/embeddings` is not offered."""
+        """`POST /v1/embeddings` is not offered, and not in the API's description: it says so."""
         raise NotOffered(
             "This server generates text; it serves no embedding model.", code="not_implemented"
         )
