@@ -108,6 +108,10 @@ CONFIGS: dict[str, dict[str, Any]] = HYBRIDS | {
         hidden_activation="gelu_pytorch_tanh",
         final_logit_softcapping=30.0,
         tie_word_embeddings=True,
+        rope_parameters={
+            FULL: {"rope_type": "default", "rope_theta": 50000.0},
+            SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+        },
     ),
     "gemma3_text": config(
         "gemma3_text",
