@@ -23,9 +23,9 @@ from rich.console import Console
 
 from quire.api.app import build_app
 from quire.cli import main
-from quire.cli.chat import ChatError, own_server
 from quire.cli.chat_terminal import history_file, typed_lines
-from quire.cli.conversation import Chat
+from quire.cli.conversation import Chat, ChatError
+from quire.cli.own_server import own_server
 from quire.cli.served import Server
 from quire.core.config import EngineConfig, Offer, ServerConfig
 from quire.core.info import ModelInfo
@@ -248,6 +248,15 @@ def test_an_adapter_belongs_to_a_server_of_its_own(capsys: pytest.CaptureFixture
 def test_its_server_takes_the_adapter(tmp_path: Path) -> None:
     with pytest.raises(ChatError, match=r"no adapter_config\.json"), own_server("", str(tmp_path)):
         pass
+
+
+@pytest.mark.slow
+def test_its_server_says_how_far_the_loading_is() -> None:
+    told: list[Progress] = []
+    with own_server("", None, told.append) as url:
+        assert httpx.get(f"{url}/health").status_code == 200
+    assert told[-1].stage == "weights"
+    assert told[-1].done == told[-1].total > 1e6
 
 
 def test_pictures_models_figures_and_saving(

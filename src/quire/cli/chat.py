@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import socket
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, ClassVar
 
 import httpx
@@ -21,66 +14,14 @@ from rich.console import Console
 from quire.cli.chat_terminal import HELP, Terminal
 from quire.cli.conversation import Chat, ChatError, Message
 from quire.cli.keys import ClientOptions
+from quire.cli.loading import described
+from quire.cli.own_server import own_server
 from quire.cli.served import Server
-from quire.cli.settings import PREFIX, Command, said
+from quire.cli.settings import Command, said
 from quire.cli.values import Count, File, Flag, Place
 from quire.core.errors import QuireError
-
-
-@contextlib.contextmanager
-def own_server(model: str, adapter: str | None = None) -> Iterator[str]:
-    """Runs `quire serve MODEL` as a child for as long as the chat lasts; yields its URL.
-
-    It is for this chat alone, so a key that is set for other servers does not guard it.
-
-    Args:
-        model: empty for the embedded one.
-        adapter: a LoRA adapter, merged into its weights.
-
-    Raises:
-        ChatError: it exited before it was ready; the message ends with what it said.
-    """
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "quire", "serve", *([model] if model else [])]
-    command += ["--adapter", adapter] if adapter else []
-    command += ["--port", str(port), "--log-level", "warning"]
-    # What holds for servers that others ask is not meant for this one.
-    command += ["--config", os.devnull]
-    environment = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
-    with tempfile.TemporaryDirectory(prefix="quire-chat-") as folder:
-        log = Path(folder) / "log"
-        with log.open("wb") as out:
-            # A session of its own: Ctrl-C is meant for the answer, not for the server.
-            child = subprocess.Popen(
-                command,
-                env=environment,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-            url = f"http://127.0.0.1:{port}"
-            while not _healthy(url):
-                if child.poll() is not None:
-                    raise ChatError(f"the server did not start: {log.read_text().strip()}")
-                time.sleep(0.05)
-            yield url
-        finally:
-            child.terminate()
-            try:
-                child.wait(10)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-
-
-def _healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
-        return False
+from quire.core.messages import Progress
+from quire.demo import NAME
 
 
 class ChatCommand(ClientOptions, Command):
@@ -140,9 +81,15 @@ class ChatCommand(ClientOptions, Command):
             if self.adapter is not None:
                 raise ChatError("--adapter goes with --model: the server at --url has its own")
             return self.url, self.key
-        terminal = console.is_terminal
-        with console.status("loading the model") if terminal else contextlib.nullcontext():
+        if not console.is_terminal:
             return stack.enter_context(own_server(self.model, self.adapter)), None
+        what = f"loading {self.model or NAME}"
+        with console.status(what) as status:
+
+            def say(progress: Progress) -> None:
+                status.update(f"{what}: {described(progress)}")
+
+            return stack.enter_context(own_server(self.model, self.adapter, say)), None
 
     def _asked(self, model: Message) -> Message:
         """What each request says beside the conversation; `model` is as the server lists it."""

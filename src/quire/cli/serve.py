@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import ClassVar
 
+from quire.cli.loading import Told, loading
 from quire.cli.offers import TableError, offers
 from quire.cli.server_options import ServerOptions
 from quire.cli.settings import Command, config_file
@@ -22,6 +23,14 @@ class ServeCommand(ServerOptions, Command):
 
     def run(self) -> int:
         """Serves until interrupted; 1 if the engine broke down."""
+        return self.serve(loading(self.log_format))
+
+    def serve(self, told: Told) -> int:
+        """As `run`.
+
+        Args:
+            told: by a model's name, how far its loading has come.
+        """
         write_logs(self.log_level, self.log_format)
         logging.getLogger("httpx").setLevel(logging.WARNING)
         server = self.server_config()
@@ -32,10 +41,9 @@ class ServeCommand(ServerOptions, Command):
         # Here, because every command loads this module and no other needs a web server.
         from quire.api.server import serve
         from quire.api.shared.auth import check_exposure
-        from quire.cli.loading import loading
         from quire.text.dialects import named
 
         check_exposure(server, allow_anyone=self.allow_anyone)
         for dialect in filter(None, (offer.serving.dialect for offer in offered)):
             named(dialect)  # a wrong name is known before the weights are loaded
-        return serve(offered, server, memory=self.memory, told=loading(self.log_format))
+        return serve(offered, server, memory=self.memory, told=told)

@@ -1,0 +1,118 @@
+"""A server for one chat alone: a child of the terminal's process, which hears how far it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+import httpx
+
+from quire.cli.conversation import ChatError
+from quire.cli.settings import PREFIX
+from quire.core.errors import QuireError
+from quire.core.messages import Progress
+
+
+@contextlib.contextmanager
+def own_server(
+    model: str,
+    adapter: str | None = None,
+    told: Callable[[Progress], None] = lambda progress: None,
+) -> Iterator[str]:
+    """Runs `quire serve MODEL` as a child for as long as the chat lasts; yields its URL.
+
+    It is for this chat alone, so a key that is set for other servers does not guard it.
+
+    Args:
+        model: empty for the embedded one.
+        adapter: a LoRA adapter, merged into its weights.
+        told: how far the loading has come, from a thread of its own.
+
+    Raises:
+        ChatError: it exited before it was ready; the message ends with what it said.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", __name__, *([model] if model else [])]
+    command += ["--adapter", adapter] if adapter else []
+    command += ["--port", str(port), "--log-level", "warning"]
+    # What holds for servers that others ask is not meant for this one.
+    command += ["--config", os.devnull]
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
+    with tempfile.TemporaryDirectory(prefix="quire-chat-") as folder:
+        log = Path(folder) / "log"
+        with log.open("wb") as out:
+            # A session of its own: Ctrl-C is meant for the answer, not for the server.
+            child = subprocess.Popen(
+                command,
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                start_new_session=True,
+            )
+        assert child.stdout is not None
+        threading.Thread(target=_listen, args=(child.stdout, told), daemon=True).start()
+        try:
+            url = f"http://127.0.0.1:{port}"
+            while not _healthy(url):
+                if child.poll() is not None:
+                    raise ChatError(f"the server did not start: {log.read_text().strip()}")
+                time.sleep(0.05)
+            yield url
+        finally:
+            child.terminate()
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def _listen(lines: IO[bytes], told: Callable[[Progress], None]) -> None:
+    """Until the child has ended."""
+    for line in lines:
+        with contextlib.suppress(ValueError, TypeError):  # what others write there is not for us
+            told(Progress(**json.loads(line)))
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _tell(name: str, progress: Progress | None) -> None:
+    if progress is not None:
+        print(json.dumps(asdict(progress)), flush=True)
+
+
+def _serve() -> int:
+    """The child: `quire serve` that tells its parent what it would show in a terminal."""
+    # Here, because `commands` loads the module of the chat, and that loads this one.
+    from quire.cli.commands import parse
+    from quire.cli.serve import ServeCommand
+
+    try:
+        command = parse(["serve", *sys.argv[1:]])
+        assert isinstance(command, ServeCommand)
+        return command.serve(_tell)
+    except QuireError as error:
+        print(f"quire: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(_serve())
