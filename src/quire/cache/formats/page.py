@@ -143,14 +143,15 @@ class PageStore(PackedStore):
     # -- writing -------------------------------------------------------------------------------
 
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
+        singles, chunks = slots.singles, slots.chunks
+        if singles is not None:
+            self._write_singles(singles.of(k), singles.of(v), singles)
+        if slots.tails is not None and not chunks:
+            return []
         k, v = k.astype(self.shape.dtype), v.astype(self.shape.dtype)
         if slots.tails is None:
             self._code([self._whole(k), self._whole(v)], slots.whole_rows)
-            return []
-        singles = slots.singles
-        if singles is not None:
-            self._write_singles(singles.of(k), singles.of(v), singles)
-        return [self._write_chunk(k[c.rows], v[c.rows], c) for c in slots.chunks]
+        return [self._write_chunk(k[c.rows], v[c.rows], c) for c in chunks]
 
     def _write_singles(self, k: mx.array, v: mx.array, singles: TailRows) -> None:
         rows, offsets = singles.head_rows, singles.head_offsets

@@ -119,7 +119,7 @@ array attend(const array& q, const array& keys, const array& values, const Table
 // Codes, scales and biases of vectors, `[vectors, size * bits / 32]` and so on; with a codebook there
 // are its levels in place of biases.
 struct Codes {
-    array codes, scales, offsets;
+    const array &codes, &scales, &offsets;
     int bits;
     bool codebook;
 
@@ -190,7 +190,10 @@ array attend_coded(const array& q, const CodedLayout& layout, const std::vector<
     require(tables.tails() == !written.empty(), "written blocks and their tables belong together");
     for (const array& each : written) require(each.dtype() == float32, "written blocks must be float32");
     require(written.empty() || written[1].shape(-1) == out_dim, "written values must be as long as outputs");
-    std::vector<array> inputs = {q, tables.all, k.codes, k.scales, k.offsets, v.codes, v.scales, v.offsets};
+    std::vector<array> inputs;
+    inputs.reserve(11 + written.size());
+    for (const array* each : {&q, &tables.all, &k.codes, &k.scales, &k.offsets, &v.codes, &v.scales, &v.offsets})
+        inputs.push_back(*each);
     const size_t written_at = inputs.size();
     inputs.insert(inputs.end(), written.begin(), written.end());
     const TurnShape key_turn(layout.key_turn, layout.key_scale, p.key_dim, inputs);
