@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -129,3 +133,19 @@ def test_a_model_goes_by_itself(house: House) -> None:
     answer = house.ask("left", max_tokens=1, keep_alive=0)
     assert "x-quire-ignored-fields" not in answer.headers
     wait_until(lambda: house.states()["left"] == "unloaded", 30)
+
+
+def test_a_folder_that_nobody_understands_is_named_at_the_start(tmp_path: Path) -> None:
+    folder = shutil.copytree(MODEL_DIR, tmp_path / "odd")
+    settings = json.loads((folder / "processor_config.json").read_text())
+    settings["feature_extractor"]["sampling_rate"] = 10**30
+    (folder / "processor_config.json").write_text(json.dumps(settings))
+    ended = subprocess.run(
+        [sys.executable, "-m", "quire", "serve", "--port", "0", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith(f"quire: {folder}: a file cannot be understood (")

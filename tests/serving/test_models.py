@@ -35,10 +35,11 @@ class House:
     async def open(self, offer: Offer, told: Told) -> Loaded:
         self.configs.append(offer.engine)
         told(Progress("weights", 1, 4))
+        full = len(self.there) >= self.room  # an engine is told at its start what there is
         await asyncio.sleep(self.load_s)
         if self.problem is not None:
             raise ModelError(self.problem)
-        if len(self.there) >= self.room:
+        if full:
             raise NoRoom("full")
         self.loads.append(offer.name)
         info = ModelInfo(str(MODEL_DIR), "gemma4", 4096, 4096, "float32", "cpu", 5096)
@@ -300,6 +301,21 @@ def test_a_fault_leaves_the_others_alone_and_the_next_request_loads_again() -> N
         await answered(models, "a")
         assert states(models) == ["loaded", "loaded"]
         assert other.loaded is house.there["b"]
+
+    virtual_time.run(check())
+
+
+def test_what_breaks_down_while_another_loads_leaves_it_the_room() -> None:
+    async def check() -> None:
+        house = House(room=1)
+        models = house.models("a", "b")
+        held = await asked(models, "a")
+        other = asyncio.create_task(asked(models, "b"))
+        await asyncio.sleep(LOAD_S / 2)
+        assert held.loaded.broken is not None
+        held.loaded.broken.set()
+        (await other).release()
+        assert states(models) == ["unloaded", "loaded"]
 
     virtual_time.run(check())
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -152,3 +153,25 @@ def test_a_long_text_is_counted_in_pieces(tmp_path: Path, monkeypatch: pytest.Mo
     encoded.clear()
     assert 1000 < tokenizer.count_at_least(text, 1000) <= exact
     assert len(encoded) == 1  # no further than needed
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"eos_token": 5}, "'eos_token' is 5, not a token"),
+        ({"bos_token": {"special": True}}, "'bos_token' is {'special': True}, not a token"),
+        ({"image_token": {}}, "'image_token' is {}, not a token"),
+        ({"extra_special_tokens": {"a": None}}, "'extra_special_tokens.a' is None, not a token"),
+        ({"extra_special_tokens": [5]}, "'extra_special_tokens.0' is 5, not a token"),
+        ({"added_tokens_decoder": {"9": {}}}, "'added_tokens_decoder.9' is {}, not a token"),
+        ({"added_tokens_decoder": {"x": "a"}}, "'added_tokens_decoder' does not go by token ids"),
+        ({"added_tokens_decoder": ["a"]}, "'added_tokens_decoder' does not go by token ids"),
+    ],
+)
+def test_what_is_no_token_is_refused_by_name(
+    tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    model = folder(tmp_path)
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=re.escape(f"tokenizer_config.json: {said}")):
+        Tokenizer.open(model)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import gc
+import logging
 import secrets
 import socket
 import sys
@@ -20,13 +21,15 @@ from quire.api.connections import LimitedProtocol
 from quire.api.reading import ReadingContext
 from quire.api.stopping import StoppingServer, ToldToStop, unless_told_to_stop
 from quire.core.config import Offer, ServerConfig
-from quire.core.errors import QuireError
+from quire.core.errors import ModelError, QuireError
 from quire.core.messages import Progress
 from quire.media.kinds import inputs, limits_of
 from quire.serving.assembly import assemble
 from quire.serving.engine_client import WORKER, ProcessEngine
 from quire.serving.jobs import JobLimits, Jobs
 from quire.serving.models import Loaded, Models, Opener, Told
+
+log = logging.getLogger("quire.server")
 
 _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
 
@@ -154,10 +157,15 @@ async def _open(
         told=tell,
     )
     try:
-        service = assemble(client, offer.name, config)
-    except BaseException:
+        # In a thread, for others' streams: a large tokenizer takes a second to read.
+        service = await asyncio.to_thread(assemble, client, offer.name, config)
+    except BaseException as error:
         await client.close()
-        raise
+        if isinstance(error, QuireError) or not isinstance(error, Exception):
+            raise
+        log.exception("%s cannot be read", offer.name)
+        why = f"a file cannot be understood ({type(error).__name__}: {error})"
+        raise ModelError(f"{client.info.path}: {why}") from error
     reading = ReadingContext(client.info, offer.name, config)
     jobs = Jobs(reading, _job_limits(config), config.log_level, config.log_format)
     jobs.open_soon()

@@ -310,10 +310,13 @@ class Models:
     async def _open_in_room(self, model: Model) -> Loaded:
         """Loads a model; makes room by unloading others, as long as there are any."""
         while True:
+            beside = [each for each in self._models if each.loaded]
             engine = await _engine_config(model, self._models, self._memory)
             try:
                 return await self._opener(replace(model.offer, engine=engine), model.told)
             except NoRoom as error:
+                if not all(each.loaded for each in beside):
+                    continue  # one broke down meanwhile, and what it had is free now
                 rest = [each for each in self._models if each.loaded and not each.offer.pinned]
                 if not rest:
                     raise

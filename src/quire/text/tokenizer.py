@@ -24,6 +24,7 @@ _PIECE, _AT_A_CUT = 1 << 16, 16
 """Characters that `count_at_least` encodes at once, and tokens by which a cut may change a count.
 The library takes some 400 bytes a token for as long as it encodes."""
 
+_CONFIG = "tokenizer_config.json"
 _NAMED = (
     "bos_token",
     "eos_token",
@@ -87,6 +88,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         config = _config_of(folder)
+        _check(folder, config)
         backend.encode_special_tokens = bool(config.get("split_special_tokens", False))
         named = _named_tokens(config)
         _add_tokens(backend, config, named)
@@ -160,7 +162,7 @@ class Tokenizer:
 
 def _config_of(folder: Path) -> dict[str, Any]:
     """`tokenizer_config.json`, completed as transformers does for files of older versions."""
-    config = read_object(folder / "tokenizer_config.json")
+    config = read_object(folder / _CONFIG)
     if "additional_special_tokens" in config and not config.get("extra_special_tokens"):
         config["extra_special_tokens"] = config.pop("additional_special_tokens")
     if "added_tokens_decoder" not in config:
@@ -169,6 +171,27 @@ def _config_of(folder: Path) -> dict[str, Any]:
             special.setdefault("extra_special_tokens", special.pop("additional_special_tokens"))
         config |= special
     return config
+
+
+def _check(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raises `ModelError` for what stands in the place of a token, and is none."""
+    extra, listed = config.get("extra_special_tokens"), config.get("added_tokens_decoder", {})
+    found = {
+        name: token
+        for name, token in config.items()
+        if (name in _NAMED and token is not None)
+        or (name.endswith("_token") and isinstance(token, dict))
+    }
+    if isinstance(extra, dict | list):
+        own = extra.items() if isinstance(extra, dict) else enumerate(extra)
+        found |= {f"extra_special_tokens.{name}": token for name, token in own}
+    if not isinstance(listed, dict) or not all(map(str.isdecimal, listed)):
+        raise ModelError(f"{folder / _CONFIG}: 'added_tokens_decoder' does not go by token ids")
+    found |= {f"added_tokens_decoder.{id}": token for id, token in listed.items()}
+    for name, token in found.items():
+        content = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(content, str):
+            raise ModelError(f"{folder / _CONFIG}: '{name}' is {token!r}, not a token")
 
 
 def _named_tokens(config: Mapping[str, Any]) -> dict[str, str | dict[str, Any]]:
