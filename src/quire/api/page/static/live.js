@@ -40,7 +40,8 @@ export class Live {
       card("Streams", this.streams),
       card("Last requests", this.ended),
       card("KV cache", this.blocks.node),
-      h("div", { class: "cards" }, card("Shared beginnings", this.prefix), card("Memory", this.memory), card("Models", this.served.node)));
+      h("div", { class: "cards" }, card("Shared beginnings", this.prefix), card("Memory", this.memory)),
+      card("Models", this.served.node));
     root.append(this.inner);
   }
 

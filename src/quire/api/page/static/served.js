@@ -9,7 +9,7 @@ const BUSY = ["loading", "unloading"];
 export class Served {
   constructor() {
     this.cards = new Map();
-    this.node = h("div");
+    this.node = h("div", { class: "models" });
   }
 
   /** @param {boolean} shared whether the key is one of several, which cannot unload what others use */
