@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from transformers import AutoModelForImageTextToText
 
-from quire.demo.skills import judge
+from quire.demo.skills import SkillItem, judge
 from training.chat import MODEL_DIR, answer_of, parse
 from training.data.item import Item
 from training.packing import encode, kinds_of, patches_of, tokenizer
-from training.testsets import MEDIA_SKILLS, TEXT_SKILLS, held_out, skill_item
+from training.testsets import MEDIA_SKILLS, TEXT_SKILLS, expected, held_out
 
 TOKENS_PER_BATCH = 160_000
 
@@ -78,7 +78,7 @@ def evaluate(model: Any, skill: str, device: torch.device, show: int) -> float:
     items = list(held_out(skill))
     right = 0
     for item, text in zip(items, answers(model, items, device), strict=True):
-        if judge(skill_item(skill, item), parse(text)):
+        if judge(SkillItem(skill, [], expected(item), item.match), parse(text)):
             right += 1
         elif show > 0:
             show -= 1

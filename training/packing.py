@@ -23,8 +23,8 @@ from training.model import Batch
 PATCHES = SOFT_TOKENS * POOLING**2
 ROW = 4608
 """Tokens of a row: a retrieval over 4,096 tokens and its question fit."""
-PICTURES_PER_ROW = 12
-SOUNDS_PER_ROW = 12
+PICTURES_PER_ROW = 28
+SOUNDS_PER_ROW = 6
 ANSWERS_PER_ROW = 1536
 
 

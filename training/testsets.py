@@ -12,7 +12,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 from PIL.Image import Image
 
@@ -118,6 +117,8 @@ def data_url(image: Image) -> str:
 
 def mp3(sound: Samples) -> str:
     """A sound as an MP3 file, in base64."""
+    import av  # here, because the machine that trains and evaluates may lack it
+
     file = io.BytesIO()
     with av.open(file, "w", format="mp3") as out:
         stream = out.add_stream("mp3", rate=sounds.RATE, bit_rate=32_000, layout="mono")

@@ -121,7 +121,9 @@ def block(url: str) -> dict[str, Any]:
     return {"type": "image", "source": source}
 
 
-SHAPES = ("circle", "square", "triangle", "star", "cross", "diamond", "ring", "heart")
+SHAPES = (
+    "circle", "square", "triangle", "star", "cross", "diamond", "ring", "heart", "rectangle",
+)  # fmt: skip
 
 
 def question(skill: str, index: int = 0) -> Question:

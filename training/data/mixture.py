@@ -63,13 +63,15 @@ TRAINING_ONLY: dict[Generator, float] = {
 """More of what is hard to learn. The tokenizer's corpus goes without."""
 
 PICTURE_MIXTURE: dict[Generator, float] = {
-    pictures.shape: 3,
-    pictures.colour: 3,
-    pictures.how_many: 6,
-    pictures.where: 7,
-    pictures.digits: 6,
-    pictures.compare: 5,
-    pictures.both: 6,
+    pictures.shape: 6,
+    pictures.colour: 6,
+    pictures.both: 10,
+    pictures.how_many: 5,
+    pictures.where: 6,
+    pictures.digits: 5,
+    pictures.compare: 7,
+    pictures.yes_or_no: 3,
+    pictures.follow_up: 3,
 }
 """Picture skills, by how often they are drawn."""
 

@@ -2,220 +2,43 @@
 
 from __future__ import annotations
 
-import math
 import random
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from training.data import asking, drawing
+from training.data.asking import say
+from training.data.drawing import FITTED, INKS, PAPERS, SHAPES, Scene, Thing, jitter
 from training.data.item import Item, assistant, user
 
-SIZES = ((128, 128), (128, 128), (128, 128), (144, 112), (112, 144), (176, 96))
-"""Width and height; the processor leaves pictures of these sizes as they are."""
-
-SUPERSAMPLE = 2
-
-INKS: dict[str, tuple[int, int, int]] = {
-    "red": (215, 30, 35),
-    "green": (35, 150, 55),
-    "blue": (35, 70, 210),
-    "yellow": (245, 220, 40),
-    "orange": (250, 135, 20),
-    "purple": (130, 45, 160),
-    "black": (15, 15, 15),
-    "white": (250, 250, 250),
-    "brown": (120, 70, 30),
-    "pink": (250, 150, 190),
-    "grey": (130, 130, 130),
-}
-PAPERS = ("white", "white", "black", "grey", "yellow", "blue", "pink", "green")
-SHAPES = ("circle", "square", "triangle", "star", "cross", "diamond", "ring", "heart")
-COLUMNS = ("left", "centre", "right")
-ROWS = ("top", "middle", "bottom")
-
-Box = tuple[float, float, float, float]
-
-ASK_SHAPE = (
-    "What shape is in the picture?",
-    "Which shape is this?",
-    "Name the shape.",
-    "What shape is it?",
-    "Which shape do you see?",
-    "What shape do you see in this picture?",
-)
-ASK_COLOUR_OF = (
-    "What colour is the {}?",
-    "Which colour has the {}?",
-    "Colour of the {}?",
-    "What is the colour of the {}?",
-    "Which colour is the {}?",
-    "What color is the {}?",
-    "Tell me the colour of the {}.",
-)
-ASK_COLOUR = ("What colour is it?", "Which colour is it?", "Name the colour.")
-ASK_BOTH = (
-    "What is in the picture?",
-    "What do you see?",
-    "What colour and shape is it?",
-    "Which colour and which shape do you see?",
-    "Name the colour and the shape.",
-    "Describe the picture.",
-    "What colour and what shape is in the picture?",
-    "What does the picture show?",
-)
-ASK_ONE_OF_TWO = (
-    "What {} is in the {} picture?",
-    "Which {} does the {} picture show?",
-    "Name the {} in the {} picture.",
-)
-ASK_TWO = {
-    "shape": ("Which shapes are in the two pictures?", "Name both shapes.", "Which two shapes?"),
-    "colour": (
-        "Which colours are in the two pictures?",
-        "Name both colours.",
-        "Which two colours?",
-    ),
-    "both": (
-        "What is in the two pictures?",
-        "What do the pictures show?",
-        "Describe both pictures.",
-        "What do you see in each picture?",
-    ),
-}
+NUMBERS = ("first", "second")
 
 
-@dataclass(frozen=True)
-class Thing:
-    """A shape in a cell of the three by three grid."""
-
-    shape: str
-    colour: str
-    cell: int
-
-    @property
-    def place(self) -> str:
-        column, row = COLUMNS[self.cell % 3], ROWS[self.cell // 3]
-        if row == "middle":
-            return "centre" if column == "centre" else column
-        return row if column == "centre" else f"{row} {column}"
-
-    def __str__(self) -> str:
-        return f"{self.colour} {self.shape} at {self.cell}"
+def _names(rng: random.Random, count: int) -> list[tuple[str, str]]:
+    """So many shapes with their colours, all different."""
+    shapes = rng.sample(SHAPES, count)
+    return list(zip(shapes, rng.sample(sorted(INKS), count), strict=True))
 
 
-def _polygon(
-    centre: tuple[float, float], radius: float, corners: int, turn: float
-) -> list[tuple[float, float]]:
-    x, y = centre
-    return [
-        (
-            x + radius * math.sin(turn + 2 * math.pi * step / corners),
-            y - radius * math.cos(turn + 2 * math.pi * step / corners),
-        )
-        for step in range(corners)
-    ]
-
-
-def _star(centre: tuple[float, float], radius: float, turn: float) -> list[tuple[float, float]]:
-    outer = _polygon(centre, radius, 5, turn)
-    inner = _polygon(centre, radius * 0.42, 5, turn + math.pi / 5)
-    return [point for pair in zip(outer, inner, strict=True) for point in pair]
-
-
-def _heart(centre: tuple[float, float], radius: float) -> list[tuple[float, float]]:
-    x, y = centre
-    points = []
-    for step in range(40):
-        t = 2 * math.pi * step / 40
-        wide = 16 * math.sin(t) ** 3
-        high = 13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)
-        points.append((x + wide * radius / 17, y - high * radius / 17))
-    return points
-
-
-def _draw_shape(
-    pen: ImageDraw.ImageDraw,
-    shape: str,
-    ink: tuple[int, int, int],
-    centre: tuple[float, float],
-    radius: float,
-    turn: float,
-) -> None:
-    x, y = centre
-    box: Box = (x - radius, y - radius, x + radius, y + radius)
-    if shape == "circle":
-        pen.ellipse(box, fill=ink)
-    elif shape == "ring":
-        pen.ellipse(box, outline=ink, width=max(2, round(radius * 0.32)))
-    elif shape == "square":
-        pen.polygon(_polygon(centre, radius * 1.2, 4, math.pi / 4 + turn * 0.3), fill=ink)
-    elif shape == "diamond":
-        points = _polygon(centre, radius * 1.1, 4, 0.0)
-        pen.polygon([(x + (px - x) * 0.7, py) for px, py in points], fill=ink)
-    elif shape == "triangle":
-        pen.polygon(_polygon(centre, radius * 1.15, 3, turn * 0.4), fill=ink)
-    elif shape == "star":
-        pen.polygon(_star(centre, radius * 1.2, turn * 0.4), fill=ink)
-    elif shape == "heart":
-        pen.polygon(_heart(centre, radius), fill=ink)
-    else:
-        arm = radius * 0.32
-        pen.rectangle((x - arm, y - radius, x + arm, y + radius), fill=ink)
-        pen.rectangle((x - radius, y - arm, x + radius, y + arm), fill=ink)
-
-
-def _jitter(rng: random.Random, colour: str) -> tuple[int, int, int]:
-    red, green, blue = (
-        max(0, min(255, channel + rng.randint(-12, 12))) for channel in INKS[colour]
-    )
-    return red, green, blue
-
-
-def _canvas(rng: random.Random, taken: set[str]) -> Image.Image:
-    paper = rng.choice([colour for colour in PAPERS if colour not in taken])
-    width, height = rng.choice(SIZES)
-    size = (width * SUPERSAMPLE, height * SUPERSAMPLE)
-    return Image.new("RGB", size, _jitter(rng, paper))
-
-
-def _finish(canvas: Image.Image) -> Image.Image:
-    return canvas.reduce(SUPERSAMPLE)
-
-
-def scene(rng: random.Random, things: list[Thing]) -> Image.Image:
-    """A picture of the things, each somewhere in its cell."""
-    canvas = _canvas(rng, {thing.colour for thing in things})
-    pen = ImageDraw.Draw(canvas)
-    wide, high = canvas.width / 3, canvas.height / 3
-    for thing in things:
-        radius = min(wide, high) * rng.uniform(0.3, 0.44)
-        x = (thing.cell % 3 + 0.5) * wide + rng.uniform(-0.06, 0.06) * wide
-        y = (thing.cell // 3 + 0.5) * high + rng.uniform(-0.06, 0.06) * high
-        turn = rng.uniform(-1, 1)
-        _draw_shape(pen, thing.shape, _jitter(rng, thing.colour), (x, y), radius, turn)
-    return _finish(canvas)
-
-
-def _things(rng: random.Random, count: int, different: bool = True) -> list[Thing]:
-    cells = rng.sample(range(9), count)
-    shapes = rng.sample(SHAPES, count) if different else [rng.choice(SHAPES) for _ in cells]
-    colours = rng.sample(sorted(INKS), count) if different else [_any_ink(rng) for _ in cells]
-    rest = set(PAPERS) - set(colours)
-    if not rest:
-        return _things(rng, count, different)
-    return [Thing(*triple) for triple in zip(shapes, colours, cells, strict=True)]
+def _any_names(rng: random.Random, count: int) -> list[tuple[str, str]]:
+    return [(rng.choice(SHAPES), _any_ink(rng)) for _ in range(count)]
 
 
 def _any_ink(rng: random.Random) -> str:
     return rng.choice(sorted(INKS))
 
 
+def _other(rng: random.Random, value: str, values: tuple[str, ...]) -> str:
+    return rng.choice([other for other in values if other != value])
+
+
 def _ask(rng: random.Random, question: str, pictures: int = 1) -> list[dict[str, object]]:
     marks: list[dict[str, object]] = [{"type": "image"} for _ in range(pictures)]
     words: dict[str, object] = {"type": "text", "text": question}
-    return [*marks, words] if rng.random() < 0.7 else [words, *marks]
+    return [*marks, words] if rng.random() < 0.6 else [words, *marks]
 
 
 def _item(
@@ -230,96 +53,112 @@ def _item(
     )
 
 
-def _description(things: list[Thing]) -> str:
-    return ", ".join(sorted(str(thing) for thing in things))
-
-
 def shape(rng: random.Random) -> Item:
     """Name the one shape, or the shape of a colour."""
-    things = _things(rng, rng.choice((1, 1, 2, 3)))
-    asked = things[0]
-    if len(things) == 1:
-        question = rng.choice(ASK_SHAPE)
+    scene = drawing.arrange(rng, _names(rng, rng.choice((1, 1, 1, 2, 3))))
+    asked = scene.things[0]
+    if len(scene.things) == 1 and rng.random() < 0.9:
+        question = say(rng, asking.SHAPE, one_word=True)
     else:
-        question = rng.choice((f"What shape is {asked.colour}?", f"Which shape is {asked.colour}?"))
-    key = f"{asked.colour}:{_description(things)}"
-    return _item(rng, "picture_shape", key, question, asked.shape, [scene(rng, things)])
+        question = say(rng, asking.SHAPE_OF, asked.colour, one_word=True)
+    key = f"{asked.colour}:{scene}"
+    return _item(rng, "picture_shape", key, question, asked.shape, [scene.draw(rng)])
 
 
 def colour(rng: random.Random) -> Item:
     """Name the colour of a shape."""
-    things = _things(rng, rng.choice((1, 1, 2, 3)))
-    asked = things[0]
-    questions = [ask.format(asked.shape) for ask in ASK_COLOUR_OF]
-    if len(things) == 1:
-        questions += [ask.format("shape") for ask in ASK_COLOUR_OF] + list(ASK_COLOUR)
-    question = rng.choice(questions)
-    key = f"{asked.shape}:{_description(things)}"
-    return _item(rng, "picture_colour", key, question, asked.colour, [scene(rng, things)])
+    scene = drawing.arrange(rng, _names(rng, rng.choice((1, 1, 1, 2, 3))))
+    asked = scene.things[0]
+    kind = rng.random() if len(scene.things) == 1 else 0.0
+    if kind < 0.4:
+        question = say(rng, asking.COLOUR_OF, asked.shape, one_word=True)
+    elif kind < 0.75:
+        question = say(rng, asking.COLOUR_OF, rng.choice(asking.THINGS), one_word=True)
+    else:
+        question = say(rng, asking.COLOUR, one_word=True)
+    key = f"{asked.shape}:{scene}"
+    return _item(rng, "picture_colour", key, question, asked.colour, [scene.draw(rng)])
 
 
 def both(rng: random.Random) -> Item:
-    """Name colour and shape together, of one picture's shape or of each of two pictures'."""
-    first = _things(rng, 1)
-    if rng.random() < 0.6:
-        thing = first[0]
-        key = _description(first)
-        answer = f"{thing.colour} {thing.shape}"
-        return _item(rng, "picture_both", key, rng.choice(ASK_BOTH), answer, [scene(rng, first)])
-    second = _things(rng, 1)
-    kind = rng.choice(("shape", "colour", "both", "order"))
-    named = [_name(things[0], kind) for things in (first, second)]
-    pictures = [scene(rng, first), scene(rng, second)]
-    key = f"{kind}:{_description(first)}|{_description(second)}"
-    if kind == "order":
-        which = rng.randrange(2)
-        asked = rng.choice(("shape", "colour"))
-        question = rng.choice(ASK_ONE_OF_TWO).format(asked, ("first", "second")[which])
-        answer = _name((first, second)[which][0], asked)
-        return _item(rng, "picture_both", f"{which}{asked}:{key}", question, answer, pictures)
-    question = rng.choice(ASK_TWO[kind])
-    return _item(rng, "picture_both", key, question, f"{named[0]} and {named[1]}", pictures)
+    """Name colour and shape together: of one shape, of those in a row, or of two pictures'."""
+    kind = rng.random()
+    if kind < 0.4:
+        scene = drawing.arrange(rng, _names(rng, 1))
+        answer, question = scene.things[0].name, say(rng, asking.BOTH)
+        return _item(rng, "picture_both", str(scene), question, answer, [scene.draw(rng)])
+    if kind < 0.5:
+        scene = drawing.in_a_line(rng, _names(rng, rng.choice((2, 2, 3))))
+        answer = _listed([thing.name for thing in scene.things])
+        key = f"line:{scene}:{answer}"
+        question = say(rng, asking.SEVERAL)
+        return _item(rng, "picture_both", key, question, answer, [scene.draw(rng)])
+    return _two(rng)
+
+
+def _two(rng: random.Random) -> Item:
+    scenes = [drawing.arrange(rng, _names(rng, 1)) for _ in range(2)]
+    kind = rng.choice(("shape", "colour", "colour", "both", "order"))
+    key = f"{kind}:{scenes[0]}|{scenes[1]}"
+    pictures = [scene.draw(rng) for scene in scenes]
+    if kind != "order":
+        named = [_name(scene.things[0], kind) for scene in scenes]
+        question, answer = say(rng, asking.TWO[kind]), f"{named[0]} and {named[1]}"
+        return _item(rng, "picture_both", key, question, answer, pictures)
+    which = rng.randrange(2)
+    asked = rng.choice(("shape", "colour", "both"))
+    asks = asking.DESCRIBE_ONE_OF_TWO if asked == "both" else asking.ONE_OF_TWO
+    question = say(rng, asks, asked=asked, which=NUMBERS[which], number=str(which + 1))
+    answer = _name(scenes[which].things[0], asked)
+    return _item(rng, "picture_both", f"{which}{asked}:{key}", question, answer, pictures)
 
 
 def _name(thing: Thing, kind: str) -> str:
-    return {"shape": thing.shape, "colour": thing.colour}.get(kind, f"{thing.colour} {thing.shape}")
+    return {"shape": thing.shape, "colour": thing.colour}.get(kind, thing.name)
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]])
+
+
+def _plural(noun: str) -> str:
+    return "crosses" if noun == "cross" else f"{noun}s"
 
 
 def how_many(rng: random.Random) -> Item:
-    """Count all shapes, or those of one kind."""
-    count = rng.randint(1, 6)
-    kinds = rng.sample(SHAPES, 2)
-    inks = rng.sample(sorted(INKS), 2)
-    cells = rng.sample(range(9), count)
-    things = [Thing(rng.choice(kinds), rng.choice(inks), cell) for cell in cells]
-    if rng.random() < 0.5:
-        question = rng.choice(
-            ("How many shapes are in the picture?", "How many shapes do you see?")
-        )
-        answer, asked = count, "all"
+    """Count all shapes, or those of one kind or colour."""
+    kinds, inks = rng.sample(SHAPES, 2), rng.sample(sorted(INKS), 2)
+    names = [(rng.choice(kinds), rng.choice(inks)) for _ in range(rng.randint(1, 6))]
+    scene = drawing.arrange(rng, names, grid=0.6)
+    chance = rng.random()
+    if chance < 0.45:
+        asked, counted = rng.choice(("shapes", "shapes", "things", "objects", "figures")), names
+        key = f"all:{scene}"
+    elif chance < 0.85:
+        kind = rng.choice(kinds)
+        asked, counted = _plural(kind), [name for name in names if name[0] == kind]
+        key = f"{kind}:{scene}"
     else:
-        asked = rng.choice(kinds)
-        plural = "crosses" if asked == "cross" else f"{asked}s"
-        question = rng.choice(
-            ("How many {} are in the picture?", "How many {} do you see?")
-        ).format(plural)
-        answer = sum(thing.shape == asked for thing in things)
-    key = f"{asked}:{_description(things)}"
-    return _item(rng, "picture_count", key, question, str(answer), [scene(rng, things)])
+        ink = rng.choice(inks)
+        asked, counted = f"{ink} shapes", [name for name in names if name[1] == ink]
+        key = f"{ink}:{scene}"
+    question = say(rng, asking.HOW_MANY, asked)
+    return _item(rng, "picture_count", key, question, str(len(counted)), [scene.draw(rng)])
 
 
 def where(rng: random.Random) -> Item:
     """Say where a shape is, or what is at a place."""
-    things = _things(rng, rng.choice((1, 2, 3)))
-    asked = things[0]
-    key = f"{asked.shape}:{_description(things)}"
-    picture = scene(rng, things)
+    names = _names(rng, rng.choice((1, 2, 3)))
+    scene = drawing.arrange(rng, names, 1) if rng.random() < 0.5 else drawing.in_cells(rng, names)
+    asked = scene.things[0]
+    key = f"{asked.shape}:{scene}"
+    picture = scene.draw(rng)
     if rng.random() < 0.7:
-        question = rng.choice(("Where is the {}?", "In which part of the picture is the {}?"))
-        question = question.format(asked.shape)
+        said = rng.choice((asked.shape, asked.shape, asked.name, f"{asked.colour} shape"))
+        question = say(rng, asking.WHERE, said)
         return _item(rng, "picture_where", key, question, asked.place, [picture])
     at = asked.place if " " not in asked.place else f"{asked.place} corner"
-    question = f"Which shape is at the {at}?"
+    question = say(rng, asking.AT, at)
     return _item(rng, "picture_where", f"at:{key}", question, asked.shape, [picture])
 
 
@@ -350,7 +189,10 @@ def number_picture(rng: random.Random, number: str) -> Image.Image:
             "pink": {"white", "grey"}, "grey": {"pink", "purple", "brown", "green"}}  # fmt: skip
     clashing = near.get(ink, set()) | {paper for paper, inks in near.items() if ink in inks}
     blueish = {"blue", "purple", "black", "green", "brown"}
-    canvas = _canvas(rng, {ink, *clashing, *(blueish if ink in blueish else ())})
+    taken = {ink, *clashing, *(blueish if ink in blueish else ())}
+    paper = rng.choice([colour for colour in PAPERS if colour not in taken])
+    width, height = rng.choice(FITTED)
+    canvas = Image.new("RGB", (width * 2, height * 2), jitter(rng, INKS[paper]))
     pen = ImageDraw.Draw(canvas)
     path = rng.choice(fonts())
     room = min(canvas.width / (0.72 * len(number)), canvas.height * 0.9)
@@ -359,54 +201,107 @@ def number_picture(rng: random.Random, number: str) -> Image.Image:
     free_x, free_y = canvas.width - (right - left), canvas.height - (bottom - top)
     x = rng.uniform(0.1, 0.9) * max(free_x, 0) - left
     y = rng.uniform(0.1, 0.9) * max(free_y, 0) - top
-    pen.text((x, y), number, fill=_jitter(rng, ink), font=font)
-    return _finish(canvas)
+    pen.text((x, y), number, fill=jitter(rng, INKS[ink]), font=font)
+    return canvas.reduce(2)
 
 
 def digits(rng: random.Random) -> Item:
     """Read a number of one to four digits."""
     number = "".join(rng.choice("0123456789") for _ in range(rng.choice((1, 2, 2, 3, 3, 4))))
-    question = rng.choice(
-        ("Which number is in the picture?", "Read the number.", "What number is this?")
-    )
+    question = say(rng, asking.DIGITS)
     key = number if len(number) > 1 else f"{number}:{rng.random()}"
     return _item(rng, "picture_digits", key, question, number, [number_picture(rng, number)])
 
 
 def compare(rng: random.Random) -> Item:
-    """Two pictures: the same shape or colour, which has more, which has a given shape."""
-    kind = rng.choice(("shape", "colour", "more", "which"))
-    first, second = _things(rng, 1), _things(rng, 1)
+    """Two pictures: the same shape or colour, which has more, which has a given thing."""
+    kind = rng.choice(("shape", "colour", "more", "which", "which"))
     if kind == "more":
         few, many = sorted(rng.sample(range(1, 7), 2))
-        first, second = _things(rng, few, False), _things(rng, many, False)
+        first, second = (drawing.arrange(rng, _any_names(rng, n), 0.6) for n in (few, many))
         if rng.random() < 0.5:
             first, second = second, first
-        question = "Which picture has more shapes, the first or the second?"
-        answer = "the first" if len(first) > len(second) else "the second"
+        question = say(rng, asking.MORE)
+        answer = "the first" if len(first.things) > len(second.things) else "the second"
     elif kind == "which":
-        second = [
-            Thing(
-                rng.choice([s for s in SHAPES if s != first[0].shape]),
-                second[0].colour,
-                second[0].cell,
-            )
-        ]
-        asked = rng.choice((first, second))
-        question = f"Which picture has a {asked[0].shape}, the first or the second?"
-        answer = "the first" if asked is first else "the second"
+        first, second = _different(rng)
+        which = rng.randrange(2)
+        said = _said(rng, (first, second)[which].things[0])
+        question = say(rng, asking.WHICH, said)
+        answer, kind = f"the {NUMBERS[which]}", f"which:{said}"
     else:
-        a, b = first[0], second[0]
+        first, second = (drawing.arrange(rng, _names(rng, 1)) for _ in range(2))
+        a, b = first.things[0], second.things[0]
         if rng.random() < 0.5:
-            b = (
-                Thing(a.shape, b.colour, b.cell)
-                if kind == "shape"
-                else Thing(b.shape, a.colour, b.cell)
-            )
-        second = [b]
+            b = replace(b, shape=a.shape) if kind == "shape" else replace(b, colour=a.colour)
+            second = replace(second, things=(b,))
+        question = say(rng, asking.SAME, asked=kind)
         same = a.shape == b.shape if kind == "shape" else a.colour == b.colour
-        question = f"Do both pictures show the same {kind}?"
         answer = "yes" if same else "no"
-    key = f"{kind}:{_description(first)}|{_description(second)}"
-    pictures = [scene(rng, first), scene(rng, second)]
+    key = f"{kind}:{first}|{second}"
+    pictures = [first.draw(rng), second.draw(rng)]
     return _item(rng, "picture_compare", key, question, answer, pictures)
+
+
+def _different(rng: random.Random) -> tuple[Scene, Scene]:
+    """Two scenes of one shape each that have neither shape nor colour in common."""
+    names = _names(rng, 2)
+    return drawing.arrange(rng, names[:1]), drawing.arrange(rng, names[1:])
+
+
+def _said(rng: random.Random, thing: Thing) -> str:
+    """A thing by its shape, its colour, or both."""
+    of_colour = f"{thing.colour} {rng.choice(asking.THINGS)}"
+    return asking.a(rng.choice((thing.shape, of_colour, thing.name)))
+
+
+def yes_or_no(rng: random.Random) -> Item:
+    """Whether a picture shows a thing, or its shape is such or of such a colour."""
+    scene = drawing.arrange(rng, _names(rng, rng.choice((1, 1, 2))))
+    thing = rng.choice(scene.things)
+    right = rng.random() < 0.5
+    kind = rng.choice(("has", "shape", "colour") if len(scene.things) == 1 else ("has",))
+    if not right:
+        shapes = {thing.shape for thing in scene.things}
+        inks = {thing.colour for thing in scene.things}
+        thing = Thing(
+            rng.choice([shape for shape in SHAPES if shape not in shapes]),
+            rng.choice([ink for ink in sorted(INKS) if ink not in inks]),
+            0,
+        )
+    if kind == "has":
+        said = _said(rng, thing)
+        question = say(rng, asking.HAS, said)
+    elif kind == "shape":
+        said = asking.a(thing.shape)
+        question = say(rng, asking.IS_SHAPE, said)
+    else:
+        said = thing.colour
+        question = say(rng, asking.IS_COLOUR, said)
+    answer = "yes" if right else "no"
+    key = f"{kind}:{said}:{scene}"
+    return _item(rng, "picture_yes_no", key, question, answer, [scene.draw(rng)])
+
+
+def follow_up(rng: random.Random) -> Item:
+    """A second question in a turn of its own: about the same picture, or about another one."""
+    scenes = [drawing.arrange(rng, _names(rng, 1))]
+    asks = {"shape": asking.SHAPE, "colour": asking.COLOUR, "both": asking.BOTH}
+    before, now = rng.sample(sorted(asks), 2)
+    opening = user(_ask(rng, say(rng, asks[before])))
+    said = assistant(_name(scenes[0].things[0], before))
+    if rng.random() < 0.5:
+        scenes.append(drawing.arrange(rng, _names(rng, 1)))
+        now = rng.choice((before, now))
+        question = user(_ask(rng, say(rng, asks[now])))
+    elif now != "both" and rng.random() < 0.25:
+        question = user(f"And the {now}?")
+    else:
+        question = user(say(rng, asks[now]))
+    return Item(
+        "picture_follow_up",
+        f"picture_follow_up:{before}:{now}:{'|'.join(map(str, scenes))}",
+        [opening, said, question],
+        assistant(_name(scenes[-1].things[0], now)),
+        images=[scene.draw(rng) for scene in scenes],
+    )

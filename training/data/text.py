@@ -389,6 +389,15 @@ SOCIABLE = {
     "small_talk",
     "unknown",
     "thinking",
+    "picture_shape",
+    "picture_colour",
+    "picture_both",
+    "picture_count",
+    "picture_where",
+    "picture_digits",
+    "picture_compare",
+    "picture_yes_no",
+    "picture_follow_up",
 }
 
 
