@@ -428,7 +428,7 @@ class TestCache:
 
     def test_responses_keep_the_first_turns_picture(self, client: Client) -> None:
         named = [(shape, item) for item in range(20) for shape in SHAPES
-                 if f"the {shape}" in question("colour", item).text]  # fmt: skip
+                 if f"the {shape}?" in question("colour", item).text]  # fmt: skip
         for word, index in named[:3]:
             asked = question("colour", index)
             route, body = asked.request("responses", cache_salt="kept")
