@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 
 from quire.scheduler.prefill_budget import PrefillBudget
+from quire.scheduler.prefill_split import PrefillSplit
 
 
 def taught(chunk_s: float, token_s: float, decode_s: float, step_s: float = 0.04) -> PrefillBudget:
@@ -47,10 +49,10 @@ def test_prompts_that_wait_weigh_as_much_as_one_that_is_read() -> None:
     for _ in range(8):  # chunks grow from one to the next
         pace.observe(4, 1, 2048, 0.01 + 1e-4 + 2048e-4)
     sizes = [pace.prompt_budget(4, prompts) for prompts in (0, 1, 2, 3, 4, 30)]
-    assert sizes[0] == sizes[1] == sizes[2]
+    assert sizes[0] == sizes[1] == pytest.approx(sizes[2], rel=0.05)
     assert sizes[3] == pytest.approx(2 * sizes[1], rel=0.1)
     assert sizes[4] == pytest.approx(3 * sizes[1], rel=0.1)
-    assert sizes[5] == pace.prompt_budget(0)
+    assert sizes[5] == pytest.approx(pace.prompt_budget(0), rel=0.05)
 
 
 def test_a_step_that_only_reads_aims_at_the_step_time() -> None:
@@ -98,6 +100,17 @@ def test_chunks_are_never_smaller_than_their_own_cost() -> None:
     assert budget * 1e-4 == pytest.approx(5e-3, rel=0.2)
 
 
+def test_the_more_prompts_wait_the_less_of_the_time_goes_to_chunks_own_costs() -> None:
+    # Steps that only generate are short here: by their time alone chunks would stay small.
+    pace = taught(chunk_s=5e-3, token_s=1e-4, decode_s=1e-3, step_s=0.04)
+    for _ in range(8):
+        pace.observe(4, 1, 400, 1e-3 + 5e-3 + 400e-4)
+    one, two = 5e-3, 10e-3  # chunks' own costs
+    for waiting, tokens_s in ((1, one), (2, two), (3, 2 * two), (4, 3 * two), (5, 4 * two)):
+        assert pace.prompt_budget(4, waiting) * 1e-4 == pytest.approx(tokens_s, rel=0.2)
+    assert pace.prompt_budget(4, 30) == pace.prompt_budget(4, 5), "no longer than a step's aim"
+
+
 def test_learns_a_chunk_s_cost_from_the_steps_it_asks_for() -> None:
     pace = PrefillBudget(0.06, 2.0, 2048)
     sizes = []
@@ -107,6 +120,23 @@ def test_learns_a_chunk_s_cost_from_the_steps_it_asks_for() -> None:
         pace.observe(1, 1, sizes[-1], 5e-3 + 6e-3 + sizes[-1] * 1e-3)
     assert pace.prompt_seconds(1) == pytest.approx(7e-3, rel=0.2)
     assert max(sizes[-2:]) >= 5, "a few tokens at a time, each time at the cost of a chunk"
+
+
+@pytest.mark.parametrize("prompts", [1, 2, 4])
+def test_where_few_tokens_cost_nothing_beside_the_step_many_are_read(prompts: int) -> None:
+    # A GPU's host takes so long to launch a step that its tokens hardly count up to hundreds.
+    pace, split = PrefillBudget(0.06, 2.0, 2048), PrefillSplit()
+    noise = random.Random(0)
+    remaining = [20_000] * prompts
+    pace.observe(4, 0, 0, 3e-3)
+    steps = 0
+    while remaining:
+        shares = split.split(pace.prompt_budget(4, len(remaining)), remaining, pace.room(4))
+        seconds = 2e-3 + max(46e-3, 12e-3 + sum(shares) * 5e-5)
+        pace.observe(4, sum(map(bool, shares)), sum(shares), seconds * noise.uniform(0.93, 1.1))
+        remaining = [n - share for n, share in zip(remaining, shares, strict=True) if n > share]
+        steps += 1
+        assert steps < 60 * prompts
 
 
 def test_where_there_is_room_for_one_row_one_is_read() -> None:

@@ -1,23 +1,41 @@
 """How many prompt tokens a step may read, so that running streams do not stall.
 
-The time of a step is modelled as that of a step that only generates, plus a cost a chunk (its own
-attention in every layer) and a cost a token. All three are learned from the steps that ran.
+The time of a step is modelled as that of a step that only generates, plus a cost of its own, a
+cost a chunk (its own attention in every layer) and a cost a token. All of them are learned from the
+steps that ran.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 _SMOOTHING = 0.2
 _MEMORY = 0.95
 _MIN_TOKENS = 4
 _FIRST_TOKENS = 32
 _UNHURRIED = 4
-"""Where nobody generates, a chunk's tokens cost at least so many times what the chunk itself does:
-a step of few rows takes nearly as long as one of many, since it reads all weights too."""
+"""Where nobody generates, a step's tokens cost at least so many times what its chunks themselves
+do: a step of few rows takes nearly as long as one of many, since it reads all weights too."""
+_CHUNKS = 2
+"""Of a step where several prompts wait: the oldest one's and the shortest one's."""
 _SMALLER = 0.7
 """Every other step reads this share of what it may: from chunks of one size nobody could tell what
 a chunk costs and what a token."""
+_STEP, _CHUNK, _TOKEN, _SECONDS = range(4)
+_TERMS = (
+    (_TOKEN,),
+    (_CHUNK, _TOKEN),
+    (_STEP, _TOKEN),
+    (_STEP, _CHUNK, _TOKEN),
+    (_CHUNK,),
+    (_STEP,),
+)
+"""Which of a step, a chunk and a token cost something; of fits as good as each other the first."""
+_TOLD_APART = 0.01
+"""Of a term's squares, what must be left once others are taken off."""
+_LEAST_SHARE = 0.05
+"""Of all the time for each token, what a token costs at least."""
 _GROWTH = 2  # from one chunk to the next, since costs are known for sizes like those seen
 
 
@@ -36,7 +54,7 @@ class PrefillBudget:
         self._step_s = step_s
         self._stall_factor = stall_factor
         self._max_rows = max_rows
-        self._cost = _ChunkCost()
+        self._cost = _StepCost()
         self._largest = _FIRST_TOKENS // _GROWTH
         self._smaller = False
         self._decode_s: dict[int, float] = {}
@@ -67,22 +85,26 @@ class PrefillBudget:
             sits_out: whether somebody who generates has no row in this step, and waits for its end.
         """
         room = self.room(decode_rows)
-        chunk_s, token_s = self._cost.estimate()
-        if token_s == 0:
+        cost = self._cost.estimate
+        if cost.token_s == 0:
             return min(room, _FIRST_TOKENS)
         seconds = self.seconds(decode_rows, prompts) - spent_s
-        # Never so few that the chunk's own cost outweighs them: that reads slower and stalls more.
-        hurried = decode_rows > 0 or sits_out
-        least, worth = (_MIN_TOKENS, 1) if hurried else (_FIRST_TOKENS, _UNHURRIED)
-        tokens = max((seconds - chunk_s) / token_s, worth * chunk_s / token_s, least)
+        # Never so few that the chunks' own cost outweighs them: that reads slower and stalls more.
+        own_s = cost.own(min(max(1, prompts), _CHUNKS))
+        least, worth_s = _FIRST_TOKENS, _UNHURRIED * own_s
+        if decode_rows > 0 or sits_out:
+            # Who waits raises the share of the time in which tokens are read, to the step's aim.
+            share = min(max(1, prompts - 1), _UNHURRIED)
+            least, worth_s = _MIN_TOKENS, min(share * own_s, max(own_s, self._step_s))
+        tokens = max((seconds - own_s) / cost.token_s, worth_s / cost.token_s, least)
         tokens = min(room, tokens, self._largest * _GROWTH)
         # Rounded up: a budget of one token must not become none, or the prompt would never end.
         return math.ceil(tokens * _SMALLER) if self._smaller else int(tokens)
 
     def prompt_seconds(self, tokens: int) -> float | None:
         """How long reading so many prompt tokens is likely to take; None before any were."""
-        chunk_s, token_s = self._cost.estimate()
-        return None if token_s == 0 else chunk_s + tokens * token_s
+        cost = self._cost.estimate
+        return None if cost.token_s == 0 else cost.of(1, tokens)
 
     def step_seconds(self, decode_rows: int, chunks: int, prompt_rows: int) -> float:
         """How long a step is likely to take; `step_s` before any was seen."""
@@ -94,8 +116,7 @@ class PrefillBudget:
         """The same, of which what was never seen counts for nothing."""
         seconds = self._decode_estimate(decode_rows) if decode_rows and self._decode_s else 0.0
         if prompt_rows:
-            chunk_s, token_s = self._cost.estimate()
-            seconds += chunks * chunk_s + prompt_rows * token_s
+            seconds += self._cost.estimate.of(chunks, prompt_rows)
         return seconds
 
     def observe(self, decode_rows: int, chunks: int, prompt_rows: int, seconds: float) -> None:
@@ -118,35 +139,67 @@ class PrefillBudget:
         return self._decode_s[nearest]
 
 
-class _ChunkCost:
-    """Least squares of `seconds = chunks * a + tokens * b`, in which old steps fade."""
+class _Cost(NamedTuple):
+    """Seconds: of a step that reads prompts, of each chunk, of each token; all 0 before any was."""
+
+    step_s: float
+    chunk_s: float
+    token_s: float
+
+    def own(self, chunks: int) -> float:
+        """What a step of so many chunks costs beside its tokens."""
+        return self.step_s + chunks * self.chunk_s
+
+    def of(self, chunks: int, tokens: int) -> float:
+        return self.own(chunks) + tokens * self.token_s
+
+
+class _StepCost:
+    """Least squares of `seconds = step + chunks * chunk + tokens * token`, none of them below 0.
+
+    Old steps fade. On a GPU a step costs the host much that neither chunks nor tokens change.
+    """
 
     def __init__(self) -> None:
-        self._cc = self._ct = self._tt = self._cs = self._ts = 0.0
+        self._sums = [[0.0] * 4 for _ in range(4)]
+        """Of products of (1, chunks, tokens, seconds) with each other."""
+        self._last_s = 0.0
+        self.estimate = _Cost(0.0, 0.0, 0.0)
 
     def observe(self, chunks: int, tokens: int, seconds: float) -> None:
-        a, b = self.estimate()
-        if b > 0:  # a hiccup (a kernel being compiled) must not throw the estimate far off
-            seconds = min(seconds, 2 * (a * chunks + b * tokens))
-        self._cc = _MEMORY * self._cc + chunks * chunks
-        self._ct = _MEMORY * self._ct + chunks * tokens
-        self._tt = _MEMORY * self._tt + tokens * tokens
-        self._cs = _MEMORY * self._cs + chunks * seconds
-        self._ts = _MEMORY * self._ts + tokens * seconds
+        if self._last_s:  # a hiccup (a kernel being compiled) must not throw the estimate far off
+            seconds = min(seconds, 2 * max(self.estimate.of(chunks, tokens), self._last_s))
+        self._last_s = seconds
+        step = (1.0, float(chunks), float(tokens), seconds)
+        for own, x in zip(self._sums, step, strict=True):
+            own[:] = [_MEMORY * old + x * y for old, y in zip(own, step, strict=True)]
+        self.estimate = self._fitted()
 
-    def estimate(self) -> tuple[float, float]:
-        """Seconds a chunk and seconds a token; (0, 0) before anything was seen."""
-        if self._tt == 0:
-            return 0.0, 0.0
-        alone = self._ts / self._tt  # all of the cost is the tokens'
-        # Chunks of one size say nothing of how the cost divides: lean to `alone` then.
-        determinant = self._cc * self._tt - self._ct**2
-        if determinant < 0.01 * self._cc * self._tt:
-            return 0.0, alone
-        chunk = (self._cs * self._tt - self._ts * self._ct) / determinant
-        chunk = min(max(chunk, 0.0), self._cs / self._cc)
-        token = (self._ts - chunk * self._ct) / self._tt
-        return chunk, max(token, 0.05 * alone)
+    def _fitted(self) -> _Cost:
+        found = min((fit for each in _TERMS if (fit := self._fit(each))), key=lambda fit: fit[0])
+        _, values = found
+        alone = self._sums[_TOKEN][_SECONDS] / self._sums[_TOKEN][_TOKEN]
+        return _Cost(values[_STEP], values[_CHUNK], max(values[_TOKEN], _LEAST_SHARE * alone))
+
+    def _fit(self, terms: tuple[int, ...]) -> tuple[float, list[float]] | None:
+        """What is left of the squares, and the three costs, of which others than `terms` are 0.
+
+        None where steps do not tell the terms apart, or one would be below 0.
+        """
+        rows = [[*(self._sums[i][j] for j in terms), self._sums[i][_SECONDS]] for i in terms]
+        for n, row in enumerate(rows):  # elimination; the matrix is symmetric and not negative
+            if row[n] <= _TOLD_APART * self._sums[terms[n]][terms[n]]:
+                return None
+            for other in rows[:n] + rows[n + 1 :]:
+                factor = other[n] / row[n]
+                other[:] = [x - factor * y for x, y in zip(other, row, strict=True)]
+        values = [0.0] * 3
+        for n, term in enumerate(terms):
+            values[term] = rows[n][-1] / rows[n][n]
+        if min(values) < 0:
+            return None
+        explained = sum(values[i] * self._sums[i][_SECONDS] for i in terms)
+        return self._sums[_SECONDS][_SECONDS] - explained, values
 
 
 def _blend(old: float | None, new: float) -> float:
