@@ -24,7 +24,7 @@ LAYERS: dict[str, set[str]] = {
     "text": set(),
     "engine": ENGINE_SIDE - {"engine"},
     "scheduler": {"sampling", "cache", "constraints"},
-    "sampling": {"constraints"},
+    "sampling": {"constraints", "device"},
     "models": {"cache", "device"},
     "attention": {"cache", "device"},
     "cache": {"device"},

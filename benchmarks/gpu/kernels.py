@@ -145,19 +145,27 @@ def by_mlx(x: mx.array, w: products.Packed) -> mx.array:
     )
 
 
+def by_unpacked(x: mx.array, w: products.Packed) -> mx.array:
+    return x @ products._unpacked(w).T
+
+
 def linears() -> list[Row]:
     """Each over many matrices in turn, so that none is in the cache."""
     rows = []
+    ways = {"by codes": products._linear, "unpacked": by_unpacked, "mlx": by_mlx}
     for outputs, inputs in ((4096, 2816), (2816, 4096), (14_336, 4096), (4096, 14_336)):
         weights = [_weight(outputs, inputs) for _ in range(40)]
         mx.eval([each.codes for each in weights])
-        for count in (1, 2, 4, 7, 8):
+        for count in (2, 8, 16, 64, 256, 2048):
             x = mx.random.normal((count, inputs)).astype(mx.bfloat16)
+            row: Row = {"what": f"{inputs} -> {outputs}", "rows": count}
+            for name, way in ways.items():
+                if way is products._linear and count > products.MOST_ROWS:
+                    continue
 
-            following = cycle(weights)
-            ours = microseconds(lambda x, f=following: products._linear(x, next(f)), x, 40)
-            mlx = microseconds(lambda x, f=following: by_mlx(x, next(f)), x, 40)
-            rows.append({"what": f"{inputs} -> {outputs}", "rows": count, "us": ours, "mlx": mlx})
+                following = cycle(weights)
+                row[name] = microseconds(lambda x, w=way, f=following: w(x, next(f)), x, 40)
+            rows.append(row)
             print(rows[-1], flush=True)
     return rows
 

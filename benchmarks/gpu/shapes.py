@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,10 @@ def write(shape: str, folder: Path, layers: int | None = None) -> None:
         count += 1
 
     mx.random.seed(0)
+    experts = "mlp.switch_mlp" if "qwen3" in shape else "experts.switch_glu"
     for name, place in named_parameters(build(config)).items():
+        # mlx-lm's names of experts, which Quire reads too.
+        name = re.sub(r"(mlp\.)?experts\.(?=(gate|up|down)_proj)", f"{experts}.", name)
         shard |= _tensors(name, place.shape)
         mx.eval(list(shard.values()))
         if sum(each.nbytes for each in shard.values()) > _SHARD:
@@ -158,8 +162,6 @@ def write(shape: str, folder: Path, layers: int | None = None) -> None:
 
 def _tensors(name: str, shape: tuple[int, ...]) -> dict[str, mx.array]:
     """A parameter as files have it; matrices in codes, drawn as codes, so that it is quick."""
-    for part in ("gate", "up", "down"):  # mlx-lm's name, which Quire reads too
-        name = name.replace(f".experts.{part}_proj.", f".experts.switch_glu.{part}_proj.")
     if len(shape) < 2:
         ones = mx.ones(shape) if "norm" in name or name.endswith(("scale", "scalar")) else None
         return {name: (mx.zeros(shape) if ones is None else ones).astype(mx.bfloat16)}

@@ -68,21 +68,33 @@ class PackedWeight:
         """The rows `[T]` of a matrix."""
         return self._relaid(lambda array: _rows(array, numbers, self.tiled))
 
+    def span(self, first: int, last: int) -> PackedWeight:
+        """The rows from `first` to before `last` of a matrix that is not in tiles."""
+        return self._relaid(lambda array: array[first:last])
+
     def _relaid(self, lay: Callable[[mx.array], mx.array]) -> PackedWeight:
         biases = None if self.biases is None else lay(self.biases)
         return PackedWeight(lay(self.codes), lay(self.scales), biases, self.packing)
 
-    def unpacked(self) -> mx.array:
-        """`[..., out, in]`."""
+    def unpacked(self, dtype: mx.Dtype | None = None) -> mx.array:
+        """`[..., out, in]`.
+
+        Args:
+            dtype: the scales' unless said otherwise.
+        """
         if self.tiled:
-            return self.by_rows().unpacked()
+            return self.by_rows().unpacked(dtype)
+        scales, biases = self.scales, self.biases
+        if biases is not None and dtype is not None:
+            scales, biases = scales.astype(dtype), biases.astype(dtype)
         return mx.dequantize(
             self.codes,
-            self.scales,
-            self.biases,
+            scales,
+            biases,
             group_size=self.packing.group_size,
             bits=self.packing.bits,
             mode=self.packing.mode,
+            dtype=dtype,
         )
 
 
@@ -390,6 +402,11 @@ class Operations:
             return False
         self.write_vectors(pools, codes, rows, offsets)
         return True
+
+    def of_rows(self, x: mx.array, numbers: mx.array) -> mx.array:
+        """`x[r, numbers[r, j]]`: of `[R, N, ...]` by `[R, n]`, `[R, n, ...]`."""
+        places = numbers.reshape(*numbers.shape, *(1 for _ in x.shape[2:]))
+        return mx.take_along_axis(x, places, axis=1)
 
     def gate(self, name: str, x: mx.array, y: mx.array) -> mx.array | None:
         """`activation(x) * y` for an activation by its name; None where there is no such kernel."""

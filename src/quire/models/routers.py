@@ -7,6 +7,8 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from quire.device.device import current_device
+
 
 class Router(Protocol):
     """Which experts a row goes to: a frozen dataclass."""
@@ -45,7 +47,7 @@ class SoftmaxRouter:
         if self.best_groups < self.groups:
             ranked = within_groups(ranked, self.groups, self.best_groups, counted=1)
         chosen, _ = top_experts(ranked, self.k)
-        own = mx.take_along_axis(logits, chosen, axis=-1)
+        own = current_device().operations.of_rows(logits, chosen)
         if self.normalise:
             # A softmax over all, cut to the chosen and scaled to one, is one over the chosen.
             weights = mx.softmax(own, axis=-1)
@@ -81,7 +83,7 @@ class SigmoidRouter:
         if grouped:
             ranked = within_groups(ranked, self.groups, self.best_groups, counted=2)
         chosen, _ = top_experts(ranked, self.k)
-        weights = mx.take_along_axis(scores, chosen, axis=-1)
+        weights = current_device().operations.of_rows(scores, chosen)
         if self.normalise:
             weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
         return chosen, weights * self.scale
@@ -108,7 +110,7 @@ class SparseMixer:
     def _best(self, open_logits: mx.array, logits: mx.array) -> tuple[mx.array, mx.array]:
         """The best of the open experts and its weight, `[T, 1]` each."""
         chosen = mx.argmax(open_logits, axis=-1, keepdims=True)
-        best = mx.take_along_axis(open_logits, chosen, axis=-1)
+        best = current_device().operations.of_rows(open_logits, chosen)
         distance = (best - logits) / mx.maximum(mx.abs(logits), best)
         rivals = mx.where(distance > 2 * self.jitter, -mx.inf, open_logits)
         return chosen, mx.exp(best - mx.logsumexp(rivals, axis=-1, keepdims=True))
@@ -129,4 +131,4 @@ def within_groups(ranked: mx.array, groups: int, best: int, counted: int) -> mx.
 def top_experts(scores: mx.array, k: int) -> tuple[mx.array, mx.array]:
     """The k highest of `[T, experts]`: (indices `[T, k]`, scores `[T, k]`), in no order."""
     indices = mx.argpartition(-scores, kth=k - 1, axis=-1)[:, :k]
-    return indices, mx.take_along_axis(scores, indices, axis=-1)
+    return indices, current_device().operations.of_rows(scores, indices)

@@ -18,6 +18,7 @@ import mlx.core as mx
 
 from quire.core.request import SamplingParams
 from quire.core.sampling_params import MAX_LOGPROBS, is_greedy
+from quire.device.device import current_device
 from quire.sampling.adjust import adjust, column
 from quire.sampling.rows import History, RowSampling, Sampled
 from quire.sampling.top import BLOCK, blocks_of, top
@@ -97,7 +98,7 @@ def _draw(logits: mx.array, rows: Sequence[RowSampling], size: int | None) -> mx
         return _inverse(_weights(logits, logits.max(axis=-1, keepdims=True), params), u)
     ids, values = top(logits, min(size or logits.shape[1], logits.shape[1]))
     weights = _nucleus(_weights(values, values[:, :1], params), params)
-    return mx.take_along_axis(ids, _inverse(weights, u)[:, None], axis=-1)[:, 0]
+    return current_device().operations.of_rows(ids, _inverse(weights, u)[:, None])[:, 0]
 
 
 def _weights(logits: mx.array, best: mx.array, params: Sequence[SamplingParams]) -> mx.array:
@@ -131,7 +132,7 @@ def _inverse(weights: mx.array, u: mx.array) -> mx.array:
         return _pick(weights, u[:, 1:])
     blocks = blocks_of(weights, 0.0)  # [R, B, BLOCK]
     block = _pick(mx.cumsum(blocks, axis=-1)[..., -1], u[:, :1])  # [R]
-    inside = mx.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]  # [R, BLOCK]
+    inside = current_device().operations.of_rows(blocks, block[:, None])[:, 0]  # [R, BLOCK]
     return block * BLOCK + _pick(inside, u[:, 1:])
 
 
@@ -152,7 +153,7 @@ def _with_logprobs(logits: mx.array, tokens: mx.array, rows: Sequence[RowSamplin
     where = mx.array(wanted)
     part = logits[where]
     whole = mx.logsumexp(part, axis=-1, keepdims=True)  # [W, 1]
-    chosen = mx.take_along_axis(part, tokens[where][:, None], axis=-1) - whole
+    chosen = current_device().operations.of_rows(part, tokens[where][:, None]) - whole
     logprobs = mx.zeros(len(rows)).at[where].add(chosen[:, 0])
     highest = max(rows[i].params.logprobs or 0 for i in wanted)
     if highest == 0:

@@ -6,6 +6,8 @@ import math
 
 import mlx.core as mx
 
+from quire.device.device import current_device
+
 BLOCK = 128
 """Tokens a block. The best k of a row lie in the k blocks with the best maxima, so k * BLOCK
 candidates are sorted instead of the vocabulary."""
@@ -32,23 +34,23 @@ def top(logits: mx.array, n: int) -> tuple[mx.array, mx.array]:
     Returns:
         ids int32 [R, n] and values float32 [R, n].
     """
-    vocab = logits.shape[1]
+    vocab, of_rows = logits.shape[1], current_device().operations.of_rows
     if n == vocab:
         ids = mx.argsort(-logits, axis=-1).astype(mx.int32)
-        return ids, mx.take_along_axis(logits, ids, axis=-1)
+        return ids, of_rows(logits, ids)
     if n * BLOCK < vocab:
         blocks = blocks_of(logits, -math.inf)  # [R, B, BLOCK]
         chosen = _largest(blocks.max(axis=-1), n)  # [R, n]
         ids = (chosen[..., None] * BLOCK + mx.arange(BLOCK)).flatten(1)
-        candidates = mx.take_along_axis(blocks, chosen[..., None], axis=1).flatten(1)
-        ids = mx.take_along_axis(ids, _largest(candidates, n), axis=-1)
+        candidates = of_rows(blocks, chosen).flatten(1)
+        ids = of_rows(ids, _largest(candidates, n))
     else:
         ids = _largest(logits, n)
     ids = mx.sort(ids, axis=-1)
     real = mx.minimum(ids, vocab - 1)  # blocks are filled up with tokens that don't exist
-    values = mx.where(ids == real, mx.take_along_axis(logits, real, axis=-1), -math.inf)
+    values = mx.where(ids == real, of_rows(logits, real), -math.inf)
     order = mx.argsort(-values, axis=-1)  # stable: equals stay sorted by id
-    return mx.take_along_axis(real, order, axis=-1), mx.take_along_axis(values, order, axis=-1)
+    return of_rows(real, order), of_rows(values, order)
 
 
 def _largest(values: mx.array, n: int) -> mx.array:

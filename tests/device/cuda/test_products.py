@@ -8,7 +8,7 @@ import mlx.core as mx
 import pytest
 
 from quire.device.cuda import products
-from quire.device.cuda.products import Packed, Products, few_defines, header
+from quire.device.cuda.products import Packed, Products, few_defines, header, many_defines
 from quire.device.gpu_kernels import kernel_text
 from tests.support.nvcc import assert_compiles
 
@@ -21,7 +21,18 @@ PRODUCT = (
 SOURCES = [
     ("few.cuh", few_defines(64, experts=False) | DOWN, PRODUCT),
     *(("few.cuh", few_defines(128, experts=True) | more, PRODUCT) for more in (GATED, DOWN)),
-    *(("many.cuh", {"GROUP": 64, **more}, PRODUCT) for more in (GATED, DOWN)),
+    *(
+        ("many.cuh", many_defines(64, dense=dense) | more, PRODUCT)
+        for more in (GATED, DOWN)
+        for dense in (False, True)
+    ),
+    ("few.cuh", few_defines(64, experts=False) | DOWN | {"TILES": 4}, PRODUCT),
+    ("unpack.cuh", {"GROUP": 64, "GELU": 0}, PRODUCT),
+    (
+        "gate.cuh",
+        {"GELU": 1},
+        "const T* gate, const int* gate_shape, const T* up, T* y",
+    ),
     (
         "group.cuh",
         {"EXPERT_COUNT": 128, "TILE": 64, "GELU": 0},

@@ -7,29 +7,73 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from quire.device.cuda.encoding import Encoder
-from quire.device.cuda.products import Packed, Products
+from quire.device.cuda.products import MOST_ROWS, Packed, Products
 from quire.device.operations import (
     ExpertMatrices,
     GatedExperts,
+    GatedMatrices,
+    Matrix,
     Operations,
     PackedWeight,
     VectorCoding,
 )
 
+_UNPACKED_BYTES = 128 << 20
+"""Of a matrix that is unpacked at a time: a model's head would take gigabytes."""
+
 
 class CUDAOperations(Operations):
-    """Products of packed weights on tensor cores, where they are faster than MLX's."""
+    """Products of packed weights on tensor cores, where they are faster than MLX's.
+
+    MLX 0.32.4 compiles its own for 8 rows and more at first use, half a minute for each of six
+    kernels. None of them is needed for what these kernels read.
+    """
 
     def __init__(self) -> None:
         self._products = Products()
         self._encoder = Encoder()
 
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
+        if x.size // x.shape[-1] > MOST_ROWS:
+            return self._by_numbers(x, weight, bias)
         packed = _affine(weight)
         y = None if packed is None else self._products.linear(x, packed)
         if y is None:
             return super().packed_linear(x, weight, bias)
         return y if bias is None else y + bias
+
+    def gated_mlp(self, x: mx.array, mlp: GatedMatrices) -> mx.array | None:
+        gate, up = (_alone(each) for each in (mlp.gate, mlp.up))
+        if gate is None or up is None or x.ndim != 2:
+            return None
+        inner = self._products.gated(x, gate, up, mlp.activation)
+        return None if inner is None else self.product(inner, mlp.down)
+
+    def _by_numbers(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
+        """The same by matrices that are unpacked first, a part at a time."""
+        outputs = weight.codes.shape[0]
+        part = max(1, _UNPACKED_BYTES // (x.shape[-1] * x.dtype.size))
+        found = []
+        for first in range(0, outputs, part):
+            codes = weight.span(first, first + part) if part < outputs else weight
+            own = None if bias is None else bias[first : first + part]
+            found.append(self.linear(x, self._unpacked(codes, x.dtype), own))
+        return found[0] if len(found) == 1 else mx.concatenate(found, axis=-1)
+
+    def _unpacked(self, weight: PackedWeight, dtype: mx.Dtype) -> mx.array:
+        packed = _affine(weight)
+        numbers = None if packed is None else self._products.unpacked(packed, dtype)
+        return weight.unpacked(dtype) if numbers is None else numbers
+
+    def gate(self, name: str, x: mx.array, y: mx.array) -> mx.array | None:
+        return self._products.gate(name, x, y)
+
+    def of_rows(self, x: mx.array, numbers: mx.array) -> mx.array:
+        # MLX compiles 4 s for each pair of types that it takes along an axis; this kernel it needs
+        # for other things too.
+        rows, count = x.shape[:2]
+        starts = mx.arange(0, rows * count, count, dtype=mx.int32)[:, None]
+        return x.flatten(0, 1)[numbers.astype(mx.int32) + starts]
 
     def encode(
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
@@ -43,7 +87,7 @@ class CUDAOperations(Operations):
         return found
 
     def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array | None:
-        gate, up, down = (_unbiased(each) for each in (mlp.gate, mlp.up, mlp.down))
+        gate, up, down = (_alone(each) for each in (mlp.gate, mlp.up, mlp.down))
         if mlp.activation is None or gate is None or up is None or down is None:
             return None
         return self._products.experts(x, chosen, (gate, up, down), mlp.activation)
@@ -56,6 +100,7 @@ def _affine(weight: PackedWeight) -> Packed | None:
     return Packed(weight.codes, weight.scales, weight.biases, packing.group_size, packing.bits)
 
 
-def _unbiased(matrices: ExpertMatrices) -> Packed | None:
-    weight = matrices.weight
-    return _affine(weight) if isinstance(weight, PackedWeight) and matrices.bias is None else None
+def _alone(matrix: Matrix | ExpertMatrices) -> Packed | None:
+    """The weight, where it is packed and there is no bias."""
+    weight = matrix.weight
+    return _affine(weight) if isinstance(weight, PackedWeight) and matrix.bias is None else None

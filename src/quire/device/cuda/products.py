@@ -1,12 +1,12 @@
 """Products of packed weights on tensor cores: affine codes of 4 bits, bfloat16.
 
-MLX 0.32.4 reads a matrix once for each of 2 to 7 rows, and gathers experts pair by pair. From 8
-rows on its own product of a matrix is as fast or faster (H200: benchmarks/gpu/results).
+MLX 0.32.4 reads a matrix once for each of 2 to 7 rows, and gathers experts pair by pair.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -18,13 +18,22 @@ from quire.device.kept import kept
 log = logging.getLogger("quire.device")
 
 _PACKAGE = "quire.device.cuda"
-_MOST_ROWS = 7
+MOST_ROWS = 512
+"""Rows up to which matrices are multiplied by codes.
+
+With more, cuBLAS is faster, once a matrix is unpacked. But it chooses a kernel for each number of
+rows anew, tens of milliseconds a step, and MLX builds a step's graphs anew around its kernels.
+"""
+_FEW_ROWS = 64
+"""Rows up to which a thread block has 16 of a matrix's rows for itself."""
+_TILES = (1, 2, 4)
+"""Of 8 rows, which a thread block multiplies at a time."""
 _WARPS = 16
 _EXPERT_WARPS = 8
 _FEW_TILE, _MANY_TILE = 8, 64
 """Pairs of row and expert in a tile, where few rows come to an expert, and where many do."""
 _MOST_EXPERTS = 1024
-_GROUP_LANES = 1024
+_GROUP_LANES, _LANES, _MANY_LANES = 1024, 256, 128
 _TOLERANCE = 1e-2
 _AGREE = "packed products agree"
 
@@ -78,14 +87,38 @@ class Products:
         return difference is None
 
     def linear(self, x: mx.array, weight: Packed) -> mx.array | None:
-        """`[..., in]` -> `[..., out]`; None where MLX's own is faster, or the only one."""
+        """`[..., in]` -> `[..., out]`; None where the kernels do not serve."""
         rows = x.size // x.shape[-1]
-        if not 1 < rows <= _MOST_ROWS or x.dtype != mx.bfloat16:
+        if not 1 < rows <= MOST_ROWS or x.dtype != mx.bfloat16:
             return None
         if not (weight.readable_by_kernels and self.sound):
             return None
         y = _linear(x.reshape(rows, -1), weight)
         return y.reshape(*x.shape[:-1], -1)
+
+    def gated(self, x: mx.array, gate: Packed, up: Packed, activation: str) -> mx.array | None:
+        """`activation(gate(x)) * up(x)`, `[M, in]` -> `[M, out]`; None where nothing serves."""
+        if not _FEW_ROWS < x.shape[0] <= MOST_ROWS or x.dtype != mx.bfloat16:
+            return None
+        if activation not in ACTIVATIONS or gate.group_size != up.group_size:
+            return None
+        if not (gate.readable_by_kernels and up.readable_by_kernels and self.sound):
+            return None
+        return _many(x, gate, up, ACTIVATIONS[activation])
+
+    def unpacked(self, weight: Packed, dtype: mx.Dtype) -> mx.array | None:
+        """`[out, in]` of a matrix; None where the kernels do not serve."""
+        if dtype != mx.bfloat16 or not (weight.readable_by_kernels and self.sound):
+            return None
+        return _unpacked(weight)
+
+    def gate(self, activation: str, x: mx.array, y: mx.array) -> mx.array | None:
+        """`activation(x) * y` of arrays of one shape; None where the kernels do not serve."""
+        if x.dtype != mx.bfloat16 or y.dtype != mx.bfloat16 or x.shape != y.shape or x.size % 8:
+            return None
+        if activation not in ACTIVATIONS or not self.sound:
+            return None
+        return _gated(x, y, ACTIVATIONS[activation])
 
     def experts(
         self,
@@ -121,13 +154,53 @@ class Products:
 
 
 def _linear(x: mx.array, weight: Packed) -> mx.array:
-    """`[M, in]` -> `[M, out]`, 8 rows at most."""
+    """`[M, in]` -> `[M, out]`."""
     rows, outputs = x.shape[0], weight.codes.shape[0]
-    return _linear_kernel(weight.group_size)(
+    if rows > _FEW_ROWS:
+        return _many(x, weight)
+    tiles = next(n for n in _TILES if rows <= 8 * n or n == _TILES[-1])
+    return _linear_kernel(weight.group_size, tiles)(
         inputs=[x, weight.codes, weight.scales, weight.biases],
-        grid=(outputs // 16 * _WARPS * 32, 1, 1),
+        grid=(outputs // 16 * _WARPS * 32, -(-rows // (8 * tiles)), 1),
         threadgroup=(_WARPS * 32, 1, 1),
         output_shapes=[(rows, outputs)],
+        output_dtypes=[mx.bfloat16],
+    )[0]
+
+
+def _many(x: mx.array, weight: Packed, up: Packed | None = None, gelu: int = 0) -> mx.array:
+    """`[M, in]` -> `[M, out]` of many rows; with `up`, `activation(weight(x)) * up(x)`."""
+    rows, outputs = x.shape[0], weight.codes.shape[0]
+    second = [] if up is None else [up.codes, up.scales, up.biases]
+    width = 128 if up is None else 64
+    return _dense_kernel(up is not None, weight.group_size, gelu)(
+        inputs=[x, weight.codes, weight.scales, weight.biases, *second],
+        grid=(-(-outputs // width) * _MANY_LANES, -(-rows // _MANY_TILE), 1),
+        threadgroup=(_MANY_LANES, 1, 1),
+        output_shapes=[(rows, outputs)],
+        output_dtypes=[mx.bfloat16],
+    )[0]
+
+
+def _unpacked(weight: Packed) -> mx.array:
+    """`[out, in]`."""
+    outputs, words = weight.codes.shape
+    return _unpack_kernel(weight.group_size)(
+        inputs=[weight.codes, weight.scales, weight.biases],
+        grid=(-(-outputs * words // _LANES) * _LANES, 1, 1),
+        threadgroup=(_LANES, 1, 1),
+        output_shapes=[(outputs, words * 8)],
+        output_dtypes=[mx.bfloat16],
+    )[0]
+
+
+def _gated(x: mx.array, y: mx.array, gelu: int) -> mx.array:
+    """`activation(x) * y` of arrays of one shape, whose size is a multiple of 8."""
+    return _gate_kernel(gelu)(
+        inputs=[x.reshape(-1, 8), y.reshape(-1, 8)],
+        grid=(-(-x.size // 8 // _LANES) * _LANES, 1, 1),
+        threadgroup=(_LANES, 1, 1),
+        output_shapes=[x.shape],
         output_dtypes=[mx.bfloat16],
     )[0]
 
@@ -147,7 +220,7 @@ def _experts(
         output_shapes=[(pairs,), (most, 3)],
         output_dtypes=[mx.int32, mx.int32],
     )
-    lanes = 128 if many else _EXPERT_WARPS * 32
+    lanes = _MANY_LANES if many else _EXPERT_WARPS * 32
     outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
     inner = _expert_kernel(many, True, gate.group_size, top, gelu)(
         inputs=[
@@ -178,6 +251,11 @@ def few_defines(group_size: int, *, experts: bool) -> dict[str, int]:
     return {"TILES": 1, "WARPS": warps, "EXPERTS": int(experts), "GROUP": group_size}
 
 
+def many_defines(group_size: int, *, dense: bool) -> dict[str, int]:
+    """The constants of `many.cuh`, but for those of a gate."""
+    return {"GROUP": group_size, "DENSE": int(dense)}
+
+
 def header(defines: dict[str, int]) -> str:
     """What stands before a kernel's source."""
     lines = ["#include <cuda_bf16.h>", *(f"#define {name} {n}" for name, n in defines.items())]
@@ -185,18 +263,38 @@ def header(defines: dict[str, int]) -> str:
 
 
 @cache
-def _linear_kernel(group_size: int) -> Kernel:
-    defines = few_defines(group_size, experts=False) | {"GATED": 0, "GELU": 0}
+def _linear_kernel(group_size: int, tiles: int) -> Kernel:
+    defines = few_defines(group_size, experts=False) | {"GATED": 0, "GELU": 0, "TILES": tiles}
     return _compiled("few", ["x", "w", "scales", "biases"], ["y"], defines)
 
 
 @cache
+def _unpack_kernel(group_size: int) -> Kernel:
+    return _compiled("unpack", ["w", "scales", "biases"], ["y"], {"GROUP": group_size, "GELU": 0})
+
+
+@cache
+def _gate_kernel(gelu: int) -> Kernel:
+    return _compiled("gate", ["gate", "up"], ["y"], {"GELU": gelu})
+
+
+@cache
 def _expert_kernel(many: bool, gated: bool, group_size: int, top: int, gelu: int) -> Kernel:
-    defines = {"GROUP": group_size} if many else few_defines(group_size, experts=True)
-    defines = defines | {"GATED": int(gated), "TOP": top, "GELU": gelu}
-    second = ["w_up", "scales_up", "biases_up"] if gated else []
-    inputs = ["x", "w", "scales", "biases", *second, "order", "tiles"]
+    own = many_defines(group_size, dense=False) if many else few_defines(group_size, experts=True)
+    defines = own | {"GATED": int(gated), "TOP": top, "GELU": gelu}
+    inputs = [*_matrices(gated), "order", "tiles"]
     return _compiled("many" if many else "few", inputs, ["y"], defines)
+
+
+@cache
+def _dense_kernel(gated: bool, group_size: int, gelu: int) -> Kernel:
+    defines = many_defines(group_size, dense=True) | {"GATED": int(gated), "TOP": 1, "GELU": gelu}
+    return _compiled("many", _matrices(gated), ["y"], defines)
+
+
+def _matrices(gated: bool) -> list[str]:
+    second = ["w_up", "scales_up", "biases_up"] if gated else []
+    return ["x", "w", "scales", "biases", *second]
 
 
 @cache
@@ -218,25 +316,48 @@ def _difference() -> str | None:
     """How far the kernels are from MLX's products, of random weights; None if near enough."""
     for group_size in (64, 128):
         weight = _random(144, 256, group_size, 0)
-        for rows in (2, 7, 8):
+        difference = _compared(_unpacked(weight), _plain(weight))
+        if difference:
+            return f"numbers of codes, groups of {group_size}: {difference}"
+        for rows in (2, 8, 13, 50, 65, 130):
             x = mx.random.normal((rows, 256), key=mx.random.key(rows)).astype(mx.bfloat16)
             difference = _compared(_linear(x, weight), x @ _plain(weight).T)
             if difference:
                 return f"{rows} rows, groups of {group_size}: {difference}"
+        gated = _many(x, weight, other := _random(144, 256, group_size, 1))
+        inner = [x @ _plain(each).T for each in (weight, other)]
+        difference = _compared(gated, _spelled_out(inner[0], inner[1], 0))
+        if difference:
+            return f"gated, groups of {group_size}: {difference}"
+    for activation, gelu in ACTIVATIONS.items():
+        x, y = mx.random.normal((2, 40, 24), key=mx.random.key(gelu)).astype(mx.bfloat16)
+        difference = _compared(_gated(x, y, gelu), _spelled_out(x, y, gelu))
+        if difference:
+            return f"{activation}: {difference}"
     count, hidden = 8, 256
     gate, up = _random(64, hidden, 64, 1, count), _random(64, hidden, 64, 2, count)
     down = _random(hidden, 64, 64, 3, count)
     for rows in (1, 9, 100):
         x = mx.random.normal((rows, hidden), key=mx.random.key(rows)).astype(mx.bfloat16)
         chosen = mx.argsort(mx.random.normal((rows, count), key=mx.random.key(rows)))[:, :3]
+        chosen = chosen.astype(mx.int32)
         got = _experts(x, chosen, (gate, up, down), 0)
         inner = [(x[:, None, None] @ _plain(m)[chosen].swapaxes(-1, -2)) for m in (gate, up)]
-        product = (inner[0] * mx.sigmoid(inner[0]) * inner[1]).astype(mx.bfloat16)
+        product = _spelled_out(inner[0], inner[1], 0).astype(mx.bfloat16)
         expected = (product @ _plain(down)[chosen].swapaxes(-1, -2)).squeeze(-2)
         difference = _compared(got, expected)
         if difference:
             return f"experts, {rows} rows: {difference}"
     return None
+
+
+def _spelled_out(x: mx.array, y: mx.array, gelu: int) -> mx.array:
+    """`activation(x) * y` in float32."""
+    x, y = x.astype(mx.float32), y.astype(mx.float32)
+    if not gelu:
+        return x * mx.sigmoid(x) * y
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)
+    return 0.5 * x * (1 + mx.tanh(inner)) * y
 
 
 def _random(outputs: int, inputs: int, group_size: int, seed: int, experts: int = 0) -> Packed:

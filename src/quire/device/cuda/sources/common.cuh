@@ -8,6 +8,20 @@ __device__ __forceinline__ void product(float* c, unsigned a0, unsigned a1, unsi
 __device__ __forceinline__ unsigned raised(unsigned word, int shift) {
   return ((word >> shift) & 0x000F000Fu) | 0x43004300u;
 }
+// What the eight codes of a word stand for, in their order.
+__device__ __forceinline__ uint4 numbers(unsigned word, __nv_bfloat162 scale, __nv_bfloat162 bias) {
+  const __nv_bfloat162 base = __float2bfloat162_rn(128.f);
+  unsigned pair[4];  // elements (j, j + 4)
+  #pragma unroll
+  for (int j = 0; j < 4; j++) {
+    const unsigned up = raised(word, 4 * j);
+    const __nv_bfloat162 n = __hsub2(*(const __nv_bfloat162*)&up, base);
+    const __nv_bfloat162 number = __hfma2(n, scale, bias);
+    pair[j] = *(const unsigned*)&number;
+  }
+  return make_uint4(__byte_perm(pair[0], pair[1], 0x5410), __byte_perm(pair[2], pair[3], 0x5410),
+                    __byte_perm(pair[0], pair[1], 0x7632), __byte_perm(pair[2], pair[3], 0x7632));
+}
 __device__ __forceinline__ float gated(float gate, float up) {
 #if GELU
   const float y = 0.7978845608028654f * (gate + 0.044715f * gate * gate * gate);
