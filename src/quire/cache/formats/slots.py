@@ -125,8 +125,10 @@ class TailRows:
         `[m * kv_heads]` each; None when there are none.
         """
         slots = self.slots
-        full = np.flatnonzero(slots.offsets[self.numbers] == slots.block_tokens - 1)
-        if not len(full):
+        last = slots.block_tokens - 1
+        # In most steps there are few rows, and none of them fills a tail: cheaper than numpy.
+        full = [n for n, at in enumerate(slots.offsets[self.numbers].tolist()) if at == last]
+        if not full:
             return None
         tails = head_rows(self.tails[full, None], slots.kv_heads).reshape(-1)
         blocks = head_rows(slots.blocks[self.numbers][full, None], slots.kv_heads).reshape(-1)
