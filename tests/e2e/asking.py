@@ -15,7 +15,7 @@ SKILLS = Path(__file__).parent.parent / "data" / "skills"
 
 def ask(client: Client, item: SkillItem, **fields: Any) -> SkillAnswer:
     """A greedy answer to an item."""
-    body: dict[str, Any] = {"messages": item.messages, "temperature": 0, "max_tokens": 200}
+    body: dict[str, Any] = {"messages": item.messages, "temperature": 0, "max_tokens": 512}
     body["enable_thinking"] = item.enable_thinking
     if item.tools:
         body["tools"] = item.tools
