@@ -175,12 +175,15 @@ def test_a_tail_that_fills_is_named_with_its_block() -> None:
     assert chunk.tail_rows.tolist() == [92]
 
 
-def test_where_all_rows_generate_no_operation_takes_them_apart() -> None:
-    rows = [HandRows(each, 1, PAGE, ([10, 11],), (90 + each,)) for each in (6, 7)]
-    singles = build_metadata(0, FullKV(1, 1), rows, SIZE).slots.singles
-    assert singles is not None
-    vectors = mx.arange(2)
-    assert singles.of(vectors) is vectors
+def test_rows_that_all_generate_need_not_be_taken_apart() -> None:
+    generating = [HandRows(each, 1, PAGE, ([10, 11],), (90 + each,)) for each in (6, 7)]
+    prompt = HandRows(2, 9, PAGE, ([20, 21, 22],), (92,))
+    for rows, every in ((generating, True), ([*generating, prompt], False)):
+        singles = build_metadata(0, FullKV(1, 1), rows, SIZE).slots.singles
+        assert singles is not None
+        assert singles.every == every
+        assert singles.head_offsets.tolist() == [[6 % SIZE], [7 % SIZE]]
+
 
 
 def test_long_block_tables_do_not_share_a_batch_with_short_ones() -> None:

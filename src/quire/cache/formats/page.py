@@ -143,20 +143,22 @@ class PageStore(PackedStore):
     # -- writing -------------------------------------------------------------------------------
 
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
-        singles, chunks = slots.singles, slots.chunks
+        singles = slots.singles
+        if singles is not None and singles.every:
+            self._write_singles(k, v, singles)
+            return []
         if singles is not None:
             self._write_singles(singles.of(k), singles.of(v), singles)
-        if slots.tails is not None and not chunks:
-            return []
         k, v = k.astype(self.shape.dtype), v.astype(self.shape.dtype)
         if slots.tails is None:
             self._code([self._whole(k), self._whole(v)], slots.whole_rows)
-        return [self._write_chunk(k[c.rows], v[c.rows], c) for c in chunks]
+        return [self._write_chunk(k[c.rows], v[c.rows], c) for c in slots.chunks]
 
     def _write_singles(self, k: mx.array, v: mx.array, singles: TailRows) -> None:
-        rows, offsets = singles.head_rows, singles.head_offsets
         vectors = (k, v)[: len(self._tails)]
-        current_device().operations.write_vectors(self._tails, vectors, rows, offsets)
+        current_device().operations.write_vectors(
+            self._tails, vectors, singles.head_rows, singles.head_offsets
+        )
         if singles.filled is not None:
             tails, blocks = singles.filled
             self._code([array[tails] for array in self._tails], blocks)

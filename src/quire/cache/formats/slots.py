@@ -61,7 +61,7 @@ class SlotMapping:
         if self.tails is None:
             return None
         if self._only_singles:
-            return TailRows(slice(0, len(self.tails)), self.tails, self)
+            return TailRows(slice(0, len(self.tails)), self.tails, self, every=True)
         numbers = np.flatnonzero(np.diff(self.query_starts) == 1)
         if not len(numbers):
             return None
@@ -94,15 +94,17 @@ class TailRows:
     Attributes:
         numbers: which `[n]` rows of the mapping they are.
         tails: `[n]` the tail blocks.
+        every: whether these are all the rows of the mapping.
     """
 
     numbers: slice | Ints
     tails: Ints
     slots: SlotMapping
+    every: bool = False
 
     def of(self, vectors: mx.array) -> mx.array:
-        """These rows of `[T, ...]`: the array itself where they are all."""
-        return vectors if len(self.tails) == len(self.slots.blocks) else vectors[self._rows]
+        """These rows of `[T, ...]`."""
+        return vectors[self._rows]
 
     @cached_property
     def _rows(self) -> slice | mx.array:
@@ -116,7 +118,8 @@ class TailRows:
     @cached_property
     def head_offsets(self) -> mx.array:
         """`[n, 1]` places within the tails."""
-        return mx.array(self.slots.offsets[self.numbers, None])
+        slots = self.slots
+        return slots.head_offsets if self.every else mx.array(slots.offsets[self.numbers, None])
 
     @cached_property
     def filled(self) -> tuple[mx.array, mx.array] | None:
