@@ -185,7 +185,6 @@ def test_rows_that_all_generate_need_not_be_taken_apart() -> None:
         assert singles.head_offsets.tolist() == [[6 % SIZE], [7 % SIZE]]
 
 
-
 def test_long_block_tables_do_not_share_a_batch_with_short_ones() -> None:
     rows = [HandRows(length, 1, PLAIN, (range(length // SIZE + 1),)) for length in (3, 5, 200, 210)]
     batches, _ = cut(build_metadata(0, FullKV(1, 1), rows, SIZE))
