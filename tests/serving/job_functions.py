@@ -6,13 +6,18 @@ import os
 import signal
 from collections.abc import Sequence
 
-from quire.core.errors import RequestError
+from quire.core.errors import ModelError, RequestError
 from quire.serving.job_process import ask
 
 
 def opened() -> list[str]:
     """What every job is given."""
     return ["opened"]
+
+
+def unopened() -> None:
+    """What is raised where a model's folder is gone."""
+    raise ModelError("folder has no tokenizer.json")
 
 
 async def join(given: list[str], *words: str) -> tuple[int, str]:

@@ -41,6 +41,14 @@ async def test_each_job_has_a_process_of_its_own(jobs: Jobs) -> None:
     await gone(first[0])
 
 
+async def test_why_no_job_can_be_started_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    jobs = Jobs(functions.unopened, LIMITS)
+    with pytest.raises(EngineFailure, match=r"folder has no tokenizer\.json"):
+        await jobs.run(functions.join, "a")
+    await jobs.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
 async def test_large_arguments_and_results_pass(jobs: Jobs) -> None:
     text = "x" * (8 << 20)
     assert len((await jobs.run(functions.join, text))[1]) > len(text)

@@ -47,7 +47,12 @@ def main() -> None:
     opening = _read(control)
     assert isinstance(opening, Opening)
     write_logs(opening.log_level, opening.log_format)
-    opened = opening.opener()
+    try:
+        opened = opening.opener()
+    except QuireError as error:  # such as a folder that is gone
+        with contextlib.suppress(BrokenPipeError):
+            control.sendall(framed(Failed(error)))
+        return
     gc.collect()
     gc.freeze()  # children share these pages as long as nobody writes to them
     with contextlib.suppress(BrokenPipeError):  # the server has ended meanwhile

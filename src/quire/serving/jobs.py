@@ -224,13 +224,16 @@ class _JobProcess:
         try:
             async with asyncio.timeout(_OPENING_S):
                 await asyncio.get_running_loop().sock_sendall(ours, framed(opening))
-                await _receive(ours)
+                started = await _receive(ours)
         except (OSError, EOFError) as error:
             await parent.close()
             raise EngineFailure("the process that starts jobs did not start") from error
         except asyncio.CancelledError:
             await parent.close()
             raise
+        if isinstance(started, Failed):
+            await parent.close()
+            raise EngineFailure(f"no process for requests can be started: {started.error}")
         return parent
 
     @property
