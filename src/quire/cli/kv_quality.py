@@ -259,8 +259,9 @@ def _continue(
     done: Callable[[], None],
 ) -> None:
     answers = []
+    stops = frozenset(loaded.eos_ids)  # what a model writes behind its answer's end means nothing
     for each in formats:
-        answers.append(generate(loaded, each, prompts, max_tokens=_CONTINUED))
+        answers.append(generate(loaded, each, prompts, max_tokens=_CONTINUED, stops=stops))
         done()
     for score, got in zip(scores, answers, strict=True):
         equal = [a == b for a, b in zip(got, answers[0], strict=True)]

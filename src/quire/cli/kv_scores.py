@@ -38,7 +38,7 @@ class Score:
         judged: tokens that the next figures are of: the answers of conversations, or all tokens.
         kl_prompts: mean divergence of the tokens that are only read; reported, no gate. Models
             that learned from answers alone, as the embedded one, predict nothing there.
-        greedy: share of continuations that equal plain's for 64 tokens.
+        greedy: share of continuations that equal plain's to their end, or for 64 tokens.
         needles: (length, depth, found) of each needle.
         skills: by name, how many answers were right, and of how many.
     """
