@@ -501,8 +501,27 @@ def test_files_are_pasted_dropped_and_sent_and_the_talk_is_exported(
             text = Path(download.value.path()).read_text()
             assert expected in text
             assert "Two squares" in text
-        broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"\x89PNG\r\n\x1a\n"}
+
+
+def test_a_file_that_is_refused_does_not_stand_in_the_way(page: Any, served: Served) -> None:
+    info = replace(served.engine.info, modalities=("text", "image"))
+    engine = ScriptedEngine(info, lambda _: Script(served.ids("Fine")))
+    config = ServerConfig()
+    with serving(build_app(one_model(engine, "quire-demo", config), config)) as url:
+        opened(page, url)
+        broken = {"name": "broken.png", "mimeType": "image/png", "buffer": b"no picture"}
         page.set_input_files("input[type=file]", broken)
-        page.wait_for_selector(".thumb")
-        ask(page, "And now?")
+        page.wait_for_selector(".thumb .chip:has-text('broken.png'):has-text('cannot be shown')")
+        ask(page, "What is it?")
         page.wait_for_selector(".assistant .error:text-matches('^broken.png cannot be used: it ')")
+        page.wait_for_selector(".user .chip:has-text('cannot be shown')")
+        page.wait_for_selector(".user .note:has-text('not sent along')")
+        ask(page, "Still there?")
+        page.wait_for_selector(".assistant .text:has-text('Fine')")
+        assert "What is it?" not in prompt_of(served, engine.requests[-1])
+        page.locator("[aria-label='Edit and send again']").first.click()
+        page.click(".editing [aria-label='Take broken.png away']")
+        page.get_by_role("button", name="Send again", exact=True).click()
+        page.wait_for_selector(".assistant .text:has-text('Fine')")
+        assert page.locator(".messages :is(.chip, .error, .note)").count() == 0
+        assert "What is it?" in prompt_of(served, engine.requests[-1])

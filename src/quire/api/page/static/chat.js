@@ -5,7 +5,7 @@ import { Composer } from "./composer.js";
 import { $, announce, h, icon, iconButton } from "./dom.js";
 import { exported } from "./export.js";
 import { titled, withNames } from "./files.js";
-import { MessageView } from "./message.js";
+import { failed, MessageView } from "./message.js";
 import { Parameters } from "./parameters.js";
 import * as store from "./store.js";
 
@@ -64,6 +64,7 @@ export class Chat {
     this.log.replaceChildren();
     for (const message of this.current.messages) this.view(message);
     if (!this.views.length) this.log.append(this.welcome());
+    this.markFailed();
     this.list();
     this.toEnd();
     this.composer.focus();
@@ -104,7 +105,7 @@ export class Chat {
   view(message) {
     $(".welcome", this.log)?.remove();
     const view = new MessageView(message, {
-      edit: (text) => this.rewrite(view, text),
+      edit: (text, files) => this.rewrite(view, text, files),
       again: () => this.again(view),
       results: (results) => this.results(results),
     });
@@ -147,11 +148,16 @@ export class Chat {
     const index = this.views.indexOf(view);
     for (const old of this.views.splice(index)) old.node.remove();
     this.current.messages.splice(index);
+    this.markFailed();
   }
 
-  async rewrite(view, text) {
+  markFailed() {
+    const left = failed(this.current.messages);
+    for (const view of this.views) view.leaveOut(left.has(view.message));
+  }
+
+  async rewrite(view, text, files) {
     if (this.running) return;
-    const { files } = view.message;
     this.cut(view);
     this.add({ role: "user", content: text, files });
     await this.answer();
@@ -196,7 +202,10 @@ export class Chat {
     this.composer.busy = false;
     this.turn(false);
     store.put(conversation).catch(() => {});
-    if (conversation === this.current) this.follow();
+    if (conversation === this.current) {
+      this.markFailed();
+      this.follow();
+    }
     announce(message.error ? `Error: ${message.error}` : message.stopped ? "Stopped." : `Answer: ${message.content.slice(0, 400)}`);
     this.composer.catchFocus();
   }

@@ -1,7 +1,7 @@
 // Where one writes: text that grows, files by drop, paste or choice, send and stop.
 
 import { h, iconButton } from "./dom.js";
-import { accepted, named, read, refusal, taken, thumb } from "./files.js";
+import { accepted, named, read, refusal, removable, taken } from "./files.js";
 
 export class Composer {
   constructor(send, stop) {
@@ -80,8 +80,7 @@ export class Composer {
   }
 
   refresh() {
-    this.thumbs.replaceChildren(...this.files.map((file) => h("span", { class: "thumb" }, thumb(file),
-      iconButton("close", `Take ${file.name} away`, () => this.drop(file)))));
+    this.thumbs.replaceChildren(...removable(this.files, (file) => this.drop(file)));
     const kinds = taken(this.model);
     this.attach.hidden = !kinds.length;
     this.attach.title = this.attach.ariaLabel = `Add ${named(kinds)}`;

@@ -1,6 +1,6 @@
 // Files that go along with a message: what they are, who takes them, how they are sent and shown.
 
-import { h, icon } from "./dom.js";
+import { h, icon, iconButton } from "./dom.js";
 
 const LARGEST = 20 << 20;
 
@@ -76,21 +76,33 @@ export function withNames(error, messages) {
   return error;
 }
 
-/** A file that was sent: a picture, or a player with the file's name; the name alone of what the browser cannot play. */
+/** A file that was sent: a picture, or a player with the file's name; the name alone of what the browser cannot show. */
 export function player(file) {
   const { kind, url, name } = file;
   const shown = KINDS[kind].player(url, name);
-  if (kind === "image") return shown;
+  if (kind === "image") return orName(shown, file);
   const node = h("figure", { class: "media" }, shown, h("figcaption", {}, name));
   shown.addEventListener("error", () => node.replaceChildren(thumb(file), h("figcaption", {}, "This browser cannot play it.")));
   return node;
 }
 
-/** A file that is not sent yet. */
-export function thumb({ kind, url, name }) {
-  if (kind === "image") return h("img", { src: url, alt: name, title: name });
-  return h("span", { class: "chip", title: name }, icon(KINDS[kind].sign), h("span", {}, name));
+/** Files that are not sent yet, with a button each that takes one away. */
+export const removable = (files, remove) => files.map((file) => h("span", { class: "thumb" }, thumb(file),
+  iconButton("close", `Take ${file.name} away`, () => remove(file))));
+
+function thumb(file) {
+  const { kind, url, name } = file;
+  return kind === "image" ? orName(h("img", { src: url, alt: name, title: name }), file) : chip(file);
 }
+
+/** A picture; its file's name where the browser cannot show it. */
+function orName(picture, file) {
+  picture.addEventListener("error", () => picture.replaceWith(chip(file, "cannot be shown")));
+  return picture;
+}
+
+const chip = ({ kind, name }, more) => h("span", { class: "chip", title: name }, icon(KINDS[kind].sign),
+  h("span", {}, name), more && h("small", {}, more));
 
 function listed(words) {
   return words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} or ${words.at(-1)}`;

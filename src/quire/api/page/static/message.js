@@ -1,7 +1,7 @@
 // One message: thoughts folded, calls shown, and what one can do with it.
 
 import { copyButton, h, icon, iconButton } from "./dom.js";
-import { player } from "./files.js";
+import { player, removable } from "./files.js";
 import { count, loaded, seconds, share } from "./figures.js";
 import { codeBlock, Markdown } from "./markdown.js";
 
@@ -62,6 +62,12 @@ export class MessageView {
     this.streaming = false;
     this.node.removeAttribute("aria-busy");
     this.draw();
+  }
+
+  /** Says whether the message goes along with later requests. */
+  leaveOut(left) {
+    if (this.message.role !== "user") return;
+    this.below.replaceChildren(...(left ? [h("p", { class: "note" }, "Not answered, so it is not sent along with later messages.")] : []));
   }
 
   draw() {
@@ -125,14 +131,23 @@ export class MessageView {
   }
 
   edit() {
+    const files = [...(this.message.files ?? [])];
     const field = h("textarea", { rows: 3, "aria-label": "Edit message", value: this.message.content });
+    const thumbs = h("div", { class: "thumbs" });
+    const drop = (file) => {
+      files.splice(files.indexOf(file), 1);
+      showFiles();
+      field.focus();
+    };
+    const showFiles = () => thumbs.replaceChildren(...removable(files, drop));
     const done = () => {
       form.replaceWith(this.text);
-      this.foot.hidden = false;
+      this.above.hidden = this.foot.hidden = false;
       this.foot.lastChild.focus(); // the button that began it
     };
-    const send = () => field.value.trim() && this.actions.edit(field.value.trim());
-    const form = h("div", { class: "editing" }, field, h("div", { class: "row end" },
+    const send = () => (field.value.trim() || files.length) && this.actions.edit(field.value.trim(), files);
+    showFiles();
+    const form = h("div", { class: "editing" }, thumbs, field, h("div", { class: "row end" },
       h("button", { type: "button", onclick: done }, "Cancel"),
       h("button", { type: "button", class: "main", onclick: send }, "Send again")));
     field.addEventListener("keydown", (event) => {
@@ -140,13 +155,25 @@ export class MessageView {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
     });
     this.text.replaceWith(form);
-    this.foot.hidden = true;
+    this.above.hidden = this.foot.hidden = true;
     field.focus();
   }
 }
 
 /** Whether an answer never came to its end, not even to an error: it is kept as it began. */
-export const isCutOff = ({ role, finish, error, stopped }) => role === "assistant" && !finish && !error && !stopped;
+const isCutOff = ({ role, finish, error, stopped }) => role === "assistant" && !finish && !error && !stopped;
+
+/** The messages of turns that failed. They are shown and not sent along: what the server refused once it would refuse again. */
+export function failed(messages) {
+  const found = new Set();
+  for (const [at, message] of messages.entries()) {
+    if (!message.error && !isCutOff(message)) continue;
+    let first = at;
+    while (first > 0 && messages[first].role !== "user") first -= 1;
+    for (const each of messages.slice(first, at + 1)) found.add(each);
+  }
+  return found;
+}
 
 /** How far that has come for which an answer waits. */
 class Waiting {

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { part } from "./files.js";
-import { isCutOff } from "./message.js";
+import { failed } from "./message.js";
 import { settings } from "./store.js";
 
 const NUMBERS = [
@@ -45,7 +45,8 @@ export class Parameters {
     if (values.kv) [body.kv_scheme, body.kv_bits] = kvOf(values.kv);
     if (values.tools) body.tools = JSON.parse(values.tools);
     if (values.system) body.messages.push({ role: "system", content: values.system });
-    for (const message of messages) if (!message.error && !isCutOff(message)) body.messages.push(wire(message));
+    const left = failed(messages);
+    for (const message of messages) if (!left.has(message)) body.messages.push(wire(message));
     return body;
   }
 
