@@ -24,7 +24,7 @@ from quire.text.template import ChatTemplate
 from quire.text.tokenizer import Tokenizer
 
 _KV_MEMORY = 1 << 30
-_LONGEST = 200
+_LONGEST = 512
 """Tokens of an answer."""
 
 
