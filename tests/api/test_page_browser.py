@@ -334,8 +334,13 @@ def test_a_live_view_opened_later_shows_what_was_and_when_it_last_knew(
     assert HTTP.post(f"{served.url}/v1/chat/completions", json=asked).status_code == 200
     opened(page, f"{served.url}/#live")
     ended = page.locator("[aria-label='Last requests'] tbody tr").first
-    ended.get_by_text("None before went on like it from token 3").wait_for()
+    ended.get_by_text("Same as an earlier request up to token 3, then different").wait_for()
     assert re.search(r"\t3 of \d+\t", ended.inner_text())
+    shown = HTTP.get(f"{served.url}/metrics", headers={"accept": "application/json"}).json()
+    shown["ended"] = [shown["ended"][0] | {"first_token_s": 0.202}]
+    page.route("**/metrics", lambda route: route.fulfill(json=shown))
+    page.wait_for_selector(".tile:has-text('first token'):has-text('202 ms')")
+    page.unroute("**/metrics")
     written = page.get_by_role("img", name="Tokens written a second")
     written.and_(page.locator("svg:not([aria-label*=' 0 at most'])")).wait_for()
     page.route("**/metrics", lambda route: route.abort())
@@ -419,8 +424,11 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
         page.click("nav >> text=Chat")
         page.get_by_label("Model", exact=True).select_option("b")
         page.wait_for_selector("#state[data-state=unloaded]:has-text('unloaded')")
+        page.route("**/v1/models", lambda route: route.abort())
         ask(page, "Who?")
         waiting = page.locator(".assistant .note:has-text('Loading b…')")
+        waiting.wait_for()  # before the server has said so
+        page.unroute("**/v1/models")
         waiting.get_by_text("2.0 GB of 5.0 GB read").wait_for()
         assert waiting.locator("progress").evaluate("bar => bar.value") == 0.4
         opening.set()
@@ -504,7 +512,7 @@ def test_files_are_pasted_dropped_and_sent_and_the_talk_is_exported(
 
 
 def test_a_file_that_is_refused_does_not_stand_in_the_way(page: Any, served: Served) -> None:
-    info = replace(served.engine.info, modalities=("text", "image"))
+    info = replace(served.engine.info, modalities=("text", "image"), trained_length=4)
     engine = ScriptedEngine(info, lambda _: Script(served.ids("Fine")))
     config = ServerConfig()
     with serving(build_app(one_model(engine, "quire-demo", config), config)) as url:
@@ -518,10 +526,13 @@ def test_a_file_that_is_refused_does_not_stand_in_the_way(page: Any, served: Ser
         page.wait_for_selector(".user .note:has-text('not sent along')")
         ask(page, "Still there?")
         page.wait_for_selector(".assistant .text:has-text('Fine')")
+        page.wait_for_selector(
+            ".assistant .note:text-matches('^This prompt has [0-9]+ tokens; .* trained on 4[.]$')"
+        )
         assert "What is it?" not in prompt_of(served, engine.requests[-1])
         page.locator("[aria-label='Edit and send again']").first.click()
         page.click(".editing [aria-label='Take broken.png away']")
         page.get_by_role("button", name="Send again", exact=True).click()
         page.wait_for_selector(".assistant .text:has-text('Fine')")
-        assert page.locator(".messages :is(.chip, .error, .note)").count() == 0
+        assert page.locator(".messages :is(.chip, .error, .user .note)").count() == 0
         assert "What is it?" in prompt_of(served, engine.requests[-1])

@@ -23,7 +23,7 @@ HELP = """/file FILE       send a picture, sound or video along with the next me
 /reset           forget the conversation
 /stats           what the last answer took
 /save FILE       write the conversation as JSON
-/exit            leave (Ctrl-D and Ctrl-C too)
+/exit or /quit   leave (Ctrl-D and Ctrl-C too)
 /? or /help      this
 Ctrl-C stops an answer; one more leaves. What is pasted is one message, however
 many lines it has. Begin a message with a space to send one that starts with a
@@ -38,6 +38,7 @@ _COMMANDS = (
     "/stats",
     "/save",
     "/exit",
+    "/quit",
     "/?",
     "/help",
 )
@@ -145,7 +146,7 @@ class Terminal:
     def _command(self, line: str) -> bool:
         """Acts on a command; False to leave."""
         name, _, rest = line.partition(" ")
-        if name == "/exit":
+        if name in ("/exit", "/quit"):
             return False
         if name == "/reset":
             self._chat.messages.clear()
@@ -166,7 +167,7 @@ class Terminal:
             except (OSError, QuireError) as error:
                 self._note(f"{name}: {said(error)}", "red")
         else:
-            self._note(f"unknown command {name}; these are known:\n{HELP}", "red")
+            self._note(f"no such command: {name}; /? lists them", "red")
         return True
 
     def _add_file(self, path: str) -> None:

@@ -37,13 +37,16 @@ export class Chat {
   models(list) {
     this.parameters.models(list);
     this.composer.use(this.parameters.model);
-    this.showLoading();
+    this.showModel();
   }
 
-  /** Says in the answer that waits that its model is being loaded. */
-  showLoading() {
+  /** Tells the answer that waits of its model, which is loaded first where it is not. */
+  showModel() {
     const { answering, parameters } = this;
-    answering?.load(parameters.list.find(({ id, state }) => id === answering.message.model && state === "loading"));
+    const model = parameters.list.find(({ id }) => id === answering?.message.model);
+    if (!model) return;
+    answering.message.trained = model.trained_length;
+    answering.load(model.state === "loaded" ? undefined : model);
   }
 
   choose(model) {
@@ -183,7 +186,7 @@ export class Chat {
     this.composer.catchFocus();
     view.begin();
     this.answering = view;
-    this.showLoading();
+    this.showModel();
     this.turn(true);
     const speed = new Speed();
     try {

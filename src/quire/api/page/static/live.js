@@ -9,7 +9,7 @@ import { Served } from "./served.js";
 
 const EVERY_MS = 1000;
 const MISSES = {
-  "": "All of it was known",
+  "": "All but the last token was known; that one is always computed",
   new: "A new beginning",
   "first difference": "Began as one before, then went on differently",
   "still being written": "Another request was still writing the same",
@@ -83,7 +83,7 @@ export class Live {
     const samples = new Samples(metrics);
     this.written.show(history.written_tokens);
     this.read.show(history.read_tokens);
-    this.showTiles(samples, history, streams);
+    this.showTiles(samples, history, streams, ended);
     this.showStreams(streams);
     this.showEnded(ended);
     this.blocks.show(samples.table("quire_kv_bytes", "pool", "state"), samples.map("quire_kv_block_bytes", "pool"), samples.one("quire_kv_budget_bytes"), samples.loaded());
@@ -101,7 +101,9 @@ export class Live {
     await this.served.refresh(!samples.metrics.quire_models);
   }
 
-  showTiles(samples, history, streams) {
+  showTiles(samples, history, streams, ended) {
+    const firsts = ended.filter(({ first_token_s: first }) => first !== null);
+    const several = firsts.filter(({ generated_tokens: tokens }) => tokens > 1);
     const waiting = samples.one("quire_waiting_sequences");
     const reading = streams.filter((stream) => stream.first_token_s === null).length;
     const tile = (label, value, more) => h("div", { class: "tile" }, h("dt", {}, label), h("dd", {}, value, more && h("small", {}, more)));
@@ -109,8 +111,8 @@ export class Live {
       tile("writing now", count(history.written_tokens.at(-1)), "tokens/s"),
       tile("running", count(samples.one("quire_running_sequences")), `${Math.max(0, reading - waiting)} being read`),
       tile("queue", count(waiting), "waiting"),
-      tile("first token, median since start", seconds(samples.quantile("quire_time_to_first_token_seconds", 0.5))),
-      tile("between tokens, median since start", seconds(samples.quantile("quire_inter_token_seconds", 0.5))),
+      tile(`first token${ofLast(firsts)}`, seconds(median(firsts.map((each) => each.first_token_s)))),
+      tile(`between tokens${ofLast(several)}`, seconds(median(several.map((each) => (each.age_s - each.first_token_s) / (each.generated_tokens - 1))))),
       tile("paused to free memory", count(samples.one("quire_preemptions_total")), "requests"));
   }
 
@@ -152,8 +154,8 @@ export class Live {
     const rows = ended.map((each) => [
       ["ended", "age", `${seconds(Math.round(each.ended_s))} ago`],
       several && ["model", "of-model", each.model],
-      ["prompt reused", "", each.reuse === null ? "–" : `${count(each.cached_tokens)} of ${count(each.prompt_tokens)}`],
-      ["why no more", "why", why(each.reuse)],
+      ["prompt reused", "", `${each.reuse === null ? "–" : count(each.cached_tokens)} of ${count(each.prompt_tokens)}`],
+      ["why not more", "why", each.reuse === null ? "Ended before it was read" : why(each.reuse)],
       ["written", "", count(each.generated_tokens)],
       ["first token", "age", seconds(each.first_token_s)],
       ["took", "age", seconds(each.age_s)],
@@ -161,12 +163,17 @@ export class Live {
     ].filter(Boolean));
     this.ended.replaceChildren(h("table", { class: "streams" },
       h("thead", {}, h("tr", {}, rows[0].map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map(([, kind, value]) => h("td", { class: kind }, value)))))));
+      h("tbody", {}, rows.map((row) => h("tr", {}, row.map(([, kind, value]) => h("td", { class: kind }, value)))))),
+      h("p", { class: "hint" }, "Times count from when a request is handed to its model, after the model was loaded."));
   }
 
   showPrefix(samples) {
     const all = samples.one("quire_prompt_tokens_total");
     const cached = samples.one("quire_cached_tokens_total");
+    if (!all) {
+      this.prefix.replaceChildren(h("p", { class: "hint" }, "No prompt was read yet."));
+      return;
+    }
     const misses = [...samples.map("quire_prefix_misses_total", "reason")].sort((a, b) => b[1] - a[1]);
     const most = Math.max(1, ...misses.map(([, value]) => value));
     this.prefix.replaceChildren(
@@ -199,11 +206,21 @@ function stateOf({ first_token_s, read_tokens, prompt_tokens }) {
 
 /** Why no more of a prompt was reused: for people, with the place where the server names one. */
 function why(reuse) {
-  const [, reason, place] = /^(.*?)(?: at (token \d+))?$/.exec(reuse ?? "");
-  if (place && reason === "first difference") return `None before went on like it from ${place}`;
-  if (place && reason === "still being written") return `The same was still being written from ${place}`;
+  const [, reason, place] = /^(.*?)(?: at token (\d+))?$/.exec(reuse ?? "");
+  if (place && reason === "first difference") return `Same as an earlier request up to token ${count(place)}, then different`;
+  if (place && reason === "still being written") return `Another request was still writing the same from token ${count(place)}`;
   return reuse === null ? "–" : MISSES[reuse] ?? reuse;
 }
+
+/** null of no values. */
+function median(values) {
+  const sorted = values.toSorted((a, b) => a - b);
+  const middle = sorted.length >> 1;
+  if (!sorted.length) return null;
+  return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+const ofLast = ({ length }) => (length > 1 ? `, median of the last ${length}` : length ? ", last request" : "");
 
 function meter(part) {
   const fill = h("span");
@@ -249,18 +266,5 @@ class Samples {
       rows.get(name)[labels[column]] = value;
     }
     return rows;
-  }
-
-  /** Of a histogram, between the bounds of the bucket; null without samples. */
-  quantile(name, part) {
-    const buckets = (this.metrics[`${name}_bucket`] ?? []).map(({ labels, value }) => [Number(labels.le.replace("+Inf", "Infinity")), value]);
-    const wanted = part * (buckets.at(-1)?.[1] ?? 0);
-    if (!wanted) return null;
-    let [below, bound] = [0, 0];
-    for (const [upper, total] of buckets) {
-      if (total >= wanted) return Number.isFinite(upper) ? bound + ((upper - bound) * (wanted - below)) / (total - below) : bound;
-      [bound, below] = [upper, total];
-    }
-    return null;
   }
 }

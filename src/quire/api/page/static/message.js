@@ -41,6 +41,7 @@ export class MessageView {
 
   /** Shows how much of the prompt is read. */
   read({ processed, total, cache }) {
+    this.promptTokens = total;
     this.reading ??= new Waiting("Reading the prompt");
     const known = cache ? `, ${count(cache)} from the cache` : "";
     this.reading.show({ stage: "prompt", done: processed, total }, `${count(processed)} of ${count(total)} tokens (${share(processed, total)}${known})`);
@@ -115,6 +116,8 @@ export class MessageView {
     if (message.calls.length && !this.streaming && !message.stopped) nodes.push(this.answers ?? (this.answers = resultForm(message.calls, this.actions.results)));
     const waiting = this.loading ?? this.reading;
     if (this.pending && waiting) nodes.push(waiting.node);
+    const tokens = message.stats?.prompt ?? this.promptTokens;
+    if (tokens > message.trained) nodes.push(h("p", { class: "note" }, `This prompt has ${count(tokens)} tokens; the model was trained on ${count(message.trained)}.`));
     if (message.error) nodes.push(h("p", { class: "error", role: "alert" }, message.error));
     if (message.stopped) nodes.push(h("p", { class: "note" }, "Stopped."));
     if (!this.streaming && isCutOff(message)) nodes.push(h("p", { class: "note" }, "Not answered: the page was left or reloaded before."));
@@ -220,11 +223,11 @@ const FEWEST = 10;
 function figures(stats) {
   if (!stats) return "";
   if (!stats.tokens) return stats.first_s === undefined ? "" : `first token after ${seconds(stats.first_s)} · written for ${seconds(stats.write_s)}`;
-  const parts = [`${stats.tokens} tokens`];
+  const parts = [`${count(stats.tokens)} tokens`];
   const later = stats.tokens - (stats.first_tokens ?? 1);
   if (stats.write_s > 0 && later >= FEWEST) parts.push(`${(later / stats.write_s).toFixed(1)} tokens/s`);
   if (stats.first_s !== undefined) parts.push(`first after ${seconds(stats.first_s)}`);
   parts.splice(0, parts.length, ...parts.map((each) => each.replaceAll(" ", "\u00a0")));
-  parts.push(`${stats.cached} of ${stats.prompt} prompt tokens from the cache`);
+  parts.push(`${count(stats.cached)} of ${count(stats.prompt)} prompt tokens from the cache`);
   return parts.join("\u00a0· "); // a line never begins with a dot
 }
