@@ -166,7 +166,7 @@ def test_more_memory_than_there_is_is_refused(loaded: LoadedModel, config: Engin
     from quire.core.errors import ModelError
 
     huge = EngineConfig(str(loaded.path), kv_memory=1 << 50)
-    with pytest.raises(ModelError, match="bytes were asked for"):
+    with pytest.raises(ModelError, match="TB were asked for"):
         Company(loaded, huge)
     tiny = EngineConfig(str(loaded.path), kv_memory=1 << 10)
     with pytest.raises(ModelError, match="holds a context of"):
