@@ -334,7 +334,7 @@ def test_a_live_view_opened_later_shows_what_was_and_when_it_last_knew(
     assert HTTP.post(f"{served.url}/v1/chat/completions", json=asked).status_code == 200
     opened(page, f"{served.url}/#live")
     ended = page.locator("[aria-label='Last requests'] tbody tr").first
-    ended.get_by_text("Same as an earlier request up to token 3, then different").wait_for()
+    ended.get_by_text("Known up to token 3, then new").wait_for()
     assert re.search(r"\t3 of \d+\t", ended.inner_text())
     shown = HTTP.get(f"{served.url}/metrics", headers={"accept": "application/json"}).json()
     shown["ended"] = [shown["ended"][0] | {"first_token_s": 0.202}]

@@ -207,7 +207,7 @@ function stateOf({ first_token_s, read_tokens, prompt_tokens }) {
 /** Why no more of a prompt was reused: for people, with the place where the server names one. */
 function why(reuse) {
   const [, reason, place] = /^(.*?)(?: at token (\d+))?$/.exec(reuse ?? "");
-  if (place && reason === "first difference") return `Same as an earlier request up to token ${count(place)}, then different`;
+  if (place && reason === "first difference") return `Known up to token ${count(place)}, then new`;
   if (place && reason === "still being written") return `Another request was still writing the same from token ${count(place)}`;
   return reuse === null ? "–" : MISSES[reuse] ?? reuse;
 }
