@@ -131,7 +131,7 @@ def test_what_is_refused(schema: object, why: str) -> None:
 def test_a_process_that_does_not_start_is_no_fault_of_the_schema(tmp_path: Path) -> None:
     async def play() -> None:
         made = GrammarSandbox(BuilderOpening(tmp_path, "gemma4", 3072))
-        with pytest.raises(EngineFailure, match="can be started: .* has no tokenizer.json"):
+        with pytest.raises(EngineFailure, match=r"can be started: .* has no tokenizer\.json"):
             await made.build(wanted({"type": "null"}))
         await made.close()
 
