@@ -144,11 +144,10 @@ class PageStore(PackedStore):
 
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
         singles = slots.singles
-        if singles is not None and singles.every:
-            self._write_singles(k, v, singles)
-            return []
         if singles is not None:
             self._write_singles(singles.of(k), singles.of(v), singles)
+            if singles.every:
+                return []
         k, v = k.astype(self.shape.dtype), v.astype(self.shape.dtype)
         if slots.tails is None:
             self._code([self._whole(k), self._whole(v)], slots.whole_rows)

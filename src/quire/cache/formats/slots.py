@@ -104,7 +104,7 @@ class TailRows:
 
     def of(self, vectors: mx.array) -> mx.array:
         """These rows of `[T, ...]`."""
-        return vectors[self._rows]
+        return vectors if self.every else vectors[self._rows]
 
     @cached_property
     def _rows(self) -> slice | mx.array:
