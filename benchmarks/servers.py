@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.cli.load import LoadError, Target
+from quire.core.processes import wait_or_kill
 
 
 class StartError(Exception):
@@ -143,8 +144,4 @@ def running(
             raise StartError(f"{error}; its log ends:\n{_tail(log)}") from error
         finally:
             process.terminate()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            wait_or_kill(process, 10)

@@ -22,6 +22,7 @@ from quire.cli.conversation import ChatError
 from quire.cli.settings import PREFIX
 from quire.core.errors import QuireError
 from quire.core.messages import Progress
+from quire.core.processes import wait_or_kill
 
 
 @contextlib.contextmanager
@@ -73,11 +74,7 @@ def own_server(
             yield url
         finally:
             child.terminate()
-            try:
-                child.wait(10)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
+            wait_or_kill(child, 10)
 
 
 def _listen(lines: IO[bytes], told: Callable[[Progress], None]) -> None:

@@ -34,6 +34,7 @@ from quire.core.messages import (
     ToEngine,
     encode,
 )
+from quire.core.processes import wait_or_kill
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.serving.ticket import Ticket
 
@@ -171,11 +172,7 @@ class ProcessEngine:
             self._break("the server is shutting down")
         if self._opened.exception() is not None:
             self._process.kill()
-        try:
-            await asyncio.to_thread(self._process.wait, _GRACE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
+        await asyncio.to_thread(wait_or_kill, self._process, _GRACE_S)
 
     # -- the pipe ------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from quire.core.errors import EngineFailure, RequestError
+from quire.core.processes import wait_or_kill
 
 log = logging.getLogger("quire.jobs")
 
@@ -248,11 +249,7 @@ class _JobProcess:
     async def close(self) -> None:
         """It kills its children when its end of the pipe closes."""
         self._control.close()
-        try:
-            await asyncio.to_thread(self._process.wait, 5)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
+        await asyncio.to_thread(wait_or_kill, self._process, 5)
 
 
 async def _talk(
