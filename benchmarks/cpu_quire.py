@@ -42,7 +42,8 @@ def measure(work: Work) -> Rates:
         done: dict[str, int] = {}
         while len(done) < streams:
             for output in engine.step():
-                done[output.request_id] = done.get(output.request_id, 0) + len(output.token_ids)
+                if output.token_ids:
+                    done[output.request_id] = done.get(output.request_id, 0) + len(output.token_ids)
         with rates.timed(str(streams), streams * (work.tokens + 4) - sum(done.values())):
             finish(engine)
     return rates

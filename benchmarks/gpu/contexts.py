@@ -80,7 +80,8 @@ def streams(engine: Engine, format: str, context: int) -> Iterator[float]:
         for output in engine.step():
             if output.error is not None:
                 raise SystemExit(f"{output.request_id}: {output.error.message}")
-            waiting.discard(output.request_id)
+            if output.token_ids:
+                waiting.discard(output.request_id)
     yield time.perf_counter() - begun
     for name in names:
         engine.abort(name)

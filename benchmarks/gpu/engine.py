@@ -56,12 +56,15 @@ def run(engine: Engine, prompts: list[tuple[int, ...]], tokens: int, name: str) 
     while engine.has_work:
         outputs = engine.step()
         now = time.perf_counter()
-        if len(outputs) == len(prompts) and len(first) == len(prompts):
+        generating = sum(bool(output.token_ids) for output in outputs)
+        if generating == len(prompts) and len(first) == len(prompts):
             steps.append((now - last) * 1e3)
         last = now
         for output in outputs:
             if output.error is not None:
                 raise SystemExit(f"{name}: {output.error.message}")
+            if not output.token_ids:
+                continue  # of a prompt: how much is read
             first.setdefault(output.request_id, now - begun)
             generated.setdefault(output.request_id, []).extend(output.token_ids)
     took = time.perf_counter() - begun
