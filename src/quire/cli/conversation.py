@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -80,8 +81,11 @@ class Usage:
         )
 
 
-def _reading(done: int, total: int) -> str:
-    return f"reading the prompt: {done:,} of {total:,} tokens ({100 * done // max(1, total)}%)"
+def _reading(progress: Message) -> str:
+    done, total, left_ms = progress["processed"], progress["total"], progress.get("left_ms")
+    left = "" if left_ms is None else f", {duration(math.ceil(left_ms / 1000))} left"
+    share = 100 * done // max(1, total)
+    return f"reading the prompt: {done:,} of {total:,} tokens ({share}%){left}"
 
 
 class Chat:
@@ -173,7 +177,7 @@ class Chat:
 
     def _show(self, delta: Message, answer: Reply, shown: View) -> None:
         if progress := delta.get("prompt_progress"):
-            shown.wait(_reading(progress["processed"], progress["total"]))
+            shown.wait(_reading(progress))
         if reasoning := delta.get("reasoning_content") or delta.get("reasoning"):
             shown.think(reasoning)
         if text := delta.get("content"):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from quire.core.request import Failure, FinishReason, Output
+from quire.serving.reading_time import ReadingTime
 from quire.serving.ticket import Ticket
 from quire.text.events import (
     Event,
@@ -39,8 +40,12 @@ What waits for a slow reader is rendered in pieces, each within one turn of the 
 class Observer(Protocol):
     """Told what happens to one choice, for metrics. Seconds are seconds."""
 
-    def read(self, done: int, cached: int, reuse: str | None) -> None:
-        """Of the prompt `done` tokens were read, `cached` of these from the prefix cache."""
+    def read(self, done: int, cached: int, reuse: str | None, left_s: float | None) -> None:
+        """Of the prompt `done` tokens were read, `cached` of these from the prefix cache.
+
+        Args:
+            left_s: how long the rest is likely to take; None is unknown.
+        """
         ...
 
     def first_token(self, seconds: float, cached: int, reuse: str | None) -> None:
@@ -59,7 +64,7 @@ class Observer(Protocol):
 class Unobserved:
     """The observer of a service that nobody watches."""
 
-    def read(self, done: int, cached: int, reuse: str | None) -> None: ...
+    def read(self, done: int, cached: int, reuse: str | None, left_s: float | None) -> None: ...
 
     def first_token(self, seconds: float, cached: int, reuse: str | None) -> None: ...
 
@@ -113,6 +118,7 @@ class ChoiceStream:
         self._show_reasoning = show_reasoning
         self._show_progress = show_progress
         self._called = False
+        self._reading = ReadingTime()
         self.started = self._last = time.perf_counter()
         self.queued_s: float | None = None
         self.first_token_s: float | None = None
@@ -181,7 +187,8 @@ class ChoiceStream:
 
     def _progress(self, output: Output, read: int) -> PromptRead:
         seconds = time.perf_counter() - self.started
-        return PromptRead(read, output.prompt_tokens, output.cached_tokens, seconds)
+        left_s = self._reading.left_s(output.prompt_tokens)
+        return PromptRead(read, output.prompt_tokens, output.cached_tokens, seconds, left_s)
 
     def _until_first_call(self, events: list[Event]) -> list[Event]:
         """Drops what follows the first call; the end that follows was asked for here."""
@@ -202,7 +209,9 @@ class ChoiceStream:
         self.cached_tokens, self.reuse = output.cached_tokens, output.reuse
         self.queued_s = output.queued_s
         if output.read is not None:
-            self._observer.read(output.read, output.cached_tokens, output.reuse)
+            self._reading.observe(output.read, time.perf_counter())
+            left_s = self._reading.left_s(output.prompt_tokens)
+            self._observer.read(output.read, output.cached_tokens, output.reuse, left_s)
         if not output.token_ids:
             return
         now = time.perf_counter()

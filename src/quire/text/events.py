@@ -89,12 +89,14 @@ class PromptRead:
     Attributes:
         done: prompt tokens whose state is there, `cached` of them from the prefix cache.
         seconds: since the request was submitted.
+        left_s: how long the rest is likely to take; None is unknown.
     """
 
     done: int
     total: int
     cached: int
     seconds: float
+    left_s: float | None = None
 
 
 Delta = Reasoning | Text | ToolCallBegun | ToolCallArguments | ToolCallEnded

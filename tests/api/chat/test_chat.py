@@ -54,10 +54,11 @@ def test_the_reading_of_a_prompt_is_told_when_asked_for(serve: Serve) -> None:
         told[asked] = [getattr(chunk, "prompt_progress", None) for chunk in chunks]
     total = len(served.engine.requests[0].prompt)
     assert [
-        each and (each["processed"], each["cache"], each["total"]) for each in told[True][:3]
+        each and (each["processed"], each["cache"], each["total"], each["left_ms"])
+        for each in told[True][:3]
     ] == [
-        (5, 3, total),
-        (9, 3, total),
+        (5, 3, total, None),
+        (9, 3, total, None),
         None,
     ]
     assert not any(told[False])

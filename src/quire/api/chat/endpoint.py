@@ -121,7 +121,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     return_progress: bool | None = Field(
         default=None,
         description="of a stream: tells how far the reading of the prompt is, in chunks with "
-        "prompt_progress as llama.cpp has it",
+        "prompt_progress as llama.cpp has it, and left_ms, how long the rest is likely to take",
     )
 
     audio: None = Field(default=None, description="answers are text")
@@ -260,7 +260,8 @@ class ChatChunks:
 
     def _progress(self, index: int, read: PromptRead) -> bytes:
         counts = {"total": read.total, "cache": read.cached, "processed": read.done}
-        told = {**counts, "time_ms": round(1000 * read.seconds, 1)}
+        left_ms = None if read.left_s is None else round(1000 * read.left_s)
+        told = {**counts, "time_ms": round(1000 * read.seconds, 1), "left_ms": left_ms}
         choice = b'{"index":%d,"delta":{}' % index + self._ends.tail
         return self._constant + choice[:-3] + b',"prompt_progress":' + compact(told) + b"}\n\n"
 

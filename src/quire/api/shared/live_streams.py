@@ -32,15 +32,17 @@ class Stream:
         self._first: float | None = None
         self._cached = self._read = 0
         self._reuse: str | None = None
+        self._read_by: float | None = None
         self._ended: float | None = None
         self._finish: str | None = None
 
-    def read(self, done: int, cached: int, reuse: str | None) -> int:
+    def read(self, done: int, cached: int, reuse: str | None, left_s: float | None = None) -> int:
         """Of the prompt `done` tokens are there, `cached` of which were known before.
 
         Returns:
             How many were computed since the last call; what pre-emption lost is not counted again.
         """
+        self._read_by = None if left_s is None else time.perf_counter() + left_s
         before = self._read if self._reuse is not None else cached
         self._read, self._cached, self._reuse = max(before, done), cached, reuse
         return self._read - before
@@ -54,10 +56,12 @@ class Stream:
         """It is over; harmless if it was before."""
         if self._ended is None:
             self._ended, self._finish = time.perf_counter(), finish
+            self._read_by = None
 
     def view(self, now: float) -> dict[str, Any]:
-        """For JSON; seconds are seconds. A stream without `first_token_s` waits or is read; `reuse`
-        is None until it is known, and `finish` and `ended_s` (ago) until it is over.
+        """For JSON; seconds are seconds. A stream without `first_token_s` waits or is read, which
+        is likely to take another `left_s`. `reuse` is None until it is known, and `finish` and
+        `ended_s` (ago) until it is over.
         """
         first = None if self._first is None else round(self._first - self._started, 4)
         ended = now if self._ended is None else self._ended
@@ -69,6 +73,7 @@ class Stream:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self._cached,
             "read_tokens": self._read,
+            "left_s": None if self._read_by is None else round(max(0.0, self._read_by - now), 1),
             "reuse": self._reuse,
             "generated_tokens": self.generated,
             "finish": self._finish,

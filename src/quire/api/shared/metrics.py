@@ -155,13 +155,13 @@ class _Watched:
         for place in places:
             place.streams.add(stream)
 
-    def read(self, done: int, cached: int, reuse: str | None) -> None:
-        computed = self._stream.read(done, cached, reuse)
+    def read(self, done: int, cached: int, reuse: str | None, left_s: float | None) -> None:
+        computed = self._stream.read(done, cached, reuse, left_s)
         for place in self._places:
             place.activity.add(read=computed)
 
     def first_token(self, seconds: float, cached: int, reuse: str | None) -> None:
-        self.read(self._stream.prompt_tokens, cached, reuse)
+        self.read(self._stream.prompt_tokens, cached, reuse, None)
         self._stream.begin()
         for place in self._places:
             place.first_token(seconds)

@@ -199,9 +199,10 @@ export class Live {
 }
 
 /** What a stream does; the share of a prompt that takes several steps to read. */
-function stateOf({ first_token_s, read_tokens, prompt_tokens }) {
+function stateOf({ first_token_s, read_tokens, prompt_tokens, left_s }) {
   if (first_token_s !== null) return "writing";
-  return read_tokens ? `reading, ${share(read_tokens, prompt_tokens)}` : "reading";
+  const left = left_s === null ? "" : `, ${seconds(Math.ceil(left_s))} left`;
+  return read_tokens ? `reading, ${share(read_tokens, prompt_tokens)}${left}` : "reading";
 }
 
 /** Why no more of a prompt was reused: for people, with the place where the server names one. */

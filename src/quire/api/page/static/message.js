@@ -40,11 +40,11 @@ export class MessageView {
   }
 
   /** Shows how much of the prompt is read. */
-  read({ processed, total, cache }) {
+  read({ processed, total, cache, left_ms: left }) {
     this.promptTokens = total;
     this.reading ??= new Waiting("Reading the prompt");
     const known = cache ? `, ${count(cache)} from the cache` : "";
-    this.reading.show({ stage: "prompt", done: processed, total }, `${count(processed)} of ${count(total)} tokens (${share(processed, total)}${known})`);
+    this.reading.show({ stage: "prompt", done: processed, total }, `${count(processed)} of ${count(total)} tokens (${share(processed, total)}${known})`, left === null ? null : left / 1000);
     this.draw();
   }
 
@@ -186,14 +186,18 @@ class Waiting {
     this.node = h("div", { class: "note loading" }, h("span", { role: "status" }, `${what}…`), this.words, this.bar);
   }
 
-  show({ stage, done, total }, words) {
+  /** Of what takes as long for each part, `left` (seconds; null is unknown) follows from what came. */
+  show({ stage, done, total }, words, left = this.rest(stage, done, total)) {
     this.bar.hidden = false;
+    this.words.textContent = left === null ? words : `${words}, ${seconds(Math.ceil(left))} left`;
+    this.bar.value = total ? done / total : 0;
+  }
+
+  rest(stage, done, total) {
     const now = performance.now() / 1000;
     if (this.since?.stage !== stage) this.since = { stage, done, at: now };
     const [gone, came] = [now - this.since.at, done - this.since.done];
-    const left = came > 0 && gone > 1 ? `, ${seconds(Math.ceil((gone * (total - done)) / came))} left` : "";
-    this.words.textContent = words + left;
-    this.bar.value = total ? done / total : 0;
+    return came > 0 && gone > 1 ? (gone * (total - done)) / came : null;
   }
 }
 

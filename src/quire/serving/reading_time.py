@@ -1,0 +1,64 @@
+"""How much longer the reading of a prompt takes."""
+
+from __future__ import annotations
+
+_MEMORY = 0.98
+"""Of what was seen, what still counts one chunk later: others come and go beside a prompt."""
+_LEAST_S = 1.0
+_LEAST_CHUNKS = 6
+_TOLD_APART = 1e-3
+"""Of the squares of the places, what must be left once their mean is taken off."""
+
+
+class ReadingTime:
+    """Fits `a + b * place` seconds a token to the chunks of one prompt that were read.
+
+    A token attends to all before it, so that the last tokens of a long prompt take several times as
+    long as the first. Neither of the two costs is below 0.
+    """
+
+    def __init__(self) -> None:
+        self._began: tuple[int, float] | None = None
+        self._last: tuple[int, float] | None = None
+        self._chunks = 0
+        self._tokens = self._places = self._squares = self._seconds = self._moments = 0.0
+
+    def observe(self, done: int, at_s: float) -> None:
+        """So many tokens of the prompt are there, by a clock in seconds.
+
+        What is there at first was read at an unknown time; what pre-emption lost is read again.
+        """
+        if self._last is None or done <= self._last[0]:
+            self._began = self._began or (done, at_s)
+            self._last = (done, at_s)
+            return
+        before, before_s = self._last
+        tokens, seconds, place = done - before, at_s - before_s, (before + done) / 2
+        self._tokens = _MEMORY * self._tokens + tokens
+        self._places = _MEMORY * self._places + tokens * place
+        self._squares = _MEMORY * self._squares + tokens * place**2
+        self._seconds = _MEMORY * self._seconds + seconds
+        self._moments = _MEMORY * self._moments + seconds * place
+        self._chunks += 1
+        self._last = (done, at_s)
+
+    def left_s(self, total: int) -> float | None:
+        """Seconds until a prompt of `total` tokens is read; None as long as that is a guess."""
+        if self._began is None or self._last is None or self._chunks < _LEAST_CHUNKS:
+            return None
+        done, at_s = self._last
+        if at_s - self._began[1] < _LEAST_S:
+            return None
+        token_s, place_s = self._costs()
+        return max(0, total - done) * (token_s + place_s * (done + total) / 2)
+
+    def _costs(self) -> tuple[float, float]:
+        """Seconds of a token at place 0, and what each place adds."""
+        apart = self._tokens * self._squares - self._places**2
+        if apart <= _TOLD_APART * self._tokens * self._squares:
+            return self._seconds / self._tokens, 0.0
+        place_s = (self._tokens * self._moments - self._places * self._seconds) / apart
+        if place_s <= 0:
+            return self._seconds / self._tokens, 0.0
+        token_s = (self._seconds - place_s * self._places) / self._tokens
+        return (token_s, place_s) if token_s >= 0 else (0.0, self._moments / self._squares)
