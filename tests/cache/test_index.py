@@ -242,3 +242,36 @@ def test_random_requests_find_only_what_was_computed_of_them(
         assert world.manager.capacity.live_blocks() == 0
     world.index.clear()
     assert world.manager.capacity.kept_blocks() == 0
+
+
+class _Counted(tuple[int, ...]):
+    """Tokens that count how often they are compared."""
+
+    compared = 0
+
+    def __lt__(self, other: tuple[int, ...]) -> bool:
+        _Counted.compared += 1
+        return super().__lt__(other)
+
+    def __eq__(self, other: object) -> bool:
+        _Counted.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = tuple.__hash__
+
+
+def test_evicting_a_block_does_not_look_at_all_of_its_siblings() -> None:
+    world = World("full", blocks=300)
+    root = world.index.root(ROOT)
+    blocks = []
+    for first in range(300):
+        tokens = _Counted((first, *range(SIZE - 1)))
+        (block,) = world.manager.allocate(PoolKey(0, PLAIN), 1) or ()
+        world.index.insert(root, chain(root.key, tokens), tokens, {0: block})
+        blocks.append(block)
+    world.manager.release_all(blocks)
+    _Counted.compared = 0
+    for _ in range(10):
+        assert world.manager.allocate(PoolKey(0, PLAIN), 1) is not None
+    assert world.manager.capacity.kept_blocks() == 290
+    assert _Counted.compared < 10 * 30

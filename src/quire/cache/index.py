@@ -410,7 +410,7 @@ class PrefixIndex:
     def _unlink(self, node: Node) -> None:
         parent = node.parent
         if parent is not None and parent.children.pop(node.key, None) is not None:
-            parent.ordered.remove((node.tokens, node.key))
+            del parent.ordered[bisect_left(parent.ordered, (node.tokens, node.key))]
             node.parent = None
 
     def clear(self) -> None:
