@@ -39,3 +39,27 @@ def test_nothing_waits_for_a_constraint_but_its_request() -> None:
     assert ready[0][1]() is None
     with pytest.raises(RequestError, match="no grammar"):
         ready[1][1]()
+
+
+def test_closing_drops_what_waits_and_ends_the_thread() -> None:
+    made: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def make(request: Request) -> TokenConstraint | None:
+        made.append(request.id)
+        begun.set()
+        assert go_on.wait(60)
+        return None
+
+    before = set(threading.enumerate())
+    preparing = Preparing(make)
+    for name in ("compiled", "waits"):
+        preparing.add(Request(name, (1,)))
+    assert begun.wait(60)
+    preparing.close()
+    assert not preparing
+    go_on.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    assert set(threading.enumerate()) <= before
+    assert made == ["compiled"]

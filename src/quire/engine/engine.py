@@ -277,7 +277,8 @@ class Engine:
         return disk
 
     def close(self) -> None:
-        """Hands what is kept to the disk tier, if there is one, and waits a little for it."""
+        """Drops grammars that wait. Hands what is kept to the disk tier, and gives it some time."""
+        self._preparing.close()
         if self._disk is not None:
             self._runner.wait()
             self._scheduler.manager.spill_kept()

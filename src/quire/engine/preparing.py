@@ -62,3 +62,10 @@ class Preparing:
         """Waits until the first is ready, at most so long."""
         if self._queue:
             wait((self._queue[0][1],), seconds)
+
+    def close(self) -> None:
+        """Drops what is queued; the thread ends when it is done with the one that it compiles."""
+        self._queue.clear()
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
