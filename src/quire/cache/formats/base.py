@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 
 import mlx.core as mx
 
+from quire.cache.formats.paging import block_rows, resized
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import Ints, KVSpec
 from quire.core.kv_format import KVFormat
@@ -175,7 +176,8 @@ class CodedArrays:
 class LayerStore(ABC):
     """One layer's blocks in one format. Owned by the pool of its group; mutated by the runner only.
 
-    A store begins with no blocks; `resize` gives it some. Arrays have `kv_heads` rows a block.
+    A store begins with no blocks; `resize` gives it some. Arrays have `kv_heads` rows a block:
+    `[blocks * kv_heads, ...]`.
     """
 
     has_tail: ClassVar[bool] = False
@@ -200,9 +202,18 @@ class LayerStore(ABC):
         """Bytes of one tail block of this layer; 0 in formats without."""
         return 0
 
+    @property
     @abstractmethod
+    def block_arrays(self) -> tuple[list[mx.array], ...]:
+        """Lists of the arrays that hold blocks, tails aside; `resize` replaces their entries."""
+
     def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
         """Mutates: moves blocks (from id, to id), then cuts or extends to `capacity` blocks."""
+        # One array after the other, so that only one is held twice meanwhile.
+        for arrays in self.block_arrays:
+            for number, array in enumerate(arrays):
+                arrays[number] = resized(array, self.shape.kv_heads, capacity, moves)
+                mx.eval(arrays[number])
 
     def resize_tails(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
         """Mutates: the same for tail blocks."""
@@ -216,17 +227,21 @@ class LayerStore(ABC):
             In formats with tails, what each sequence with several rows wrote.
         """
 
-    @abstractmethod
     def arrays(self) -> list[mx.array]:
         """The arrays that hold the blocks, tails included."""
+        return [array for arrays in self.block_arrays for array in arrays]
 
-    @abstractmethod
     def export(self, blocks: Ints) -> list[mx.array]:
         """The contents of blocks, to be kept elsewhere or copied (lazy)."""
+        rows = block_rows(blocks, self.shape.kv_heads)
+        return [array[rows] for arrays in self.block_arrays for array in arrays]
 
-    @abstractmethod
     def restore(self, blocks: Ints, contents: list[mx.array]) -> None:
         """Mutates: blocks get contents that `export` gave."""
+        rows = block_rows(blocks, self.shape.kv_heads)
+        own = [array for arrays in self.block_arrays for array in arrays]
+        for array, content in zip(own, contents, strict=True):
+            array[rows] = content
 
 
 class PackedStore(LayerStore):

@@ -29,9 +29,8 @@ from quire.cache.formats.packing import (
     affine_parts,
     multiplies_codes,
 )
-from quire.cache.formats.paging import block_rows, gathered, resized
+from quire.cache.formats.paging import gathered, resized
 from quire.cache.formats.slots import ChunkPlace, SlotMapping, TailRows
-from quire.cache.specs import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 
@@ -129,11 +128,9 @@ class PageStore(PackedStore):
         elements = shape.block_tokens * sum(vector_sizes(shape))
         return shape.kv_heads * elements * shape.dtype.size
 
-    def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        for arrays in (self._keys, self._values):
-            for number, array in enumerate(arrays):
-                arrays[number] = resized(array, self.shape.kv_heads, capacity, moves)
-                mx.eval(arrays[number])
+    @property
+    def block_arrays(self) -> tuple[list[mx.array], ...]:
+        return self._keys, self._values
 
     def resize_tails(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
         for number, array in enumerate(self._tails):
@@ -227,19 +224,8 @@ class PageStore(PackedStore):
     def tails(self, rows: mx.array) -> tuple[mx.array, mx.array]:
         return self._keys_and_values([array[rows] for array in self._tails])
 
-    # -- blocks as a whole ---------------------------------------------------------------------
-
     def arrays(self) -> list[mx.array]:
-        return [*self._keys, *self._values, *self._tails]
-
-    def export(self, blocks: Ints) -> list[mx.array]:
-        rows = block_rows(blocks, self.shape.kv_heads)
-        return [array[rows] for array in (*self._keys, *self._values)]
-
-    def restore(self, blocks: Ints, contents: list[mx.array]) -> None:
-        rows = block_rows(blocks, self.shape.kv_heads)
-        for array, content in zip((*self._keys, *self._values), contents, strict=True):
-            array[rows] = content
+        return [*super().arrays(), *self._tails]
 
 
 def _codecs(shape: LayerShape, format: KVFormat) -> tuple[PageKeys, AffineCodec | None]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from quire.cache.formats.base import LayerShape, LayerStore, WrittenBlocks, vector_sizes
-from quire.cache.formats.paging import block_rows, resized
 from quire.cache.formats.slots import SlotMapping
-from quire.cache.specs import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
@@ -35,11 +33,9 @@ class PlainStore(LayerStore):
         vectors = shape.kv_heads * shape.block_tokens
         return vectors * sum(vector_sizes(shape)) * plain_dtype(shape, format).size
 
-    def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        # One array after the other, so that only one is held twice meanwhile.
-        for number, array in enumerate(self._arrays):
-            self._arrays[number] = resized(array, self.shape.kv_heads, capacity, moves)
-            mx.eval(self._arrays[number])
+    @property
+    def block_arrays(self) -> tuple[list[mx.array], ...]:
+        return (self._arrays,)
 
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
         vectors = (k, v)[: len(self._arrays)]
@@ -47,15 +43,3 @@ class PlainStore(LayerStore):
             self._arrays, vectors, slots.head_rows, slots.head_offsets
         )
         return []
-
-    def arrays(self) -> list[mx.array]:
-        return list(self._arrays)
-
-    def export(self, blocks: Ints) -> list[mx.array]:
-        rows = block_rows(blocks, self.shape.kv_heads)
-        return [array[rows] for array in self._arrays]
-
-    def restore(self, blocks: Ints, contents: list[mx.array]) -> None:
-        rows = block_rows(blocks, self.shape.kv_heads)
-        for array, content in zip(self._arrays, contents, strict=True):
-            array[rows] = content

@@ -8,6 +8,7 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
+from quire.cache.formats.paging import block_rows
 from quire.cache.specs import Ints
 
 
@@ -52,8 +53,7 @@ class SlotMapping:
     @cached_property
     def whole_rows(self) -> mx.array:
         """`[blocks * kv_heads]` rows of the pool's arrays, where whole blocks are written."""
-        blocks = self.blocks[:: self.block_tokens, None]
-        return mx.array(head_rows(blocks, self.kv_heads).reshape(-1))
+        return block_rows(self.blocks[:: self.block_tokens], self.kv_heads)
 
     @cached_property
     def singles(self) -> TailRows | None:
@@ -123,9 +123,10 @@ class TailRows:
 
     @cached_property
     def filled(self) -> tuple[mx.array, mx.array] | None:
-        """The tails that these rows fill: rows of the tail pool and of the pool,
+        """The tails that these rows fill; None when there are none.
 
-        `[m * kv_heads]` each; None when there are none.
+        Returns:
+            Rows of the tail pool's arrays, and of the pool's where they go; `[m * kv_heads]` each.
         """
         slots = self.slots
         last = slots.block_tokens - 1
@@ -133,9 +134,8 @@ class TailRows:
         full = [n for n, at in enumerate(slots.offsets[self.numbers].tolist()) if at == last]
         if not full:
             return None
-        tails = head_rows(self.tails[full, None], slots.kv_heads).reshape(-1)
-        blocks = head_rows(slots.blocks[self.numbers][full, None], slots.kv_heads).reshape(-1)
-        return mx.array(tails), mx.array(blocks)
+        blocks = slots.blocks[self.numbers][full]
+        return block_rows(self.tails[full], slots.kv_heads), block_rows(blocks, slots.kv_heads)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class ChunkPlace:
 
     @property
     def end(self) -> int:
-        """Tokens up to the chunk's end, counted from the begin of its first block."""
+        """Tokens up to the chunk's end, counted from the start of its first block."""
         return self.offset + self.count
 
     @property
@@ -182,12 +182,9 @@ class ChunkPlace:
         """`[full_blocks * kv_heads]` rows of the pool's arrays."""
         size, slots = self.slots.block_tokens, self.slots
         firsts = np.arange(self.full_blocks) * size - self.offset
-        blocks = slots.blocks[self.rows][np.maximum(firsts, 0)]
-        heads = np.arange(slots.kv_heads, dtype=np.int32)
-        return mx.array((blocks[:, None] * slots.kv_heads + heads).reshape(-1))
+        return block_rows(slots.blocks[self.rows][np.maximum(firsts, 0)], slots.kv_heads)
 
     @cached_property
     def tail_rows(self) -> mx.array:
         """`[kv_heads]` rows of the tail pool's arrays."""
-        heads = np.arange(self.slots.kv_heads, dtype=np.int32)
-        return mx.array(self.tail * self.slots.kv_heads + heads)
+        return block_rows(np.array([self.tail], np.int32), self.slots.kv_heads)

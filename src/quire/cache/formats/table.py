@@ -56,13 +56,13 @@ def layer_costs(
             store = store_type(stored)
             costs.append(
                 LayerCost(
-                    layers,
-                    spec,
-                    stored.name,
-                    block_tokens,
-                    block_bytes(shape, stored) / block_tokens,
-                    block_bytes(shape, plain) / block_tokens,
-                    store.tail_bytes(shape, stored),
+                    layers=layers,
+                    spec=spec,
+                    name=stored.name,
+                    block_tokens=block_tokens,
+                    token_bytes=block_bytes(shape, stored) / block_tokens,
+                    plain_bytes=block_bytes(shape, plain) / block_tokens,
+                    tail_bytes=store.tail_bytes(shape, stored),
                 )
             )
     return costs

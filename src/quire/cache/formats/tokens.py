@@ -16,9 +16,8 @@ from quire.cache.formats.base import (
     WrittenBlocks,
 )
 from quire.cache.formats.codecs import Codec
-from quire.cache.formats.paging import block_rows, gathered, resized
+from quire.cache.formats.paging import gathered
 from quire.cache.formats.slots import SlotMapping
-from quire.cache.specs import Ints
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
 
@@ -71,11 +70,9 @@ class TokenStore(PackedStore):
     def _empty(self, elements: int, dtype: mx.Dtype) -> mx.array:
         return mx.zeros((0, self.shape.block_tokens, elements), dtype=dtype)
 
-    def resize(self, capacity: int, moves: tuple[tuple[int, int], ...]) -> None:
-        for arrays in (self._keys, self._values):
-            for number, array in enumerate(arrays):
-                arrays[number] = resized(array, self.shape.kv_heads, capacity, moves)
-                mx.eval(arrays[number])
+    @property
+    def block_arrays(self) -> tuple[list[mx.array], ...]:
+        return self._keys, self._values
 
     def write(self, k: mx.array, v: mx.array, slots: SlotMapping) -> list[WrittenBlocks]:
         operations, arrays = current_device().operations, self.arrays()
@@ -115,18 +112,6 @@ class TokenStore(PackedStore):
 
     def inverse_transform(self, x: mx.array) -> mx.array:
         return self._read_values.inverse_transform(x)
-
-    def arrays(self) -> list[mx.array]:
-        return [*self._keys, *self._values]
-
-    def export(self, blocks: Ints) -> list[mx.array]:
-        rows = block_rows(blocks, self.shape.kv_heads)
-        return [array[rows] for array in self.arrays()]
-
-    def restore(self, blocks: Ints, contents: list[mx.array]) -> None:
-        rows = block_rows(blocks, self.shape.kv_heads)
-        for array, content in zip(self.arrays(), contents, strict=True):
-            array[rows] = content
 
 
 def _layout(keys: Codec, values: Codec) -> tuple[CodedLayout, list[mx.array], list[mx.array]]:
