@@ -24,9 +24,9 @@ from quire.core.kv_format import KVFormat
 
 _READ_BYTES = 256 << 20
 """Read at once; a longer beginning comes in pieces, so that the host never holds it all."""
-_PATIENCE_S = 2.0
-_PATIENCE = 4
-"""A request waits for the disk this many times as long as estimated, and `_PATIENCE_S`."""
+_MIN_TIMEOUT_S = 2.0
+_TIMEOUT_FACTOR = 4
+"""A request waits for the disk `_MIN_TIMEOUT_S`, and this many times the estimate."""
 
 
 class Tier(Protocol):
@@ -101,11 +101,8 @@ class DiskPrefetch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index, self._manager, self._tier = index, manager, tier
-        self._matches_pool, self._compute_seconds, self._clock = (
-            matches_pool,
-            compute_seconds,
-            clock,
-        )
+        self._matches_pool, self._compute_seconds = matches_pool, compute_seconds
+        self._clock = clock
         self._states = frozenset(recurrent_groups(index.groups))
         self._under_way: WeakValueDictionary[bytes, PrefetchedPart] = WeakValueDictionary()
 
@@ -135,7 +132,7 @@ class DiskPrefetch:
         if compute is not None and seconds >= compute:
             self._tier.decline()
             return None
-        until = self._clock() + _PATIENCE_S + _PATIENCE * seconds
+        until = self._clock() + _MIN_TIMEOUT_S + _TIMEOUT_FACTOR * seconds
         end, part = self._first_part(prompt, missing, boundary)
         names = [lasting_name(prompt.keys[n], g) for n, groups in part.items() for g in groups]
         reading = PrefetchedPart(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from quire.scheduler.plan import EncoderWork
 
 _SMOOTHING = 0.2
-_HICCUP = 2.0
+_MAX_SLOWDOWN = 2.0
 """A step that took longer than so many times what was expected counts as one that took that."""
 
 _Bucket = tuple[str, int]
@@ -46,5 +46,5 @@ class EncodingCost:
                 self._row_s[bucket] = seconds / total
                 continue
             old = piece_s / max(each.rows, 1)
-            new = old * min(seconds / expected, _HICCUP)
+            new = old * min(seconds / expected, _MAX_SLOWDOWN)
             self._row_s[bucket] = old + _SMOOTHING * (new - old)

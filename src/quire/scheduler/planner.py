@@ -19,7 +19,7 @@ from quire.scheduler.prefix_sharing import PrefixSharing
 from quire.scheduler.rows import PlannedRows, block_copies
 from quire.scheduler.sequence import Sequence, Status
 
-_LOOKED_AT = 1 << 17
+_MAX_LOOKUP_TOKENS = 1 << 17
 """Prompt tokens looked up in the prefix index for one step, about 5 ms; other prompts wait."""
 
 _CATCH_UP = 16
@@ -241,7 +241,7 @@ class Planner:
     def _admit(self, prompts: list[Sequence], plan: list[PlannedRows], budget: int) -> None:
         """Moves waiting sequences to `prompts`, first come first served, while memory allows."""
         deferred: list[Sequence] = []
-        looked_at = 0
+        looked_up = 0
         while self.waiting and len(self.running) < self._config.max_sequences:
             if len(prompts) >= max(1, budget):
                 break
@@ -250,9 +250,11 @@ class Planner:
             if progress.pending or self.sharing.must_wait(sequence):
                 deferred.append(self.waiting.popleft())
                 continue
-            if looked_at > _LOOKED_AT or (sequence.number, self._manager.releases) == self._no_room:
+            if looked_up > _MAX_LOOKUP_TOKENS:
                 break
-            looked_at += len(progress.tokens)
+            if (sequence.number, self._manager.releases) == self._no_room:
+                break
+            looked_up += len(progress.tokens)
             match = self.sharing.match(sequence)
             if match is None:
                 deferred.append(self.waiting.popleft())

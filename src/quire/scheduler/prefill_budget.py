@@ -11,13 +11,14 @@ import math
 from typing import NamedTuple
 
 _SMOOTHING = 0.2
-_MEMORY = 0.95
+_DECAY = 0.95
+"""Weight of older steps, for each step that follows."""
 _MIN_TOKENS = 4
 _FIRST_TOKENS = 32
-_UNHURRIED = 4
+_TOKENS_OVER_CHUNKS = 4
 """Where nobody generates, a step's tokens cost at least so many times what its chunks themselves
 do: a step of few rows takes nearly as long as one of many, since it reads all weights too."""
-_CHUNKS = 2
+_MAX_CHUNKS = 2
 """Of a step where several prompts wait: the oldest one's and the shortest one's."""
 _SMALLER = 0.7
 """Every other step reads this share of what it may: from chunks of one size nobody could tell what
@@ -32,11 +33,12 @@ _TERMS = (
     (_STEP,),
 )
 """Which of a step, a chunk and a token cost something; of fits as good as each other the first."""
-_TOLD_APART = 0.01
-"""Of a term's squares, what must be left once others are taken off."""
-_LEAST_SHARE = 0.05
-"""Of all the time for each token, what a token costs at least."""
-_GROWTH = 2  # from one chunk to the next, since costs are known for sizes like those seen
+_MIN_PIVOT = 0.01
+"""Share of a term's squares that elimination must leave, so that steps tell it from the others."""
+_MIN_TOKEN_SHARE = 0.05
+"""A token costs at least this share of the time a token takes with all other costs in it."""
+_GROWTH = 2
+"""From one chunk to the next at most: costs are known for sizes like those seen."""
 
 
 class PrefillBudget:
@@ -90,11 +92,11 @@ class PrefillBudget:
             return min(room, _FIRST_TOKENS)
         seconds = self.seconds(decode_rows, prompts) - spent_s
         # Never so few that the chunks' own cost outweighs them: that reads slower and stalls more.
-        own_s = cost.own(min(max(1, prompts), _CHUNKS))
-        least, worth_s = _FIRST_TOKENS, _UNHURRIED * own_s
+        own_s = cost.own(min(max(1, prompts), _MAX_CHUNKS))
+        least, worth_s = _FIRST_TOKENS, _TOKENS_OVER_CHUNKS * own_s
         if decode_rows > 0 or sits_out:
             # Who waits raises the share of the time in which tokens are read, to the step's aim.
-            share = min(max(1, prompts - 1), _UNHURRIED)
+            share = min(max(1, prompts - 1), _TOKENS_OVER_CHUNKS)
             least, worth_s = _MIN_TOKENS, min(share * own_s, max(own_s, self._step_s))
         tokens = max((seconds - own_s) / cost.token_s, worth_s / cost.token_s, least)
         tokens = min(room, tokens, self._largest * _GROWTH)
@@ -167,19 +169,19 @@ class _StepCost:
         self.estimate = _Cost(0.0, 0.0, 0.0)
 
     def observe(self, chunks: int, tokens: int, seconds: float) -> None:
-        if self._last_s:  # a hiccup (a kernel being compiled) must not throw the estimate far off
+        if self._last_s:  # an outlier (a kernel being compiled) must not throw the estimate far off
             seconds = min(seconds, 2 * max(self.estimate.of(chunks, tokens), self._last_s))
         self._last_s = seconds
         step = (1.0, float(chunks), float(tokens), seconds)
         for own, x in zip(self._sums, step, strict=True):
-            own[:] = [_MEMORY * old + x * y for old, y in zip(own, step, strict=True)]
+            own[:] = [_DECAY * old + x * y for old, y in zip(own, step, strict=True)]
         self.estimate = self._fitted()
 
     def _fitted(self) -> _Cost:
         found = min((fit for each in _TERMS if (fit := self._fit(each))), key=lambda fit: fit[0])
         _, values = found
         alone = self._sums[_TOKEN][_SECONDS] / self._sums[_TOKEN][_TOKEN]
-        return _Cost(values[_STEP], values[_CHUNK], max(values[_TOKEN], _LEAST_SHARE * alone))
+        return _Cost(values[_STEP], values[_CHUNK], max(values[_TOKEN], _MIN_TOKEN_SHARE * alone))
 
     def _fit(self, terms: tuple[int, ...]) -> tuple[float, list[float]] | None:
         """What is left of the squares, and the three costs, of which others than `terms` are 0.
@@ -188,7 +190,7 @@ class _StepCost:
         """
         rows = [[*(self._sums[i][j] for j in terms), self._sums[i][_SECONDS]] for i in terms]
         for n, row in enumerate(rows):  # elimination; the matrix is symmetric and not negative
-            if row[n] <= _TOLD_APART * self._sums[terms[n]][terms[n]]:
+            if row[n] <= _MIN_PIVOT * self._sums[terms[n]][terms[n]]:
                 return None
             for other in rows[:n] + rows[n + 1 :]:
                 factor = other[n] / row[n]
@@ -203,7 +205,7 @@ class _StepCost:
 
 
 def _blend(old: float | None, new: float) -> float:
-    """A moving average that one hiccup cannot throw far off."""
+    """A moving average that one outlier cannot throw far off."""
     if old is None:
         return new
     return old + _SMOOTHING * (min(new, 2 * old) - old)

@@ -5,7 +5,7 @@ from __future__ import annotations
 _MIN_CHUNK = 16
 """Tokens below which a chunk is not worth its own attention, unless they end a prompt."""
 
-_PATIENCE = 256
+_MAX_OVERTAKING = 256
 """Tokens by which shorter prompts may go before the oldest one beyond its half of each step."""
 
 
@@ -32,7 +32,7 @@ class PrefillSplit:
             budget = max(budget, min(shortest, room))
         if len(remaining) < 2:
             self._owed = 0
-        short_first = self._owed < _PATIENCE and shortest <= _PATIENCE
+        short_first = self._owed < _MAX_OVERTAKING and shortest <= _MAX_OVERTAKING
         shares = split(budget, remaining, short_first=short_first)
         if len(remaining) > 1:
             self._owed = max(0, self._owed + min(remaining[0], budget // 2) - shares[0])
