@@ -97,18 +97,18 @@ def build_cross(
     seen = np.concatenate(last)
     nothing = np.zeros_like(seen)
     metadata = AttentionMetadata(
-        spec,
-        rows[0].format,
-        block_tokens,
-        np.array([0, *np.cumsum(counts)], np.int32),
-        np.array(lengths, np.int32),
-        nothing,
-        nothing,
-        seen,
-        np.array(table_starts, np.int32),
-        np.array(table, np.int32),
-        np.zeros(len(counts), np.int32),
-        None,
+        spec=spec,
+        format=rows[0].format,
+        block_tokens=block_tokens,
+        query_starts=np.array([0, *np.cumsum(counts)], np.int32),
+        lengths=np.array(lengths, np.int32),
+        keys=nothing,
+        first_visible=nothing,
+        last_visible=seen,
+        table_starts=np.array(table_starts, np.int32),
+        block_table=np.array(table, np.int32),
+        first_blocks=np.zeros(len(counts), np.int32),
+        tails=None,
     )
     return CrossMetadata(
         np.concatenate(numbers), metadata, _whole_blocks(written, spec, block_tokens)

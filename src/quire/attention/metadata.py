@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import Protocol
@@ -124,19 +124,17 @@ class AttentionMetadata:
             return self
         rows = slice(int(self.query_starts[begin]), int(self.query_starts[end]))
         table = slice(int(self.table_starts[begin]), int(self.table_starts[end]))
-        return AttentionMetadata(
-            self.spec,
-            self.format,
-            self.block_tokens,
-            self.query_starts[begin : end + 1] - rows.start,
-            self.lengths[begin:end],
-            self.keys[rows],
-            self.first_visible[rows],
-            self.last_visible[rows],
-            self.table_starts[begin : end + 1] - table.start,
-            self.block_table[table],
-            self.first_blocks[begin:end],
-            None if self.tails is None else self.tails[begin:end],
+        return replace(
+            self,
+            query_starts=self.query_starts[begin : end + 1] - rows.start,
+            lengths=self.lengths[begin:end],
+            keys=self.keys[rows],
+            first_visible=self.first_visible[rows],
+            last_visible=self.last_visible[rows],
+            table_starts=self.table_starts[begin : end + 1] - table.start,
+            block_table=self.block_table[table],
+            first_blocks=self.first_blocks[begin:end],
+            tails=None if self.tails is None else self.tails[begin:end],
         )
 
 
@@ -167,20 +165,24 @@ def build_metadata(
     for each, first, last in spans:
         table.extend(each.block_ids(group)[first : last + 1])
         table_starts.append(len(table))
-    format = rows[0].format
+    last_visible, tails = keys, None
+    if spec.bidirectional_media:
+        last_visible = _with_bidirectional_media(keys, rows, query_starts)
+    if rows[0].format.has_tail:
+        tails = np.array([each.tail_block(group) for each in rows], np.int32)
     return AttentionMetadata(
-        spec,
-        format,
-        block_tokens,
-        query_starts,
-        ends + 1,
-        keys,
-        first_visible,
-        _with_bidirectional_media(keys, rows, query_starts) if spec.bidirectional_media else keys,
-        np.array(table_starts, np.int32),
-        np.frombuffer(table, np.int32),
-        first_blocks,
-        np.array([each.tail_block(group) for each in rows], np.int32) if format.has_tail else None,
+        spec=spec,
+        format=rows[0].format,
+        block_tokens=block_tokens,
+        query_starts=query_starts,
+        lengths=ends + 1,
+        keys=keys,
+        first_visible=first_visible,
+        last_visible=last_visible,
+        table_starts=np.array(table_starts, np.int32),
+        block_table=np.frombuffer(table, np.int32),
+        first_blocks=first_blocks,
+        tails=tails,
     )
 
 

@@ -288,15 +288,15 @@ class StepAttention:
         served_by = {
             (count, chosen): self._backends.backend_for(
                 AttentionCase(
-                    store.format,
-                    metadata.spec,
-                    metadata.block_tokens,
-                    heads,
-                    count,
-                    dtype,
-                    softcap,
-                    sinks,
-                    chosen,
+                    format=store.format,
+                    spec=metadata.spec,
+                    block_tokens=metadata.block_tokens,
+                    heads=heads,
+                    rows=count,
+                    dtype=dtype,
+                    softcap=softcap,
+                    sinks=sinks,
+                    chosen=chosen,
                 )
             )
             for count, chosen in set(kinds)

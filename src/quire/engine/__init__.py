@@ -1,1 +1,1 @@
-"""The loop that serves: engine and runner in the process that owns MLX, client and service out."""
+"""The process that owns MLX: worker, engine, runner, encoder cache, token constraints."""

@@ -1,6 +1,7 @@
-"""The image encoder of Segment Anything (arXiv:2304.02643): attention in windows, and a few layers
+"""The image encoder of Segment Anything (arXiv:2304.02643).
 
-of attention over the whole picture, with learned biases for how far apart two patches are.
+Most layers attend within windows, a few over the whole picture, with learned biases for how far
+apart two patches are.
 """
 
 from __future__ import annotations
@@ -165,9 +166,14 @@ class SamTower(Module):
     def encode(
         self, pixels: mx.array
     ) -> Generator[tuple[mx.array, ...], None, tuple[mx.array, mx.array]]:
-        """uint8 `[side * side, patch * patch * 3]` -> the neck's map `[1, side, side, channels]`,
+        """Encodes one picture; a piece is a layer.
 
-        and what the first layer gave that sees all, `[1, side, side, hidden]`. A piece is a layer.
+        Args:
+            pixels: uint8 `[side * side, patch * patch * 3]`.
+
+        Returns:
+            The neck's map `[1, side, side, channels]`, and the output of the first layer that
+            attends to all, `[1, side, side, hidden]`.
         """
         kind, dtype = self.kind, self.pos_embed.dtype
         mean, std = (mx.array(each) for each in (kind.colours.mean, kind.colours.std))

@@ -52,9 +52,9 @@ class PrefixSharing:
         return sequence.prefix.waits_on in self._computing or self._reads_disk(sequence)
 
     def match(self, sequence: Sequence) -> Match | None:
-        """What the index has for a sequence that need not wait; None if it had better wait:
+        """What the index has for a sequence; None if waiting is better than starting now.
 
-        for a neighbour that is computing what it needs, or for the disk.
+        It waits for a neighbour that is computing what it needs, or for the disk.
         """
         progress, cursor = sequence.progress, sequence.prefix
         if not self._enabled or cursor.ignored:

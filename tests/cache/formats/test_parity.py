@@ -87,9 +87,10 @@ def case(request: pytest.FixtureRequest, opened: Callable[[str], LoadedModel]) -
 
 
 def test_batch_of_unequal_lengths_loses_no_cached_token(case: Case) -> None:
-    """Faults of others: in omlx, unequal prompts in a batch lost cached tokens under 4-bit KV;
+    """Faults of other servers.
 
-    in mlx-vlm, Qwen3.5 with a quantised cache was wrong in a batch (the `qwen3_5` case).
+    In omlx unequal prompts in a batch lost cached tokens under 4-bit KV; in mlx-vlm Qwen3.5 with a
+    quantised cache was wrong in a batch (the `qwen3_5` case).
     """
     assert case.worst(Bench(case.loaded).run(requests(case.format, LENGTHS, NEW))) <= TOLERANCE
 

@@ -141,9 +141,11 @@ class _Prepared(PreparedAttention):
 def _coded_parts(
     metadata: AttentionMetadata, shape: cuda.Shape
 ) -> list[tuple[slice, slice, _OverCodes]]:
-    """Neighbouring sequences with one row each, or with several: their rows, which of the chunks
+    """Runs of neighbouring sequences that have one row each, or several each.
 
-    they are, and what computes them.
+    Returns:
+        For each run its rows, its range among the chunks (sequences with several rows; empty for
+        single rows), and what computes it.
     """
     single = metadata.counts == 1
     changes = (np.flatnonzero(single[1:] != single[:-1]) + 1).tolist()

@@ -60,9 +60,9 @@ class Shape:
         return (1 if few else self.many_tiles) * _QUERIES // self.part
 
     def splits(self, tiles: int) -> int:
-        """Thread blocks that share the keys of each tile. Independent of how many keys there are:
+        """Thread blocks that share the keys of each tile.
 
-        those with nothing to do return at once.
+        Independent of how many keys there are: those with nothing to do return at once.
         """
         blocks = tiles * self.kv_heads * (self.group // self.part)
         wanted = (_BLOCKS if self.value_dim <= 128 else _BLOCKS_OF_LONG) // blocks

@@ -84,9 +84,9 @@ class Shape:
         return 64 if self.value_dim <= 64 else 128
 
     def splits(self, tiles: int) -> int:
-        """Thread groups that share the keys of each tile. Independent of how many keys there are:
+        """Thread groups that share the keys of each tile.
 
-        those with nothing to do return at once.
+        Independent of how many keys there are: those with nothing to do return at once.
         """
         wanted = _GROUPS // (tiles * self.kv_heads * self.parts)
         return min(_MOST_SPLITS, 1 << max(0, wanted - 1).bit_length())
@@ -162,13 +162,15 @@ def attend(
     shape: Shape,
     codes: Codes | None = None,
 ) -> list[mx.array]:
-    """What each split finds: weighted sums `[T, heads, splits, value_dim]`, and `[..., 2]` the
-
-    largest score and the sum of weights; float32.
+    """What each split finds, float32.
 
     Args:
         q: `[T, heads, key_dim]`.
         blocks: keys and values; where they are coded, codes, scales and biases of both.
+
+    Returns:
+        Weighted sums `[T, heads, splits, value_dim]`, and the largest score and the sum of weights
+        `[T, heads, splits, 2]`.
     """
     found = (launch.rows, shape.heads, launch.splits)
     types = tuple(each.dtype for each in (q, *blocks))

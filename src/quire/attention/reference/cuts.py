@@ -144,9 +144,9 @@ class DecodeBatch:
 
     @cached_property
     def tail_bias(self) -> mx.array:
-        """`[B, 1, 1, (P + 1) * block_tokens]`: 0 where visible in `full_heads`, then in the row's
+        """0 where visible, else minus infinity; float32 `[B, 1, 1, (P + 1) * block_tokens]`.
 
-        own block; else minus infinity. float32.
+        The keys of `full_heads` come first, then those of the row's own block.
         """
         start = self._own_starts
         full = np.arange(int(start.max()), dtype=np.int32)
@@ -311,13 +311,13 @@ def _batch(metadata: AttentionMetadata, begin: int, end: int) -> DecodeBatch:
     rows = slice(row, row + end - begin)
     base = metadata.first_blocks[begin:end] * size
     return DecodeBatch(
-        rows,
-        blocks,
-        metadata.first_visible[rows] - base,
-        metadata.last_visible[rows] - base,
-        metadata.spec.kv_heads,
-        size,
-        None if metadata.tails is None else metadata.tails[begin:end],
+        rows=rows,
+        blocks=blocks,
+        first=metadata.first_visible[rows] - base,
+        last=metadata.last_visible[rows] - base,
+        kv_heads=metadata.spec.kv_heads,
+        block_tokens=size,
+        tails=None if metadata.tails is None else metadata.tails[begin:end],
     )
 
 
@@ -327,11 +327,11 @@ def _chunk(metadata: AttentionMetadata, number: int) -> Chunk:
     table = slice(*metadata.table_starts[number : number + 2].tolist())
     base = metadata.first_blocks[number] * metadata.block_tokens
     return Chunk(
-        rows,
-        metadata.block_table[table],
-        metadata.keys[rows] - base,
-        metadata.first_visible[rows] - base,
-        metadata.last_visible[rows] - base,
-        metadata.spec.kv_heads,
-        metadata.block_tokens,
+        rows=rows,
+        blocks=metadata.block_table[table],
+        own=metadata.keys[rows] - base,
+        first=metadata.first_visible[rows] - base,
+        last=metadata.last_visible[rows] - base,
+        kv_heads=metadata.spec.kv_heads,
+        block_tokens=metadata.block_tokens,
     )

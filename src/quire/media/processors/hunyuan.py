@@ -15,9 +15,10 @@ from quire.media.source import Detail
 
 
 class HunyuanImageProcessor(QwenImageProcessor):
-    """The image processor of HunyuanOCR. Its pictures are resized by cubic convolution, whatever
+    """The image processor of HunyuanOCR.
 
-    `resample` says: the published code does not read it.
+    Pictures are resized by cubic convolution, whatever `resample` says: the published code does not
+    read it.
     """
 
     _usual_pixels = 512 * 512, 2048 * 2048

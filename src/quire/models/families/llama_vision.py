@@ -81,9 +81,9 @@ class Sight(Module):
 
 
 class LlamaVisionModel(DecoderModel):
-    """A decoder whose tokens look at the picture before them; at several, where those are
+    """A decoder whose tokens attend to the picture before them, or to all of a run of pictures.
 
-    neighbours. Those before any picture look at none, as in Meta's own model.
+    Tokens before any picture attend to none, as in Meta's own model.
     """
 
     def __init__(self, description: Description, kind: LlamaVision) -> None:
