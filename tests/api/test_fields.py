@@ -227,6 +227,46 @@ def test_a_number_that_no_float_holds_is_refused(serve: Serve, path: str, number
     assert "out of range" in answer.text
 
 
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e400"])
+def test_a_number_that_is_not_finite_is_named(serve: Serve, path: str, number: str) -> None:
+    body = f'{{"model": "quire-demo", "a": [1, {{}}], "logit_bias": {{"5": {number}}}}}'.encode()
+    answer = HTTP.post(f"{serve().url}/v1/{path}", content=body, headers=JSON_BODY)
+    assert answer.status_code == 400
+    assert "Invalid value for 'logit_bias.5'" in answer.text
+    assert "finite" in answer.text
+
+
+EDGES = [
+    ({"repetition_penalty": 1e-308}, "repetition_penalty", "greater than or equal to 0.01"),
+    ({"repetition_penalty": 0.009}, "repetition_penalty", "greater than or equal to 0.01"),
+    ({"repetition_penalty": 10.1}, "repetition_penalty", "less than or equal to 10"),
+    ({"stop_token_ids": [5, 9_999_999]}, "stop_token_ids", "3072"),
+    ({"stop_token_ids": [5.0]}, "stop_token_ids[0]", "integer"),
+    ({"logit_bias": {"05": 100}}, "logit_bias", "'05'"),
+    ({"logit_bias": {"5.0": 1}}, "logit_bias", "'5.0'"),
+]
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions", "responses", "messages"])
+def test_what_is_beyond_an_edge_is_refused_by_name(serve: Serve, path: str) -> None:
+    served = serve()
+    asked = {"messages": ASK, "max_tokens": 5} if path == "messages" else {"messages": ASK}
+    asked = {"completions": {"prompt": "x"}, "responses": {"input": "x"}}.get(path, asked)
+    for fields, param, said in EDGES:
+        answer = HTTP.post(f"{served.url}/v1/{path}", json=asked | {"model": "quire-demo"} | fields)
+        assert answer.status_code == 400, answer.text
+        message = answer.json()["error"]["message"]
+        assert f"'{param}'" in message
+        assert said in message
+    assert not served.engine.requests
+
+
+def test_no_name_is_suggested_in_its_own_place(serve: Serve) -> None:
+    error = error_of(post(serve().url, "/v1/responses", input="x", stop_sequences=["a"]))
+    assert error["message"] == "Unknown parameter: 'stop_sequences'."
+
+
 FORMATS = [
     ({"kv_bits": 4}, "page-4"),
     ({"kv_bits": 8.0}, "page-8"),

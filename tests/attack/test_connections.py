@@ -9,6 +9,7 @@ import time
 
 import httpx
 import pytest
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from quire.api.connections import ConnectionLimits, LimitedProtocol
 from quire.core.config import ServerConfig
@@ -28,7 +29,9 @@ HANG_S = 30.0
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that waits a moment."""
-    short = ConnectionLimits(head_s=0.4, body_s=0.4, body_rate=1 << 10, write_s=0.8, unfinished=16)
+    short = ConnectionLimits(
+        head_s=0.4, body_s=0.4, body_rate=1 << 10, write_s=0.8, idle_s=0.4, unfinished=16
+    )
     monkeypatch.setattr(LimitedProtocol, "limits", short)
 
 
@@ -57,6 +60,32 @@ def ends(client: socket.socket) -> bool:
 def test_what_is_not_sent_is_not_waited_for(serve: Serve, data: bytes) -> None:
     served = serve("Hello.", config=ServerConfig())
     assert ends(connect(served, data))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_the_next_request_is_not_waited_for_without_end(serve: Serve) -> None:
+    served = serve("Hello.", config=ServerConfig())
+    assert ends(connect(served, b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"))
+
+
+def test_clients_close_what_they_do_not_use_before_the_server_does(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    class Loop:
+        def call_later(self, seconds: float, *_: object) -> None:
+            waits.append(seconds)
+
+    def arm(protocol: LimitedProtocol) -> None:
+        loop, protocol.loop = protocol.loop, Loop()  # type: ignore[assignment]
+        HttpToolsProtocol.on_response_complete(protocol)
+        protocol.loop = loop
+
+    monkeypatch.setattr(LimitedProtocol, "on_response_complete", arm)
+    served = serve("Hello.", config=ServerConfig())
+    assert httpx.get(f"{served.url}/health").status_code == 200
+    assert min(waits) > 90  # as long as Go's clients
 
 
 @pytest.mark.usefixtures("impatient")

@@ -23,6 +23,9 @@ class ConnectionLimits:
         head_s: for a request's head, from the connection or from the head's first byte.
         body_s: for a body, beside the time that it may take at `body_rate` bytes a second.
         write_s: for a reader to take anything of what was sent.
+        idle_s: for the next request of a connection. Longer than clients and proxies keep one that
+            they do not use (httpx 5 s, nginx 60 s, Go 90 s): whoever closes first while the other
+            writes has lost a request, and clients do not repeat a POST.
         unfinished: connections of one address without a whole request.
     """
 
@@ -30,6 +33,7 @@ class ConnectionLimits:
     body_s: float = 20.0
     body_rate: int = 16 << 10
     write_s: float = 60.0
+    idle_s: float = 120.0
     unfinished: int = 256
 
     @property
@@ -60,6 +64,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # uvicorn narrows the type of asyncio's own method.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.timeout_keep_alive = self.limits.idle_s  # type: ignore[assignment]  # an event loop takes any
         self._since = self._unread_since = self.loop.time()
         self._make_room()
         self._timer = self.loop.call_later(self.limits.look_s, self._look)
@@ -117,7 +122,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return now - self._unread_since > self.limits.write_s
 
     def _reads_stuck(self) -> bool:
-        """Whether a head or a body is late. Between two requests uvicorn's own time holds."""
+        """Whether a head or a body is late. Between two requests `idle_s` holds."""
         elapsed = self.loop.time() - self._since
         if self._in_head:
             begun = self.cycle is None or self._received > 0

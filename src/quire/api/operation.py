@@ -18,9 +18,10 @@ from quire.api.shared.auth import EVERYONE, caller_of
 from quire.api.shared.content import Message, to_template
 from quire.api.shared.context import Context, ServerContext, until_gone
 from quire.api.shared.engine_metrics import engine_families
+from quire.api.shared.json_text import parse_json
 from quire.api.shared.limits import check_headers, read_body
 from quire.api.shared.pieces import compact
-from quire.api.shared.schema import TokenId, Wire, parse, parse_json
+from quire.api.shared.schema import TokenId, Wire, parse
 from quire.api.shared.unsupported_media import newest, without_unsupported_media
 from quire.core.errors import Forbidden, NotOffered, RequestError
 from quire.serving.generation import Generation, Thinking

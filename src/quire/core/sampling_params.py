@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import math
-
 from quire.core.errors import RequestError
 from quire.core.request import SamplingParams
 
 MAX_LOGPROBS = 64
 """Alternatives a row may ask for; OpenAI allows 20."""
 
+LEAST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY = 0.01, 10.0
+"""It divides and multiplies logits in float32: far outside, every token would be worth the same."""
+
 _RANGES: tuple[tuple[str, float, float], ...] = (
-    ("temperature", 0.0, math.inf),
+    ("temperature", 0.0, 100.0),
+    ("repetition_penalty", LEAST_REPETITION_PENALTY, LARGEST_REPETITION_PENALTY),
     ("min_p", 0.0, 1.0),
     ("presence_penalty", -2.0, 2.0),
     ("frequency_penalty", -2.0, 2.0),
@@ -35,19 +37,16 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     """
     for name, low, high in _RANGES:
         value = getattr(params, name)
-        if not (low <= value <= high and math.isfinite(value)):
-            bounds = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-            raise _refused(name, f"a number {bounds}", value)
+        if not low <= value <= high:
+            raise _refused(name, f"a number from {low:g} to {high:g}", value)
     if not 0 < params.top_p <= 1:
         raise _refused("top_p", "greater than 0 and at most 1", params.top_p)
     if params.top_k < 0:
         raise _refused("top_k", "0 (off) or more", params.top_k)
-    if not (params.repetition_penalty > 0 and math.isfinite(params.repetition_penalty)):
-        raise _refused("repetition_penalty", "greater than 0", params.repetition_penalty)
     if params.logprobs is not None and not 0 <= params.logprobs <= MAX_LOGPROBS:
         raise _refused("logprobs", f"from 0 to {MAX_LOGPROBS}", params.logprobs)
     for token, bias in params.logit_bias:
-        if not 0 <= token < vocab_size:
+        if not (type(token) is int and 0 <= token < vocab_size):
             raise _refused("logit_bias", f"for token ids from 0 to {vocab_size - 1}", token)
         if not -100 <= bias <= 100:
             raise _refused("logit_bias", "from -100 to 100", bias)

@@ -5,7 +5,7 @@ Kernels check no token id: for an unknown one they would read what lies behind t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
@@ -23,8 +23,10 @@ def check_known(request: Request, model: LanguageModel, formats: Sequence[KVForm
         RequestError: something is not; names the field.
     """
     if request.prompt:
-        ends = min(request.prompt), max(request.prompt)
-        _check_ids("prompt", ends, model.embedded_tokens)
+        _check_ids("prompt", request.prompt, model.embedded_tokens)
+    if request.stop_token_ids:
+        # A model's own may lie outside of its vocabulary, as files of some models have them.
+        _check_ids("stop_token_ids", request.stop_token_ids, 1 << 31)
     if request.thinking is not None:
         _check_ids("thinking.end_ids", request.thinking.end_ids, model.vocab_size)
     if isinstance(request.task, Score):
@@ -33,10 +35,12 @@ def check_known(request: Request, model: LanguageModel, formats: Sequence[KVForm
         _check_format(request.kv_format.name, [each.name for each in formats])
 
 
-def _check_ids(field: str, ids: Sequence[int], count: int) -> None:
-    outside = [each for each in ids if not 0 <= each < count]
-    if outside or not ids:
-        said = outside[0] if outside else "none"
+def _check_ids(field: str, ids: Collection[int], count: int) -> None:
+    wrong = [each for each in ids if type(each) is not int]
+    if ids and not wrong:
+        wrong = [each for each in (min(ids), max(ids)) if not 0 <= each < count]
+    if wrong or not ids:
+        said = wrong[0] if wrong else "none"
         raise RequestError(
             f"{field}: at least one token id from 0 to {count - 1}, not {said}",
             param=field,

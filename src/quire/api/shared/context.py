@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope
 
 from quire.api.shared.access import note_ignored
 from quire.api.shared.auth import caller_of
+from quire.api.shared.json_text import parse_json
 from quire.api.shared.limits import Slots, check_count, check_headers, read_body
 from quire.api.shared.members import members
 from quire.api.shared.metrics import CallerMetrics
@@ -26,7 +27,6 @@ from quire.api.shared.schema import (
     check_stream_options,
     nucleus,
     parse,
-    parse_json,
 )
 from quire.api.shared.seal import Seal
 from quire.api.shared.stored import StoredConversations
@@ -311,9 +311,11 @@ def decoding(
     Raises:
         RequestError: a value that only this server's model or settings rule out.
     """
+    stop_ids = fields.stop_token_ids or ()
+    context.service.prompts.check_vocabulary(stop_ids, "stop_token_ids")
     return {
         "sampling": _sampling(fields, context.service, logprobs),
-        "stop_token_ids": frozenset(fields.stop_token_ids or ()),
+        "stop_token_ids": frozenset(stop_ids),
         "ignore_eos": fields.ignore_eos is True,
         "kv_format": context.kv_format(fields.kv_bits, fields.kv_scheme, headers),
         "cache_salt": fields.cache_salt or "",
@@ -354,7 +356,8 @@ def _logit_bias(biases: Mapping[str, float], vocabulary: int) -> tuple[tuple[int
     """
     pairs = []
     for key, bias in biases.items():
-        if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocabulary):
+        known = key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocabulary
+        if not known or key != str(int(key)):
             raise RequestError(
                 f"'logit_bias' has the key '{key[:40]}', which is not the id of one of this "
                 f"model's {vocabulary} tokens.",

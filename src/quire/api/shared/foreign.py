@@ -124,7 +124,7 @@ def is_known(path: str) -> bool:
 def nearest(path: str, fields: Collection[str]) -> str | None:
     """The name that a client may have meant, among a schema's fields and what others know."""
     name = path[:_LONGEST]
-    others = [other for names in ALIASES.values() for other in names]
+    others = [other for field in fields for other in ALIASES.get(field, ())]
     for candidates in (fields, (*others, *_IGNORED, *DEFAULTS)):
         found = get_close_matches(name, candidates, n=1, cutoff=0.75)
         if found:

@@ -8,8 +8,9 @@ from pydantic import Field
 from starlette.types import Scope
 
 from quire.api.shared.access import note_ignored
+from quire.api.shared.json_text import parse_json
 from quire.api.shared.pieces import compact
-from quire.api.shared.schema import Wire, parse_json
+from quire.api.shared.schema import Wire
 from quire.core.errors import RequestError
 from quire.serving.answer_grammar import AnswerFormat
 

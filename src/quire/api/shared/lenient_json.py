@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quire.api.shared.schema import finite_json, replace_invalid_utf8
-from quire.core.errors import RequestError
+from quire.api.shared.json_text import finite_json, invalid_json, replace_invalid_utf8
 
 # What needs no look: all between strings, and strings without escapes and control characters.
 _CLEAN = re.compile(rb'(?:[^"]++|"[^"\\\x00-\x1f]*+")*+')
@@ -50,7 +49,7 @@ def parse_lenient(body: bytes) -> object:
         return finite_json(repaired)
     except ValueError as error:
         message = _POSITION.sub(lambda at: _position(at, repaired, body, edits), str(error))
-        raise RequestError(f"The body is not valid JSON: {message}.", code="invalid_json") from None
+        raise invalid_json(error, message) from None
 
 
 def _repair(body: bytes) -> tuple[bytes, list[_Edit]]:

@@ -8,7 +8,6 @@ judge, but for names within the conversation, which pass: they came with answers
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from enum import Enum
@@ -23,13 +22,15 @@ from pydantic import (
     Tag,
     ValidationError,
 )
-from pydantic_core import CoreSchema, ErrorDetails, from_json
+from pydantic_core import CoreSchema, ErrorDetails
 from starlette.types import Scope
 
 from quire.api.shared import foreign
 from quire.api.shared.access import note_ignored
 from quire.api.shared.durations import KeepAlive
+from quire.api.shared.field_names import field_name
 from quire.core.errors import RequestError
+from quire.core.sampling_params import LARGEST_REPETITION_PENALTY, LEAST_REPETITION_PENALTY
 from quire.media.kinds import Protocols, kinds_by
 
 Parsed = TypeVar("Parsed", bound="Wire")
@@ -37,19 +38,6 @@ Parsed = TypeVar("Parsed", bound="Wire")
 _LONGEST_NAME = 256  # characters of an unknown field's name that its refusal repeats
 REGISTERED = "@registered."
 """Begins the tag of members that the registry of media makes; a field of `MediaInput` follows."""
-
-_BRANCHES = frozenset({"str", "int", "float", "bool", "function-after", "none"})
-
-
-# A whole pair, half of one, or an escaped backslash, behind which nothing is escaped.
-_ESCAPE = re.compile(
-    rb"\\(?:u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}"
-    rb"|(?P<half>u[dD][89a-fA-F][0-9A-Fa-f]{2})|\\)"
-)
-
-
-# What a number has that is too large for a float: a long exponent, or many digits.
-_LONG_NUMBER = re.compile(rb"\d[eE]\+?\d{3}|\d{309}")
 
 
 def _end_at_first_error(schema: Any) -> None:
@@ -94,49 +82,6 @@ class History(Wire):
     """Base of what conversations are made of: messages, parts, tools. Unknown fields pass."""
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={})
-
-
-def finite_json(body: bytes) -> object:
-    """The value of a JSON text. `1e400` is JSON too, but no number that an answer could repeat.
-
-    Raises:
-        ValueError: it is not JSON, or a number in it is beyond what a float holds.
-    """
-    value = from_json(body, allow_inf_nan=False)
-    if _LONG_NUMBER.search(body):
-        waiting = [value]
-        while waiting:
-            node = waiting.pop()
-            if isinstance(node, float) and math.isinf(node):
-                raise ValueError("a number is out of range")
-            if isinstance(node, dict | list):
-                waiting += node.values() if isinstance(node, dict) else node
-    return value
-
-
-def parse_json(body: bytes) -> object:
-    """Reads a request body as JSON; NaN and infinities are not JSON.
-
-    Raises:
-        RequestError: with the position, code `invalid_json`.
-    """
-    try:
-        return finite_json(body)
-    except ValueError:
-        body = replace_invalid_utf8(body)
-    try:
-        return finite_json(body)
-    except ValueError as error:
-        raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from error
-
-
-def replace_invalid_utf8(body: bytes) -> bytes:
-    """JSON in which no string holds half a character, with every byte in its old place.
-
-    Half of an emoji is left where a client cuts off a text, as agents do with what tools said.
-    JSON can spell it and UTF-8 cannot, so a replacement character stands for it.
-    """
-    return _ESCAPE.sub(lambda found: b"\\ufffd" if found["half"] else found[0], body)
 
 
 def parse(
@@ -216,22 +161,6 @@ def _unknown_field(fields: Wire, path: str) -> RequestError:
     return RequestError(
         f"Unknown parameter: '{shown}'.{hint}", param=shown, code="unknown_parameter"
     )
-
-
-def field_name(loc: tuple[int | str, ...]) -> str:
-    """`("messages", 0, "@user", "content")` as clients write it: `messages[0].content`."""
-    name = ""
-    for position, part in enumerate(loc):
-        if isinstance(part, int):
-            name += f"[{part}]"
-        elif not part.startswith("@") and (position == 0 or not _is_branch(part)):
-            name += f".{part}" if name else part
-    return name
-
-
-def _is_branch(part: str) -> bool:
-    """Whether pydantic named a member of a union here, not a field."""
-    return part in _BRANCHES or "[" in part
 
 
 _CODES = {
@@ -409,7 +338,9 @@ class DecodingFields(Wire):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 and -1 keep all tokens")
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
-    repetition_penalty: float | None = Field(default=None, gt=0.0, le=10.0)
+    repetition_penalty: float | None = Field(
+        default=None, ge=LEAST_REPETITION_PENALTY, le=LARGEST_REPETITION_PENALTY
+    )
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=64)
     ignore_eos: bool | None = None
     kv_bits: float | str | None = None

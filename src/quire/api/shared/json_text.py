@@ -1,0 +1,119 @@
+"""Request bodies as JSON: finite numbers, no half characters, errors that say where."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from pydantic_core import from_json
+
+from quire.api.shared.field_names import field_name
+from quire.core.errors import RequestError
+
+# A whole pair, half of one, or an escaped backslash, behind which nothing is escaped.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9A-Fa-f]{2}\\u[dD][c-fC-F][0-9A-Fa-f]{2}"
+    rb"|(?P<half>u[dD][89a-fA-F][0-9A-Fa-f]{2})|\\)"
+)
+
+
+# What a number has that is too large for a float: a long exponent, or many digits.
+_LONG_NUMBER = re.compile(rb"\d[eE]\+?\d{3}|\d{309}")
+# What Python and JavaScript write where JSON has no number.
+_NO_NUMBER = re.compile(rb"NaN|Infinity")
+
+
+class NotFinite(ValueError):
+    """JSON text holds a number that is not finite: NaN, an infinity, or more than a float holds.
+
+    Attributes:
+        loc: keys and indices on the way to the first such number.
+    """
+
+    def __init__(self, loc: tuple[int | str, ...]) -> None:
+        super().__init__("a number is out of range")
+        self.loc = loc
+
+
+def finite_json(body: bytes) -> object:
+    """The value of a JSON text. `1e400` is JSON too, but no number that an answer could repeat.
+
+    Raises:
+        NotFinite: a number in it is not finite.
+        ValueError: it is not JSON.
+    """
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError:
+        if _NO_NUMBER.search(body) and (loc := _not_finite(from_json(body))) is not None:
+            raise NotFinite(loc) from None
+        raise
+    if _LONG_NUMBER.search(body) and (loc := _not_finite(value)) is not None:
+        raise NotFinite(loc)
+    return value
+
+
+def _not_finite(value: object) -> tuple[int | str, ...] | None:
+    """Where a decoded JSON value first holds a number that is not finite, in the text's order."""
+    path: list[int | str] = []
+    nested = [_members(value)]
+    while nested:
+        for name, node in nested[-1]:
+            if isinstance(node, float) and not math.isfinite(node):
+                return (*path, name)
+            if isinstance(node, dict | list):
+                path.append(name)
+                nested.append(_members(node))
+                break
+        else:
+            nested.pop()
+            del path[-1:]
+    return None
+
+
+def _members(value: object) -> Iterator[tuple[int | str, object]]:
+    if isinstance(value, dict):
+        return iter(value.items())
+    return iter(enumerate(value if isinstance(value, list) else ()))
+
+
+def invalid_json(error: ValueError, said: str | None = None) -> RequestError:
+    """The refusal of a body that `finite_json` does not read.
+
+    Args:
+        said: what the error says, if it says it of another text than the client's.
+    """
+    if isinstance(error, NotFinite):
+        name = field_name(error.loc)
+        return RequestError(
+            f"Invalid value for '{name}': the number is out of range; it has to be finite.",
+            param=name or None,
+            code="invalid_json",
+        )
+    return RequestError(f"The body is not valid JSON: {said or error}.", code="invalid_json")
+
+
+def parse_json(body: bytes) -> object:
+    """Reads a request body as JSON; NaN and infinities are not JSON.
+
+    Raises:
+        RequestError: with the position or the field at fault, code `invalid_json`.
+    """
+    try:
+        return finite_json(body)
+    except ValueError:
+        body = replace_invalid_utf8(body)
+    try:
+        return finite_json(body)
+    except ValueError as error:
+        raise invalid_json(error) from error
+
+
+def replace_invalid_utf8(body: bytes) -> bytes:
+    """JSON in which no string holds half a character, with every byte in its old place.
+
+    Half of an emoji is left where a client cuts off a text, as agents do with what tools said.
+    JSON can spell it and UTF-8 cannot, so a replacement character stands for it.
+    """
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found["half"] else found[0], body)
