@@ -206,6 +206,9 @@ class Planner:
                 rows, fits = smaller, self.tables.extend(sequence, smaller.end)
             if fits or self._make_room(rows, plan):
                 plan.append(rows)
+        reading = {sequence.number for sequence in prompts}
+        read = [rows.count for rows in plan if rows.sequence.number in reading]
+        self._prefill_budget.begin(generating, count, len(read), sum(read))
         return encoding
 
     def _plan_encoding(

@@ -3,6 +3,11 @@
 The time of a step is modelled as that of a step that only generates, plus a cost of its own, a
 cost a chunk (its own attention in every layer) and a cost a token. All of them are learned from the
 steps that ran.
+
+Beside streams that generate, prompts have a share of the time. Where a step's own cost is small,
+every step reads as much as fits into its share. Where it is large (a GPU generates by recorded
+steps of a few milliseconds, and one that reads is launched layer by layer), a step reads a larger
+chunk, and the next ones only generate until the share has made up for it.
 """
 
 from __future__ import annotations
@@ -46,8 +51,8 @@ class PrefillBudget:
 
     Args:
         step_s: seconds aimed at for what a step reads of prompts, at most.
-        stall_factor: a step that also generates, while one or two prompts are read, aims at this
-            many times the duration of one that only generates. Each further prompt that waits adds
+        stall_factor: more than 1. While one or two prompts are read, steps that generate take on
+            average this many times as long as they do without. Each further prompt that waits adds
             as much again: those who wait for a first token count as much as those who have theirs.
         max_rows: rows of a step at most.
     """
@@ -60,6 +65,8 @@ class PrefillBudget:
         self._largest = _FIRST_TOKENS // _GROWTH
         self._smaller = False
         self._decode_s: dict[int, float] = {}
+        self._ahead_s = 0.0
+        """What prompts took beyond their share of the time, while others generated."""
 
     def room(self, decode_rows: int) -> int:
         """Rows that a step has left beside the generating ones."""
@@ -73,8 +80,12 @@ class PrefillBudget:
         """
         if not decode_rows:
             return self._step_s
+        return min(self._step_s, self._share(decode_rows, prompts))
+
+    def _share(self, decode_rows: int, prompts: int) -> float:
+        """Seconds that prompts have of each step beside `decode_rows` generating rows."""
         stall = (self._stall_factor - 1) * self._decode_estimate(decode_rows)
-        return min(self._step_s, max(1, prompts - 1) * stall)
+        return max(1, prompts - 1) * stall
 
     def prompt_budget(
         self, decode_rows: int, prompts: int = 1, spent_s: float = 0.0, *, sits_out: bool = False
@@ -85,23 +96,34 @@ class PrefillBudget:
             prompts: how many wait, begun or not.
             spent_s: what encoders take of the time.
             sits_out: whether somebody who generates has no row in this step, and waits for its end.
+
+        Returns:
+            0 while those who generate are owed time; see `begin`.
         """
         room = self.room(decode_rows)
         cost = self._cost.estimate
+        if decode_rows and self._ahead_s > 0:
+            return 0
         if cost.token_s == 0:
             return min(room, _FIRST_TOKENS)
         seconds = self.seconds(decode_rows, prompts) - spent_s
         # Never so few that the chunks' own cost outweighs them: that reads slower and stalls more.
         own_s = cost.own(min(max(1, prompts), _MAX_CHUNKS))
         least, worth_s = _FIRST_TOKENS, _TOKENS_OVER_CHUNKS * own_s
-        if decode_rows > 0 or sits_out:
-            # Who waits raises the share of the time in which tokens are read, to the step's aim.
-            share = min(max(1, prompts - 1), _TOKENS_OVER_CHUNKS)
-            least, worth_s = _MIN_TOKENS, min(share * own_s, max(own_s, self._step_s))
+        if decode_rows > 0 or sits_out:  # within the step's aim, if its own cost is
+            least, worth_s = _MIN_TOKENS, max(own_s, min(worth_s, self._step_s - own_s))
         tokens = max((seconds - own_s) / cost.token_s, worth_s / cost.token_s, least)
         tokens = min(room, tokens, self._largest * _GROWTH)
         # Rounded up: a budget of one token must not become none, or the prompt would never end.
         return math.ceil(tokens * _SMALLER) if self._smaller else int(tokens)
+
+    def begin(self, decode_rows: int, prompts: int, chunks: int, prompt_rows: int) -> None:
+        """A step is planned: what it reads is set against the share that prompts have of it."""
+        if not decode_rows:
+            self._ahead_s = 0.0
+            return
+        taken = self._cost.estimate.of(chunks, prompt_rows) if prompt_rows else 0.0
+        self._ahead_s = max(0.0, self._ahead_s + taken - self._share(decode_rows, prompts))
 
     def prompt_seconds(self, tokens: int) -> float | None:
         """How long reading so many prompt tokens is likely to take; None before any were."""
