@@ -308,6 +308,18 @@ def test_the_live_view_shows_a_stream(page: Any, served: Served) -> None:
     page.wait_for_selector("text=Nothing runs.")
 
 
+def test_what_was_refused_is_shown(page: Any, served: Served) -> None:
+    asked = {"messages": [{"role": "user", "content": "Hello"}], "temperature": "<b>hot</b>"}
+    for _ in range(2):
+        assert HTTP.post(f"{served.url}/v1/chat/completions", json=asked).status_code == 400
+    opened(page, f"{served.url}/#live")
+    row = page.locator("[aria-label='Refused requests'] tbody tr").first
+    row.get_by_text("temperature").wait_for()
+    assert row.locator("td").nth(1).inner_text() == "/v1/chat/completions"
+    assert row.locator("td").nth(2).inner_text() == "400"
+    assert row.locator("td").last.inner_text() == "2"
+
+
 def test_the_reading_of_a_prompt_is_shown(page: Any, served: Served) -> None:
     served.engine.reset(lambda _: Script(reads=(2, 6), cached_tokens=2, silent=True))
     opened(page, served.url)

@@ -166,7 +166,7 @@ def test_what_fails_here_is_an_error_and_what_the_client_does_wrong_is_none(
     failed, refused = (span for span in collector.spans if not span.parent_span_id)
     assert failed.status.code == Status.STATUS_CODE_ERROR
     assert attributes(failed)["error.type"] == "internal_error"
-    assert (refused.name, refused.status.code) == ("chat", Status.STATUS_CODE_UNSET)
+    assert (refused.name, refused.status.code) == (f"chat {NAME}", Status.STATUS_CODE_UNSET)
     assert attributes(refused)["http.response.status_code"] == 400
 
 

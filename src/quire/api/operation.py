@@ -200,8 +200,8 @@ class Operation:
     async def metrics(self, request: Request) -> Response:
         """`GET /metrics`, for Prometheus; one of several API keys sees its own requests only.
 
-        As JSON for who asks for that: the same figures, each stream of now and those that ended
-        last, and tokens by the second.
+        As JSON for who asks for that: the same figures, each stream of now, those that ended and
+        those that were refused last, and tokens by the second.
         """
         server, caller = self._server, caller_of(request.scope)
         engines: list[Metric] = []

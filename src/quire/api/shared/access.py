@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.api.shared.auth import caller_of
 from quire.api.shared.foreign import shown
 from quire.api.shared.notes import note, notes
+from quire.api.shared.refusals import Refusal
 from quire.core.figures import duration
 from quire.core.logs import WATCH_HEADER
 from quire.serving.streams import GenerationStream, Times
@@ -25,6 +26,9 @@ log = logging.getLogger("quire.access")
 _TIMES = "quire.times"
 _IGNORED = "ignored_fields"
 _CLIENT_LEFT = 499
+OTHER = "other"
+_LONGEST_PATH = 80
+"""Characters of a refused request's path."""
 _MOST_IGNORED = 64
 _POLLED = frozenset({"/metrics", "/health", "/page/{file}"})
 """Routes that are asked without end; their lines are logged at debug level where all is well."""
@@ -61,36 +65,50 @@ class Access:
     """A request that is over.
 
     Attributes:
-        route: the template of its path.
+        caller: see `caller_of`.
+        route: the template of its path; `other` where there is none.
+        polled: it is asked without end, as the page asks.
         started, ended: by `time.perf_counter`.
         headers: as the client sent them.
         line: what the log says.
         times: of its run; None if it came to none.
     """
 
+    caller: str
     route: str
+    polled: bool
     started: float
     ended: float
     headers: Sequence[tuple[bytes, bytes]]
     line: Mapping[str, Any]
     times: Times | None
 
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why it came to no run; None where it did, and for what browsers look for on their own."""
+        line = self.line
+        guessed = self.route == OTHER and line["method"] != "POST"
+        left = line["status"] == _CLIENT_LEFT
+        if self.times is not None or self.polled or guessed or left or "error" not in line:
+            return None
+        message = line["error"]["message"]
+        return Refusal(line["path"][:_LONGEST_PATH], line.get("model"), line["status"], message)
+
 
 class AccessLog:
     """Outermost middleware: names each request, times it, logs it as one line.
 
     Args:
-        observe: told path, status, seconds and caller of each; 499 if the client left before the
-            status.
+        observe: told each request that is over; its status is 499 if the client left before that.
         routes: a path is observed as its route's template, and as `other` where there is none, so
             that nobody can make up labels.
-        trace: told each request that is over; it must not block.
+        trace: told the same; it must not block.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        observe: Callable[[str, int, float, str], None],
+        observe: Callable[[Access], None],
         routes: Sequence[Route],
         trace: Callable[[Access], None] | None = None,
     ) -> None:
@@ -126,25 +144,34 @@ class AccessLog:
             raise
         finally:
             ended, route = time.perf_counter(), self._label(scope["path"])
-            seconds = ended - started
-            self._observe(route, status, seconds, caller_of(scope))
             line = {
                 "id": request_id,
                 "method": scope["method"],
                 "path": scope["path"],
                 "status": status,
-                "ms": round(seconds * 1000, 1),
+                "ms": round((ended - started) * 1000, 1),
                 **details,
             }
-            level = logging.DEBUG if _is_polled(route, scope) and status < 400 else logging.INFO
+            polled = _is_polled(route, scope)
+            level = logging.DEBUG if polled and status < 400 else logging.INFO
             if log.isEnabledFor(level):
                 log.log(level, "%s", readable(line), extra={"fields": line})
+            access = Access(
+                caller_of(scope),
+                route,
+                polled,
+                started,
+                ended,
+                scope["headers"],
+                line,
+                scope.get(_TIMES),
+            )
+            self._observe(access)
             if self._trace is not None:
-                times = scope.get(_TIMES)
-                self._trace(Access(route, started, ended, scope["headers"], line, times))
+                self._trace(access)
 
     def _label(self, path: str) -> str:
-        return next((name for pattern, name in self._routes if pattern.match(path)), "other")
+        return next((name for pattern, name in self._routes if pattern.match(path)), OTHER)
 
 
 def _is_polled(route: str, scope: Scope) -> bool:

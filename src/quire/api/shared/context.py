@@ -113,6 +113,7 @@ class ServerContext:
             loading = until_gone(request.receive, self.models.use(model))
             lease = await use.waiting(loading, streams=named.get("stream") is True)
         use.hold(lease)
+        note(request.scope, {"model": lease.model.name})
         loaded, serving = lease.loaded, model.offer.serving
         light = loaded.jobs is not None
 
@@ -148,7 +149,6 @@ class Context:
             EngineFailure: the engine cannot go on.
         """
         caller, spec = caller_of(request.scope), prepared.spec
-        note(request.scope, {"model": self.service.name})
         salt = spec.cache_salt if self.config.share_prefixes else caller + spec.cache_salt
         lease, keep_s = self.lease, spec.keep_alive_s
         if lease is not None and keep_s is not None and not lease.keep(keep_s):

@@ -16,9 +16,11 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from quire.api.shared.access import Access
 from quire.api.shared.activity import Activity
 from quire.api.shared.auth import EVERYONE
 from quire.api.shared.live_streams import Stream, Streams
+from quire.api.shared.refusals import Refusals
 from quire.core.request import FinishReason
 from quire.serving.streams import Observer
 from quire.text.events import Failed, Finished
@@ -60,6 +62,7 @@ class Metrics:
         self.responses: Counter[tuple[str, str]] = Counter()
         self.ends: Counter[str] = Counter()
         self.streams = Streams()
+        self.refusals = Refusals()
         self.activity = Activity()
 
     def first_token(self, seconds: float) -> None:
@@ -76,10 +79,12 @@ class Metrics:
         """A choice ended."""
         self.ends[finish] += 1
 
-    def response(self, path: str, status: int, seconds: float) -> None:
+    def response(self, access: Access) -> None:
         """A response was sent whole, or its client went away."""
-        self.responses[path, str(status)] += 1
-        self.request_seconds.observe(seconds)
+        self.responses[access.route, str(access.line["status"])] += 1
+        self.request_seconds.observe(access.ended - access.started)
+        if (refusal := access.refusal) is not None:
+            self.refusals.add(refusal)
 
     def render(self, engines: Iterable[Metric] = ()) -> bytes:
         """The text exposition of all counters, with the engines' if they are given."""
@@ -89,7 +94,7 @@ class Metrics:
 
     def view(self, engines: Iterable[Metric] = ()) -> dict[str, Any]:
         """`/metrics` as JSON: what `render` says, by the sample's name, each stream of now, those
-        that ended last, and the last minutes.
+        that ended last, those that were refused last, and the last minutes.
         """
         samples: dict[str, list[dict[str, Any]]] = {}
         for family in (*self._families(), *engines):
@@ -101,6 +106,7 @@ class Metrics:
             "metrics": samples,
             "streams": self.streams.view(),
             "ended": self.streams.view_ended(),
+            "refused": self.refusals.view(),
             "history": self.activity.view(),
         }
 
@@ -132,10 +138,10 @@ class CallerMetrics:
         """What a caller may see."""
         return self._own.get(caller, self.all)
 
-    def response(self, path: str, status: int, seconds: float, caller: str) -> None:
+    def response(self, access: Access) -> None:
         """A response was sent whole, or its client went away."""
-        for metrics in self._of_both(caller):
-            metrics.response(path, status, seconds)
+        for metrics in self._of_both(access.caller):
+            metrics.response(access)
 
     def observer(self, caller: str, prompt_tokens: int, model: str) -> Observer:
         """What counts one of a caller's choices."""

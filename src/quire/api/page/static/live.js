@@ -28,6 +28,7 @@ export class Live {
     this.read = new Chart("Prompt tokens read a second");
     this.streams = h("div", { class: "table", tabindex: "0" });
     this.ended = h("div", { class: "table", tabindex: "0" });
+    this.refused = h("div", { class: "table", tabindex: "0" });
     this.blocks = new Blocks();
     this.prefix = h("div");
     this.memory = h("div");
@@ -39,6 +40,7 @@ export class Live {
         card("Tokens written a second", this.written.node), card("Prompt tokens read a second", this.read.node)),
       card("Streams", this.streams),
       card("Last requests", this.ended),
+      this.refusedCard = card("Refused requests", this.refused),
       card("KV cache", this.blocks.node),
       h("div", { class: "cards" }, card("Shared beginnings", this.prefix), card("Memory", this.memory)),
       card("Models", this.served.node));
@@ -79,13 +81,14 @@ export class Live {
     this.problem.textContent = problem + since;
   }
 
-  show({ metrics, streams, ended, history }) {
+  show({ metrics, streams, ended, refused, history }) {
     const samples = new Samples(metrics);
     this.written.show(history.written_tokens);
     this.read.show(history.read_tokens);
     this.showTiles(samples, history, streams, ended);
     this.showStreams(streams);
     this.showEnded(ended);
+    this.showRefused(refused);
     this.blocks.show(samples.table("quire_kv_bytes", "pool", "state"), samples.map("quire_kv_block_bytes", "pool"), samples.one("quire_kv_budget_bytes"), samples.loaded());
     this.showPrefix(samples);
     this.showMemory(samples);
@@ -152,7 +155,7 @@ export class Live {
     }
     const several = new Set(this.names).size > 1;
     const rows = ended.map((each) => [
-      ["ended", "age", `${seconds(Math.round(each.ended_s))} ago`],
+      ["ended", "age", ago(each)],
       several && ["model", "of-model", each.model],
       ["prompt reused", "", `${each.reuse === null ? "–" : count(each.cached_tokens)} of ${count(each.prompt_tokens)}`],
       ["why not more", "why", each.reuse === null ? "Ended before it was read" : why(each.reuse)],
@@ -161,10 +164,22 @@ export class Live {
       ["took", "age", seconds(each.age_s)],
       ["end", "age", ENDS[each.finish] ?? each.finish],
     ].filter(Boolean));
-    this.ended.replaceChildren(h("table", { class: "streams" },
-      h("thead", {}, h("tr", {}, rows[0].map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map(([, kind, value]) => h("td", { class: kind }, value)))))),
+    this.ended.replaceChildren(table(rows),
       h("p", { class: "hint" }, "Times count from when a request is handed to its model, after the model was loaded."));
+  }
+
+  showRefused(refused) {
+    this.refusedCard.hidden = !refused.length;
+    if (!refused.length) return;
+    const several = new Set(this.names).size > 1;
+    this.refused.replaceChildren(table(refused.map((each) => [
+      ["refused", "age", ago(each)],
+      ["asked", "", each.path],
+      several && ["model", "of-model", each.model ?? "–"],
+      ["status", "", each.status],
+      ["why", "why", each.message],
+      ["times", "", count(each.count)],
+    ].filter(Boolean))));
   }
 
   showPrefix(samples) {
@@ -197,6 +212,13 @@ export class Live {
       h("span", { class: "bar-name" }, name), meter(memory.get(what) / most), h("span", { class: "bar-value" }, bytes(memory.get(what)))))));
   }
 }
+
+const ago = ({ ended_s: since }) => `${seconds(Math.round(since))} ago`;
+
+/** Of rows of cells: a column's name, its class and what stands there. */
+const table = (rows) => h("table", { class: "streams" },
+  h("thead", {}, h("tr", {}, rows[0].map(([name, kind]) => h("th", { scope: "col", class: kind }, name)))),
+  h("tbody", {}, rows.map((row) => h("tr", {}, row.map(([, kind, value]) => h("td", { class: kind }, value))))));
 
 /** What a stream does; the share of a prompt that takes several steps to read. */
 function stateOf({ first_token_s, read_tokens, prompt_tokens, left_s }) {

@@ -1,0 +1,61 @@
+"""The last requests that came to no answer."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_KEPT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What was asked, and why it was refused.
+
+    Attributes:
+        path: as the client sent it, its beginning.
+        model: None where the request came to none.
+        message: of the error.
+    """
+
+    path: str
+    model: str | None
+    status: int
+    message: str
+
+
+class Refusals:
+    """Bounded, and apart from what was answered: a client that errs without end hides nobody.
+
+    Args:
+        clock: in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: OrderedDict[Refusal, tuple[int, float]] = OrderedDict()
+
+    def add(self, refusal: Refusal) -> None:
+        """Those that are alike are counted, not listed."""
+        count, _ = self._seen.pop(refusal, (0, 0.0))
+        self._seen[refusal] = (count + 1, self._clock())
+        if len(self._seen) > _KEPT:
+            self._seen.popitem(last=False)
+
+    def view(self) -> list[dict[str, Any]]:
+        """For JSON, newest first; `ended_s` is how many seconds ago the last one alike was."""
+        now = self._clock()
+        return [
+            {
+                "path": refusal.path,
+                "model": refusal.model,
+                "status": refusal.status,
+                "message": refusal.message,
+                "count": count,
+                "ended_s": round(now - at, 1),
+            }
+            for refusal, (count, at) in reversed(self._seen.items())
+        ]
