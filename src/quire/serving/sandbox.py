@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.core.errors import RequestError
+from quire.core.lru import LruCache
 from quire.serving.answer_grammar import AnswerGrammar, GrammarRequest
 from quire.serving.jobs import TOO_COSTLY, JobLimits, Jobs
 
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 STACK_BYTES = 4 << 20
 """A quarter of what the engine gives the same work, see `engine.preparing`."""
 _LIMITS = JobLimits(at_once=2, cpu_s=3, wall_s=60.0, memory=1 << 30)
-_KEPT = 64
-_MAX_KEPT_BYTES = 1 << 18
-"""A grammar whose request and source are larger is not kept for the next that asks alike."""
+_KEPT_CHARACTERS = 16 << 20
+"""Of all grammars together that are kept for the next request that asks alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +38,8 @@ class BuilderOpening:
     vocab_size: int
 
     def __call__(self) -> GrammarBuilder:
-        from quire.serving.grammar_builder import (
-            GrammarBuilder,
-        )  # the HTTP side never loads the compiler
+        # Here, since the HTTP side never loads the compiler.
+        from quire.serving.grammar_builder import GrammarBuilder
 
         return GrammarBuilder(self.folder, self.dialect, self.vocab_size)
 
@@ -55,7 +53,7 @@ class GrammarSandbox:
 
     def __init__(self, opening: BuilderOpening) -> None:
         self._jobs = Jobs(opening, _LIMITS)
-        self._kept: OrderedDict[bytes, AnswerGrammar] = OrderedDict()
+        self._kept: LruCache[bytes, AnswerGrammar] = LruCache(_KEPT_CHARACTERS, _characters)
 
     async def build(self, request: GrammarRequest) -> AnswerGrammar:
         """The grammar of an answer.
@@ -66,12 +64,10 @@ class GrammarSandbox:
         """
         field = request.field
         try:
-            pickled = pickle.dumps(request)
-            key = blake2b(pickled, digest_size=16).digest()
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-            built = await self._jobs.run(_build, request)
+            key = blake2b(pickle.dumps(request), digest_size=16).digest()
+            if (kept := self._kept.get(key)) is not None:
+                return kept
+            return self._kept.put(key, await self._jobs.run(_build, request))
         except RecursionError:
             raise _refused(field, "it is nested too deeply") from None
         except RequestError as error:
@@ -82,15 +78,15 @@ class GrammarSandbox:
                 f"it takes more than {_LIMITS.cpu_s} s of processor time, or outgrows the "
                 "compiler's memory or stack",
             ) from error
-        if len(pickled) + len(built.grammar.source if built.grammar else "") <= _MAX_KEPT_BYTES:
-            self._kept[key] = built
-            if len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
-        return built
 
     async def close(self) -> None:
         """Ends the process. May be called again."""
         await self._jobs.close()
+
+
+def _characters(built: AnswerGrammar) -> int:
+    """What it takes to keep it; one that binds nothing counts as well."""
+    return 64 + len(built.grammar.source if built.grammar else "") + sum(map(len, built.unenforced))
 
 
 def _refused(field: str, why: str) -> RequestError:
