@@ -19,7 +19,7 @@ from quire.core.errors import ModelError
 from quire.core.info import ModelInfo
 from quire.demo import MODEL_DIR
 from quire.serving.assembly import assemble
-from quire.serving.models import Loaded, Models, Told
+from quire.serving.models import Loaded, Models, OnProgress
 from quire.text.tokenizer import Tokenizer
 from tests.support import virtual_time
 from tests.support.scripted_engine import Script, ScriptedEngine
@@ -37,7 +37,7 @@ def application(load_s: float, problem: str | None = None) -> Starlette:
     info = ModelInfo(str(MODEL_DIR), "gemma4", 4096, 4096, "float32", "cpu", 1 << 20)
     words = tuple(Tokenizer.open(MODEL_DIR).encode("the"))
 
-    async def opener(offer: Offer, told: Told) -> Loaded:
+    async def opener(offer: Offer, on_progress: OnProgress) -> Loaded:
         await asyncio.sleep(load_s)
         if problem is not None:
             raise ModelError(problem)

@@ -18,7 +18,7 @@ from quire.core.config import EngineConfig, Offer, ServerConfig
 from quire.core.messages import Progress
 from quire.core.request import Request
 from quire.serving.assembly import assemble
-from quire.serving.models import Loaded, Models, Told
+from quire.serving.models import Loaded, Models, OnProgress
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import HTTP, Served, start
 from tests.core.test_figures import DURATIONS, SIZES
@@ -422,8 +422,8 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
     engine = ScriptedEngine(served.engine.info, lambda _: Script(served.ids("Chosen")))
     opening = threading.Event()
 
-    async def opener(offer: Offer, told: Told) -> Loaded:
-        told(Progress("weights", 2 * 10**9, 5 * 10**9))
+    async def opener(offer: Offer, on_progress: OnProgress) -> Loaded:
+        on_progress(Progress("weights", 2 * 10**9, 5 * 10**9))
         await asyncio.to_thread(opening.wait, 30)
         return Loaded(assemble(engine, offer.name, offer.serving))
 

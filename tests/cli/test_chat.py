@@ -33,7 +33,7 @@ from quire.core.messages import Progress
 from quire.core.request import Failure, Request
 from quire.demo import MODEL_DIR
 from quire.serving.assembly import assemble
-from quire.serving.models import Loaded, Models, Told
+from quire.serving.models import Loaded, Models, OnProgress
 from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import Serve, Served
 from tests.support.scripted_engine import Script, ScriptedEngine
@@ -342,8 +342,8 @@ def test_an_answer_that_waits_says_how_far_its_model_is(tokenizer: Tokenizer) ->
                 opening.set()
             return super().write(text)
 
-    async def opener(offer: Offer, told: Told) -> Loaded:
-        told(Progress("weights", 2 * 10**9, 5 * 10**9))
+    async def opener(offer: Offer, on_progress: OnProgress) -> Loaded:
+        on_progress(Progress("weights", 2 * 10**9, 5 * 10**9))
         await asyncio.to_thread(opening.wait, 30)
         return Loaded(assemble(engine, offer.name, offer.serving))
 

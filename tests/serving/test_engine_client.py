@@ -36,7 +36,9 @@ async def end_of(ticket: Ticket) -> Output:
 
 async def test_opening_tells_how_far_it_has_come() -> None:
     told: list[Progress | None] = []
-    engine = await ProcessEngine.start(EngineConfig(str(MODEL_DIR)), "warning", told=told.append)
+    engine = await ProcessEngine.start(
+        EngineConfig(str(MODEL_DIR)), "warning", on_progress=told.append
+    )
     await engine.close()
 
     *stages, last = told
@@ -48,7 +50,7 @@ async def test_opening_tells_how_far_it_has_come() -> None:
 
     told.clear()
     with pytest.raises(ModelError):
-        await ProcessEngine.start(EngineConfig("/nowhere"), "warning", told=told.append)
+        await ProcessEngine.start(EngineConfig("/nowhere"), "warning", on_progress=told.append)
     assert told == [None]
 
 

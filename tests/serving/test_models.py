@@ -14,7 +14,7 @@ from quire.core.info import ModelInfo
 from quire.core.messages import Progress
 from quire.demo import MODEL_DIR
 from quire.serving.assembly import assemble
-from quire.serving.models import Lease, Loaded, Models, Told
+from quire.serving.models import Lease, Loaded, Models, OnProgress
 from tests.support import virtual_time
 from tests.support.scripted_engine import Script, ScriptedEngine
 
@@ -32,9 +32,9 @@ class House:
     problem: str | None = None
     load_s: float = LOAD_S
 
-    async def open(self, offer: Offer, told: Told) -> Loaded:
+    async def open(self, offer: Offer, on_progress: OnProgress) -> Loaded:
         self.configs.append(offer.engine)
-        told(Progress("weights", 1, 4))
+        on_progress(Progress("weights", 1, 4))
         full = len(self.there) >= self.room  # an engine is told at its start what there is
         await asyncio.sleep(self.load_s)
         if self.problem is not None:

@@ -16,7 +16,7 @@ from quire.api.connections import LimitedProtocol
 from quire.core.config import EngineConfig, Offer, ServerConfig
 from quire.serving.assembly import assemble
 from quire.serving.interface import EngineClient
-from quire.serving.models import Loaded, Models, Told
+from quire.serving.models import Loaded, Models, OnProgress
 
 JSON_TYPE = {"content-type": "application/json"}
 """The header of a body that a test has written itself."""
@@ -28,7 +28,7 @@ def one_model(client: EngineClient, name: str, config: ServerConfig) -> Models:
     """A server's only model, loaded; what is unloaded is assembled again around the same engine."""
     offer = Offer(EngineConfig(""), replace(config, served_name=name))
 
-    async def opener(offer: Offer, told: Told) -> Loaded:
+    async def opener(offer: Offer, on_progress: OnProgress) -> Loaded:
         return Loaded(assemble(client, name, config))
 
     models = Models((offer,), opener)

@@ -98,10 +98,12 @@ def _closing(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        await models.close()
-        if tracer is not None:
-            await tracer.close()
+        try:
+            yield
+            await models.close()
+        finally:
+            if tracer is not None:
+                await tracer.close()
 
     return lifespan
 

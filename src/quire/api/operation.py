@@ -1,4 +1,4 @@
-"""Routes beside generation: what is served, how it fares, text to tokens and back."""
+"""Routes beside generation: models, health, metrics, text to tokens and back."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ import uvicorn
 from quire.api.app import build_app
 from quire.api.connections import LimitedProtocol
 from quire.api.reading import ReadingContext
-from quire.api.stopping import StoppingServer, ToldToStop, unless_told_to_stop
+from quire.api.stopping import StoppingServer, StopSignal, until_stop_signal
 from quire.core.config import Offer, ServerConfig
 from quire.core.errors import ModelError, QuireError
 from quire.core.messages import Progress
@@ -27,7 +27,7 @@ from quire.media.kinds import inputs, limits_of
 from quire.serving.assembly import assemble
 from quire.serving.engine_client import WORKER, ProcessEngine
 from quire.serving.jobs import JobLimits, Jobs
-from quire.serving.models import Loaded, Models, Opener, Told
+from quire.serving.models import Loaded, Models, OnProgress, Opener
 
 log = logging.getLogger("quire.server")
 
@@ -40,7 +40,7 @@ def serve(
     worker: str = WORKER,
     *,
     memory: int | None = None,
-    told: Callable[[str, Progress | None], None] = lambda name, progress: None,
+    on_progress: Callable[[str, Progress | None], None] = lambda name, progress: None,
 ) -> int:
     """Serves until interrupted; 1 if the only engine broke down.
 
@@ -49,7 +49,7 @@ def serve(
     Args:
         worker: see `ProcessEngine.start`.
         memory: bytes for all loaded models together; None is what the machine has.
-        told: by a model's name, how far its loading has come; None when that is over.
+        on_progress: by a model's name, how far its loading has come; None when that is over.
 
     Raises:
         QuireError: the address cannot be bound, or a model cannot be opened.
@@ -60,10 +60,10 @@ def serve(
     ):
         try:
             return runner.run(
-                _serve(offers, config, listener, partial(_open, worker, told), memory)
+                _serve(offers, config, listener, partial(_open, worker, on_progress), memory)
             )
-        except ToldToStop as told:
-            return 128 + told.number
+        except StopSignal as stop:
+            return 128 + stop.number
 
 
 def _bind(config: ServerConfig) -> socket.socket:
@@ -104,7 +104,7 @@ async def _serve(
         memory=memory,
     )
     try:
-        await unless_told_to_stop(models.open())
+        await until_stop_signal(models.open())
     except BaseException:
         await models.close()
         raise
@@ -135,7 +135,10 @@ async def _serve(
 
 
 async def _open(
-    worker: str, shown: Callable[[str, Progress | None], None], offer: Offer, told: Told
+    worker: str,
+    show: Callable[[str, Progress | None], None],
+    offer: Offer,
+    on_progress: OnProgress,
 ) -> Loaded:
     """Starts a model's processes; the first job waits for those that read requests.
 
@@ -145,16 +148,16 @@ async def _open(
     config = offer.serving
 
     def tell(progress: Progress | None) -> None:
-        shown(offer.name, progress)
-        told(progress)
+        show(offer.name, progress)
+        on_progress(progress)
 
     client = await ProcessEngine.start(
         offer.engine,
         config.log_level,
         worker,
-        patience_s=config.engine_timeout_s,
+        timeout_s=config.engine_timeout_s,
         log_format=config.log_format,
-        told=tell,
+        on_progress=tell,
     )
     try:
         # In a thread, for others' streams: a large tokenizer takes a second to read.

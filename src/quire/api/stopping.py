@@ -20,7 +20,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Result = TypeVar("Result")
 
 
-class ToldToStop(Exception):
+class StopSignal(Exception):
     """A signal came before the server ran. `number` is the signal's."""
 
     def __init__(self, number: signal.Signals) -> None:
@@ -28,19 +28,19 @@ class ToldToStop(Exception):
         self.number = number
 
 
-async def unless_told_to_stop(coroutine: Coroutine[Any, Any, Result]) -> Result:
+async def until_stop_signal(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Awaits what comes before the server runs; SIGINT and SIGTERM cancel it.
 
     From here on the event loop takes the signals. One that comes after the return and before
     `StoppingServer` runs waits for the loop, which then hands it to the server.
 
     Raises:
-        ToldToStop: it was cancelled.
+        StopSignal: it was cancelled.
     """
-    task, told = asyncio.ensure_future(coroutine), list[signal.Signals]()
+    task, received = asyncio.ensure_future(coroutine), list[signal.Signals]()
 
     def stop(number: signal.Signals) -> None:
-        told.append(number)
+        received.append(number)
         task.cancel()
 
     for number in _SIGNALS:
@@ -48,8 +48,8 @@ async def unless_told_to_stop(coroutine: Coroutine[Any, Any, Result]) -> Result:
     try:
         return await task
     except asyncio.CancelledError:
-        if told:
-            raise ToldToStop(told[0]) from None
+        if received:
+            raise StopSignal(received[0]) from None
         raise
 
 
@@ -65,7 +65,7 @@ class StoppingServer(uvicorn.Server):
         super().__init__(config)
         self._models = models
         self._grace_s = grace_s
-        self._told_at_start = False
+        self._stopped_at_start = False
         self._now = asyncio.Event()
 
     @contextlib.contextmanager
@@ -73,7 +73,7 @@ class StoppingServer(uvicorn.Server):
         """Takes the signals by the event loop: no handler of Python's runs between two lines."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            loop.add_signal_handler(number, self._told)
+            loop.add_signal_handler(number, self._on_signal)
         try:
             yield
         finally:
@@ -82,13 +82,15 @@ class StoppingServer(uvicorn.Server):
                 signal.signal(number, signal.SIG_IGN)  # there is nothing left to be stopped
 
     async def main_loop(self) -> None:
-        """Serves until told to stop."""
-        self.should_exit |= self._told_at_start
+        """Serves until a signal asks it to stop."""
+        self.should_exit |= self._stopped_at_start
         await super().main_loop()
 
-    def _told(self) -> None:
+    def _on_signal(self) -> None:
         if not self.started:
-            self._told_at_start = True  # a start that is begun is finished, so that all is undone
+            self._stopped_at_start = (
+                True  # a start that is begun is finished, so that all is undone
+            )
             return
         if self.should_exit:
             self._now.set()
@@ -103,8 +105,10 @@ class StoppingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Takes no more connections; returns when those that are open have ended."""
         ending = asyncio.create_task(self._end_answers())
-        await super().shutdown(sockets)
-        ending.cancel()
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
 
     async def _end_answers(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -18,10 +18,10 @@ log = logging.getLogger("quire.loading")
 _EVERY_S = 10.0
 """Between two lines of the log; what loads faster is not worth one."""
 
-Told = Callable[[str, "messages.Progress | None"], None]
+OnProgress = Callable[[str, "messages.Progress | None"], None]
 
 
-def loading(log_format: str) -> Told:
+def loading(log_format: str) -> OnProgress:
     """What shows it: a bar where people look and the log is theirs."""
     console = Console(stderr=True)
     return Bars(console) if console.is_terminal and log_format == "text" else Lines()

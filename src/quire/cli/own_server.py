@@ -29,7 +29,7 @@ from quire.core.processes import wait_or_kill
 def own_server(
     model: str,
     adapter: str | None = None,
-    told: Callable[[Progress], None] = lambda progress: None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Iterator[str]:
     """Runs `quire serve MODEL` as a child for as long as the chat lasts; yields its URL.
 
@@ -38,7 +38,7 @@ def own_server(
     Args:
         model: empty for the embedded one.
         adapter: a LoRA adapter, merged into its weights.
-        told: how far the loading has come, from a thread of its own.
+        on_progress: how far the loading has come, from a thread of its own.
 
     Raises:
         ChatError: it exited before it was ready; the message ends with what it said.
@@ -64,7 +64,7 @@ def own_server(
                 start_new_session=True,
             )
         assert child.stdout is not None
-        threading.Thread(target=_listen, args=(child.stdout, told), daemon=True).start()
+        threading.Thread(target=_listen, args=(child.stdout, on_progress), daemon=True).start()
         try:
             url = f"http://127.0.0.1:{port}"
             while not _healthy(url):
@@ -77,11 +77,11 @@ def own_server(
             wait_or_kill(child, 10)
 
 
-def _listen(lines: IO[bytes], told: Callable[[Progress], None]) -> None:
+def _listen(lines: IO[bytes], on_progress: Callable[[Progress], None]) -> None:
     """Until the child has ended."""
     for line in lines:
         with contextlib.suppress(ValueError, TypeError):  # what others write there is not for us
-            told(Progress(**json.loads(line)))
+            on_progress(Progress(**json.loads(line)))
 
 
 def _healthy(url: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import ClassVar
 
-from quire.cli.loading import Told, loading
+from quire.cli.loading import OnProgress, loading
 from quire.cli.offers import TableError, offers
 from quire.cli.server_options import ServerOptions
 from quire.cli.settings import Command, config_file
@@ -25,11 +25,11 @@ class ServeCommand(ServerOptions, Command):
         """Serves until interrupted; 1 if the engine broke down."""
         return self.serve(loading(self.log_format))
 
-    def serve(self, told: Told) -> int:
+    def serve(self, on_progress: OnProgress) -> int:
         """As `run`.
 
         Args:
-            told: by a model's name, how far its loading has come.
+            on_progress: by a model's name, how far its loading has come.
         """
         write_logs(self.log_level, self.log_format)
         logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -46,4 +46,4 @@ class ServeCommand(ServerOptions, Command):
         check_exposure(server, allow_anyone=self.allow_anyone)
         for dialect in filter(None, (offer.serving.dialect for offer in offered)):
             named(dialect)  # a wrong name is known before the weights are loaded
-        return serve(offered, server, memory=self.memory, told=told)
+        return serve(offered, server, memory=self.memory, on_progress=on_progress)

@@ -1,4 +1,4 @@
-"""What the engine says of itself: what it serves, and how it fares."""
+"""What the engine says of itself: what it serves, and its counters and gauges."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ log = logging.getLogger("quire.engine")
 
 
 def open_engine(
-    config: EngineConfig, told: Callable[[Progress], None] = lambda progress: None
+    config: EngineConfig, on_progress: Callable[[Progress], None] = lambda progress: None
 ) -> Engine:
     """Opens the model, sizes the KV budget from what memory it leaves, and makes the engine.
 
     Args:
-        told: how far it has come, again and again.
+        on_progress: how far it has come, again and again.
 
     Raises:
         ModelError: the model cannot be opened, or memory does not suffice.
@@ -35,10 +35,10 @@ def open_engine(
         adapter=config.adapter,
         max_context=config.max_context,
         memory_limit=weight_limit(config),
-        told=lambda done, total: told(Progress("weights", done, total)),
+        on_progress=lambda done, total: on_progress(Progress("weights", done, total)),
     )
     if current_device().compiles:
-        warm_up(loaded, config, lambda done, total: told(Progress("warm-up", done, total)))
+        warm_up(loaded, config, lambda done, total: on_progress(Progress("warm-up", done, total)))
     engine = Engine(loaded, config)
     info = engine.info
     log.info(

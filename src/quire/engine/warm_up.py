@@ -35,12 +35,12 @@ _SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, top_k=20, seed=0)
 def warm_up(
     loaded: LoadedModel,
     config: EngineConfig,
-    told: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Runs an engine of its own, which is thrown away: nothing that it learns or keeps is left.
 
     Args:
-        told: called with the batches of requests that have run, and with the number of all.
+        on_progress: called with the batches of requests that have run, and with the number of all.
     """
     begun = time.perf_counter()
     fact = f"all is compiled: {_needs(loaded, config)}"
@@ -52,14 +52,14 @@ def warm_up(
     vocabulary, context = loaded.model.vocab_size, engine.info.context_length
     rounds = list((_few_rounds if again else _rounds)(engine.config, vocabulary, context))
     for number, requests in enumerate(rounds):
-        told(number, len(rounds))
+        on_progress(number, len(rounds))
         for request in requests:
             engine.add(request)
         while engine.has_work:
             for output in engine.step():
                 if output.error is not None:
                     log.warning("warming up: %s", output.error.message)
-    told(len(rounds), len(rounds))
+    on_progress(len(rounds), len(rounds))
     if not again:
         kept().note(fact)
     del engine

@@ -121,13 +121,14 @@ class _Worker:
             if messages is None:
                 return False
             for message in messages:
-                if isinstance(message, Submit):
-                    for request in message.requests:
-                        self._engine.add(request)
-                elif isinstance(message, Abort):
-                    self._engine.abort(message.request_id)
-                elif isinstance(message, AskStats):
-                    self._send(Stats(message.number, self._engine.stats()))
+                match message:
+                    case Submit(requests):
+                        for request in requests:
+                            self._engine.add(request)
+                    case Abort(request_id):
+                        self._engine.abort(request_id)
+                    case AskStats(number):
+                        self._send(Stats(number, self._engine.stats()))
         return True
 
     def _pack(self, outputs: list[Output]) -> StepOutputs:

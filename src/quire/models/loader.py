@@ -76,7 +76,7 @@ def open_model(
     adapter: str | None = None,
     max_context: int | None = None,
     memory_limit: int | None = None,
-    told: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LoadedModel:
     """Loads a model from a folder or from the Hugging Face hub.
 
@@ -87,7 +87,7 @@ def open_model(
         max_context: tokens that prompt and answer will have together at most; None is what the
             model is made for. LongRoPE has other rotations for no more than it was trained with.
         memory_limit: bytes that the weights may take; None is what the machine has.
-        told: called with the bytes of weights that are read, and with those of all.
+        on_progress: called with the bytes of weights that are read, and with those of all.
 
     Raises:
         ModelError: the folder cannot be opened; the message names what is wrong with it.
@@ -105,7 +105,7 @@ def open_model(
     _load_weights(model, files, config, folder, target, added)
     model.eval()
     parameter_bytes = _check_fits(model, memory_limit, folder)
-    _evaluate(model, told)
+    _evaluate(model, on_progress)
     resolved = _dtype_name(model)
     described = json.dumps(config, sort_keys=True) + resolved
     if added is not None:
@@ -309,23 +309,23 @@ def _check_fits(model: nn.Module, limit: int | None, folder: Path) -> int:
     return needed
 
 
-def _evaluate(model: nn.Module, told: Callable[[int, int], None]) -> None:
+def _evaluate(model: nn.Module, on_progress: Callable[[int, int], None]) -> None:
     """Reads and converts the weights piece by piece, so that little is held twice."""
     arrays = list(named_parameters(model).values())
     batch: list[mx.array] = []
     batch_bytes = done = 0
     total = sum(array.nbytes for array in arrays)
-    told(done, total)
+    on_progress(done, total)
     for array in arrays:
         batch.append(array)
         batch_bytes += array.nbytes
         if batch_bytes >= _EVAL_BYTES:
             mx.eval(batch)
             done += batch_bytes
-            told(done, total)
+            on_progress(done, total)
             batch, batch_bytes = [], 0
     mx.eval(batch)
-    told(total, total)
+    on_progress(total, total)
 
 
 def _dtype_name(model: LanguageModel) -> str:

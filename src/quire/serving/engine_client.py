@@ -24,6 +24,7 @@ from quire.core.messages import (
     AskStats,
     Broken,
     Frames,
+    FromEngine,
     Open,
     Progress,
     Ready,
@@ -44,17 +45,17 @@ WORKER = "quire.engine.worker"
 """The module that runs as the engine's process."""
 
 _GRACE_S = 5.0
-_SIGNS = 4
-"""How often the engine is asked for a sign of life until it counts as stopped."""
-_SIGN_OF_LIFE = 0  # the number of a question whose answer nobody waits for
-_DEATH_S = 0.2
+_MISSED_HEARTBEATS = 4
+"""So many questions in a row without an answer, and the engine counts as stopped."""
+_HEARTBEAT = 0  # the number of a question whose answer nobody waits for
+_EXIT_S = 0.2
 
 
 class ProcessEngine:
     """Owns the engine's process; implements `EngineClient`. Made by `start`."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], pipe: socket.socket, patience_s: float
+        self, process: subprocess.Popen[bytes], pipe: socket.socket, timeout_s: float
     ) -> None:
         self._process = process
         self._pipe = pipe
@@ -68,9 +69,9 @@ class ProcessEngine:
         self._failure: str | None = None
         self._silence: str | None = None
         self._heard = False
-        self._watch = asyncio.create_task(self._watch_silence(patience_s))
+        self._watch = asyncio.create_task(self._watch_silence(timeout_s))
         self._closing = False
-        self._told: Callable[[Progress | None], None] = lambda progress: None
+        self._on_progress: Callable[[Progress | None], None] = lambda progress: None
         self.broken = asyncio.Event()
         """Set when the engine cannot go on."""
 
@@ -80,31 +81,33 @@ class ProcessEngine:
         config: EngineConfig,
         log_level: str = "info",
         worker: str = WORKER,
-        patience_s: float = 30.0,
+        timeout_s: float = 30.0,
         log_format: str = "text",
-        told: Callable[[Progress | None], None] = lambda progress: None,
+        on_progress: Callable[[Progress | None], None] = lambda progress: None,
     ) -> ProcessEngine:
         """Starts the process and waits until the model is open.
 
         Args:
             worker: the module that the process runs; one that registers families of its own ends in
                 `quire.engine.worker.main`.
-            patience_s: silence without work after which what is in flight fails.
-            told: how far it has come, again and again; None when it is open or cannot be.
+            timeout_s: silence without work after which what is in flight fails.
+            on_progress: how far it has come, again and again; None when it is open or cannot be.
 
         Raises:
             ModelError: it cannot be opened.
         """
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-m", worker, str(theirs.fileno())]
-        # In a group of its own, which a terminal's Ctrl-C does not reach: this process decides.
-        process = subprocess.Popen(
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
-        )
-        theirs.close()
+        with contextlib.ExitStack() as unless_started, theirs:
+            unless_started.callback(ours.close)
+            # In a group of its own, which a terminal's Ctrl-C does not reach: this process decides.
+            process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, process_group=0
+            )
+            unless_started.pop_all()
         ours.setblocking(False)
-        engine = cls(process, ours, patience_s)
-        engine._told = told
+        engine = cls(process, ours, timeout_s)
+        engine._on_progress = on_progress
         engine._loop.add_reader(ours, engine._read)
         engine._send(Open(config, log_level, log_format))
         try:
@@ -113,7 +116,7 @@ class ProcessEngine:
             await engine.close()
             raise
         finally:
-            told(None)
+            on_progress(None)
         return engine
 
     @property
@@ -204,26 +207,29 @@ class ProcessEngine:
         if messages:
             self._heard, self._silence = True, None
         for message in messages:
-            if isinstance(message, StepOutputs):
+            self._take(message)
+
+    def _take(self, message: ToEngine | FromEngine) -> None:
+        match message:
+            case StepOutputs():
                 self._deliver(message)
-            elif isinstance(message, Stats):
-                if (answer := self._stats.pop(message.number, None)) is not None:
-                    answer.set_result(message.stats)
-            elif isinstance(message, Progress):
-                self._told(message)
-            elif isinstance(message, Ready):
-                self._opened.set_result(message.info)
-            elif isinstance(message, Refused):
-                self._failure = message.message  # so that its end is no news
-                refusal = NoRoom if message.no_room else ModelError
-                self._opened.set_exception(refusal(message.message))
-            elif isinstance(message, Broken):
-                self._break(message.message)
+            case Stats(number, stats):
+                if (answer := self._stats.pop(number, None)) is not None:
+                    answer.set_result(stats)
+            case Progress():
+                self._on_progress(message)
+            case Ready(info):
+                self._opened.set_result(info)
+            case Refused(reason, no_room):
+                self._failure = reason  # so that its end is no news
+                self._opened.set_exception((NoRoom if no_room else ModelError)(reason))
+            case Broken(reason):
+                self._break(reason)
 
     def _exit(self) -> str:
         """How the process ended, which the system tells a moment after its pipe has closed."""
         try:
-            code = self._process.wait(_DEATH_S)
+            code = self._process.wait(_EXIT_S)
         except subprocess.TimeoutExpired:
             return "it still runs, but has closed its pipe"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -261,8 +267,8 @@ class ProcessEngine:
             answer.set_exception(EngineFailure(reason))
         self._stats.clear()
 
-    async def _watch_silence(self, patience_s: float) -> None:
-        """Asks the engine for a sign of life again and again.
+    async def _watch_silence(self, timeout_s: float) -> None:
+        """Asks the engine for a heartbeat again and again.
 
         A step may take long, and nothing is read meanwhile; but then the process uses the
         processor. One that neither answers nor works has been stopped, or hangs.
@@ -274,15 +280,15 @@ class ProcessEngine:
         quiet = 0
         while self._failure is None:
             self._heard = False
-            self._send(AskStats(_SIGN_OF_LIFE))
-            await asyncio.sleep(patience_s / _SIGNS)
+            self._send(AskStats(_HEARTBEAT))
+            await asyncio.sleep(timeout_s / _MISSED_HEARTBEATS)
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
                 used = times.user + times.system
                 quiet = 0 if self._heard or used > worked else quiet + 1
                 worked = used
-            if quiet >= _SIGNS and self._silence is None:
-                self._silence = f"the engine has not answered for {patience_s:g} s"
+            if quiet >= _MISSED_HEARTBEATS and self._silence is None:
+                self._silence = f"the engine has not answered for {timeout_s:g} s"
                 log.error("%s", self._silence)
                 for name in self._tickets:
                     self._send(Abort(name))

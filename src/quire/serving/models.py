@@ -45,10 +45,10 @@ class Loaded:
             await self.jobs.close()
 
 
-Told = Callable[[Progress | None], None]
+OnProgress = Callable[[Progress | None], None]
 """Hears how far a model's loading has come; None when that is over."""
 
-Opener = Callable[[Offer, Told], Awaitable[Loaded]]
+Opener = Callable[[Offer, OnProgress], Awaitable[Loaded]]
 """Loads a model. Raises `ModelError`; `NoRoom` where it would fit without others."""
 
 
@@ -118,8 +118,8 @@ class Model:
             return None
         return max(0.0, self.timer.when() - asyncio.get_running_loop().time())
 
-    def told(self, progress: Progress | None) -> None:
-        """A `Told` for its loading."""
+    def show_progress(self, progress: Progress | None) -> None:
+        """An `OnProgress` for its loading."""
         self.progress = progress
 
     def observe(self, observer: Callable[[str, int, str], Observer]) -> None:
@@ -253,16 +253,16 @@ class Models:
         Raises:
             EngineFailure: the only engine there is cannot go on.
         """
-        told: dict[str, EngineStats] = {}
+        stats: dict[str, EngineStats] = {}
         for model in self._models:
             if model.loaded is None:
                 continue
             try:
-                told[model.name] = await model.loaded.service.client.stats()
+                stats[model.name] = await model.loaded.service.client.stats()
             except EngineFailure:
                 if len(self._models) == 1:
                     raise
-        return told
+        return stats
 
     async def close(self) -> None:
         """Ends all processes; what is in flight fails. May be called again."""
@@ -313,7 +313,7 @@ class Models:
             beside = [each for each in self._models if each.loaded]
             engine = await _engine_config(model, self._models, self._memory)
             try:
-                return await self._opener(replace(model.offer, engine=engine), model.told)
+                return await self._opener(replace(model.offer, engine=engine), model.show_progress)
             except NoRoom as error:
                 if not all(each.loaded for each in beside):
                     continue  # one broke down meanwhile, and what it had is free now
