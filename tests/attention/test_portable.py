@@ -26,6 +26,7 @@ from tests.support.nvcc import assert_compiles
 
 PLAIN, PAGE_4, PAGE_8 = KVFormat(), KVFormat("page", 4, 4), KVFormat("page", 8, 8)
 LATENT = FullKV(1, 576, value_dim=512, value_in_key=True)
+UNIFORM_4, TURBO_35 = KVFormat("uniform", 4, 4), KVFormat("turbo", 3.5, 3.5)
 SINGLE = [(0, 1), (31, 1), (62, 1), (63, 1), (64, 1), (65, 1), (128, 1), (333, 1)]
 SEVERAL = [*SINGLE, (0, 3), (60, 8), (125, 2), (200, 5)]
 Row = tuple[KVFormat, AttentionSpec, int, mx.Dtype, bool, int]
@@ -68,6 +69,10 @@ FEW: list[Row] = [
     (KVFormat(dtype="float16"), FullKV(2, 64), 4, mx.float32, False, 16),
     (PAGE_4, FullKV(2, 64), 2, mx.float32, False, 64),
     (KVFormat("page", 8, 4), WindowKV(1, 128, 100, value_dim=256), 5, mx.bfloat16, True, 32),
+    (KVFormat("page", 3, 6), FullKV(1, 64), 4, mx.float32, False, 64),
+    (UNIFORM_4, FullKV(2, 64), 2, mx.float32, False, 64),
+    (KVFormat("uniform", 8, 5, 32), WindowKV(1, 80, 100, value_dim=96), 3, mx.bfloat16, True, 32),
+    (TURBO_35, FullKV(1, 128), 5, mx.bfloat16, True, 64),
 ]
 MANY: list[Row] = [
     (PLAIN, WindowKV(2, 256, 40), 1, mx.float32, False, 64),
@@ -82,6 +87,20 @@ MANY: list[Row] = [
         for bits in ((4, 8), (2, 2))
     ),
     (PAGE_4, FullKV(1, 64), 4, mx.float32, False, 128),
+    *((KVFormat("page", n, n), FullKV(1, 128), 4, mx.float32, False, 64) for n in (3, 5, 6)),
+    *(
+        (KVFormat("uniform", n, n, group), FullKV(2, 128), 4, mx.float32, True, 64)
+        for n in (2, 3, 4, 5, 6, 8)
+        for group in (32, 64)
+    ),
+    *(
+        (KVFormat("turbo", n, n), FullKV(2, dim), 4, mx.float32, False, 64)
+        for n in (2, 3, 3.5, 4)
+        for dim in (64, 96)
+    ),
+    *((each, WindowKV(2, 512, 70), 8, mx.bfloat16, True, 64) for each in (UNIFORM_4, TURBO_35)),
+    *((each, FullKV(1, 256), 2, mx.float16, False, 16) for each in (UNIFORM_4, TURBO_35)),
+    *((each, LATENT, 8, mx.float32, False, 64) for each in (UNIFORM_4, TURBO_35)),
 ]
 
 
@@ -102,7 +121,7 @@ def test_emulated_kernels_agree_with_the_reference(emulated: PortableBackend, ro
 
 @needs_compiler
 def test_many_splits_of_a_long_context(emulated: PortableBackend) -> None:
-    for format in (PLAIN, PAGE_4):
+    for format in (PLAIN, PAGE_4, UNIFORM_4):
         own = case(format, FullKV(1, 64), 1, mx.float32)
         assert differs(emulated, own, [(3999, 1), (20, 1), (1300, 1)]) is None
 
@@ -122,7 +141,8 @@ def test_rows_that_see_the_image_that_they_belong_to(emulated: PortableBackend) 
 def test_kernels_agree_with_the_reference(row: Row) -> None:
     target = {"metal": METAL, "cuda": CUDA}[current_device().kernel_language]
     backend = PortableBackend(target, DTYPES.values())
-    assert differs(backend, case(*row), spans(row[0])) is None
+    for some in (SINGLE, spans(row[0])):
+        assert differs(backend, case(*row), some) is None
 
 
 @needs_compiler
@@ -153,15 +173,18 @@ def test_a_launch_depends_on_rows_and_not_on_lengths() -> None:
         (case(PLAIN, LATENT, 128, mx.bfloat16), False),
         (case(PAGE_4, FullKV(2, 128), 4, mx.float32), True),
         (replace(case(PAGE_4, FullKV(2, 128), 4, mx.float32), rows=2), False),
-        (case(KVFormat("page", 6, 6), FullKV(2, 128), 4, mx.float32), False),
+        (case(KVFormat("page", 6, 6), FullKV(2, 128), 4, mx.float32), True),
         (case(PAGE_4, FullKV(2, 80), 4, mx.float32), False),
-        (case(KVFormat("turbo", 4, 4), FullKV(2, 128), 4, mx.float32), False),
+        (case(TURBO_35, FullKV(2, 80), 4, mx.bfloat16), True),
+        (replace(case(UNIFORM_4, FullKV(2, 128), 4, mx.float16), rows=8), True),
+        (replace(case(UNIFORM_4, FullKV(2, 128), 4, mx.float16), rows=9), False),
     ],
 )
 def test_what_the_kernels_are_made_for(own: AttentionCase, serves: bool) -> None:
     assert PortableBackend(METAL, DTYPES.values()).made_for(own) == serves
     only_float32 = PortableBackend(CUDA, [mx.float32])
-    assert only_float32.made_for(own) == (serves and own.dtype == mx.float32)
+    plain = own.format.scheme == "plain"
+    assert only_float32.made_for(own) == (serves and (own.dtype == mx.float32 or not plain))
 
 
 def _no_compiler(*arguments: object) -> Kernel:
@@ -244,10 +267,18 @@ def _over_64(body: str) -> mx.array:
     )[0]
 
 
+COMPILED = [
+    None,
+    *(Codes(n, 64, 8, 64, by_channel=True, codebook=False) for n in (4, 6)),
+    *(Codes(n, 64, n, 32, by_channel=False, codebook=False) for n in (2, 3, 4, 5, 6, 8)),
+    *(Codes(n, 64, 4, 64, by_channel=False, codebook=True) for n in (2, 3, 4)),
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dim", [64, 128, 512])
 @pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
-@pytest.mark.parametrize("codes", [None, Codes(4, 64, 8, 64)], ids=["plain", "coded"])
+@pytest.mark.parametrize("codes", COMPILED, ids=str)
 def test_sources_compile_for_cuda(
     dim: int, dtype: mx.Dtype, codes: Codes | None, tmp_path: Path
 ) -> None:
@@ -259,9 +290,7 @@ def test_sources_compile_for_cuda(
         ints = {"tiles": "int", "table": "int", "visible": "int", "sizes": "int"}
         read = {"q": "T"} if codes is not None else {"q": "T", "keys": "T", "values": "T"}
         coded = {"keys": "unsigned", "values": "unsigned"} if codes is not None else {}
-        coded |= {
-            f"{each}_{part}": "__half" for each in ("key", "value") for part in ("scales", "biases")
-        }
+        coded |= {name: "__half" for name in inputs if name.endswith(("scales", "biases"))}
         types = ints | coded | read
         arguments = [f"const {types.get(each, 'float')}* {each}" for each in inputs]
         arguments += [f"{'T' if 'result' in each else 'float'}* {each}" for each in outputs]
@@ -270,11 +299,11 @@ def test_sources_compile_for_cuda(
         )
         return lambda **_: []
 
-    shape = Shape(dtype, dim, dim, dim, 2, 4, 64, capped=True, sinks=True)
+    shape = Shape(dtype, dim, dim, dim, 2, 4, 64, capped=True, sinks=True, several=False)
     target = replace(CUDA, compile=compile)
-    blocks = ["keys", "values"]
-    if codes is not None:
-        blocks = ["keys", "key_scales", "key_biases", "values", "value_scales", "value_biases"]
+    if codes is not None and codes.codebook:
+        codes = replace(codes, key_group=dim, value_group=dim)
+    blocks = ["keys", "values"] if codes is None else codes.inputs()
     inputs = ["q", *blocks, "tiles", "table", "visible", "numbers"]
     target.kernel("attend", inputs, ["partial", "stats"], [], dtype, shape.defines(codes))
     assert_compiles(texts[0], tmp_path)

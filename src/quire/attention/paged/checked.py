@@ -49,8 +49,11 @@ class CheckedBackend(AttentionBackend):
 
     def _tried(self, case: AttentionCase) -> str | None:
         try:
-            several = self.made_for(replace(case, rows=2))
-            difference = differs(self, case, SPANS if several else SINGLE_ROWS)
+            spans = [SINGLE_ROWS]
+            if self.made_for(replace(case, rows=2)):
+                spans.append(SPANS)
+            found = (differs(self, case, each) for each in spans)
+            difference = next((each for each in found if each is not None), None)
         except Exception as error:  # a compiler's or a driver's, of any type
             difference = str(error)
         if difference is not None:

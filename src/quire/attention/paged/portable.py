@@ -11,7 +11,15 @@ import numpy as np
 from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged.checked import CheckedBackend
-from quire.attention.paged.portable_kernels import LONGEST, Codes, Launch, Shape, attend, merge
+from quire.attention.paged.portable_kernels import (
+    LONGEST,
+    Codes,
+    Launch,
+    Shape,
+    attend,
+    coded_value_size,
+    merge,
+)
 from quire.attention.paged.target import Target
 from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
@@ -20,33 +28,32 @@ from quire.core.kv_format import KVFormat
 
 _MOST_GROUP = 32
 """Query heads of a KV head: with more, products bound the time, not what is read."""
-_BITS = (2, 4, 8)
 
 
 class PortableBackend(CheckedBackend):
-    """Serves plain blocks of any floating type, and single rows over page codes.
+    """Serves rows that generate: over plain blocks of any floating type, and over codes.
 
     Prompts are left to MLX's own products.
 
     Args:
         target: what the kernels are compiled for.
-        dtypes: of queries.
+        plain_dtypes: of queries over plain blocks; over codes they may have any.
     """
 
     sample: ClassVar = AttentionCase(
         KVFormat(), FullKV(2, 64), 64, 4, 1, mx.float32, softcap=False, sinks=False
     )
 
-    def __init__(self, target: Target, dtypes: Iterable[mx.Dtype]) -> None:
+    def __init__(self, target: Target, plain_dtypes: Iterable[mx.Dtype]) -> None:
         self.name = f"portable paged attention ({target.name})"
         self._target = target
-        self._dtypes = tuple(dtypes)
+        self._plain_dtypes = tuple(plain_dtypes)
 
     def made_for(self, case: AttentionCase) -> bool:
         spec = case.spec
+        plain = case.format.scheme == "plain"
         return (
-            (case.format.scheme == "plain" or _reads_codes(case))
-            and case.dtype in self._dtypes
+            (case.dtype in self._plain_dtypes if plain else _reads_codes(case))
             and case.rows <= FEW_ROWS
             and max(spec.head_dim, spec.value_dim) <= LONGEST
             and case.heads // spec.kv_heads <= _MOST_GROUP
@@ -57,11 +64,14 @@ class PortableBackend(CheckedBackend):
 
 
 def _reads_codes(case: AttentionCase) -> bool:
-    """Single rows: those of a prompt read blocks that they have written themselves."""
-    bits = case.format.key_bits, case.format.value_bits
-    known = case.format.scheme == "page" and all(each in _BITS for each in bits)
-    known = known and case.spec.attention is not None  # blocks of media have no tails
-    return known and case.rows == 1 and case.spec.value_dim % 32 == 0
+    """Whether the rows read codes alone, or with a tail each is the only one of its sequence.
+
+    Several rows of a sequence with a tail read blocks that they have written themselves.
+    """
+    if not case.format.has_tail:
+        return True
+    tailed = case.spec.attention is not None  # blocks of media have no tails
+    return tailed and case.rows == 1 and case.spec.value_dim % 32 == 0
 
 
 class _Prepared(PreparedAttention):
@@ -71,52 +81,62 @@ class _Prepared(PreparedAttention):
         self._target = target
         self._metadata = metadata
         self._launches: dict[Shape, Launch] = {}
-        self._coded: dict[Shape, tuple[Launch, Launch]] = {}
+        self._tailed: dict[Shape, tuple[Launch, Launch]] = {}
 
     def forward(
         self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
     ) -> mx.array:
         if store.packed is not None:
             return self._packed(q, store.packed, scoring)
-        shape = self._shape(q, scoring, q.dtype)
-        if shape not in self._launches:
-            self._launches[shape] = _launch(self._metadata, shape)
+        spec = self._metadata.spec
+        stride = spec.head_dim if spec.value_in_key else spec.value_dim
+        shape = self._shape(q, scoring, spec.value_dim, stride, q.dtype)
         keys, *values = store.arrays()
         blocks = [keys, values[0] if values else keys]
-        found = attend(self._target, q, blocks, self._launches[shape], scoring, shape)
+        found = attend(self._target, q, blocks, self._rows(shape), scoring, shape)
         return merge(self._target, found, [], scoring.sinks, shape)[0]
 
     def _packed(self, q: mx.array, store: PackedStore, scoring: Scoring) -> mx.array:
-        shape = self._shape(q, scoring, mx.float32)
-        if shape not in self._coded:
-            self._coded[shape] = _coded_launches(self._metadata, shape)
-        coded, own = self._coded[shape]
         arrays = store.coded()
-        codes = Codes(
-            arrays.layout.key_bits,
-            shape.block_tokens // arrays.keys[1].shape[-1],
-            arrays.layout.value_bits,
-            shape.value_dim // arrays.values[1].shape[-1],
-        )
-        turned = store.transform(q)
+        codes, size = Codes.of(arrays), coded_value_size(arrays)
+        turned = store.transform(q.astype(mx.float32) if arrays.layout.key_turn else q)
+        found_type = mx.float32 if arrays.layout.value_turn or store.has_tail else q.dtype
+        shape = self._shape(turned, scoring, size, size, found_type)
         blocks = [*arrays.keys, *arrays.values]
+        if not store.has_tail:
+            found = attend(self._target, turned, blocks, self._rows(shape), scoring, shape, codes)
+            (of_codes,) = merge(self._target, found, [], scoring.sinks, shape)
+            return store.inverse_transform(of_codes).astype(q.dtype)
+        if shape not in self._tailed:
+            self._tailed[shape] = _tailed_launches(self._metadata, shape)
+        coded, own = self._tailed[shape]
         found = attend(self._target, turned, blocks, coded, scoring, shape, codes)
         as_written = attend(self._target, q, store.tail_arrays(), own, scoring, shape)
         of_codes, of_tail = merge(self._target, found, as_written, scoring.sinks, shape)
         return (store.inverse_transform(of_codes) + of_tail).astype(q.dtype)
 
-    def _shape(self, q: mx.array, scoring: Scoring, dtype: mx.Dtype) -> Shape:
-        spec = self._metadata.spec
+    def _rows(self, shape: Shape) -> Launch:
+        """Mutates: the launch of all rows, made once for layers alike."""
+        if shape not in self._launches:
+            self._launches[shape] = _launch(self._metadata, shape)
+        return self._launches[shape]
+
+    def _shape(
+        self, q: mx.array, scoring: Scoring, value_dim: int, value_stride: int, dtype: mx.Dtype
+    ) -> Shape:
+        told = self._metadata
+        _, heads, key_dim = q.shape
         return Shape(
             dtype,
-            spec.head_dim,
-            spec.value_dim,
-            spec.head_dim if spec.value_in_key else spec.value_dim,
-            spec.kv_heads,
-            q.shape[1] // spec.kv_heads,
-            self._metadata.block_tokens,
+            key_dim,
+            value_dim,
+            value_stride,
+            told.spec.kv_heads,
+            heads // told.spec.kv_heads,
+            told.block_tokens,
             scoring.softcap is not None,
             scoring.sinks is not None,
+            told.rows > told.sequences,
         )
 
 
@@ -127,7 +147,7 @@ def _launch(metadata: AttentionMetadata, shape: Shape) -> Launch:
     return Launch.of(part.tiles, metadata.block_table, part.visible, splits)
 
 
-def _coded_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch, Launch]:
+def _tailed_launches(metadata: AttentionMetadata, shape: Shape) -> tuple[Launch, Launch]:
     """Single rows: what each reads coded, and its own block as written."""
     assert metadata.tails is not None, "the format keeps no tails"
     size, rows = metadata.block_tokens, np.arange(metadata.rows, dtype=np.int32)

@@ -12,6 +12,7 @@ import numpy as np
 
 from quire.attention.backend import Scoring
 from quire.attention.paged.target import Target
+from quire.cache.formats.base import CodedArrays
 from quire.cache.specs import Ints
 from quire.device.gpu_kernels import Kernel
 
@@ -35,6 +36,49 @@ class Codes:
     key_group: int
     value_bits: int
     value_group: int
+    by_channel: bool
+    codebook: bool
+
+    @staticmethod
+    def of(arrays: CodedArrays) -> Codes:
+        """Of a store's blocks."""
+        layout = arrays.layout
+        key_bits, value_bits = layout.key_bits, layout.value_bits
+        return Codes(
+            key_bits,
+            _vector_size(arrays.keys, key_bits) // arrays.keys[1].shape[-1],
+            value_bits,
+            _vector_size(arrays.values, value_bits) // arrays.values[1].shape[-1],
+            layout.by_channel,
+            layout.codebook,
+        )
+
+    def inputs(self) -> list[str]:
+        """The names of the arrays of keys, and of values."""
+        last = "levels" if self.codebook else "biases"
+        return [
+            name for of in ("key", "value") for name in (f"{of}s", f"{of}_scales", f"{of}_{last}")
+        ]
+
+    def defines(self) -> dict[str, int]:
+        """The constants of `portable_attend.h`."""
+        return {
+            "K_BITS": self.key_bits,
+            "K_GROUP": self.key_group,
+            "V_BITS": self.value_bits,
+            "V_GROUP": self.value_group,
+            "BY_CHANNEL": int(self.by_channel),
+            "CODEBOOK": int(self.codebook),
+        }
+
+
+def coded_value_size(arrays: CodedArrays) -> int:
+    """Elements of a value as it is coded."""
+    return _vector_size(arrays.values, arrays.layout.value_bits)
+
+
+def _vector_size(parts: list[mx.array], bits: int) -> int:
+    return parts[0].shape[-1] * 32 // bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +89,7 @@ class Shape:
         dtype: of the result.
         value_stride: elements from a value to the next; more than `value_dim` in keys.
         group: query heads for each of the KV heads.
+        several: whether any sequence has more than one row.
     """
 
     dtype: mx.Dtype
@@ -56,6 +101,7 @@ class Shape:
     block_tokens: int
     capped: bool
     sinks: bool
+    several: bool
 
     @property
     def heads(self) -> int:
@@ -76,7 +122,7 @@ class Shape:
     def rows(self) -> int:
         """Rows of one sequence in a tile."""
         most = min(_MOST_VECTORS, _QUERY_ELEMENTS // self.key_dim)
-        return max(1, most // self.part)
+        return max(1, most // self.part) if self.several else 1
 
     @property
     def threads(self) -> int:
@@ -112,10 +158,7 @@ class Shape:
             "CAPPED": int(self.capped),
             "CODED": int(codes is not None),
         }
-        if codes is not None:
-            own |= {"K_BITS": codes.key_bits, "K_GROUP": codes.key_group}
-            own |= {"V_BITS": codes.value_bits, "V_GROUP": codes.value_group}
-        return own
+        return own | (codes.defines() if codes is not None else {"CODEBOOK": 0})
 
     def merge_defines(self, *, tail: bool) -> dict[str, int]:
         """The constants of `portable_merge.h`."""
@@ -166,7 +209,7 @@ def attend(
 
     Args:
         q: `[T, heads, key_dim]`.
-        blocks: keys and values; where they are coded, codes, scales and biases of both.
+        blocks: keys and values; where they are coded, the parts of both, see `CodedArrays`.
 
     Returns:
         Weighted sums `[T, heads, splits, value_dim]`, and the largest score and the sum of weights
@@ -225,9 +268,7 @@ def _sizes(splits: int) -> mx.array:
 def _attend_kernel(
     target: Target, shape: Shape, codes: Codes | None, types: tuple[mx.Dtype, ...]
 ) -> Kernel:
-    blocks = ["keys", "values"]
-    if codes is not None:
-        blocks = ["keys", "key_scales", "key_biases", "values", "value_scales", "value_biases"]
+    blocks = ["keys", "values"] if codes is None else codes.inputs()
     return target.kernel(
         "attend",
         ["q", *blocks, "tiles", "table", "visible", "numbers"],

@@ -2,9 +2,10 @@
   //
   // q [T, HEADS, K_DIM]
   // plain: keys [blocks * KV_HEADS, BLOCK, K_DIM], values [blocks * KV_HEADS, BLOCK, V_STRIDE]
-  // coded: keys a channel, codes [blocks * KV_HEADS, K_DIM, BLOCK] and a scale and a bias for each
-  //   K_GROUP tokens; values a token, codes [blocks * KV_HEADS, BLOCK, V_DIM] and a scale and a bias
-  //   for each V_GROUP elements. What comes out has the values' coordinates as coded.
+  // coded: keys a token, codes [blocks * KV_HEADS, BLOCK, K_DIM], or BY_CHANNEL, [blocks * KV_HEADS,
+  //   K_DIM, BLOCK], and a scale and a bias for each K_GROUP codes; values a token, with a scale and a
+  //   bias for each V_GROUP. With a CODEBOOK codes are numbers of levels, which are multiplied by
+  //   the scale. Queries have the keys' coordinates as coded; what comes out has the values'.
   // tiles [n, 6]: first row, rows, lowest key, key past the highest, place of block 0 in `table`, -
   // visible [T, 2]: first and last key
   // numbers: [0] scale * log2(e), [1] softcap * log2(e)
@@ -18,6 +19,10 @@
   SHARED float scores[SLICES * VECTORS * 64];
   SHARED float weights[VECTORS * 64];
   SHARED float kept[VECTORS];
+#if CODEBOOK
+  SHARED float levels_of_keys[1 << K_BITS];
+  SHARED float levels_of_values[1 << V_BITS];
+#endif
 
   const int row0 = tiles[group_x * 6], rows = tiles[group_x * 6 + 1];
   const int low = tiles[group_x * 6 + 2], high = tiles[group_x * 6 + 3];
@@ -31,6 +36,18 @@
 #define EXISTS(m) ((m) < rows * PART && (m) % PART < heads)
 #define HEAD_ROW(m) ((size_t)(row0 + (m) / PART) * HEADS + head0 + (m) % PART)
 #define HEAD_BLOCK(key) ((size_t)table[place + (key) / BLOCK] * KV_HEADS + kv_head)
+  // The code of `bits` bits from bit `bit` on, of words from number `at` on; lowest bits first. Codes of
+  // 3, 5 and 6 bits may lie in two words.
+#define CODE(words, at, bit, bits) \
+  ((words[(at) + (bit) / 32] >> (bit) % 32 | \
+    ((bit) % 32 + (bits) > 32 ? words[(at) + (bit) / 32 + 1] << (32 - (bit) % 32) % 32 : 0u)) & ((1u << (bits)) - 1u))
+
+  // The elements of values that a thread adds up: neighbours where a word holds the codes of several.
+#if CODED
+#define ELEMENT(n) (index * OWN + (n))
+#else
+#define ELEMENT(n) ((n) * THREADS + index)
+#endif
 
   // Of this split: keys [begin, end) * 64.
   const int first_pass = low / 64;
@@ -51,6 +68,10 @@
     const int m = i / K_DIM;
     q_of[i] = EXISTS(m) ? (float)q[HEAD_ROW(m) * K_DIM + i % K_DIM] : 0.0f;
   }
+#if CODEBOOK
+  for (int i = index; i < 1 << K_BITS; i += THREADS) levels_of_keys[i] = key_levels[i];
+  for (int i = index; i < 1 << V_BITS; i += THREADS) levels_of_values[i] = value_levels[i];
+#endif
   float most[TURNS], total[TURNS];  // of the vectors that this SIMD group weighs
   UNROLL
   for (int turn = 0; turn < TURNS; turn++) {
@@ -68,24 +89,48 @@
   for (int pass = begin; pass < end; pass++) {
     const int key0 = pass * 64;
 #if CODED
-    // A thread has one key, and a slice of the channels.
+    // A thread has one key, and a slice of its elements.
     if (index < SLICES * 64) {
       const int slice = index / 64, key = key0 + index % 64;
       const int near = key < low ? low : key < high ? key : high - 1;
       const size_t head = HEAD_BLOCK(near);
-      const int bit = near % BLOCK * K_BITS;
       float sums[VECTORS];
       UNROLL
       for (int m = 0; m < VECTORS; m++) sums[m] = 0.0f;
+#if BY_CHANNEL
+      const int token = near % BLOCK;
       for (int d = slice * K_DIM / SLICES; d < (slice + 1) * K_DIM / SLICES; d++) {
-        const size_t channel = head * K_DIM + d;
-        const size_t group = channel * (BLOCK / K_GROUP) + near % BLOCK / K_GROUP;
-        const unsigned word = keys[channel * (BLOCK * K_BITS / 32) + bit / 32];
-        const float code = (float)((word >> bit % 32) & ((1u << K_BITS) - 1u));
+        const size_t channel = head * K_DIM + d, group = channel * (BLOCK / K_GROUP) + token / K_GROUP;
+        const float code = (float)CODE(keys, channel * (BLOCK * K_BITS / 32), token * K_BITS, K_BITS);
         const float k = code * (float)key_scales[group] + (float)key_biases[group];
         UNROLL
         for (int m = 0; m < VECTORS; m++) sums[m] += q_of[m * K_DIM + d] * k;
       }
+#else
+      // 32 codes at a time fill K_BITS words.
+      const size_t first = (head * BLOCK + near % BLOCK) * (K_DIM / 32);
+      for (int run = slice * (K_DIM / 32) / SLICES; run < (slice + 1) * (K_DIM / 32) / SLICES; run++) {
+        unsigned words[K_BITS];
+        UNROLL
+        for (int n = 0; n < K_BITS; n++) words[n] = keys[(first + run) * K_BITS + n];
+        const size_t group = (first + run) / (K_GROUP / 32);
+        const float by = (float)key_scales[group];
+#if !CODEBOOK
+        const float bias = (float)key_biases[group];
+#endif
+        UNROLL
+        for (int j = 0; j < 32; j++) {
+          const unsigned code = CODE(words, 0, j * K_BITS, K_BITS);
+#if CODEBOOK
+          const float k = levels_of_keys[code] * by;
+#else
+          const float k = (float)code * by + bias;
+#endif
+          UNROLL
+          for (int m = 0; m < VECTORS; m++) sums[m] += q_of[m * K_DIM + run * 32 + j] * k;
+        }
+      }
+#endif
       UNROLL
       for (int m = 0; m < VECTORS; m++) scores[(slice * VECTORS + m) * 64 + index % 64] = sums[m];
     }
@@ -156,20 +201,25 @@
     BARRIER();
 
     UNROLL
-    for (int n = 0; n < OWN; n++) {
-      const int d = n * THREADS + index;
-      if (d < V_DIM) {
-        UNROLL
-        for (int m = 0; m < VECTORS; m++) out[m][n] *= kept[m];
-        const int from = low > key0 ? low : key0, to = high < key0 + 64 ? high : key0 + 64;
-        for (int key = from; key < to; key++) {
-          const size_t token = HEAD_BLOCK(key) * BLOCK + key % BLOCK;
+    for (int m = 0; m < VECTORS; m++) {
+      UNROLL
+      for (int n = 0; n < OWN; n++) out[m][n] *= kept[m];
+    }
+    const int from = low > key0 ? low : key0, to = high < key0 + 64 ? high : key0 + 64;
+    for (int key = from; key < to; key++) {
+      const size_t token = HEAD_BLOCK(key) * BLOCK + key % BLOCK;
+      UNROLL
+      for (int n = 0; n < OWN; n++) {
+        const int d = ELEMENT(n);
+        if (d < V_DIM) {
 #if CODED
-          const int bit = d * V_BITS;
           const size_t group = token * (V_DIM / V_GROUP) + d / V_GROUP;
-          const unsigned word = values[token * (V_DIM * V_BITS / 32) + bit / 32];
-          const float code = (float)((word >> bit % 32) & ((1u << V_BITS) - 1u));
-          const float v = code * (float)value_scales[group] + (float)value_biases[group];
+          const unsigned code = CODE(values, token * (V_DIM * V_BITS / 32), d * V_BITS, V_BITS);
+#if CODEBOOK
+          const float v = levels_of_values[code] * (float)value_scales[group];
+#else
+          const float v = (float)code * (float)value_scales[group] + (float)value_biases[group];
+#endif
 #else
           const float v = (float)values[token * V_STRIDE + d];
 #endif
@@ -184,7 +234,7 @@
   for (int m = 0; m < VECTORS; m++) {
     UNROLL
     for (int n = 0; n < OWN; n++) {
-      const int d = n * THREADS + index;
+      const int d = ELEMENT(n);
       if (EXISTS(m) && d < V_DIM) partial[(HEAD_ROW(m) * splits + group_z) * V_DIM + d] = out[m][n];
     }
   }
