@@ -63,7 +63,8 @@ def reference_with_vision() -> torch.nn.Module:
     """The transformers model with the weights of the tiny model that reads images."""
     config = tiny_models.gemma4_vision_config()
     weights = {}
-    for key, array in tiny_models.random_weights(config).items():
+    drawn = tiny_models.with_small_scores(tiny_models.random_weights(config))
+    for key, array in drawn.items():
         inner = key.removeprefix("model.")
         part = "model.language_model." if inner != key else "model."
         weights[part + inner] = torch.from_numpy(np.array(array))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from quire.core.media import MediaItem, PlacedMedia
 
@@ -54,7 +57,11 @@ def save_random(
 
 
 def draw_anew(model: Any) -> None:
-    """Random parameters and buffers, in place."""
+    """Random parameters and buffers, in place.
+
+    Drawn so that float32 is exact enough to compare by: scores of some ten or states of one token
+    make a hundred times as much of each rounding (`test_rounding.py`).
+    """
     with torch.no_grad():
         for name, weight in model.named_parameters():
             weight.copy_(_draw(name, weight))
@@ -66,6 +73,10 @@ def draw_anew(model: Any) -> None:
             elif name.endswith(("put_min", "put_max")):  # bounds of inputs and outputs
                 sign = -1.0 if name.endswith("min") else 1.0
                 buffer.copy_(sign * (0.5 + 0.5 * torch.rand_like(buffer)))
+        for module in model.modules():
+            # Gemma 4 does not divide scores by the root of the head's size: its norms carry that.
+            if getattr(module, "scaling", None) == 1.0 and hasattr(module, "q_norm"):
+                module.q_norm.weight.mul_(2.5 * module.head_dim**-0.5)
         if hasattr(model, "tie_weights"):
             model.tie_weights()
 
@@ -78,6 +89,8 @@ def _draw(name: str, weight: torch.Tensor) -> torch.Tensor:
     noise = torch.randn_like(weight)
     if name.endswith("conv1d.weight"):
         return 0.6 * noise
+    if name.endswith("linear_attn.A_log"):  # a state that lasts for more than a token or two
+        return -2.0 + 0.5 * noise
     if ".conv2d" in name or (".timm_model." in name and weight.ndim == 4):
         return 1.5 * noise * weight[0].numel() ** -0.5
     if weight.shape == (1,) and "gate" in name:  # else next to nothing comes through
@@ -87,6 +100,39 @@ def _draw(name: str, weight: torch.Tensor) -> torch.Tensor:
     if "embed" in name:
         return 0.04 * noise  # small, else a tied head repeats the token it was given
     return 1.5 * noise * weight.shape[-1] ** -0.5
+
+
+class _Wide(TorchDispatchMode):
+    """Casts to float32, which published code has in norms, softmax and RoPE, become float64."""
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map(
+            lambda each: torch.float64 if each is torch.float32 else each, (args, kwargs or {})
+        )
+        return function(*args, **kwargs)
+
+
+def float64_logits(reference: Any, tokens: list[int], **media: Any) -> np.ndarray:
+    """Logits `[len(tokens), vocab]` of the same weights and inputs, computed in float64."""
+
+    def widen(each: Any) -> Any:
+        floats = isinstance(each, torch.Tensor) and each.is_floating_point()
+        return each.double() if floats else each
+
+    wide = deepcopy(reference).double()
+    if hasattr(wide, "set_experts_implementation"):  # the others take no float64
+        wide.set_experts_implementation("eager")
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.no_grad(), _Wide():
+            inputs = tree_map(widen, media)
+            logits = wide(torch.tensor([tokens]), use_cache=False, **inputs).logits[0]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert logits.dtype == torch.float64
+    return np.asarray(logits)
 
 
 def reference_logits(reference: Any, tokens: list[int]) -> mx.array:

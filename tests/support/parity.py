@@ -136,10 +136,12 @@ def answered(
     media: Sequence[PlacedMedia],
     count: int,
     max_step_tokens: int = 7,
+    never: Iterable[int] = (),
 ) -> Generated:
-    """What one prompt with its media gets, read so many tokens a step."""
+    """What one prompt with its media gets, read so many tokens a step, none of them of `never`."""
     (request,) = prompts([1], tokens=count)
-    asked = replace(request, prompt=tuple(tokens), media=tuple(media))
+    sampling = replace(request.sampling, logit_bias=tuple((token, -100.0) for token in never))
+    asked = replace(request, prompt=tuple(tokens), media=tuple(media), sampling=sampling)
     config = EngineConfig(
         "", kv_memory=16 << 20, prefix_cache=False, max_step_tokens=max_step_tokens
     )

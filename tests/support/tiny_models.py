@@ -309,11 +309,31 @@ def random_weights(config: dict[str, Any], seed: int = 0) -> dict[str, mx.array]
     return weights
 
 
-def write_model(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
-    """Writes `config.json` and `model.safetensors` into `folder`, which is made if missing."""
+def with_small_scores(weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    """Gemma 4's weights with attention scores around one, so that rounding stays small.
+
+    It does not divide scores by the root of the head's size: its norms carry that.
+    """
+    return {
+        name: array * array.size**-0.5 if name.endswith("q_norm.weight") else array
+        for name, array in weights.items()
+    }
+
+
+def write_model(
+    folder: Path,
+    config: dict[str, Any],
+    seed: int = 0,
+    weights: dict[str, mx.array] | None = None,
+) -> Path:
+    """Writes `config.json` and `model.safetensors` into `folder`, which is made if missing.
+
+    Args:
+        weights: by this package's names, if not `random_weights` of the seed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    weights = random_weights(config, seed)
+    weights = weights or random_weights(config, seed)
     if config["model_type"] in ("glm4v", "glm_ocr"):
         weights = {renamed(name, GLM_NORMS): array for name, array in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
