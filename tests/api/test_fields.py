@@ -262,6 +262,14 @@ def test_what_is_beyond_an_edge_is_refused_by_name(serve: Serve, path: str) -> N
     assert not served.engine.requests
 
 
+def test_a_file_that_is_no_pdf_is_told_so(serve: Serve) -> None:
+    part = {"type": "input_file", "file_id": "file-1"}
+    error = error_of(
+        post(serve().url, "/v1/responses", input=[{"role": "user", "content": [part]}])
+    )
+    assert "by their id, are not read" in error["message"]
+
+
 def test_no_name_is_suggested_in_its_own_place(serve: Serve) -> None:
     error = error_of(post(serve().url, "/v1/responses", input="x", stop_sequences=["a"]))
     assert error["message"] == "Unknown parameter: 'stop_sequences'."

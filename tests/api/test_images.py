@@ -324,7 +324,7 @@ class TestTextModels:
 
     def test_messages(self, serve: Serve) -> None:
         served = serve()
-        said = str(not_taken("image", "messages[0].content[0].source"))
+        said = str(not_taken(MediaSource("", "messages[0].content[0].source", "image")))
         with pytest.raises(BadRequestError) as raised:
             ask_messages(served, [{"role": "user", "content": [_block()]}])
         assert said in str(raised.value)
@@ -430,4 +430,4 @@ def _goes_on(
 
 def _check(error: OpenAIBadRequestError, kind: str, param: str) -> None:
     assert (error.code, error.param) == ("unsupported_content", param)
-    assert str(not_taken(kind, param)) in str(error)
+    assert str(not_taken(MediaSource("", param, kind))) in str(error)

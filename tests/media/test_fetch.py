@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import ipaddress
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,6 +44,7 @@ class Handler(BaseHTTPRequestHandler):
             "/elsewhere": (302, {"location": f"http://127.0.0.2:{self.port}/item"}, b""),
             "/name": (302, {"location": f"http://localhost:{self.port}/item"}, b""),
             "/disk": (302, {"location": "file:///etc/passwd"}, b""),
+            "/back": (302, {"location": f"http://rebound.test:{self.port}/item"}, b""),
             "/broken": (302, {"location": "http://[x"}, b""),
             "/round": (302, {"location": "/round"}, b""),
         }
@@ -126,6 +129,44 @@ async def test_a_redirect_is_checked_like_the_first_address(
     else:
         assert await code_of(at(host, path), policy) == "media_not_allowed"
     assert host.seen == [path]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What the next look-ups of any name give, each once."""
+    answers: list[list[str]] = []
+
+    async def look_up(loop: object, name: str, port: int, **_: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (a, port)) for a in answers.pop(0)]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", look_up)
+    return answers
+
+
+async def test_the_address_that_was_checked_is_connected_to(
+    host: ThreadingHTTPServer, names: list[list[str]]
+) -> None:
+    host.seen.clear()  # type: ignore[attr-defined]
+    names += [["127.0.0.1"], ["127.0.0.2"]]
+    assert await fetch(at(host, "/item", "rebound.test"), NETWORK, param="x") == BYTES
+    assert names == [["127.0.0.2"]]
+    assert await code_of(at(host, "/item", "rebound.test"), NETWORK) == "media_not_allowed"
+    names += [["127.0.0.1"], ["127.0.0.2"]]
+    assert await code_of(at(host, "/back", "rebound.test"), NETWORK) == "media_not_allowed"
+    assert host.seen == ["/item", "/back"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("addresses", "code"),
+    [(["127.0.0.1", "127.0.0.2"], "media_not_allowed"), ([], "media_unavailable")],
+)
+async def test_a_name_is_judged_by_all_its_addresses(
+    host: ThreadingHTTPServer, names: list[list[str]], addresses: list[str], code: str
+) -> None:
+    host.seen.clear()  # type: ignore[attr-defined]
+    names.append(addresses)
+    assert await code_of(at(host, "/item", "several.test"), NETWORK) == code
+    assert host.seen == []  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,8 @@ class _Checked(httpcore.AsyncNetworkBackend):
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise _Refused("its host name cannot be resolved", "unavailable") from error
+        if not found:
+            raise _Refused("its host name has no address", "unavailable")
         addresses = [str(entry[4][0]).partition("%")[0] for entry in found]
         for address in addresses:
             if not self._policy.may_connect(ipaddress.ip_address(address)):

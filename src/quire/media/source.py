@@ -83,10 +83,13 @@ def refusal(param: str, reason: str, code: str = "invalid") -> RequestError:
     return RequestError(f"'{param}' cannot be used: {reason}.", param=param, code=f"media_{code}")
 
 
-def not_taken(named: str, param: str) -> RequestError:
-    """The refusal of a kind of media that the served model does not take."""
+def not_taken(source: MediaSource) -> RequestError:
+    """The refusal of a kind of media that the served model does not take, or of no PDF."""
+    why = "which the model that is served does not take"
+    if source.kind == DOCUMENT:
+        why = "and holds no PDF, as data or by a URL; other files, and files by their id, are not read"
     return RequestError(
-        f"'{param}' is of type '{named}', which the model that is served does not take.",
-        param=param,
+        f"'{source.param}' is of type '{source.named}', {why}.",
+        param=source.param,
         code="unsupported_content",
     )

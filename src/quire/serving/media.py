@@ -73,7 +73,7 @@ class MediaLoader:
             return messages
         for source in sources:
             if not self._takes(source):
-                raise not_taken(source.named, source.param)
+                raise not_taken(source)
         self._check_count(sources)
         sources = self._together(sources)
         reading = [asyncio.create_task(self._read(each)) for each in sources]
