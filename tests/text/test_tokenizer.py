@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from quire.core.errors import ModelError
+from quire.text import tokenizer as text_tokenizer
 from quire.text.tokenizer import Tokenizer
 from tests.text import made
 
@@ -89,6 +91,39 @@ def test_special_tokens_map_is_read_when_the_configuration_lists_none(tmp_path: 
         )
     )
     assert tokenizer.special_tokens["eos_token"] == "</s>"
+
+
+def test_thousands_of_tokens_are_added_in_two_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call takes as long as there are tokens, and holds the interpreter."""
+    calls: list[int] = []
+
+    class Counting:
+        def __init__(self, backend: tokenizers.Tokenizer) -> None:
+            self.backend = backend
+
+        def add_tokens(self, tokens: list[tokenizers.AddedToken]) -> int:
+            calls.append(len(tokens))
+            return self.backend.add_tokens(tokens)
+
+        def get_added_tokens_decoder(self) -> dict[int, tokenizers.AddedToken]:
+            return self.backend.get_added_tokens_decoder()
+
+    add = text_tokenizer._add_tokens
+    monkeypatch.setattr(text_tokenizer, "_add_tokens", lambda b, *rest: add(Counting(b), *rest))  # type: ignore[arg-type]
+    first = made.made("byte_level").get_vocab_size()
+    listed = {
+        str(first + i): {"content": f"<unused{i}>", "special": i % 2 == 0} for i in range(300)
+    }
+    extra = [f"<extra{i}>" for i in range(50)]
+    config = {"added_tokens_decoder": listed, "extra_special_tokens": [*extra, "<unused7>"]}
+    tokenizer = Tokenizer.open(folder(tmp_path, tokenizer_config=config))
+    assert calls == [300, 50]
+    ids = tokenizer.encode("<unused299><extra49>", add_special_tokens=False)
+    assert ids[-2:] == [first + 299, first + 349]
+    assert {first + 4, first + 349} <= tokenizer.special_ids
+    assert first + 5 not in tokenizer.special_ids
 
 
 def test_tokens_that_only_the_configuration_lists_are_added(tmp_path: Path) -> None:

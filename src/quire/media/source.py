@@ -87,7 +87,7 @@ def not_taken(source: MediaSource) -> RequestError:
     """The refusal of a kind of media that the served model does not take, or of no PDF."""
     why = "which the model that is served does not take"
     if source.kind == DOCUMENT:
-        why = "and holds no PDF, as data or by a URL; other files, and files by their id, are not read"
+        why = "and holds no PDF; other files, and files by their id, are not read"
     return RequestError(
         f"'{source.param}' is of type '{source.named}', {why}.",
         param=source.param,

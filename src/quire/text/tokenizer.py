@@ -216,14 +216,18 @@ def _add_tokens(
     """Makes the tokenizer know the tokens that only its configuration lists."""
     names = {_content(token) for token in named.values()}
     listed = config.get("added_tokens_decoder", {})
-    for _, entry in sorted(listed.items(), key=lambda item: int(item[0])):
-        backend.add_tokens([_added_token(entry, special=entry["content"] in names)])
+    in_order = sorted(listed.items(), key=lambda item: int(item[0]))
+    # All at once: each call looks at all added tokens, of which some models have thousands.
+    backend.add_tokens(
+        [_added_token(entry, special=entry["content"] in names) for _, entry in in_order]
+    )
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     extra = config.get("extra_special_tokens")
+    missing: dict[str, tokenizers.AddedToken] = {}
     for token in [*named.values(), *(extra if isinstance(extra, list) else ())]:
         if _content(token) not in known:
-            backend.add_tokens([_added_token(token, special=True)])
-            known.add(_content(token))
+            missing.setdefault(_content(token), _added_token(token, special=True))
+    backend.add_tokens(list(missing.values()))
 
 
 def _added_token(entry: str | dict[str, Any], *, special: bool) -> tokenizers.AddedToken:
