@@ -48,7 +48,8 @@ def test_what_is_no_json_does_no_harm(body: bytes) -> None:
     assert found(body).get("model") is None
 
 
-def test_other_work_goes_on_while_a_large_body_is_looked_through() -> None:
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":"' + b'\\"' * 100_000], ids="[\"")
+def test_other_work_goes_on_while_a_large_body_is_looked_through(body: bytes) -> None:
     turns = 0
 
     async def count() -> None:
@@ -59,7 +60,7 @@ def test_other_work_goes_on_while_a_large_body_is_looked_through() -> None:
 
     async def both() -> dict[str, Any]:
         counting = asyncio.create_task(count())
-        told = await members(b"[" * 100_000 + b'"model":1', ("model",))
+        told = await members(body + b'"model":1', ("model",))
         counting.cancel()
         return told
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import Collection
@@ -12,7 +13,7 @@ _MARK = re.compile(rb'["{}\[\]]')
 _KEY_ENDS = re.compile(rb"\s*:\s*")
 _SCALAR = re.compile(rb'"(?:[^"\\]|\\.){0,1000}"|[\w.+-]{1,64}')
 _AT_ONCE = 2000
-"""Marks between two turns of the event loop."""
+"""Marks, or quotes within a string, between two turns of the event loop."""
 
 
 async def members(body: bytes, names: Collection[str]) -> dict[str, Any]:
@@ -32,7 +33,7 @@ async def members(body: bytes, names: Collection[str]) -> dict[str, Any]:
         if mark[0] != b'"':
             depth += 1 if mark[0] in b"{[" else -1
             continue
-        start, at = at - 1, _string_end(body, at)
+        start, at = at - 1, await _string_end(body, at)
         name = wanted.get(body[start:at]) if depth == 1 and at - start < 64 else None
         if name is None or (colon := _KEY_ENDS.match(body, at)) is None:
             continue
@@ -43,9 +44,11 @@ async def members(body: bytes, names: Collection[str]) -> dict[str, Any]:
     return found
 
 
-def _string_end(body: bytes, at: int) -> int:
+async def _string_end(body: bytes, at: int) -> int:
     """Behind the quote that ends the string whose first character is at `at`."""
-    while True:
+    for count in itertools.count(1):
+        if count % _AT_ONCE == 0:
+            await asyncio.sleep(0)
         quote = body.find(b'"', at)
         if quote < 0:
             return len(body)
@@ -54,7 +57,8 @@ def _string_end(body: bytes, at: int) -> int:
             backslashes, before = backslashes + 1, before - 1
         at = quote + 1
         if backslashes % 2 == 0:
-            return at
+            break
+    return at
 
 
 def _decoded(text: bytes) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -56,8 +55,7 @@ class ModelUse:
         finally:
             if keeper is not None:
                 keeper.cancel()
-                with suppress(asyncio.CancelledError):
-                    await keeper
+                await asyncio.wait({keeper})  # not `await keeper`: that would hide our own end
 
     async def _keep_alive(self) -> None:
         while True:
