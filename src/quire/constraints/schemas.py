@@ -142,7 +142,7 @@ class _Relaxing:
         kept: dict[str, Any] = {}
         for key, value in schema.items():
             if self._drops(key, value):
-                if self._worth_a_word(key, value):
+                if self._is_reported(key, value):
                     self.unenforced.append(f"{path or '#'}: {key}")
             else:
                 kept[key] = self._value(key, value, path)
@@ -175,7 +175,8 @@ class _Relaxing:
         return key in _UNENFORCED
 
     @staticmethod
-    def _worth_a_word(key: str, value: Any) -> bool:
+    def _is_reported(key: str, value: Any) -> bool:
+        """Whether the client is told that a keyword is not enforced."""
         match key:
             case "format":
                 return value in _STANDARD_FORMATS

@@ -46,7 +46,8 @@ class RowState:
             return tuple(RowSampling(self._params, position + n, mask=self.mask) for n in count)
         if self._seen is None:  # the prompt never changes, and may be long
             self._seen = np.unique(np.array(self._prompt, dtype=np.int32))
-        answer = np.array([*tokens[len(self._prompt) :], *drafts], dtype=np.int32)
+        # One array from another: the answer is copied in every step, and may be long.
+        answer = np.array(tokens[len(self._prompt) :] + array("i", drafts), dtype=np.int32)
         known = len(answer) - len(drafts)
         return tuple(
             RowSampling(

@@ -20,10 +20,8 @@ from quire.core.request import SamplingParams
 from quire.core.sampling_params import MAX_LOGPROBS, is_greedy
 from quire.device.device import current_device
 from quire.sampling.adjust import adjust, column
-from quire.sampling.rows import History, RowSampling, Sampled
+from quire.sampling.rows import RowSampling, Sampled
 from quire.sampling.top import BLOCK, blocks_of, top
-
-__all__ = ["History", "RowSampling", "Sampled", "is_greedy", "sample", "uniforms"]
 
 TOP_SIZES = (64, 256)
 """Candidates taken for a row whose top_k is no more than that; other rows with a top_k or a top_p
