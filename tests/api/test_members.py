@@ -48,7 +48,7 @@ def test_what_is_no_json_does_no_harm(body: bytes) -> None:
     assert found(body).get("model") is None
 
 
-@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":"' + b'\\"' * 100_000], ids="[\"")
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"a":"' + b'\\"' * 100_000], ids='["')
 def test_other_work_goes_on_while_a_large_body_is_looked_through(body: bytes) -> None:
     turns = 0
 
