@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure
 from quire.core.request import FinishReason, GrammarSpec, Request, SamplingParams
+from quire.demo import MODEL_DIR
 from quire.engine.runner import LaunchedStep
 from quire.models.loader import LoadedModel, open_model
 from tests.support.parity import Company, alone, assert_same, prompts
@@ -133,12 +135,15 @@ def test_steps_that_fail_in_a_row_end_the_engine(loaded: LoadedModel, config: En
 def test_a_grammar_that_cannot_be_compiled_is_the_requests_fault(
     loaded: LoadedModel, config: EngineConfig
 ) -> None:
+    shutil.copy(MODEL_DIR / "tokenizer.json", loaded.path)
     company = Company(loaded, config)
     grammar = GrammarSpec("json_schema", '{"type": "nonsense"}')
     company.add(Request("bad", (5, 6), SamplingParams(), grammar=grammar))
-    company.step()
+    while company.engine.has_work:
+        company.step()
     (end,) = company.answers["bad"].ends
     assert end.error is not None
+    assert (end.error.status, end.error.code) == (400, "invalid_schema")
 
 
 class Unable:

@@ -136,12 +136,3 @@ def test_a_process_that_does_not_start_is_no_fault_of_the_schema(tmp_path: Path)
         await made.close()
 
     asyncio.run(play())
-
-
-def test_the_same_grammar_is_made_once() -> None:
-    async def play(made: GrammarSandbox) -> None:
-        asked = wanted({"type": "boolean"})
-        assert await made.build(asked) is await made.build(wanted({"type": "boolean"}))
-        assert await made.build(wanted({"type": "null"})) != await made.build(asked)
-
-    run(play)

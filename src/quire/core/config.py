@@ -1,4 +1,7 @@
-"""Settings, built once by the CLI. Nothing below the CLI reads the environment."""
+"""Settings, built once by the CLI, from flags, variables and a file.
+
+Below the CLI only `device/` reads the environment: where kernels and their compilers are.
+"""
 
 from __future__ import annotations
 
