@@ -124,8 +124,8 @@ def pre_empted(
     loaded: LoadedModel, config: EngineConfig, wanted: list[Request]
 ) -> dict[str, Generated]:
     limits = Company(loaded, config).engine._scheduler.limits
-    looks = max((loaded.model.looks(each.media) for each in wanted), key=_keys)
-    blocks = sum(-(-each.keys // config.page_tokens) for each in looks)
+    media = max((loaded.model.cross_media(each.media) for each in wanted), key=_keys)
+    blocks = sum(-(-each.keys // config.page_tokens) for each in media)
     budget = limits.worst_case_bytes(config.kv_format, 200, 0, blocks)
     company = Company(loaded, replace(config, kv_memory=budget))
     company.run(wanted)
@@ -133,12 +133,12 @@ def pre_empted(
     return company.answers
 
 
-def _keys(looks: Any) -> int:
-    return sum(each.keys for each in looks)
+def _keys(media: Any) -> int:
+    return sum(each.keys for each in media)
 
 
 def test_formats_side_by_side(opened: Opened, expected: Expected) -> None:
-    """One step has rows of all formats, of which each looks at pictures of its own."""
+    """One step has rows of all formats, of which each attends to pictures of its own."""
     loaded, config = opened
     company = Company(loaded, replace(config, max_step_tokens=33))
     wanted = []
@@ -186,7 +186,7 @@ def test_warm_equals_cold(opened: Opened, name: str, format: KVFormat) -> None:
 def test_a_picture_is_encoded_once_and_its_keys_are_kept(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two questions at once, and one when nobody looks at it any more."""
+    """Two questions at once, and one when nobody needs it any more."""
     loaded, config = opened
     asked = count_encodes(loaded, "image", monkeypatch)
     company = Company(loaded, replace(config, max_step_tokens=9))

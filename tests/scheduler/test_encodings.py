@@ -33,7 +33,7 @@ def served(encodings: Encodings, *items: MediaItem, number: int = 0) -> list[Med
     """A request of these items, from its first step to its end: what was encoded for it."""
     each = sequence(number, *items)
     made: list[MediaItem] = []
-    while encodings.look([each]):
+    while encodings.update_needs([each]):
         planned, _ = encodings.plan([each], 1.0)
         made += [piece.item for piece in planned]
         encodings.made({piece.item.key: 100 for piece in planned})
@@ -58,12 +58,12 @@ def test_features_that_a_request_needs_stay_beyond_the_limit() -> None:
     encodings = Encodings(1000, kept_bytes=250)
     items = [picture(seed) for seed in range(5)]
     running = sequence(0, *items)
-    while encodings.look([running]):
+    while encodings.update_needs([running]):
         planned, _ = encodings.plan([running], 1.0)
         encodings.made({piece.item.key: 100 for piece in planned})
     assert encodings.forget() == ()
     running.progress.computed = 30  # the first three are read
-    encodings.look([running])
+    encodings.update_needs([running])
     assert encodings.forget() == tuple(item.key for item in items[:3])
 
 
@@ -72,7 +72,7 @@ def test_items_far_ahead_are_not_encoded_yet() -> None:
     items = [picture(seed) for seed in range(5)]
     running = sequence(0, *items)
     made = []
-    while encodings.look([running]):
+    while encodings.update_needs([running]):
         made += [piece.item for piece in encodings.plan([running], 1.0)[0]]
     assert made == items[:3]
 

@@ -16,11 +16,11 @@ import numpy as np
 from quire.attention.metadata import AttentionMetadata, AttentionRows
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import CrossKV, Ints
-from quire.core.media import LookedAt
+from quire.core.media import CrossMedia
 
 
 class CrossKeysRows(Protocol):
-    """Keys of media that some rows of one sequence look at."""
+    """Keys of media that some rows of one sequence attend to."""
 
     @property
     def rows(self) -> range:
@@ -28,7 +28,7 @@ class CrossKeysRows(Protocol):
         ...
 
     @property
-    def look(self) -> LookedAt:
+    def media(self) -> CrossMedia:
         """The media."""
         ...
 
@@ -44,21 +44,21 @@ class CrossKeysRows(Protocol):
 
 
 class CrossRows(AttentionRows, Protocol):
-    """Consecutive tokens of one sequence that a step computes, and what they look at."""
+    """Consecutive tokens of one sequence that a step computes, and what they attend to."""
 
     @property
     def crossed(self) -> Sequence[CrossKeysRows]:
-        """In the order of the tokens; no token looks at two of them."""
+        """In the order of the tokens; no token attends to two of them."""
         ...
 
 
 @dataclass(frozen=True)
 class CrossMetadata:
-    """Rows that look at media, of one KV group and one format.
+    """Rows that attend to media, of one KV group and one format.
 
     Attributes:
         rows: `[R]` which of the rows they are.
-        metadata: of these; what looks at the same media counts as a sequence.
+        metadata: of these; what attends to the same media counts as a sequence.
         slots: where the keys that the step computes are written.
     """
 
@@ -70,7 +70,7 @@ class CrossMetadata:
 def build_cross(
     group: int, spec: CrossKV, rows: Sequence[CrossRows], block_tokens: int
 ) -> CrossMetadata | None:
-    """What sequences of one format look at, in their order; None where none looks at anything.
+    """What sequences of one format attend to, in their order; None where none does.
 
     Args:
         group: the KV group's index.
@@ -84,10 +84,10 @@ def build_cross(
         for crossed in each.crossed:
             tokens = np.arange(crossed.rows.start, crossed.rows.stop, dtype=np.int32)
             numbers.append(tokens + (first - each.start))
-            last.append(_last_seen(tokens, crossed.look))
+            last.append(_last_seen(tokens, crossed.media))
             table.extend(crossed.tables[group])
             table_starts.append(len(table))
-            lengths.append(crossed.look.keys)
+            lengths.append(crossed.media.keys)
             if crossed.writes:
                 written.extend(crossed.tables[group])
         first += each.count
@@ -115,9 +115,9 @@ def build_cross(
     )
 
 
-def _last_seen(tokens: Ints, look: LookedAt) -> Ints:
+def _last_seen(tokens: Ints, media: CrossMedia) -> Ints:
     """The last key that each token sees."""
-    firsts, keys = np.array(look.seen, np.int32).T
+    firsts, keys = np.array(media.visible, np.int32).T
     found: Ints = keys[np.searchsorted(firsts, tokens, side="right") - 1] - 1
     return found
 

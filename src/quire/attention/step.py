@@ -51,7 +51,7 @@ class _FormatRows:
     """The rows of one KV group in one format.
 
     Attributes:
-        rows: among the step's; of media, among those that look at any.
+        rows: among the step's; of media, among those that attend to any.
         keys: among the keys and values that the step computes.
         slots: where these are written, where the metadata does not say: of media.
         written: by layer, what its sequences with several rows wrote, in formats with tails;
@@ -121,8 +121,8 @@ class StepAttention:
         self._backends = attention.backends
         self._groups: dict[int, list[_FormatRows]] = {}
         self._chosen: dict[int, list[mx.array | None]] = {}
-        self._looking: dict[int, mx.array] = {}
-        """By group of media, the rows that look at any, where not all of them do."""
+        self._attending: dict[int, mx.array] = {}
+        """By group of media, the rows that attend to any, where not all of them do."""
 
     def choose(self, layer: int, q: mx.array, k: mx.array, weights: mx.array, limit: int) -> None:
         """See `models.base.Step.choose`."""
@@ -149,12 +149,12 @@ class StepAttention:
         group, owner = self._layout.group[layer], self._layout.owner[layer]
         parts = self._parts(group)
         chosen = [None] * len(parts) if chosen_by is None else self._chosen[chosen_by]
-        looking = self._looking.get(group)
-        if looking is None:
+        attending = self._attending.get(group)
+        if attending is None:
             return self._attend_parts(parts, owner, q, k, v, scoring, chosen)
-        some = self._attend_parts(parts, owner, q[looking], k, v, scoring, chosen)
+        some = self._attend_parts(parts, owner, q[attending], k, v, scoring, chosen)
         out = mx.zeros((q.shape[0], *some.shape[1:]), dtype=some.dtype)
-        out[looking] = some
+        out[attending] = some
         return out
 
     def _attend_parts(
@@ -228,9 +228,9 @@ class StepAttention:
         return parts
 
     def _build_cross(self, group: int, spec: CrossKV) -> list[_FormatRows]:
-        """The same for the rows that look at media."""
+        """The same for the rows that attend to media."""
         parts: list[_FormatRows] = []
-        looking: list[Ints] = []
+        attending: list[Ints] = []
         first = row = key = 0
         for format, some in self._by_format():
             found = build_cross(group, spec, some, self._pools.block_tokens)
@@ -239,12 +239,12 @@ class StepAttention:
                 keys = slice(key, key + len(found.slots.blocks))
                 pool = self._pools.kv(group, format)
                 parts.append(_FormatRows(rows, keys, pool, found.metadata, found.slots))
-                looking.append(found.rows + first)
+                attending.append(found.rows + first)
                 row, key = rows.stop, keys.stop
             first += sum(each.count for each in some)
-        assert parts, "no row looks at media"
+        assert parts, "no row attends to media"
         if row < first:
-            self._looking[group] = mx.array(np.concatenate(looking))
+            self._attending[group] = mx.array(np.concatenate(attending))
         return parts
 
     def _by_format(self) -> Iterator[tuple[KVFormat, Sequence[CrossRows]]]:

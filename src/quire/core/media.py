@@ -131,27 +131,27 @@ def heard_rows(moments: int, squares: int, step: int, rate: int, sounds: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class LookedAt:
-    """Items that consecutive tokens look at through cross-attention layers, as one list of keys.
+class CrossMedia:
+    """Items that consecutive tokens attend to through cross-attention layers, as one list of keys.
 
     Attributes:
         start: the first of those tokens.
         end: one past the last; None is all that follow.
         items: in the order of their keys.
-        seen: for each item, the first token that sees it, and how many keys there are up to its
-            last one. A token sees the keys of all items that are seen so far.
+        visible: for each item, the first token that sees it, and how many keys there are up to its
+            last one. A token sees the keys of all items that are visible so far.
     """
 
     start: int
     end: int | None
     items: tuple[MediaItem, ...]
-    seen: tuple[tuple[int, int], ...]
+    visible: tuple[tuple[int, int], ...]
 
     @property
     def keys(self) -> int:
         """Keys of all items."""
-        return self.seen[-1][1]
+        return self.visible[-1][1]
 
     def within(self, start: int, end: int) -> range:
-        """Those of the tokens `[start, end)` that look at the items."""
+        """Those of the tokens `[start, end)` that attend to the items."""
         return range(max(start, self.start), end if self.end is None else min(end, self.end))

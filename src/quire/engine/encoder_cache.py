@@ -84,18 +84,20 @@ class EncoderCache:
             first += item.count
         return MediaRows.of(found) if found else None
 
-    def looked_at(self, sequences: Sequence[ScheduledSequence], multiple: int) -> mx.array | None:
+    def cross_states(
+        self, sequences: Sequence[ScheduledSequence], multiple: int
+    ) -> mx.array | None:
         """The rows of media whose keys and values a step computes, `[M, hidden]`; None if none.
 
         Args:
             sequences: as above.
-            multiple: what each `LookedAt` is brought to a multiple of, by its last row again.
+            multiple: what each `CrossMedia` is brought to a multiple of, by its last row again.
         """
         parts: list[mx.array] = []
         for each in (crossed for sequence in sequences for crossed in sequence.crossed):
             if not each.writes:
                 continue
-            rows = mx.concatenate([self._features(item)[0] for item in each.look.items])
+            rows = mx.concatenate([self._features(item)[0] for item in each.media.items])
             more = -len(rows) % multiple
             parts += [rows, mx.broadcast_to(rows[-1:], (more, rows.shape[1]))] if more else [rows]
         return mx.concatenate(parts) if parts else None
@@ -140,8 +142,8 @@ class EncoderCache:
         return self._encoders[item.kind].encode(features, item.shape)
 
     def _features(self, item: MediaItem) -> Encoded:
-        """Those that were made. Media whose keys were evicted while a step was planned that looks
-        at them may have none: they are computed within the step then, and not kept."""
+        """Those that were made. Media whose keys were evicted while a step was planned that needs
+        them may have none: they are computed within the step then, and not kept."""
         made = self._made.get(item.key)
         return finished(self._encode(item)) if made is None else made
 

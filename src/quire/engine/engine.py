@@ -129,14 +129,14 @@ class Engine:
             mask = constraint.mask() if constraint is not None else None
             proposer = self._proposers(request)
             positions = TokenPositions(self._loaded.model.positions(request.prompt, request.media))
-            looks = self._loaded.model.looks(request.media)
+            crossed = self._loaded.model.cross_media(request.media)
             pieces = self._runner.media.pieces(request)
             repeats = self.config.stop_on_loop
             loops = LoopDetector(repeats) if repeats else None
             # Last, since a request that was taken ends through the scheduler and in no other way.
             format = self._format(request.kv_format)
             check_request(self.config, request, format)
-            sequence = self._scheduler.add(request, format, positions, looks, pieces)
+            sequence = self._scheduler.add(request, format, positions, crossed, pieces)
             sequence.constraint, sequence.row.mask = constraint, mask
             sequence.loops, sequence.proposer = loops, proposer
         except RequestError as error:

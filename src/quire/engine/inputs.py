@@ -74,8 +74,8 @@ class _Rows:
         """See `models.base.Step.only_wanted`."""
         return None
 
-    def looking(self) -> npt.NDArray[np.bool_] | None:
-        """`[T]` whether each row looks at media; None where none does."""
+    def attending(self) -> npt.NDArray[np.bool_] | None:
+        """`[T]` whether each row attends to media; None where none does."""
         if not any(each.crossed for each in self.sequences):
             return None
         rows = np.zeros(self._total, bool)

@@ -214,11 +214,11 @@ class Runner:
         return step
 
     def _cross(self, inputs: StepInputs) -> CrossRows | None:
-        looking = inputs.looking()
-        if looking is None:
+        attending = inputs.attending()
+        if attending is None:
             return None
-        states = self.media.looked_at(inputs.sequences, self.pools.block_tokens)
-        return CrossRows(None if looking.all() else mx.array(looking[:, None]), states)
+        states = self.media.cross_states(inputs.sequences, self.pools.block_tokens)
+        return CrossRows(None if attending.all() else mx.array(attending[:, None]), states)
 
     def _computed(self, inputs: StepInputs) -> Computed:
         """In one operation where that serves, else layer by layer."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mlx.utils import tree_flatten
 
 from quire.cache.specs import LayerSpec
-from quire.core.media import LookedAt, Pieces, PlacedMedia
+from quire.core.media import CrossMedia, Pieces, PlacedMedia
 from quire.models.stack import Stack, UnsupportedModel
 
 
@@ -84,15 +84,15 @@ class MediaRows:
 
 @dataclass(frozen=True, slots=True)
 class CrossRows:
-    """What rows of a step look at through cross-attention layers.
+    """What rows of a step attend to through cross-attention layers.
 
     Attributes:
-        looking: `[T, 1]`, true for rows that look at anything; None where all do.
+        attending: `[T, 1]`, true for rows that attend to anything; None where all do.
         states: `[M, hidden]`, an encoder's rows for the media whose keys and values this step
-            computes; None where earlier steps have computed all that is looked at.
+            computes; None where earlier steps have computed all of them.
     """
 
-    looking: mx.array | None
+    attending: mx.array | None
     states: mx.array | None
 
 
@@ -103,7 +103,7 @@ class Step(Protocol):
         tokens: `[T]` int32; a row of media has the id of the token that marks it.
         positions: `[T]` int32, or `[axes, T]` float32 for multimodal RoPE.
         media: None when there are no such rows.
-        cross: None when no row looks at media; cross-attention layers then change nothing.
+        cross: None when no row attends to media; cross-attention layers then change nothing.
     """
 
     tokens: mx.array
@@ -204,7 +204,7 @@ class MediaEncoder(Module):
         """
 
     def cross_keys(self, shape: tuple[int, ...]) -> int:
-        """How many rows cross-attention layers look at; 0 where rows replace embeddings.
+        """How many rows cross-attention layers attend to; 0 where rows replace embeddings.
 
         Where there are any, the item stands in the prompt as `rows` usual tokens.
         """
@@ -280,8 +280,8 @@ class LanguageModel(Module):
         """
         return None
 
-    def looks(self, media: Sequence[PlacedMedia]) -> tuple[LookedAt, ...]:
-        """What a prompt's tokens look at through cross-attention layers, in order."""
+    def cross_media(self, media: Sequence[PlacedMedia]) -> tuple[CrossMedia, ...]:
+        """What a prompt's tokens attend to through cross-attention layers, in order."""
         return ()
 
     @property

@@ -117,7 +117,7 @@ class ParallelLayer(DecoderLayer):
 class GatedLayer(DecoderLayer):
     """Cross-attention beside a decoder that was there before (arXiv:2407.21783, section 7).
 
-    Gates begin closed. Rows that look at no media pass unchanged.
+    Gates begin closed. Rows that attend to no media pass unchanged.
     """
 
     def __init__(self, whole: Description, layer: Layer, first: int) -> None:
@@ -132,8 +132,8 @@ class GatedLayer(DecoderLayer):
         y = x + mx.tanh(self.cross_attn_attn_gate) * y
         fed = self.mlp(self.post_attention_layernorm(y))
         y = y + mx.tanh(self.cross_attn_mlp_gate) * fed
-        looking = step.cross.looking
-        return y if looking is None else mx.where(looking, y, x)
+        attending = step.cross.attending
+        return y if attending is None else mx.where(attending, y, x)
 
 
 _LAYERS: dict[Placement, type[DecoderLayer]] = {

@@ -26,7 +26,7 @@ class Placement(Enum):
     POST = "after each block, before it is added"
     SANDWICH = "before and after each block"
     PARALLEL = "once, before both blocks, which are added together"
-    GATED = "before each block, whose output a learned gate weighs; for rows that look at media"
+    GATED = "before each block, whose output a learned gate weighs; for rows that attend to media"
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class BlockTables:
         return True
 
     def extend(self, sequence: Sequence, end: int) -> bool:
-        """Blocks for the sequence's tokens up to `end`, and for what they look at.
+        """Blocks for the sequence's tokens up to `end`, and for the media that they attend to.
 
         False changes nothing but that it holds what is there of the latter.
         """
@@ -73,7 +73,7 @@ class BlockTables:
             missing = count - len(tables[group].blocks)
             if missing > 0:
                 wanted[PoolKey(group, sequence.format)] = missing
-        unseen = self.cross.hold(sequence, end) if sequence.looks else []
+        unseen = self.cross.hold(sequence, end) if sequence.cross_media else []
         wanted |= self.cross.wanted(sequence, unseen)
         if not wanted:
             return True

@@ -1,8 +1,8 @@
-"""Blocks of the keys and values of media that sequences look at. Pure Python.
+"""Blocks of the keys and values of media that sequences attend to. Pure Python.
 
-They are a matter of the media alone, so an item's blocks serve every sequence that looks at it, and
-are kept when nobody does, until their room is needed. A sequence holds them while some of its
-tokens to compute look at them; the step that needs them first computes what is in them.
+They depend on the media alone, so an item's blocks serve every sequence that attends to it, and are
+kept when nobody does, until their room is needed. A sequence holds them while some of its tokens to
+compute attend to them; the step that needs them first computes what is in them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey
 from quire.cache.specs import KVGroup, cross_groups
-from quire.core.media import LookedAt
+from quire.core.media import CrossMedia
 from quire.scheduler.plan import CrossKeys
 from quire.scheduler.sequence import Sequence
 
@@ -63,10 +63,10 @@ class CrossEntry:
 
 @dataclass(frozen=True, slots=True)
 class _Missing:
-    """What a sequence is about to look at, and nobody has."""
+    """What a sequence is about to attend to, and nobody has."""
 
     number: int
-    look: LookedAt
+    media: CrossMedia
     key: Key
 
 
@@ -86,38 +86,38 @@ class CrossBlocks:
         self._entries: dict[Key, CrossEntry] = {}
 
     def hold(self, sequence: Sequence, end: int) -> list[_Missing]:
-        """Holds what the sequence's tokens up to `end` look at, as far as it is there.
+        """Holds what the sequence's tokens up to `end` attend to, as far as it is there.
 
         Returns:
             What is not there. It needs blocks, see `wanted`, and then `take`.
         """
         missing = []
-        for number, look in enumerate(sequence.looks):
-            if number in sequence.blocks.looks or not look.within(sequence.progress.computed, end):
+        for number, media in enumerate(sequence.cross_media):
+            if number in sequence.blocks.cross or not media.within(sequence.progress.computed, end):
                 continue
-            key = (sequence.prefix.identity, *(item.digest for item in look.items))
+            key = (sequence.prefix.identity, *(item.digest for item in media.items))
             entry = self._entries.get(key)
             if entry is None:
-                missing.append(_Missing(number, look, key))
+                missing.append(_Missing(number, media, key))
                 continue
             for block in entry.all:
                 self._manager.retain(block)
             entry.users += 1
-            sequence.blocks.looks[number] = entry
+            sequence.blocks.cross[number] = entry
         return missing
 
     def written(self, sequence: Sequence, number: int) -> bool:
-        """Whether the keys of what is looked at, by its number in `Sequence.looks`, are computed,
+        """Whether the keys of an item list, by its number in `Sequence.cross_media`, are computed,
         or a planned step computes them."""
-        entry = sequence.blocks.looks.get(number)
+        entry = sequence.blocks.cross.get(number)
         if entry is None:
-            items = sequence.looks[number].items
+            items = sequence.cross_media[number].items
             entry = self._entries.get((sequence.prefix.identity, *(each.digest for each in items)))
         return entry is not None and entry.written
 
     def wanted(self, sequence: Sequence, missing: Seq[_Missing]) -> dict[PoolKey, int]:
         """How many blocks are needed, by pool."""
-        count = sum(-(-each.look.keys // self._size) for each in missing)
+        count = sum(-(-each.media.keys // self._size) for each in missing)
         return {PoolKey(group, sequence.format): count for group in self._groups} if count else {}
 
     def take(
@@ -126,24 +126,24 @@ class CrossBlocks:
         """Mutates `fresh`: takes the blocks that were `wanted`."""
         pools = {group: fresh.pop(PoolKey(group, sequence.format)) for group in self._groups}
         for each in missing:
-            count = -(-each.look.keys // self._size)
+            count = -(-each.media.keys // self._size)
             blocks = {group: [pool.pop() for _ in range(count)] for group, pool in pools.items()}
             entry = CrossEntry(self, each.key, blocks)
-            sequence.blocks.looks[each.number] = self._entries[each.key] = entry
+            sequence.blocks.cross[each.number] = self._entries[each.key] = entry
 
     def placed(self, sequence: Sequence, start: int, end: int) -> tuple[CrossKeys, ...]:
-        """Mutates: what the tokens `[start, end)` look at, as a snapshot.
+        """Mutates: what the tokens `[start, end)` attend to, as a snapshot.
 
-        Who is first in a plan to look at something computes it.
+        Who is first in a plan to need something computes it.
         """
         found = []
-        for number, entry in sorted(sequence.blocks.looks.items()):
-            look = sequence.looks[number]
-            rows = look.within(start, end)
+        for number, entry in sorted(sequence.blocks.cross.items()):
+            media = sequence.cross_media[number]
+            rows = media.within(start, end)
             if not rows:
                 continue
             tables = {group: [each.id for each in own] for group, own in entry.blocks.items()}
-            found.append(CrossKeys(rows, look, tables, not entry.written))
+            found.append(CrossKeys(rows, media, tables, not entry.written))
             if not entry.written:
                 entry.written = True
                 for block in entry.all:
@@ -151,18 +151,18 @@ class CrossBlocks:
         return tuple(found)
 
     def release_passed(self, sequence: Sequence) -> None:
-        """Lets go of what no token looks at that may still be computed."""
+        """Lets go of what no token that may still be computed attends to."""
         certain = sequence.progress.certain
-        for number in list(sequence.blocks.looks):
-            end = sequence.looks[number].end
+        for number in list(sequence.blocks.cross):
+            end = sequence.cross_media[number].end
             if end is not None and end <= certain:
-                self._release(sequence.blocks.looks.pop(number))
+                self._release(sequence.blocks.cross.pop(number))
 
     def release(self, sequence: Sequence) -> None:
         """Takes everything back."""
-        for entry in sequence.blocks.looks.values():
+        for entry in sequence.blocks.cross.values():
             self._release(entry)
-        sequence.blocks.looks.clear()
+        sequence.blocks.cross.clear()
 
     def forget(self, entry: CrossEntry, evicted: Block) -> None:
         """One block of an entry is being evicted: its others are free."""

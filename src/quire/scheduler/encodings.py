@@ -43,8 +43,8 @@ class Encodings:
     Args:
         ahead: the next tokens of a prompt, whose items are encoded before they are read; as many as
             a step reads at most. Bounds what is held.
-        has_keys: whether keys of the item that a sequence looks at, by its number in
-            `Sequence.looks`, are there already, so that nobody needs its features.
+        has_keys: whether keys of the item that a sequence attends to, by its number in
+            `Sequence.cross_media`, are there already, so that nobody needs its features.
         kept_bytes: features at most, less those that running requests need.
     """
 
@@ -66,7 +66,7 @@ class Encodings:
 
     # -- a step --------------------------------------------------------------------------------
 
-    def look(self, running: Iterable[Sequence]) -> bool:
+    def update_needs(self, running: Iterable[Sequence]) -> bool:
         """Finds out what the sequences that run need; whether anything has to be encoded."""
         missing = False
         for sequence in running:
@@ -155,11 +155,11 @@ class Encodings:
         """Items that the next rows need, the nearest first, and the first of these rows."""
         computed = sequence.progress.computed
         ahead = computed + self._ahead
-        for number, look in enumerate(sequence.looks):
-            rows = look.within(computed, ahead)
+        for number, media in enumerate(sequence.cross_media):
+            rows = media.within(computed, ahead)
             if rows and not self._has_keys(sequence, number):
-                yield from ((item.key, rows.start) for item in look.items)
-        if not sequence.looks:
+                yield from ((item.key, rows.start) for item in media.items)
+        if not sequence.cross_media:
             for placed in sequence.request.media:
                 if placed.end > computed and placed.start < ahead:
                     yield placed.item.key, placed.start

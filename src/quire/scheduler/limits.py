@@ -7,7 +7,7 @@ from quire.cache.blocks import PoolKey
 from quire.cache.specs import KVGroup
 from quire.core.errors import ContextOverflow, RequestError
 from quire.core.kv_format import KVFormat
-from quire.core.media import LookedAt
+from quire.core.media import CrossMedia
 from quire.core.request import Request
 
 
@@ -27,11 +27,13 @@ class Limits:
         self._size = page_tokens
         self._contexts: dict[tuple[KVFormat, int, int], int] = {}
 
-    def check(self, request: Request, format: KVFormat, looks: tuple[LookedAt, ...] = ()) -> None:
+    def check(
+        self, request: Request, format: KVFormat, cross_media: tuple[CrossMedia, ...] = ()
+    ) -> None:
         """Whether a request can be served if it gets all the memory.
 
         Args:
-            looks: the media that its tokens look at through cross-attention layers.
+            cross_media: the media that its tokens attend to through cross-attention layers.
 
         Raises:
             RequestError: it cannot; names the limit.
@@ -44,21 +46,23 @@ class Limits:
         if length >= self.max_context:
             raise ContextOverflow(length, self.max_context, param="prompt")
         item = largest_item(request)
-        room = self.context(format, item, looks)
+        room = self.context(format, item, cross_media)
         if length >= room:
             because = (
                 f"The server's KV cache, {self._manager.capacity.budget} bytes, holds no more."
             )
             raise ContextOverflow(length, room, param="prompt", because=because)
 
-    def context(self, format: KVFormat, item: int = 0, looks: tuple[LookedAt, ...] = ()) -> int:
+    def context(
+        self, format: KVFormat, item: int = 0, cross_media: tuple[CrossMedia, ...] = ()
+    ) -> int:
         """How many tokens a lone sequence in a format may have.
 
         Args:
             item: tokens of its largest media item that is computed in one step.
-            looks: the media that its tokens look at through cross-attention layers.
+            cross_media: the media that its tokens attend to through cross-attention layers.
         """
-        crossed = sum(-(-look.keys // self._size) for look in looks)
+        crossed = sum(-(-each.keys // self._size) for each in cross_media)
         key = format, item, crossed
         if key not in self._contexts:
             low, high = 0, self.max_context
@@ -81,7 +85,7 @@ class Limits:
 
         Args:
             item: tokens of its largest media item that is computed in one step.
-            crossed: blocks of a group for the media that it looks at.
+            crossed: blocks of a group for the media that it attends to.
         """
         total = 0
         for group in self._groups:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from quire.cache.blocks import Change, PoolKey
 from quire.core.kv_format import KVFormat
-from quire.core.media import LookedAt, MediaItem, MediaKey, PlacedMedia
+from quire.core.media import CrossMedia, MediaItem, MediaKey, PlacedMedia
 from quire.core.request import Generate, Task, TokenLogprobs
 from quire.sampling.rows import RowSampling
 
@@ -58,7 +58,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CrossKeys:
-    """Keys and values of media that some of a sequence's rows look at.
+    """Keys and values of media that some of a sequence's rows attend to.
 
     Attributes:
         rows: their tokens' indices.
@@ -67,7 +67,7 @@ class CrossKeys:
     """
 
     rows: range
-    look: LookedAt
+    media: CrossMedia
     tables: Mapping[int, Seq[int]]
     writes: bool
 
@@ -92,7 +92,7 @@ class ScheduledSequence:
         snapshots: (group, slot) that also gets the recurrent state after the last row.
         drafted_states: (group, slot) that gets it instead of the sequence's own slot, which keeps
             the state before the rows: some of them are drafts.
-        crossed: the media that some of the rows look at through cross-attention layers, in order.
+        crossed: the media that some of the rows attend to through cross-attention layers, in order.
     """
 
     id: str

@@ -129,7 +129,7 @@ class Planner:
     # -- rows ----------------------------------------------------------------------------------
 
     def _plan_generation(self, plan: list[PlannedRows]) -> None:
-        self.encodings.look(self.running)
+        self.encodings.update_needs(self.running)
         for sequence in list(self.running):
             progress = sequence.progress
             start, count = progress.computed, progress.known - progress.computed
@@ -218,7 +218,7 @@ class Planner:
 
         Half of the time is left to prompts that can go on meanwhile.
         """
-        if not self.encodings.look(self.running):
+        if not self.encodings.update_needs(self.running):
             return [], 0.0
         seconds = self._prefill_budget.seconds(generating, waiting)
         if any(self._readable(sequence) for sequence in prompts):

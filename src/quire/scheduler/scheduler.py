@@ -17,7 +17,7 @@ from quire.cache.block_manager import BlockManager
 from quire.cache.specs import KVGroup
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
-from quire.core.media import LookedAt, MediaKey, Pieces
+from quire.core.media import CrossMedia, MediaKey, Pieces
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.sampling.acceptance import count_accepted
 from quire.scheduler.limits import Limits, largest_item
@@ -92,27 +92,29 @@ class Scheduler:
         request: Request,
         format: KVFormat,
         positions: TokenPositions | None = None,
-        looks: tuple[LookedAt, ...] = (),
+        cross_media: tuple[CrossMedia, ...] = (),
         pieces: Mapping[MediaKey, Pieces] | None = None,
     ) -> Sequence:
         """Queues a request.
 
         Args:
             positions: of its tokens, where they are not the tokens' indices.
-            looks: the media that its tokens look at through cross-attention layers.
+            cross_media: the media that its tokens attend to through cross-attention layers.
             pieces: how the encoding of each of its media is cut.
 
         Raises:
             RequestError: the request could never be served; nothing was queued.
         """
-        self.limits.check(request, format, looks)
+        self.limits.check(request, format, cross_media)
         if request.id in self._by_id:
             raise RequestError(f"id: {request.id!r} is already being served", param="id")
         format = self._formats.setdefault(format, format)
         identity = self._identity(format, request.cache_salt)
-        sequence = Sequence(request, format, identity, self._arrived, positions, looks, pieces)
+        sequence = Sequence(
+            request, format, identity, self._arrived, positions, cross_media, pieces
+        )
         self._arrived += 1
-        sequence.max_context = self.limits.context(format, largest_item(request), looks)
+        sequence.max_context = self.limits.context(format, largest_item(request), cross_media)
         sequence.arrived = self._clock()
         if request.deadline_s is not None:
             sequence.deadline = sequence.arrived + request.deadline_s

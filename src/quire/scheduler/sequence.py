@@ -12,7 +12,7 @@ from quire.cache.disk_prefetch import PrefetchedPart
 from quire.cache.index import Node, chains, media_tokens
 from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
-from quire.core.media import LookedAt, MediaKey, Pieces
+from quire.core.media import CrossMedia, MediaKey, Pieces
 from quire.core.request import Request
 from quire.sampling.history import RowState
 from quire.scheduler.positions import TokenPositions
@@ -205,7 +205,7 @@ class Sequence:
             format.
         arrived: by the scheduler's clock.
         deadline: when the request ends with an error, by the same clock.
-        looks: the media that its tokens look at through cross-attention layers, in order.
+        cross_media: the media that its tokens attend to through cross-attention layers, in order.
         pieces: how the encoding of each item is cut; one that is not there is one piece.
         queued_s: seconds from its arrival until it first ran; None before that.
         status: written by the scheduler.
@@ -222,14 +222,14 @@ class Sequence:
         identity: bytes,
         number: int,
         positions: TokenPositions | None = None,
-        looks: tuple[LookedAt, ...] = (),
+        cross_media: tuple[CrossMedia, ...] = (),
         pieces: Mapping[MediaKey, Pieces] | None = None,
     ) -> None:
         self.request = request
         self.format = format
         self.number = number
         self.positions = positions or TokenPositions()
-        self.looks = looks
+        self.cross_media = cross_media
         self.pieces = pieces or {}
         self.max_context = 0
         self.arrived = 0.0

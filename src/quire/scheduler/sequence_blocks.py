@@ -40,18 +40,18 @@ class SequenceBlocks:
         tails: by group, the tail block in formats that have one.
         copies: (from, to) blocks to copy before the sequence's next rows are computed.
         spares: by group, the slot that gets the state after rows of which some are drafts.
-        looks: by number in `Sequence.looks`, the blocks of media. Written by `CrossBlocks`.
+        cross: by number in `Sequence.cross_media`, the blocks of media. Written by `CrossBlocks`.
         state_at: how many tokens the state in the sequence's own slots has taken in.
     """
 
-    __slots__ = ("copies", "epoch", "looks", "placement", "spares", "state_at", "tables", "tails")
+    __slots__ = ("copies", "cross", "epoch", "placement", "spares", "state_at", "tables", "tails")
 
     def __init__(self) -> None:
         self.tables: list[BlockTable] = []
         self.tails: dict[int, Block] = {}
         self.copies: list[tuple[Block, Block]] = []
         self.spares: dict[int, Block] = {}
-        self.looks: dict[int, CrossEntry] = {}
+        self.cross: dict[int, CrossEntry] = {}
         self.state_at = 0
         self.placement: Placement | None = None
         self.epoch = -1

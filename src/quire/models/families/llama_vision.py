@@ -9,7 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from quire.core.errors import ModelError
-from quire.core.media import LookedAt, PlacedMedia
+from quire.core.media import CrossMedia, PlacedMedia
 from quire.models.base import LanguageModel, MediaEncoder, Module
 from quire.models.cross_attention import CrossAttention
 from quire.models.decoder import DecoderModel
@@ -33,11 +33,13 @@ def mllama(s: Settings) -> LanguageModel:
         text = text.changed(tie_word_embeddings=False)
     text = text.filled(num_key_value_heads=8, rms_norm_eps=1e-5)
     usual = attention(text)
-    looks = CrossAttention(usual.heads, usual.kv_heads, usual.head_dim, rms(text))
+    crossing_layer = CrossAttention(usual.heads, usual.kv_heads, usual.head_dim, rms(text))
     dense = mlp(text)
     crossing = text.integers("cross_attention_layers")
     layers = tuple(
-        Layer((looks,), dense, Placement.GATED) if index in crossing else Layer((usual,), dense)
+        Layer((crossing_layer,), dense, Placement.GATED)
+        if index in crossing
+        else Layer((usual,), dense)
         for index in range(text.integer("num_hidden_layers"))
     )
     decoder = described(text, layers, marks=_MARKS)
@@ -95,7 +97,7 @@ class LlamaVisionModel(DecoderModel):
         sight = self.visual
         return {"image": LlamaPictureEncoder(sight.vision_model, sight.multi_modal_projector)}
 
-    def looks(self, media: Sequence[PlacedMedia]) -> tuple[LookedAt, ...]:
+    def cross_media(self, media: Sequence[PlacedMedia]) -> tuple[CrossMedia, ...]:
         keys = self.encoders["image"].cross_keys
         found = []
         for first, last in _neighbours(media):
@@ -103,7 +105,7 @@ class LlamaVisionModel(DecoderModel):
             ends = accumulate(keys(each.item.shape) for each in run)
             seen = tuple((each.start, end) for each, end in zip(run, ends, strict=True))
             end = media[last].start if last < len(media) else None
-            found.append(LookedAt(run[0].start, end, tuple(each.item for each in run), seen))
+            found.append(CrossMedia(run[0].start, end, tuple(each.item for each in run), seen))
         return tuple(found)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
