@@ -140,6 +140,9 @@ class Shape:
     def defines(self, codes: Codes | None) -> dict[str, int]:
         """The constants of `portable_attend.h`."""
         vectors = self.rows * self.part
+        elements = -(-self.value_dim // self.threads)  # of a value, for each thread
+        if codes is not None:
+            elements = 1 << (elements - 1).bit_length()
         own = {
             "K_DIM": self.key_dim,
             "V_DIM": self.value_dim,
@@ -153,7 +156,7 @@ class Shape:
             "BLOCK": self.block_tokens,
             "THREADS": self.threads,
             "TURNS": -(-vectors // (self.threads // 32)),
-            "OWN": -(-self.value_dim // self.threads),
+            "OWN": elements,
             "SLICES": 1 if codes is None else self.threads // 64,
             "CAPPED": int(self.capped),
             "CODED": int(codes is not None),

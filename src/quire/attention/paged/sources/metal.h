@@ -2,6 +2,7 @@
 #define SHARED threadgroup
 #define BARRIER() threadgroup_barrier(mem_flags::mem_threadgroup)
 #define UNROLL _Pragma("clang loop unroll(full)")
+#define UNROLL_4 _Pragma("clang loop unroll_count(4)")
 #define EXP2(x) metal::exp2(x)
 // The fast one gives NaN from 45 on.
 #define TANH(x) metal::precise::tanh(x)

@@ -42,11 +42,14 @@
   ((words[(at) + (bit) / 32] >> (bit) % 32 | \
     ((bit) % 32 + (bits) > 32 ? words[(at) + (bit) / 32 + 1] << (32 - (bit) % 32) % 32 : 0u)) & ((1u << (bits)) - 1u))
 
-  // The elements of values that a thread adds up: neighbours where a word holds the codes of several.
+  // The elements of values that a thread adds up: of codes neighbours, in one
+  // group, OWN being a power of two.
 #if CODED
-#define ELEMENT(n) (index * OWN + (n))
+#define ELEMENT(n) ((unsigned)index * OWN + (n))
+#define HAS_ELEMENT(n) (index * OWN < V_DIM)
 #else
 #define ELEMENT(n) ((n) * THREADS + index)
+#define HAS_ELEMENT(n) (ELEMENT(n) < V_DIM)
 #endif
 
   // Of this split: keys [begin, end) * 64.
@@ -190,7 +193,7 @@
         UNROLL
         for (int h = 0; h < 2; h++) {
           x[h] = x[h] > -1e29f ? EXP2(x[h] - now) : 0.0f;
-          weights[m * 64 + h * 32 + lane] = x[h];
+          weights[(h * 32 + lane) * VECTORS + m] = x[h];
         }
         const float before = EXP2(most[turn] - now);
         total[turn] = total[turn] * before + sum_of_lanes(x[0] + x[1]);
@@ -205,26 +208,35 @@
       UNROLL
       for (int n = 0; n < OWN; n++) out[m][n] *= kept[m];
     }
-    const int from = low > key0 ? low : key0, to = high < key0 + 64 ? high : key0 + 64;
+    const int from = low > key0 ? low : key0, past = high < key0 + 64 ? high : key0 + 64;
+    const int to = HAS_ELEMENT(0) ? past : from;
+    const size_t start = HEAD_BLOCK(from) * BLOCK + from % BLOCK;
+    UNROLL_4
     for (int key = from; key < to; key++) {
-      const size_t token = HEAD_BLOCK(key) * BLOCK + key % BLOCK;
+      // 64 keys lie together where blocks are no shorter.
+      const size_t token = BLOCK % 64 == 0 ? start + (key - from) : HEAD_BLOCK(key) * BLOCK + key % BLOCK;
+#if CODED
+      const size_t group = token * (V_DIM / V_GROUP) + ELEMENT(0) / V_GROUP;
+      const float by = (float)value_scales[group];
+#if !CODEBOOK
+      const float bias = (float)value_biases[group];
+#endif
+#endif
       UNROLL
       for (int n = 0; n < OWN; n++) {
-        const int d = ELEMENT(n);
-        if (d < V_DIM) {
+        if (HAS_ELEMENT(n)) {
 #if CODED
-          const size_t group = token * (V_DIM / V_GROUP) + d / V_GROUP;
-          const unsigned code = CODE(values, token * (V_DIM * V_BITS / 32), d * V_BITS, V_BITS);
+          const unsigned code = CODE(values, token * (V_DIM * V_BITS / 32), ELEMENT(n) * V_BITS, V_BITS);
 #if CODEBOOK
-          const float v = levels_of_values[code] * (float)value_scales[group];
+          const float v = levels_of_values[code] * by;
 #else
-          const float v = (float)code * (float)value_scales[group] + (float)value_biases[group];
+          const float v = (float)code * by + bias;
 #endif
 #else
-          const float v = (float)values[token * V_STRIDE + d];
+          const float v = (float)values[token * V_STRIDE + ELEMENT(n)];
 #endif
           UNROLL
-          for (int m = 0; m < VECTORS; m++) out[m][n] += weights[m * 64 + key - key0] * v;
+          for (int m = 0; m < VECTORS; m++) out[m][n] += weights[(key - key0) * VECTORS + m] * v;
         }
       }
     }
@@ -235,7 +247,7 @@
     UNROLL
     for (int n = 0; n < OWN; n++) {
       const int d = ELEMENT(n);
-      if (EXISTS(m) && d < V_DIM) partial[(HEAD_ROW(m) * splits + group_z) * V_DIM + d] = out[m][n];
+      if (EXISTS(m) && HAS_ELEMENT(n)) partial[(HEAD_ROW(m) * splits + group_z) * V_DIM + d] = out[m][n];
     }
   }
   UNROLL
