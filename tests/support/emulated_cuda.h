@@ -33,6 +33,7 @@ static inline __half __float2half(float x) { return {(float16_t)x}; }
 static inline float fabsf(float x) { return __builtin_fabsf(x); }
 static inline float exp2f(float x) { return __builtin_exp2f(x); }
 static inline float tanhf(float x) { return __builtin_tanhf(x); }
+static inline float sqrtf(float x) { return __builtin_sqrtf(x); }
 static inline float rsqrtf(float x) { return 1.f / __builtin_sqrtf(x); }
 static inline uint __float_as_uint(float x) { uint y; memcpy(&y, &x, 4); return y; }
 static inline float __uint_as_float(uint x) { float y; memcpy(&y, &x, 4); return y; }
@@ -112,6 +113,12 @@ static inline bool __any_sync(uint, bool x) {
 }
 static inline int __reduce_max_sync(uint, int x) {
   return emulated::over_lanes(x, [](float a, float b) { return a > b ? a : b; });
+}
+static inline uint __reduce_or_sync(uint, uint x) {
+  const emulated::Posts all = emulated::post(&x, 1);
+  uint word = 0;
+  for (int lane = 0; lane < 32; lane++) word |= all[lane][0];
+  return word;
 }
 static inline void __syncwarp() { emulated::over_lanes(0.f, [](float a, float) { return a; }); }
 static inline void product16(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {

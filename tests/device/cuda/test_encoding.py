@@ -2,37 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import mlx.core as mx
 import pytest
 
-from quire.cache.formats.codecs import AffineCodec
+from quire.cache.formats.codecs import AffineCodec, CodebookCodec, Codec
 from quire.device.cuda import encoding
 from quire.device.cuda.encoding import Encoder, encoding_differs
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.parametrize(("dim", "bits", "group"), [(64, 4, 64), (256, 8, 128), (96, 4, 64)])
-@pytest.mark.parametrize("rotate", [False, True], ids=["", "rotated"])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
-def test_codes_are_those_of_the_codec(
-    dim: int, bits: int, group: int, rotate: bool, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+EVERY = [
+    *(AffineCodec(64, n, 64, rotate=False, refit=False) for n in (2, 3, 4, 5, 6, 8)),
+    *(AffineCodec(64, n, 32, rotate=True, refit=True) for n in (2, 3, 6)),
+    AffineCodec(256, 8, 128, rotate=True, refit=True),
+    AffineCodec(90, 4, 64, rotate=False, refit=True),
+    *(CodebookCodec(128, n) for n in (2, 3, 4)),
+]
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(encoding, "cuda_kernel", emulate)
     encoding._kernel.cache_clear()
-    codec = AffineCodec(dim, bits, group, rotate=rotate, refit=True)
-    x = (mx.random.normal((3, 5, dim), key=mx.random.key(1)) * 2 + 1).astype(dtype)
-    parts = Encoder().encode(x, codec.coding)
-    if rotate and dim == 96:
-        assert parts is None  # rotated by a matrix
-        return
-    assert parts is not None
-    assert encoding_differs(codec.coding) is None
-    for own, usual in zip(parts, codec.code(codec.prepare(x)), strict=True):
-        assert own.shape == usual.shape
-        assert own.dtype == usual.dtype
-    own, usual = codec.decode(parts), codec.decode(codec.code(codec.prepare(x)))
-    assert float(mx.linalg.norm(own - usual) / mx.linalg.norm(usual)) < 2e-3
+    yield
     encoding._kernel.cache_clear()
+
+
+def assert_coded_alike(vectors: list[mx.array], codecs: list[Codec]) -> None:
+    """Codes of the kernel stand for what the codecs' do; at an edge they may differ."""
+    parts = Encoder().encode(vectors, [codec.coding for codec in codecs])
+    assert parts is not None
+    for x, codec in zip(vectors, codecs, strict=True):
+        usual = codec.code(codec.prepare(x))
+        own, parts = parts[: len(usual)], parts[len(usual) :]
+        assert [(each.shape, each.dtype) for each in own] == [
+            (each.shape, each.dtype) for each in usual
+        ]
+        found, expected = codec.decode(own), codec.decode(usual)
+        assert float(mx.linalg.norm(found - expected) / mx.linalg.norm(expected)) < 2e-3
+    assert not parts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", EVERY, ids=lambda codec: str(codec.coding)[:60])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
+def test_codes_are_those_of_the_codec(codec: Codec, dtype: mx.Dtype) -> None:
+    assert encoding_differs(codec.coding) is None
+    assert_coded_alike([normal((3, 5, codec.dim), dtype)], [codec])
+
+
+def test_keys_and_values_are_coded_by_one_launch() -> None:
+    keys, values = CodebookCodec(64, 3), AffineCodec(96, 5, 32, rotate=False, refit=False)
+    shapes = [(3, 2, 64), (3, 2, 96)]
+    assert_coded_alike([normal(each, mx.bfloat16) for each in shapes], [keys, values])
+
+
+def test_vectors_that_a_matrix_rotates_are_left_to_mlx() -> None:
+    codec = AffineCodec(96, 4, 32, rotate=True, refit=True)
+    assert Encoder().encode([normal((3, 96), mx.float32)], [codec.coding]) is None
+
+
+def normal(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    return (mx.random.normal(shape, key=mx.random.key(1)) * 2 + 1).astype(dtype)

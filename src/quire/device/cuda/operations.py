@@ -78,13 +78,7 @@ class CUDAOperations(Operations):
     def encode(
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
     ) -> list[mx.array] | None:
-        found: list[mx.array] = []
-        for x, coding in zip(vectors, codings, strict=True):
-            parts = self._encoder.encode(x, coding)
-            if parts is None:
-                return None
-            found += parts
-        return found
+        return self._encoder.encode(vectors, codings)
 
     def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array | None:
         gate, up, down = (_alone(each) for each in (mlp.gate, mlp.up, mlp.down))

@@ -36,11 +36,24 @@ __device__ __forceinline__ void turned(float* x, const float* signs, float scale
   #pragma unroll
   for (int e = 0; e < E; e++) x[e] *= scale;
 }
-// A warp codes a vector: scale and bias of each group by its range, then fitted some times to the
-// codes by least squares.
+// The lanes' codes as words, the lowest bits first.
+template <int EACH_BITS>
+__device__ __forceinline__ void pack_codes(unsigned code, unsigned* words) {
+  const int lane = threadIdx.x & 31;
+  #pragma unroll
+  for (int n = 0; n < EACH_BITS; n++) {
+    const int by = lane * EACH_BITS - n * 32;
+    const unsigned own = by >= 32 || by <= -EACH_BITS ? 0u : by < 0 ? code >> -by : code << by;
+    const unsigned word = __reduce_or_sync(0xffffffffu, own);
+    if (lane == n) words[n] = word;
+  }
+}
+// A warp codes a vector: scale and bias of each group by its range, of which no more than `reach`
+// standard deviations about the mean if that is not 0; then fitted some times to the codes by least squares.
 template <int E, int EACH_GROUP, int EACH_BITS, int FITS>
-__device__ __forceinline__ void code_vector(const float* x, unsigned* words, __half* scales, __half* biases) {
-  constexpr int OF = EACH_GROUP / 32, EACH = 32 / EACH_BITS;
+__device__ __forceinline__ void code_vector(const float* x, unsigned* words, __half* scales, __half* biases,
+                                            float reach = 0.f) {
+  constexpr int OF = EACH_GROUP / 32;
   constexpr float TOP = (1 << EACH_BITS) - 1;
   const int lane = threadIdx.x & 31;
   #pragma unroll
@@ -59,6 +72,14 @@ __device__ __forceinline__ void code_vector(const float* x, unsigned* words, __h
       high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, by));
     }
     mean = lanes_sum(mean) * (1.f / EACH_GROUP);
+    if (reach > 0.f) {
+      float squares = 0.f;
+      #pragma unroll
+      for (int i = 0; i < OF; i++) squares += (own[i] - mean) * (own[i] - mean);
+      const float range = reach * sqrtf(lanes_sum(squares) * (1.f / EACH_GROUP));
+      low = fmaxf(low, mean - range);
+      high = fminf(high, mean + range);
+    }
     float scale = stored((high - low) / TOP), bias = stored(low);
     for (int fit = 0; fit <= FITS; fit++) {
       const float inverse = scale == 0.f ? 0.f : 1.f / scale;
@@ -85,21 +106,29 @@ __device__ __forceinline__ void code_vector(const float* x, unsigned* words, __h
       }
     }
     #pragma unroll
-    for (int i = 0; i < OF; i++) {
-      // Lanes add up their codes to words, as integers that a float holds in two halves.
-      const unsigned code = (unsigned)codes[i] << (EACH_BITS * (lane % EACH));
-      float low_half = code & 0xFFFFu, high_half = code >> 16;
-      #pragma unroll
-      for (int by = 1; by < EACH; by *= 2) {
-        low_half += __shfl_xor_sync(0xffffffffu, low_half, by);
-        high_half += __shfl_xor_sync(0xffffffffu, high_half, by);
-      }
-      if (lane % EACH == 0)
-        words[(g * EACH_GROUP + i * 32 + lane) / EACH] = (unsigned)low_half | (unsigned)high_half << 16;
-    }
+    for (int i = 0; i < OF; i++) pack_codes<EACH_BITS>((unsigned)codes[i], words + (g * OF + i) * EACH_BITS);
     if (lane == 0) {
       scales[g] = __float2half(scale);
       biases[g] = __float2half(bias);
     }
   }
+}
+// A warp codes a vector's direction: the nearest level of a codebook for each element, by the edges
+// between levels. The vector's length is the scale.
+template <int E, int EACH_BITS>
+__device__ __forceinline__ void code_direction(const float* x, const float* edges, unsigned* words, __half* scale) {
+  float squares = 0.f;
+  #pragma unroll
+  for (int e = 0; e < E; e++) squares += x[e] * x[e];
+  const float length = sqrtf(lanes_sum(squares));
+  unsigned codes[E] = {};
+  #pragma unroll
+  for (int n = 0; n < (1 << EACH_BITS) - 1; n++) {
+    const float edge = length * edges[n];
+    #pragma unroll
+    for (int e = 0; e < E; e++) codes[e] += x[e] > edge;
+  }
+  #pragma unroll
+  for (int e = 0; e < E; e++) pack_codes<EACH_BITS>(codes[e], words + e * EACH_BITS);
+  if ((threadIdx.x & 31) == 0) *scale = __float2half(stored(length));
 }
