@@ -277,8 +277,11 @@ COMPILED = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dim", [64, 128, 512])
-@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16], ids=str)
-@pytest.mark.parametrize("codes", COMPILED, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "codes"),
+    [(mx.float32, None), *((mx.bfloat16, each) for each in COMPILED)],
+    ids=str,
+)
 def test_sources_compile_for_cuda(
     dim: int, dtype: mx.Dtype, codes: Codes | None, tmp_path: Path
 ) -> None:
@@ -304,11 +307,14 @@ def test_sources_compile_for_cuda(
     if codes is not None and codes.codebook:
         codes = replace(codes, key_group=dim, value_group=dim)
     blocks = ["keys", "values"] if codes is None else codes.inputs()
-    inputs = ["q", *blocks, "tiles", "table", "visible", "numbers"]
-    target.kernel("attend", inputs, ["partial", "stats"], [], dtype, shape.defines(codes))
+    turned = codes is not None and codes.codebook
+    signs = ["signs"] if turned else []
+    inputs = ["q", *blocks, "tiles", "table", "visible", "numbers", *signs]
+    defines = shape.defines(codes, turned=turned)
+    target.kernel("attend", inputs, ["partial", "stats"], [], dtype, defines)
     assert_compiles(texts[0], tmp_path)
     tails = ["tail_partial", "tail_stats"]
-    inputs = ["partial", "stats", *tails, "sizes", "sinks"]
-    defines = shape.merge_defines(tail=True)
+    inputs = ["partial", "stats", *tails, "sizes", "sinks", *signs]
+    defines = shape.merge_defines(tail=True, turned=turned)
     target.kernel("merge", inputs, ["result", "tail_result"], [], dtype, defines)
     assert_compiles(texts[1], tmp_path)

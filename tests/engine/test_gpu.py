@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
+from quire.attention.backend import AttentionBackend, AttentionCase, Backends
+from quire.attention.paged import PortableBackend
+from quire.attention.reference import ReferenceBackend
+from quire.attention.registry import open_backends
 from quire.core.config import EngineConfig
+from quire.core.kv_choice import parse_format
 from quire.core.request import Request
+from quire.engine import runner
 from quire.models.gemma4_vision import (
     Gemma4VisionArguments,
     Gemma4VisionEncoder,
@@ -46,6 +54,60 @@ def test_as_if_alone_on_this_gpu(tmp_path: Path, family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_images_as_if_alone_on_this_gpu(tmp_path: Path, family: str) -> None:
     check_matrix(write_model(tmp_path, FAMILIES[family]), requests(family))
+
+
+@pytest.mark.parametrize("format", ["uniform-4", "uniform-8", "turbo-4", "turbo-3.5", "page-3"])
+@pytest.mark.parametrize("family", ["llama", "gemma4"])
+def test_codes_are_read_in_company_as_by_the_reference(
+    tmp_path: Path, family: str, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a batch, by kernels, against each request alone by the reference.
+
+    A row's last bits depend on its company on a GPU, so a code may turn: tokens may part where
+    logits are that near.
+    """
+    assert mx.metal.is_available() or os.environ.get("MLX_ENABLE_TF32") == "0"
+    folder = tiny_model(tmp_path, family)
+    loaded, wanted = open_model(str(folder), dtype="float32"), prompts(tokens=24)
+    config = EngineConfig(
+        str(folder),
+        kv_memory=64 << 20,
+        prefix_cache=False,
+        kv_format=parse_format(format),
+        kv_skip_layers=(),
+    )
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "open_backends", lambda: Backends([ReferenceBackend()]))
+        expected = alone(loaded, config, wanted)
+    backends = _Noting(open_backends().all)
+    monkeypatch.setattr(runner, "open_backends", lambda: backends)
+    got = SCENARIOS["batch of unequal lengths"](loaded, config, wanted)
+    assert backends.portable >= {1}, "no kernel read the codes"
+    same = 0
+    for request in wanted:
+        ours, theirs = got[request.id], expected[request.id]
+        for number, token in enumerate(theirs.tokens):
+            position = len(request.prompt) + number
+            logits, usual = (np.array(each.logits[position]) for each in (ours, theirs))
+            assert np.abs(logits - usual).max() < 0.02 * np.abs(usual).max(), (request.id, number)
+            if ours.tokens[number] != token:
+                break
+        same += ours.tokens == theirs.tokens
+    assert same >= len(wanted) - 1
+
+
+class _Noting(Backends):
+    """Also notes of how many rows of a sequence the portable kernels served codes."""
+
+    def __init__(self, backends: Sequence[AttentionBackend]) -> None:
+        super().__init__(backends)
+        self.portable: set[int] = set()
+
+    def backend_for(self, case: AttentionCase) -> AttentionBackend:
+        chosen = super().backend_for(case)
+        if isinstance(chosen, PortableBackend) and case.format.scheme != "plain":
+            self.portable.add(case.rows)
+        return chosen
 
 
 @pytest.mark.parametrize("head_dim", [64, 72])

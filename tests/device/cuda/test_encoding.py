@@ -13,7 +13,6 @@ from quire.device.cuda.encoding import Encoder, encoding_differs
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not
 
-
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 EVERY = [
     *(AffineCodec(64, n, 64, rotate=False, refit=False) for n in (2, 3, 4, 5, 6, 8)),

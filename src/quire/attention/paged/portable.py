@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import mlx.core as mx
@@ -22,9 +23,10 @@ from quire.attention.paged.portable_kernels import (
 )
 from quire.attention.paged.target import Target
 from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
-from quire.cache.formats.base import LayerStore, PackedStore, WrittenBlocks
+from quire.cache.formats.base import CodedLayout, LayerStore, PackedStore, WrittenBlocks
 from quire.cache.specs import FullKV, Ints
 from quire.core.kv_format import KVFormat
+from quire.device.operations import Turn
 
 _MOST_GROUP = 32
 """Query heads of a KV head: with more, products bound the time, not what is read."""
@@ -48,6 +50,7 @@ class PortableBackend(CheckedBackend):
         self.name = f"portable paged attention ({target.name})"
         self._target = target
         self._plain_dtypes = tuple(plain_dtypes)
+        self._signs = _SignsOfStores()
 
     def made_for(self, case: AttentionCase) -> bool:
         spec = case.spec
@@ -60,7 +63,7 @@ class PortableBackend(CheckedBackend):
         )
 
     def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
-        return _Prepared(self._target, metadata)
+        return _Prepared(self._target, metadata, self._signs)
 
 
 def _reads_codes(case: AttentionCase) -> bool:
@@ -74,12 +77,56 @@ def _reads_codes(case: AttentionCase) -> bool:
     return tailed and case.rows == 1 and case.spec.value_dim % 32 == 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Signs:
+    """What the kernels turn vectors of a store by; None where MLX does.
+
+    Attributes:
+        key_scale: see `Turn`; of values it is in the signs.
+    """
+
+    keys: mx.array | None
+    key_scale: float
+    values: mx.array | None
+
+    @staticmethod
+    def of(store: PackedStore) -> _Signs:
+        layout = store.coded().layout
+        keys = _hadamard(layout.key_turn, store.shape.head_dim)
+        values = _hadamard(layout.value_turn, store.shape.value_dim)
+        return _Signs(
+            None if keys is None else keys.map,
+            1.0 if keys is None else keys.scale,
+            None if values is None else values.map * values.scale,
+        )
+
+
+def _hadamard(turn: Turn | None, size: int) -> Turn | None:
+    """A turn by signs and a Hadamard transform of vectors that are not padded for it."""
+    return turn if turn is not None and turn.map.shape == (size,) else None
+
+
+class _SignsOfStores:
+    """Those of each store, made once."""
+
+    def __init__(self) -> None:
+        self._made: dict[CodedLayout, _Signs] = {}
+
+    def of(self, store: PackedStore) -> _Signs:
+        """Mutates: the signs of a store."""
+        layout = store.coded().layout
+        if layout not in self._made:
+            self._made[layout] = _Signs.of(store)
+        return self._made[layout]
+
+
 class _Prepared(PreparedAttention):
     """A step's rows on the device. Cut when the first layer says how many heads queries have."""
 
-    def __init__(self, target: Target, metadata: AttentionMetadata) -> None:
+    def __init__(self, target: Target, metadata: AttentionMetadata, signs: _SignsOfStores) -> None:
         self._target = target
         self._metadata = metadata
+        self._signs = signs
         self._launches: dict[Shape, Launch] = {}
         self._tailed: dict[Shape, tuple[Launch, Launch]] = {}
 
@@ -97,23 +144,32 @@ class _Prepared(PreparedAttention):
         return merge(self._target, found, [], scoring.sinks, shape)[0]
 
     def _packed(self, q: mx.array, store: PackedStore, scoring: Scoring) -> mx.array:
-        arrays = store.coded()
+        arrays, signs = store.coded(), self._signs.of(store)
         codes, size = Codes.of(arrays), coded_value_size(arrays)
-        turned = store.transform(q.astype(mx.float32) if arrays.layout.key_turn else q)
-        found_type = mx.float32 if arrays.layout.value_turn or store.has_tail else q.dtype
-        shape = self._shape(turned, scoring, size, size, found_type)
+        # Without signs MLX turns queries and results, or pads and cuts them.
+        turned, own = q, scoring
+        if signs.keys is None:
+            turned = store.transform(q.astype(mx.float32) if arrays.layout.key_turn else q)
+        else:
+            own = scoring._replace(scale=scoring.scale * signs.key_scale)
+        done = not store.has_tail and (signs.values is not None or not arrays.layout.value_turn)
+        shape = self._shape(turned, scoring, size, size, q.dtype if done else mx.float32)
+        rows, tail = self._coded_rows(shape) if store.has_tail else (self._rows(shape), None)
         blocks = [*arrays.keys, *arrays.values]
-        if not store.has_tail:
-            found = attend(self._target, turned, blocks, self._rows(shape), scoring, shape, codes)
-            (of_codes,) = merge(self._target, found, [], scoring.sinks, shape)
-            return store.inverse_transform(of_codes).astype(q.dtype)
+        found = attend(self._target, turned, blocks, rows, own, shape, codes, signs.keys)
+        as_written: list[mx.array] = []
+        if tail is not None:
+            as_written = attend(self._target, q, store.tail_arrays(), tail, scoring, shape)
+        outs = merge(self._target, found, as_written, scoring.sinks, shape, signs.values)
+        if signs.values is None:
+            outs[0] = store.inverse_transform(outs[0])
+        return sum(outs[1:], outs[0]).astype(q.dtype)
+
+    def _coded_rows(self, shape: Shape) -> tuple[Launch, Launch]:
+        """Mutates: the launches of single rows over codes, and over their own blocks as written."""
         if shape not in self._tailed:
             self._tailed[shape] = _tailed_launches(self._metadata, shape)
-        coded, own = self._tailed[shape]
-        found = attend(self._target, turned, blocks, coded, scoring, shape, codes)
-        as_written = attend(self._target, q, store.tail_arrays(), own, scoring, shape)
-        of_codes, of_tail = merge(self._target, found, as_written, scoring.sinks, shape)
-        return (store.inverse_transform(of_codes) + of_tail).astype(q.dtype)
+        return self._tailed[shape]
 
     def _rows(self, shape: Shape) -> Launch:
         """Mutates: the launch of all rows, made once for layers alike."""

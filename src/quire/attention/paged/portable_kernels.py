@@ -137,7 +137,7 @@ class Shape:
         wanted = _GROUPS // (tiles * self.kv_heads * self.parts)
         return min(_MOST_SPLITS, 1 << max(0, wanted - 1).bit_length())
 
-    def defines(self, codes: Codes | None) -> dict[str, int]:
+    def defines(self, codes: Codes | None, *, turned: bool = False) -> dict[str, int]:
         """The constants of `portable_attend.h`."""
         vectors = self.rows * self.part
         elements = -(-self.value_dim // self.threads)  # of a value, for each thread
@@ -160,14 +160,16 @@ class Shape:
             "SLICES": 1 if codes is None else self.threads // 64,
             "CAPPED": int(self.capped),
             "CODED": int(codes is not None),
+            "TURNED": int(turned),
         }
         return own | (codes.defines() if codes is not None else {"CODEBOOK": 0})
 
-    def merge_defines(self, *, tail: bool) -> dict[str, int]:
+    def merge_defines(self, *, tail: bool, turned: bool) -> dict[str, int]:
         """The constants of `portable_merge.h`."""
         names = ("V_DIM", "HEADS", "THREADS", "OWN")
         own = {name: n for name, n in self.defines(None).items() if name in names}
-        return own | {"SINKS": int(self.sinks), "TAIL": int(tail)}
+        flags = {"SINKS": self.sinks, "TAIL": tail, "TURNED": turned}
+        return own | {name: int(flag) for name, flag in flags.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,12 +209,14 @@ def attend(
     scoring: Scoring,
     shape: Shape,
     codes: Codes | None = None,
+    signs: mx.array | None = None,
 ) -> list[mx.array]:
     """What each split finds, float32.
 
     Args:
         q: `[T, heads, key_dim]`.
         blocks: keys and values; where they are coded, the parts of both, see `CodedArrays`.
+        signs: `[key_dim]`, which turn queries to the coordinates of coded keys; see `Turn`.
 
     Returns:
         Weighted sums `[T, heads, splits, value_dim]`, and the largest score and the sum of weights
@@ -221,8 +225,9 @@ def attend(
     found = (launch.rows, shape.heads, launch.splits)
     types = tuple(each.dtype for each in (q, *blocks))
     numbers = _numbers(scoring.scale, scoring.softcap)
-    return _attend_kernel(target, shape, codes, types)(
-        inputs=[q, *blocks, launch.tiles, launch.table, launch.visible, numbers],
+    extra = [] if signs is None else [signs]
+    return _attend_kernel(target, shape, codes, types, turned=bool(extra))(
+        inputs=[q, *blocks, launch.tiles, launch.table, launch.visible, numbers, *extra],
         grid=(launch.count * shape.threads, shape.kv_heads * shape.parts, launch.splits),
         threadgroup=(shape.threads, 1, 1),
         output_shapes=[(*found, shape.value_dim), (*found, 2)],
@@ -236,18 +241,20 @@ def merge(
     tail: list[mx.array],
     sinks: mx.array | None,
     shape: Shape,
+    signs: mx.array | None = None,
 ) -> list[mx.array]:
     """Joins what splits found: `[T, heads, value_dim]`.
 
     Args:
         tail: what `attend` found in the rows' own blocks as written, with one split; its share of
             the result comes apart then. Else empty.
+        signs: `[value_dim]`, which turn sums of coded values to the model's coordinates.
     """
     rows, heads, splits, _ = found[0].shape
     outputs = 2 if tail else 1
-    extra = [] if sinks is None else [sinks]
+    extra = [each for each in (sinks, signs) if each is not None]
     types = tuple(each.dtype for each in extra)
-    return _merge_kernel(target, shape, types, tail=bool(tail))(
+    return _merge_kernel(target, shape, types, tail=bool(tail), turned=signs is not None)(
         inputs=[*found, *tail, _sizes(splits), *extra],
         grid=(rows * heads * shape.threads, 1, 1),
         threadgroup=(shape.threads, 1, 1),
@@ -269,29 +276,35 @@ def _sizes(splits: int) -> mx.array:
 
 @cache
 def _attend_kernel(
-    target: Target, shape: Shape, codes: Codes | None, types: tuple[mx.Dtype, ...]
+    target: Target,
+    shape: Shape,
+    codes: Codes | None,
+    types: tuple[mx.Dtype, ...],
+    *,
+    turned: bool,
 ) -> Kernel:
     blocks = ["keys", "values"] if codes is None else codes.inputs()
     return target.kernel(
         "attend",
-        ["q", *blocks, "tiles", "table", "visible", "numbers"],
+        ["q", *blocks, "tiles", "table", "visible", "numbers", *(["signs"] if turned else [])],
         ["partial", "stats"],
         types,
         mx.float32,
-        shape.defines(codes),
+        shape.defines(codes, turned=turned),
     )
 
 
 @cache
 def _merge_kernel(
-    target: Target, shape: Shape, types: tuple[mx.Dtype, ...], *, tail: bool
+    target: Target, shape: Shape, types: tuple[mx.Dtype, ...], *, tail: bool, turned: bool
 ) -> Kernel:
+    extra = [*(["sinks"] if shape.sinks else []), *(["signs"] if turned else [])]
     inputs = ["partial", "stats", *(["tail_partial", "tail_stats"] if tail else []), "sizes"]
     return target.kernel(
         "merge",
-        [*inputs, *(["sinks"] if shape.sinks else [])],
+        [*inputs, *extra],
         ["result", "tail_result"] if tail else ["result"],
         types,
         shape.dtype,
-        shape.merge_defines(tail=tail),
+        shape.merge_defines(tail=tail, turned=turned),
     )

@@ -56,7 +56,9 @@ class Target:
             inputs,
             outputs,
             self.positions + kernel_text(package, f"portable_{name}.h"),
-            kernel_text(package, f"{self.name}.h") + header,
+            kernel_text(package, f"{self.name}.h")
+            + kernel_text(package, "portable_turn.h")
+            + header,
         )
 
 

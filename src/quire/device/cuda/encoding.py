@@ -56,7 +56,7 @@ class _Kind:
 
 
 class Encoder:
-    """Holds its kernel against MLX's operations once in a process; if it is off, it codes nothing."""
+    """Tries each kind of coding once in a process; one that is off is left to MLX's operations."""
 
     def __init__(self) -> None:
         self._sound: dict[_Kind, bool] = {}
@@ -165,7 +165,11 @@ def encoding_differs(coding: VectorCoding) -> str | None:
         float(mx.linalg.norm(each - turned)) for each in (read, _by_range(turned, group, bits))
     )
     # Written so that a NaN is too much.
-    return None if own <= _TOLERANCE * usual else f"an error of {own:.3g}, that of codes by the range is {usual:.3g}"
+    return (
+        None
+        if own <= _TOLERANCE * usual
+        else f"an error of {own:.3g}, that of codes by the range is {usual:.3g}"
+    )
 
 
 def _by_range(x: mx.array, group: int, bits: int) -> mx.array:
@@ -173,7 +177,8 @@ def _by_range(x: mx.array, group: int, bits: int) -> mx.array:
     grouped = mx.unflatten(x, -1, (-1, group))
     low, high = grouped.min(axis=-1, keepdims=True), grouped.max(axis=-1, keepdims=True)
     scale = (high - low) / (2**bits - 1)
-    return (mx.round((grouped - low) / scale) * scale + low).reshape(x.shape)
+    read: mx.array = mx.round((grouped - low) / scale) * scale + low
+    return read.reshape(x.shape)
 
 
 def _other_codes(

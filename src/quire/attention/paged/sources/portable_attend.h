@@ -5,7 +5,8 @@
   // coded: keys a token, codes [blocks * KV_HEADS, BLOCK, K_DIM], or BY_CHANNEL, [blocks * KV_HEADS,
   //   K_DIM, BLOCK], and a scale and a bias for each K_GROUP codes; values a token, with a scale and a
   //   bias for each V_GROUP. With a CODEBOOK codes are numbers of levels, which are multiplied by
-  //   the scale. Queries have the keys' coordinates as coded; what comes out has the values'.
+  //   the scale. Queries have the keys' coordinates as coded, if they are not TURNED to these here by
+  //   `signs` [K_DIM] and a Hadamard transform; what comes out has the values'.
   // tiles [n, 6]: first row, rows, lowest key, key past the highest, place of block 0 in `table`, -
   // visible [T, 2]: first and last key
   // numbers: [0] scale * log2(e), [1] softcap * log2(e)
@@ -70,7 +71,13 @@
   for (int i = index; i < VECTORS * K_DIM; i += THREADS) {
     const int m = i / K_DIM;
     q_of[i] = EXISTS(m) ? (float)q[HEAD_ROW(m) * K_DIM + i % K_DIM] : 0.0f;
+#if TURNED
+    q_of[i] *= signs[i % K_DIM];
+#endif
   }
+#if TURNED
+  TURN(q_of, VECTORS * K_DIM, K_DIM)
+#endif
 #if CODEBOOK
   for (int i = index; i < 1 << K_BITS; i += THREADS) levels_of_keys[i] = key_levels[i];
   for (int i = index; i < 1 << V_BITS; i += THREADS) levels_of_values[i] = value_levels[i];

@@ -4,6 +4,7 @@
   // partial [T, HEADS, splits, V_DIM], stats [T, HEADS, splits, 2]
   // tail_partial [T, HEADS, 1, V_DIM], tail_stats [T, HEADS, 1, 2]
   // sizes: [0] splits; sinks [HEADS], logits
+  // signs [V_DIM]: with TURNED what the codes gave is turned back by a Hadamard transform and these
   // result, tail_result [T, HEADS, V_DIM]
   const int found = sizes[0];
   const size_t place = group_x;
@@ -41,6 +42,20 @@
 #if TAIL
   const float of_tail = EXP2(tail_stats[place * 2] - most);
   total += tail_stats[place * 2 + 1] * of_tail;
+#endif
+#if TURNED
+  SHARED float turned[V_DIM];
+  UNROLL
+  for (int n = 0; n < OWN; n++) {
+    const int d = n * THREADS + index;
+    if (d < V_DIM) turned[d] = out[n];
+  }
+  TURN(turned, V_DIM, V_DIM)
+  UNROLL
+  for (int n = 0; n < OWN; n++) {
+    const int d = n * THREADS + index;
+    if (d < V_DIM) out[n] = turned[d] * signs[d];
+  }
 #endif
   UNROLL
   for (int n = 0; n < OWN; n++) {
