@@ -15,8 +15,7 @@ def test_ordinary_requests_are_no_attack(victim: Victim) -> None:
             answer = httpx.post(f"{victim.url}/v1/chat/completions", json=body, timeout=60)
             assert answer.status_code == 200
     seen.check()
-    assert seen.health_s > 0
-    assert seen.gap_s > 0
+    assert seen.healths > 0
 
 
 @pytest.mark.parametrize(
@@ -26,7 +25,7 @@ def test_ordinary_requests_are_no_attack(victim: Victim) -> None:
         {"answers": []},
         {"gap_s": 60.0},
         {"health_s": 60.0},
-        {"turns_s": [0.03, 2.0]},
+        {"turns": [30.0, 2000.0]},
         {"peak": 2 << 30},
         {"left": 1 << 30},
         {"errors": ["the connection was lost"]},

@@ -160,7 +160,8 @@ async def _open(
         on_progress=tell,
     )
     try:
-        # In a thread, for others' streams: a large tokenizer takes a second to read.
+        # In a thread, for others' streams. They wait all the same while `tokenizers` reads a file,
+        # which no way of it does without the interpreter's lock: a second for 262,000 tokens.
         service = await asyncio.to_thread(assemble, client, offer.name, config)
     except BaseException as error:
         await client.close()
