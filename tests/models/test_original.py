@@ -247,6 +247,17 @@ def test_internlm_within_internvl(tmp_path: Path) -> None:
     assert mx.array_equal(ours, theirs)
 
 
+def test_internlm3_within_internvl(tmp_path: Path) -> None:
+    config = CONFIGS["internvl_chat"] | {"llm_config": HELD_AGAINST_MLX_LM["internlm3"]}
+    weights = random_weights(config)
+    tokens, media = asked("internvl_chat")
+    ours, theirs = (
+        solo_logits(opened(tmp_path / str(n), config, each).model, tokens, media)
+        for n, each in enumerate((published("internvl_chat", weights), weights))
+    )
+    assert mx.array_equal(ours, theirs)
+
+
 def test_ernie_with_its_authors_flat_keys(tmp_path: Path) -> None:
     nested = SEEING["ernie4_5_vl_moe"]
     text = dict(nested["text_config"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
@@ -174,5 +175,27 @@ def test_logits_and_tokens_match(opened: Callable[[str], Both], name: str, case:
 
     assert differ(solo_logits(loaded.model, tokens, media), logits) < TOLERANCE
     # Seven tokens a step: pictures are cut, where their rows do not see each other.
+    assert answered(loaded, tokens, media, ANSWER).tokens == greedy
+    assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"
+
+
+def test_internlm3_within_internvl(tmp_path: Path) -> None:
+    """Transformers lacks that decoder: it is a Llama whose projections all have biases."""
+    biases = {"attention_bias": True, "mlp_bias": True}
+    text = {**CONFIGS["llava"]["text_config"], **biases}
+    config = AutoConfig.for_model(**deepcopy(CONFIGS["internvl"] | {"text_config": text}))
+    reference = oracle.save_random(config, tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    kept = {key: value for key, value in saved["text_config"].items() if key not in biases}
+    own = {"model_type": "internlm3", "bias": True, "qkv_bias": True}
+    (tmp_path / "config.json").write_text(json.dumps(saved | {"text_config": kept | own}))
+    loaded = open_model(str(tmp_path))
+
+    tokens, media = cases("internvl")[DAILY]
+    given = inputs(loaded, tokens, media)
+    with torch.no_grad():
+        logits = reference(torch.tensor([tokens]), **given).logits[0]
+    greedy = oracle.reference_greedy(reference, tokens, ANSWER, **given)
+    assert differ(solo_logits(loaded.model, tokens, media), logits) < TOLERANCE
     assert answered(loaded, tokens, media, ANSWER).tokens == greedy
     assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"
