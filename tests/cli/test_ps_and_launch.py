@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from huggingface_hub import scan_cache_dir
 from rich.console import Console
 
 from quire.cli import main
-from quire.cli.launch import too_short
+from quire.cli.launch import AGENTS, Place, too_short
 from quire.cli.ps import listing
 from quire.core.config import ServerConfig
 from quire.demo import MODEL_DIR
@@ -142,11 +143,36 @@ def test_an_agent_starts_with_the_server(child: Child, tmp_path: Path, agent: st
         case "codex":
             assert f'model_providers.quire.base_url="{child.url}/v1"' in arguments
             assert 'model="left"' in arguments
+            assert "model_context_window=4096" in arguments
             assert variables["QUIRE_LAUNCH_KEY"]
         case "opencode":
             content = json.loads(variables["OPENCODE_CONFIG_CONTENT"])
             assert content["model"] == "quire/left"
             assert content["provider"]["quire"]["options"]["baseURL"] == f"{child.url}/v1"
+            model = content["provider"]["quire"]["models"]["left"]
+            assert model["limit"] == {"context": 4096, "output": 1024}
+            assert model["modalities"]["input"] == ["text", "image"]
+
+
+def test_agents_are_told_what_a_model_takes() -> None:
+    """OpenCode leaves out pictures, and neither shortens a conversation, unless they know."""
+    place = Place("http://127.0.0.1:8000", "m", "none", 200_000, ("text", "image", "audio"))
+    assert "model_context_window=200000" in AGENTS["codex"](place).arguments
+    content = json.loads(AGENTS["opencode"](place).variables["OPENCODE_CONFIG_CONTENT"])
+    assert content["provider"]["quire"]["models"]["m"] == {
+        "name": "m",
+        "attachment": True,
+        "modalities": {"input": ["text", "image"], "output": ["text"]},
+        "limit": {"context": 200_000, "output": 32_000},
+    }
+    unknown = replace(place, context=None, modalities=("text",))
+    assert not any("context" in each for each in AGENTS["codex"](unknown).arguments)
+    content = json.loads(AGENTS["opencode"](unknown).variables["OPENCODE_CONFIG_CONTENT"])
+    assert content["provider"]["quire"]["models"]["m"] == {
+        "name": "m",
+        "attachment": False,
+        "modalities": {"input": ["text"], "output": ["text"]},
+    }
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ ADVISED_CONTEXT = 64_000
 those of larger vocabularies; the rest is for files, what tools say, and answers."""
 _ANSWER_SHARE = 4
 _LONGEST_ANSWER = 32_000
-"""Claude Code's own limit of an answer's tokens."""
+"""Claude Code's and OpenCode's own limit of an answer's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,21 @@ class Place:
     Attributes:
         base: the URL without `/v1`.
         context: tokens of prompt and answer together; None where the server does not say.
+        modalities: what the model reads.
     """
 
     base: str
     model: str
     key: str
     context: int | None
+    modalities: tuple[str, ...] = ("text",)
+
+    @property
+    def answer(self) -> int | None:
+        """Tokens of an answer at most."""
+        if self.context is None:
+            return None
+        return max(1, min(_LONGEST_ANSWER, self.context // _ANSWER_SHARE))
 
 
 def _claude(place: Place) -> Start:
@@ -62,9 +71,8 @@ def _claude(place: Place) -> Start:
     variables = {"ANTHROPIC_BASE_URL": place.base, "ANTHROPIC_AUTH_TOKEN": place.key}
     variables |= dict.fromkeys(names, place.model)
     if place.context is not None:  # else it counts on 200,000 tokens
-        answer = max(1, min(_LONGEST_ANSWER, place.context // _ANSWER_SHARE))
         own = {
-            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(answer),
+            "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(place.answer),
             "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(place.context),
         }
         variables |= {name: os.environ.get(name) or value for name, value in own.items()}
@@ -81,16 +89,30 @@ def _codex(place: Place) -> Start:
     }
     settings = [f"model_providers.quire.{name}={json.dumps(it)}" for name, it in provider.items()]
     settings += ['model_provider="quire"', f"model={json.dumps(place.model)}"]
+    if place.context is not None:  # else it counts on what its own models have
+        settings.append(f"model_context_window={place.context}")
     return Start(tuple(part for each in settings for part in ("-c", each)), {LAUNCH_KEY: place.key})
 
 
 def _opencode(place: Place) -> Start:
-    """https://opencode.ai/docs/config: a provider in a configuration beside the user's own."""
+    """https://opencode.ai/docs/config: a provider in a configuration beside the user's own.
+
+    Of a model whose modalities it is not told, it sends texts alone; without limits it never makes
+    a conversation shorter.
+    """
+    seen = [each for each in ("text", "image") if each in place.modalities]
+    model: dict[str, Any] = {
+        "name": place.model,
+        "attachment": "image" in seen,
+        "modalities": {"input": seen, "output": ["text"]},
+    }
+    if place.context is not None:
+        model["limit"] = {"context": place.context, "output": place.answer}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "Quire",
         "options": {"baseURL": f"{place.base}/v1", "apiKey": place.key},
-        "models": {place.model: {"name": place.model}},
+        "models": {place.model: model},
     }
     content = {"provider": {"quire": provider}, "model": f"quire/{place.model}"}
     return Start((), {"OPENCODE_CONFIG_CONTENT": json.dumps(content)})
@@ -155,6 +177,7 @@ class LaunchCommand(ClientOptions, Command):
             print(f"quire: {warning}", file=sys.stderr, flush=True)
         context = model.get("context_length")
         name = self.served_model or str(model["id"])
-        start = AGENTS[self.agent](Place(server.base, name, key or "none", context))
+        modalities = tuple(model.get("modalities") or ("text",))
+        start = AGENTS[self.agent](Place(server.base, name, key or "none", context, modalities))
         command = [self.agent, *start.arguments, *self.arguments]
         os.execve(program, command, os.environ | start.variables)
