@@ -74,6 +74,10 @@ class DiskTier:
 
     The folder is opened in the background. Until that is done, and after any failure, there is
     simply nothing on disk.
+
+    Two threads: the engine's, and one that owns the store. Only the latter sets `_store`, and calls
+    what changes it; the engine's asks it for keys, by a reference that it takes once a call. All
+    else that both touch is read and written under `_changed`, which nobody holds during I/O.
     """
 
     def __init__(
@@ -119,16 +123,17 @@ class DiskTier:
             size: its bytes, and those of blocks before it that are not handed over yet.
         """
         store = self._store
-        if store is None or key in self._queued:
+        with self._changed:
+            if store is None or key in self._queued:
+                return False
+            if key in store:
+                self._touched.append(key)
+                return False
+            room = self._waiting_bytes + size <= self._queue_bytes
+            if room and self._clock() >= self._paused_until:
+                return True
+            self.counters.dropped += 1
             return False
-        if key in store:
-            self._touched.append(key)
-            return False
-        room = self._waiting_bytes + size <= self._queue_bytes
-        if room and self._clock() >= self._paused_until:
-            return True
-        self.counters.dropped += 1
-        return False
 
     def spill(self, key: bytes, block: HostBlock) -> None:
         """Queues a block to be written."""
@@ -157,12 +162,14 @@ class DiskTier:
 
     def seconds(self, size: int) -> float:
         """How long reading so many bytes is likely to take."""
-        return 1e-3 + size / self._rate
+        with self._changed:
+            return 1e-3 + size / self._rate
 
     def decline(self) -> None:
         """A read was not worth its time. The rate drifts back to its first value: while nothing is
         read, nothing else would show that the disk is fast again."""
-        self._rate += 0.02 * (_FIRST_RATE - self._rate)
+        with self._changed:
+            self._rate += 0.02 * (_FIRST_RATE - self._rate)
 
     def wait(self, seconds: float) -> None:
         """Sleeps until a read ends, for so long at most."""
@@ -274,12 +281,14 @@ class DiskTier:
             before = self._clock()
             value = store.get(key)
             if value is None:
-                self.counters.misses += 1
+                with self._changed:
+                    self.counters.misses += 1
                 continue
             read.pages[key] = unpack(value)
-            self.counters.hits += 1
             rate = len(value) / max(self._clock() - before, 1e-6)
-            self._rate += _SMOOTHING * (rate - self._rate)
+            with self._changed:
+                self.counters.hits += 1
+                self._rate += _SMOOTHING * (rate - self._rate)
         with self._changed:
             self._reads.remove(read)
             read.done = True
@@ -294,15 +303,20 @@ class DiskTier:
         return batch
 
     def _serve_writes(self, store: DiskStore, batch: list[tuple[bytes, HostBlock, int]]) -> None:
+        paused_until: float | None = None
         try:
             store.put([(key, pack(page)) for key, page, _ in batch])
-            self.counters.written += len(batch)
         except (StoreFull, StoreBusy) as error:
             self._say(f"pages are not written for a while; {error}")
-            self._paused_until = self._clock() + _PAUSE_S
-            self.counters.dropped += len(batch)
-        self.counters.bytes = store.file_bytes
+            paused_until = self._clock() + _PAUSE_S
+        file_bytes = store.file_bytes
         with self._changed:
+            self.counters.bytes = file_bytes
+            if paused_until is None:
+                self.counters.written += len(batch)
+            else:
+                self._paused_until = paused_until
+                self.counters.dropped += len(batch)
             for key, _, size in batch:
                 self._queued.discard(key)
                 self._waiting_bytes -= size

@@ -350,10 +350,12 @@ async def closed_loop(
 
     async def worker() -> None:
         client = Client(target)
-        for body in waiting:
-            answers.append(await client.send(route, body, timeout_s))
-            done()
-        client.close()
+        try:
+            for body in waiting:
+                answers.append(await client.send(route, body, timeout_s))
+                done()
+        finally:
+            client.close()
 
     await asyncio.gather(*(worker() for _ in range(min(concurrency, len(bodies)))))
     return answers
