@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import socket
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from quire.api.connections import ConnectionLimits, LimitedProtocol
 from quire.core.config import ServerConfig
 from tests.api.conftest import Serve, Served
+from tests.support.child import quire_serve
 from tests.support.scripted_engine import Script
 from tests.support.waiting import wait_until
 
@@ -144,3 +147,22 @@ def test_a_stream_that_nobody_reads_ends(serve: Serve) -> None:
             received = (received + piece)[-100:]
     assert b"[DONE]" not in received, "the buffers held it all"
     client.close()
+
+
+@pytest.mark.slow
+def test_more_connections_than_a_process_begins_with(tmp_path: Path) -> None:
+    """A shell's limit on open files is none of the server's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as stack:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        try:
+            child = stack.enter_context(quire_serve(tmp_path))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        url = httpx.URL(child.url)
+        held = [socket.create_connection((url.host, url.port or 80), HANG_S) for _ in range(100)]
+        for each in held:
+            each.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        assert all(each.recv(12) == b"HTTP/1.1 200" for each in held)
+        for each in held:
+            each.close()

@@ -23,6 +23,7 @@ from quire.api.stopping import StoppingServer, StopSignal, until_stop_signal
 from quire.core.config import Offer, ServerConfig
 from quire.core.errors import ModelError, QuireError
 from quire.core.messages import Progress
+from quire.core.processes import allow_many_descriptors
 from quire.media.kinds import inputs, limits_of
 from quire.serving.assembly import assemble
 from quire.serving.engine_client import WORKER, ProcessEngine
@@ -54,6 +55,7 @@ def serve(
     Raises:
         QuireError: the address cannot be bound, or a model cannot be opened.
     """
+    allow_many_descriptors()
     with (
         contextlib.closing(_bind(config)) as listener,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
