@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ from tests.support.crossing import CONFIG as CROSSING
 from tests.support.crossing import PATCH as CROSSED_PATCH
 from tests.support.crossing import SIDE
 from tests.support.families import gemma3n_seeing_config
+from tests.support.hunyuan import CONFIG as HUNYUAN
 from tests.support.seeing import BEGIN, BEGIN_AUDIO, BINS, CONFIGS, END, PATCH
 from tests.support.siglip import CONFIGS as SIGLIP
+from tests.support.tiled import CONFIGS as TILED
+from tests.support.tiled import TILE
 from tests.support.tiny_models import AUDIO, END_AUDIO, IMAGE, VIDEO, write_model
 from tests.support.tiny_models import VOCABULARY as OWN_VOCABULARY
 from tests.text.made import byte_level
@@ -33,15 +36,20 @@ _MARKS = {
 MEDIA_TOKENS = tuple(_MARKS[each] for each in (IMAGE, VIDEO, AUDIO))
 """Of which a file's rows have one each."""
 _ENDS = {0: "<|pad|>", 1: "<|im_end|>", 2: "<|im_start|>"}
+_PLACES = {
+    "image": "<|vision_start|><|image_pad|><|vision_end|>",
+    "video": "<|vision_start|><|video_pad|><|vision_end|>",
+    "audio": "<|audio_start|><|audio_pad|><|audio_end|>",
+}
 _TEMPLATE = """\
 {%- for message in messages -%}
 {{ '<|im_start|>' + message.role + '\\n' }}
 {%- if message.content is string -%}{{ message.content }}{%- else -%}
 {%- for part in message.content -%}
 {%- if part.type == 'text' -%}{{ part.text }}
-{%- elif part.type == 'image' -%}{{ 'PICTURE' }}
-{%- elif part.type == 'video' -%}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}
-{%- elif part.type == 'audio' -%}{{ '<|audio_start|><|audio_pad|><|audio_end|>' }}
+{%- elif part.type == 'image' -%}{{ 'IMAGE' }}
+{%- elif part.type == 'video' -%}{{ 'VIDEO' }}
+{%- elif part.type == 'audio' -%}{{ 'AUDIO' }}
 {%- endif -%}{%- endfor -%}{%- endif -%}{{ '<|im_end|>\\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}
@@ -56,13 +64,13 @@ class Served:
         config: a small one, with the ids of `tiny_models`.
         files: beside it, by name.
         rows: of a prompt that each kind's file of the tests takes.
-        picture: what the template writes for one.
+        marks: what the template writes for a kind, where it is not as Qwen's.
     """
 
     config: dict[str, Any]
     files: Mapping[str, Any]
     rows: Mapping[str, int]
-    picture: str = "<|vision_start|><|image_pad|><|vision_end|>"
+    marks: Mapping[str, str] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
         """The folder, which is made."""
@@ -73,7 +81,9 @@ class Served:
         config: dict[str, Any] = _with_ids(deepcopy(self.config), ids)
         write_model(folder, config)
         backend.save(str(folder / "tokenizer.json"))
-        template = _TEMPLATE.replace("PICTURE", self.picture)
+        template = _TEMPLATE
+        for kind, mark in (_PLACES | dict(self.marks)).items():
+            template = template.replace(kind.upper(), mark)
         settings = {"eos_token": _ENDS[1], "chat_template": template}
         for name, value in ({"tokenizer_config.json": settings} | dict(self.files)).items():
             (folder / name).write_text(json.dumps(value))
@@ -123,6 +133,14 @@ _CLIP_COLOURS = {
     "image_std": [0.26862954, 0.26130258, 0.27577711],
 }
 _GLM = _PATCHES | _CLIP_COLOURS
+_TILES = {"size": {"height": TILE, "width": TILE}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+_INTERNVL = {
+    "size": {"height": TILE, "width": TILE},
+    "image_mean": [0.485, 0.456, 0.406],
+    "image_std": [0.229, 0.224, 0.225],
+    "min_patches": 1,
+    "max_patches": 12,
+}
 
 
 def _pictures(processor: str, **settings: Any) -> dict[str, Any]:
@@ -139,7 +157,7 @@ FAMILIES: dict[str, Served] = {
         _GEMMA3N,
         {"preprocessor_config.json": _EYES | _EARS},
         {"image": 16, "audio": 20},
-        "<|image_pad|>",
+        {"image": "<|image_pad|>", "audio": "<|audio_pad|>"},
     ),
     "glm4v": Served(
         CONFIGS["glm4v"],
@@ -162,7 +180,7 @@ FAMILIES: dict[str, Served] = {
             resample=2,
         ),
         {"image": 1},
-        "<|image_pad|>",
+        {"image": "<|image_pad|>"},
     ),
     "paddleocr_vl": Served(
         CONFIGS["paddleocr_vl"], _pictures("PaddleOCRVLImageProcessor", **_PATCHES), {"image": 15}
@@ -171,7 +189,7 @@ FAMILIES: dict[str, Served] = {
         SIGLIP["phi4-siglip"] | {"min_num_patches": 4, "max_num_patches": 64},
         _pictures("Siglip2ImageProcessor", image_mean=[0.5] * 3, image_std=[0.5] * 3),
         {"image": 15},
-        "<image>",
+        {"image": "<image>"},
     ),
     "qwen3_5": Served(
         CONFIGS["qwen3_5"],
@@ -183,5 +201,49 @@ FAMILIES: dict[str, Served] = {
             },
         },
         {"image": 15, "video": 24},
+    ),
+    "qwen2_5_vl": Served(
+        CONFIGS["qwen2_5_vl"],
+        _pictures("Qwen2_5_VLImageProcessor", **_GLM),
+        {"image": 15, "video": 280},
+    ),
+    "ernie4_5_vl_moe": Served(
+        CONFIGS["ernie4_5_vl_moe"],
+        {
+            **_pictures("Ernie4_5_VL_MoeImageProcessor", **_GLM),
+            "video_preprocessor_config.json": {
+                "video_processor_type": "Ernie4_5_VL_MoeVideoProcessor",
+                "draw_on_frames": False,
+                **_GLM,
+            },
+        },
+        {"image": 15, "video": 192},
+    ),
+    "hunyuan_vl": Served(
+        HUNYUAN, _pictures("HunYuanVLImageProcessor", **_GLM), {"image": 15 + 3 + 2}
+    ),
+    "gemma3": Served(
+        TILED["gemma3"],
+        _pictures("Gemma3ImageProcessor", **_TILES),
+        {"image": 1},
+        {"image": "<start_of_image>"},
+    ),
+    "internvl": Served(
+        TILED["internvl"],
+        {
+            **_pictures("GotOcr2ImageProcessor", **_INTERNVL),
+            "video_preprocessor_config.json": {
+                "video_processor_type": "InternVLVideoProcessor",
+                **_INTERNVL,
+            },
+        },
+        {"image": 7, "video": 8},
+        {"image": "<|image_pad|>", "video": "<video>"},
+    ),
+    "llava_onevision": Served(
+        TILED["llava_onevision"],
+        _pictures("LlavaOnevisionImageProcessor", **_TILES),
+        {"image": 16, "video": 9},
+        {"image": "<|image_pad|>", "video": "<|video_pad|>"},
     ),
 }
