@@ -9,6 +9,7 @@ import pytest
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, Change, PoolKey, Resize, Spill
 from quire.core.kv_format import KVFormat
+from tests.support.blocks import kept_blocks, live_blocks
 
 KEY = PoolKey(0, KVFormat())
 OTHER = PoolKey(1, KVFormat())
@@ -79,7 +80,7 @@ def test_a_page_is_free_when_its_last_user_lets_go() -> None:
     blocks = take(manager, 2)
     manager.retain(blocks[0])
     manager.release_all(blocks)
-    assert manager.capacity.live_blocks() == 1
+    assert live_blocks(manager) == 1
     assert manager.allocate(KEY, 2) is None
     manager.release(blocks[0])
     assert len(take(manager, 2)) == 2
@@ -89,7 +90,7 @@ def test_what_is_kept_goes_least_recently_used_first() -> None:
     manager = make(3)
     first, second, third = blocks = take(manager, 3)
     keeper = keep(manager, blocks)
-    assert manager.capacity.kept_blocks() == 3
+    assert kept_blocks(manager) == 3
     manager.touch(first)
     take(manager, 2)
     assert keeper.evicted == [second, third]
@@ -102,9 +103,9 @@ def test_a_page_in_use_outlives_its_holder() -> None:
     (block,) = take(manager, 1)
     manager.keep(block, Keeper())
     manager.drop(block)
-    assert manager.capacity.live_blocks() == 1
+    assert live_blocks(manager) == 1
     manager.release(block)
-    assert (manager.capacity.live_blocks(), manager.capacity.kept_blocks()) == (0, 0)
+    assert (live_blocks(manager), kept_blocks(manager)) == (0, 0)
 
 
 def test_capacity_moves_to_the_pool_that_needs_it() -> None:

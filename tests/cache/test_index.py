@@ -14,6 +14,7 @@ from quire.cache.blocks import Block, PoolKey
 from quire.cache.index import Match, Node, PrefixIndex, chain, chains, common_length
 from quire.cache.specs import FullKV, RecurrentState, WindowKV, group_layers
 from quire.core.kv_format import KVFormat
+from tests.support.blocks import kept_blocks, live_blocks
 
 SIZE = 4
 PLAIN = KVFormat()
@@ -170,7 +171,7 @@ def test_what_hangs_on_an_evicted_page_goes_with_it() -> None:
     world = World("full")
     blocks = world.compute(range(12))
     world.manager.release_all(blocks[:1])  # its successors are still in use
-    assert world.manager.capacity.kept_blocks() == 1
+    assert kept_blocks(world.manager) == 1
     holder = blocks[0].holder
     assert holder is not None
     holder.forget(blocks[0])
@@ -178,7 +179,7 @@ def test_what_hangs_on_an_evicted_page_goes_with_it() -> None:
     assert world.match(range(12)) == Match(reason="new")
     assert all(block.holder is None for block in blocks)
     world.manager.release_all(blocks[1:])
-    assert (world.manager.capacity.live_blocks(), world.manager.capacity.kept_blocks()) == (0, 0)
+    assert (live_blocks(world.manager), kept_blocks(world.manager)) == (0, 0)
 
 
 def test_a_sequence_whose_beginning_was_evicted_registers_nothing_more() -> None:
@@ -239,9 +240,9 @@ def test_random_requests_find_only_what_was_computed_of_them(
             assert world.contents[state] == tuple(tokens[: match.length])
         world.serve(tokens)
         assert world.manager.capacity.claimed <= room
-        assert world.manager.capacity.live_blocks() == 0
+        assert live_blocks(world.manager) == 0
     world.index.clear()
-    assert world.manager.capacity.kept_blocks() == 0
+    assert kept_blocks(world.manager) == 0
 
 
 class _Counted(tuple[int, ...]):
@@ -273,5 +274,5 @@ def test_evicting_a_block_does_not_look_at_all_of_its_siblings() -> None:
     _Counted.compared = 0
     for _ in range(10):
         assert world.manager.allocate(PoolKey(0, PLAIN), 1) is not None
-    assert world.manager.capacity.kept_blocks() == 290
+    assert kept_blocks(world.manager) == 290
     assert _Counted.compared < 10 * 30

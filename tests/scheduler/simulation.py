@@ -22,6 +22,7 @@ from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler
 from quire.scheduler.sequence import Sequence
+from tests.support.blocks import kept_blocks, live_blocks
 from tests.support.scripted_disk import ScriptedDisk, as_host_page, from_host_page
 
 PAGE = 4
@@ -149,9 +150,9 @@ class Simulation:
 
     def check_nothing_leaks(self) -> None:
         """When all is done, every page is free or kept, and everything kept can be let go of."""
-        assert self.manager.capacity.live_blocks() == 0
+        assert live_blocks(self.manager) == 0
         self.scheduler.sharing.index.clear()
-        assert self.manager.capacity.kept_blocks() == 0
+        assert kept_blocks(self.manager) == 0
 
     # -- the device ----------------------------------------------------------------------------
 

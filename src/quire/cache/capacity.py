@@ -131,11 +131,3 @@ class Capacity:
             size = pool.block_bytes
             table[key] = (pool.live * size, len(pool.kept) * size, pool.capacity * size)
         return table
-
-    def kept_blocks(self) -> int:
-        """How many blocks are kept for reuse and used by nobody."""
-        return sum(len(pool.kept) for pool in self.pools.values())
-
-    def live_blocks(self) -> int:
-        """How many blocks somebody uses."""
-        return sum(pool.live for pool in self.pools.values())

@@ -64,8 +64,6 @@ class DiskStore:
                 f"kv-disk-size: {max_bytes:,} bytes; at least {MIN_BYTES:,} are needed"
             )
         self.folder = folder
-        self.damaged = 0
-        """Values that failed their checksum and were removed."""
         self._fingerprint = fingerprint
         self._say, self._clock = say, clock
         reserve = _JOURNAL_PAGES + max_bytes // SQL_PAGE // 512 + 1  # journal; lock file
@@ -116,7 +114,6 @@ class DiskStore:
         if isinstance(value, bytes) and digest == _checksum(self._fingerprint, key, value):
             self.touch(key, hits=1)
             return value
-        self.damaged += 1
         self._say("a cached page failed its checksum and was removed")
         try:
             self.delete([key])
@@ -196,7 +193,6 @@ class DiskStore:
     def _rebuild(self, why: str) -> None:
         """A file that cannot be trusted is thrown away: it was only a cache."""
         self._say(f"the cache file is damaged ({why}); it is emptied")
-        self.damaged += len(self._order)
         self._order.clear()
         self._touched.clear()
         self._file.renew(self._max_pages)

@@ -1,0 +1,15 @@
+"""Counts of blocks, over all pools."""
+
+from __future__ import annotations
+
+from quire.cache.block_manager import BlockManager
+
+
+def live_blocks(manager: BlockManager) -> int:
+    """How many somebody uses."""
+    return sum(pool.live for pool in manager.capacity.pools.values())
+
+
+def kept_blocks(manager: BlockManager) -> int:
+    """How many are kept for reuse and used by nobody."""
+    return sum(len(pool.kept) for pool in manager.capacity.pools.values())
