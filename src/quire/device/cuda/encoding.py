@@ -60,20 +60,29 @@ class Encoder:
 
     def __init__(self) -> None:
         self._sound: dict[_Kind, bool] = {}
+        self._plans: dict[tuple[tuple[int, mx.Dtype, VectorCoding], ...], _Plan | None] = {}
 
     def encode(
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
     ) -> list[mx.array] | None:
         """See `Operations.encode`; None where the kernel does not serve."""
-        for x, coding in zip(vectors, codings, strict=True):
-            if not _serves(x, coding):
-                return None
-            kind = _Kind.of(x, coding)
-            if kind not in self._sound:
-                self._sound[kind] = self._tried(coding)
-            if not self._sound[kind]:
-                return None
-        return encoded(vectors, codings)
+        key = tuple((x.shape[-1], x.dtype, of) for x, of in zip(vectors, codings, strict=True))
+        if key not in self._plans:
+            served = all(map(self._serves, vectors, codings))
+            self._plans[key] = _Plan.of(vectors, codings) if served else None
+        plan = self._plans[key]
+        return None if plan is None or any(not x.size for x in vectors) else plan.coded(vectors)
+
+    def _serves(self, x: mx.array, coding: VectorCoding) -> bool:
+        """Mutates: tries what was not tried before."""
+        fast = coding.turn is None or coding.turn.map.ndim == 1
+        fits = coding.size <= _LONGEST and coding.group_size % 32 == 0
+        if not fast or not fits or x.dtype not in (mx.float32, mx.float16, mx.bfloat16):
+            return False
+        kind = _Kind.of(x, coding)
+        if kind not in self._sound:
+            self._sound[kind] = self._tried(coding)
+        return self._sound[kind]
 
     def _tried(self, coding: VectorCoding) -> bool:
         try:
@@ -85,34 +94,52 @@ class Encoder:
         return difference is None
 
 
-def _serves(x: mx.array, coding: VectorCoding) -> bool:
-    fast = coding.turn is None or coding.turn.map.ndim == 1
-    fits = coding.size <= _LONGEST and coding.group_size % 32 == 0
-    return fast and fits and x.dtype in (mx.float32, mx.float16, mx.bfloat16) and x.size > 0
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What each launch for vectors of some kinds has in common.
 
+    Attributes:
+        tables: by vector, the signs and edges that there are.
+        parts: by vector, the elements of its words, its scales and its biases.
+    """
 
-def encoded(vectors: Sequence[mx.array], codings: Sequence[VectorCoding]) -> list[mx.array]:
-    """As `Encoder.encode`, where it serves: all vectors by one launch."""
-    inputs: list[mx.array] = []
-    shapes: list[tuple[int, ...]] = []
-    dtypes: list[mx.Dtype] = []
-    counts = tuple(prod(x.shape[:-1]) for x in vectors)
-    for x, coding in zip(vectors, codings, strict=True):
-        inputs += [x, *([coding.turn.map] if coding.turn else [])]
-        groups, lead = coding.size // coding.group_size, x.shape[:-1]
-        scales = [(*lead, groups)] * (1 if coding.edges is not None else 2)
-        shapes += [(*lead, coding.size * coding.bits // 32), *scales]
-        dtypes += [mx.uint32, *([mx.float16] * len(scales))]
-        inputs += [] if coding.edges is None else [coding.edges]
-    blocks = -(-max(counts) * 32 // _THREADS)
-    kinds = tuple(_Kind.of(x, coding) for x, coding in zip(vectors, codings, strict=True))
-    return _kernel(kinds)(
-        inputs=[*inputs, _numbers(counts)],
-        grid=(blocks * _THREADS, len(kinds), 1),
-        threadgroup=(_THREADS, 1, 1),
-        output_shapes=shapes,
-        output_dtypes=dtypes,
-    )
+    kernel: Kernel
+    tables: list[list[mx.array]]
+    parts: list[list[int]]
+    dtypes: list[mx.Dtype]
+
+    @staticmethod
+    def of(vectors: Sequence[mx.array], codings: Sequence[VectorCoding]) -> _Plan:
+        tables: list[list[mx.array]] = []
+        parts: list[list[int]] = []
+        dtypes: list[mx.Dtype] = []
+        for coding in codings:
+            tables.append([coding.turn.map] if coding.turn else [])
+            tables[-1] += [] if coding.edges is None else [coding.edges]
+            groups = [coding.size // coding.group_size] * (2 if coding.edges is None else 1)
+            parts.append([coding.size * coding.bits // 32, *groups])
+            dtypes += [mx.uint32, *([mx.float16] * len(groups))]
+        kinds = tuple(map(_Kind.of, vectors, codings))
+        return _Plan(_kernel(kinds), tables, parts, dtypes)
+
+    def coded(self, vectors: Sequence[mx.array]) -> list[mx.array]:
+        """The parts of all vectors, by one launch."""
+        inputs: list[mx.array] = []
+        shapes: list[tuple[int, ...]] = []
+        counts: list[int] = []
+        for x, tables, parts in zip(vectors, self.tables, self.parts, strict=True):
+            *lead, _ = x.shape
+            counts.append(prod(lead))
+            inputs += [x, *tables]
+            shapes += [(*lead, n) for n in parts]
+        blocks = -(-max(counts) * 32 // _THREADS)
+        return self.kernel(
+            inputs=[*inputs, _numbers(tuple(counts))],
+            grid=(blocks * _THREADS, len(counts), 1),
+            threadgroup=(_THREADS, 1, 1),
+            output_shapes=shapes,
+            output_dtypes=self.dtypes,
+        )
 
 
 @lru_cache(maxsize=64)
@@ -157,7 +184,7 @@ def encoding_differs(coding: VectorCoding) -> str | None:
         turned = mx.hadamard_transform(x * turn.map, turn.scale)
     if coding.edges is not None:
         return _other_codes(x, turned, coding, coding.edges)
-    words, scales, biases = encoded([x], [coding])
+    words, scales, biases = _Plan.of([x], [coding]).coded([x])
     group, bits = coding.group_size, coding.bits
     scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
     read = mx.dequantize(words, scales, biases, group_size=group, bits=bits)
@@ -184,7 +211,7 @@ def _by_range(x: mx.array, group: int, bits: int) -> mx.array:
 def _other_codes(
     x: mx.array, turned: mx.array, coding: VectorCoding, edges: mx.array
 ) -> str | None:
-    words, scales = encoded([x], [coding])
+    words, scales = _Plan.of([x], [coding]).coded([x])
     length = mx.linalg.norm(turned, axis=-1, keepdims=True)
     usual = (turned[..., None] > length[..., None] * edges).sum(axis=-1)
     ones = mx.ones((len(x), coding.size // 32))
