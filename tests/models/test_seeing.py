@@ -68,7 +68,7 @@ def _text_name(key: str, *, old: bool, conversion: bool) -> str:
 
 
 def published_experts(weights: Weights) -> Weights:
-    """Qwen3-VL-MoE's, gate and up in one, turned."""
+    """Qwen3-VL-MoE's, gate and up in one, transposed."""
     ready = {}
     for key, array in weights.items():
         base, _, part = key.removesuffix(".weight").rpartition(".")

@@ -27,10 +27,10 @@ from quire.core.sampling_params import check_sampling
 from quire.device.device import current_device
 from quire.device.dtypes import DTYPES
 from quire.engine.constraints import ConstraintFactory
+from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
 from quire.engine.invariance import check_request, limited
 from quire.engine.known import check_known
 from quire.engine.memory import check_context, kv_budget
-from quire.engine.preparing import Made, Preparing
 from quire.engine.runner import LaunchedStep, Runner, SampledRow
 from quire.models.loader import LoadedModel
 from quire.sampling.loops import LoopDetector
@@ -103,7 +103,7 @@ class Engine:
         limits = self._scheduler.limits
         limits.max_context = check_context(limits.context(self._format(None)), context)
         self._constraints = ConstraintFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
-        self._preparing = Preparing(self._constraints.make)
+        self._grammars = GrammarQueue(self._constraints.make)
         self._proposers = proposers
         self._running: LaunchedStep | None = None
         """The step that has begun; its tokens are not read yet."""
@@ -117,15 +117,15 @@ class Engine:
         if request.grammar is None:
             self._admit(request, lambda: self._constraints.make(request))
         else:
-            self._preparing.add(request)
+            self._grammars.add(request)
 
-    def _admit(self, request: Request, made: Made) -> None:
+    def _admit(self, request: Request, make: MakeConstraint) -> None:
         try:
             self._runner.media.check(request)
             request = self._runner.media.shared(request)
             check_known(request, self._loaded.model, self._offered)
             check_sampling(request.sampling, self._loaded.model.vocab_size)
-            constraint = made()
+            constraint = make()
             mask = constraint.mask() if constraint is not None else None
             proposer = self._proposers(request)
             positions = TokenPositions(self._loaded.model.positions(request.prompt, request.media))
@@ -153,7 +153,7 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """Ends a request before the next step."""
-        dropped = self._preparing.drop(request_id)
+        dropped = self._grammars.drop(request_id)
         if dropped is None:
             self._scheduler.abort(request_id)
         else:
@@ -164,7 +164,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._scheduler.has_work or self._running or self._refused or self._preparing)
+        return bool(self._scheduler.has_work or self._running or self._refused or self._grammars)
 
     @property
     def expected_step_s(self) -> float:
@@ -213,8 +213,8 @@ class Engine:
 
     def _step(self) -> list[Output]:
         self._runner.flush()
-        for request, made in self._preparing.take():
-            self._admit(request, made)
+        for request, make in self._grammars.take():
+            self._admit(request, make)
         plan = self._scheduler.schedule()
         before, self._running = self._running, self._runner.launch(plan)
         if before is None:
@@ -230,8 +230,8 @@ class Engine:
         """Sleeps a little where only the compiler of grammars, or the disk, has anything to do."""
         if self._running is not None:
             return
-        if self._preparing:
-            self._preparing.wait(_IDLE_S)
+        if self._grammars:
+            self._grammars.wait(_IDLE_S)
         elif self._disk is not None and self._scheduler.waits_for_disk:
             self._disk.wait(_IDLE_S)
 
@@ -278,7 +278,7 @@ class Engine:
 
     def close(self) -> None:
         """Drops grammars that wait. Hands what is kept to the disk tier, and gives it some time."""
-        self._preparing.close()
+        self._grammars.close()
         if self._disk is not None:
             self._runner.wait()
             self._scheduler.manager.spill_kept()

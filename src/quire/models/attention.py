@@ -182,11 +182,11 @@ class SelfAttention(Module):
 
     def _described(self) -> tuple[HeadPart, ...]:
         kind, normed = self._kind, self._kind.qk_norm is not None
-        turned = partial(HeadPart, normed=normed, rotated=True)
+        rotated = partial(HeadPart, normed=normed, rotated=True)
         q_norm, k_norm = (self[name].get("weight") if normed else None for name in _QK_NORMS)
         return (
-            turned(matrix_of(self.q_proj), kind.heads, q_norm),
-            turned(matrix_of(self.k_proj), kind.kv_heads, k_norm),
+            rotated(matrix_of(self.q_proj), kind.heads, q_norm),
+            rotated(matrix_of(self.k_proj), kind.kv_heads, k_norm),
             HeadPart(matrix_of(self.v_proj), kind.kv_heads),
         )
 

@@ -67,8 +67,8 @@ class KeyIndexer(Module):
 
     def _rotated(self, x: mx.array, rotate: Rotate) -> mx.array:
         """`[T, heads, dim]` -> the same."""
-        turned, plain = mx.split(x, [self._kind.rotated_dim], axis=-1)
+        rotated, plain = mx.split(x, [self._kind.rotated_dim], axis=-1)
         if self._kind.halves:
             # Pairs side by side. They stay there: the order of elements changes no score.
-            turned = mx.unflatten(turned, -1, (2, -1)).swapaxes(-1, -2).flatten(-2)
-        return mx.concatenate([rotate(turned), plain], axis=-1)
+            rotated = mx.unflatten(rotated, -1, (2, -1)).swapaxes(-1, -2).flatten(-2)
+        return mx.concatenate([rotate(rotated), plain], axis=-1)

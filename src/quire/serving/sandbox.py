@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire.serving.grammar_builder import GrammarBuilder
 
 STACK_BYTES = 4 << 20
-"""A quarter of what the engine gives the same work, see `engine.preparing`."""
+"""A quarter of what the engine gives the same work, see `engine.grammar_queue`."""
 _LIMITS = JobLimits(at_once=2, cpu_s=3, wall_s=60.0, memory=1 << 30)
 _KEPT_CHARACTERS = 16 << 20
 """Of all grammars together that are kept for the next request that asks alike."""

@@ -230,19 +230,20 @@ def joined(weights: Weights) -> Weights:
 
 
 def _experts_by_rows(hidden: int, weights: Weights) -> Weights:
-    """Qwen3-VL-MoE publishes the experts' matrices turned; others have turned them back.
+    """Qwen3-VL-MoE publishes the experts' matrices transposed; others have transposed them back.
 
     The last one's shape says which, as the first two together may be square.
     """
 
-    def turned(name: str) -> bool:
+    def transposed(name: str) -> bool:
         experts, _, part = name.rpartition(".")
         if not experts.endswith(".experts") or part not in ("gate_up_proj", "down_proj"):
             return False
         return weights[f"{experts}.down_proj"].shape[-1] == hidden
 
     return {
-        name: array.swapaxes(-1, -2) if turned(name) else array for name, array in weights.items()
+        name: array.swapaxes(-1, -2) if transposed(name) else array
+        for name, array in weights.items()
     }
 
 

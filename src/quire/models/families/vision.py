@@ -245,8 +245,8 @@ def visual_names(kind: VisionTransformer, weights: Weights) -> Weights:
         inner = renamed(inner.removeprefix("vision_model."), _TOWER)
         if not _is_unused(kind, inner):
             ready[f"{part}.{inner}"] = _laid_out(inner, array)
-    # Gemma 3's norm is stored less one, and its matrix turned.
-    norm, matrix = (f"multi_modal_projector.{each}" for each in ("norm.weight", _TURNED))
+    # Gemma 3's norm is stored less one, and its matrix transposed.
+    norm, matrix = (f"multi_modal_projector.{each}" for each in ("norm.weight", _TRANSPOSED))
     if matrix in ready:
         ready[norm] = ready[norm] + 1.0
         ready["multi_modal_projector.linear.weight"] = ready.pop(matrix).T
@@ -254,7 +254,7 @@ def visual_names(kind: VisionTransformer, weights: Weights) -> Weights:
 
 
 _PATCHES = "embeddings.patch_embedding.weight"
-_TURNED = "mm_input_projection_weight"
+_TRANSPOSED = "mm_input_projection_weight"
 
 
 def _is_unused(kind: VisionTransformer, name: str) -> bool:

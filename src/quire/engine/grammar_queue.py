@@ -13,12 +13,15 @@ from quire.scheduler.sequence import TokenConstraint
 STACK_BYTES = 16 << 20
 """Four times what the process that checks grammars has, so that what passed there passes here."""
 
-Made = Callable[[], TokenConstraint | None]
+MakeConstraint = Callable[[], TokenConstraint | None]
+"""Gives a request's constraint, or raises what making it raised."""
 
 
-class Preparing:
-    """Makes token constraints in the order in which they were asked for. The compiler lets go of
-    the interpreter's lock, so steps go on meanwhile.
+class GrammarQueue:
+    """Makes token constraints in the order in which they were asked for.
+
+    One thread makes them, whose stack is large; the compiler releases the interpreter's lock, so
+    steps go on meanwhile. All methods are called by the engine's thread.
 
     Args:
         make: makes the constraint of a request; may raise.
@@ -50,9 +53,9 @@ class Preparing:
                 return entry[0]
         return None
 
-    def take(self) -> list[tuple[Request, Made]]:
+    def take(self) -> list[tuple[Request, MakeConstraint]]:
         """Requests that are ready, in order, and what gives their constraint or raises."""
-        ready: list[tuple[Request, Made]] = []
+        ready: list[tuple[Request, MakeConstraint]] = []
         while self._queue and self._queue[0][1].done():
             request, future = self._queue.popleft()
             ready.append((request, future.result))

@@ -8,7 +8,7 @@ import pytest
 
 from quire.core.errors import RequestError
 from quire.core.request import Request
-from quire.engine.preparing import Preparing
+from quire.engine.grammar_queue import GrammarQueue
 from quire.scheduler.sequence import TokenConstraint
 
 
@@ -21,20 +21,20 @@ def test_nothing_waits_for_a_constraint_but_its_request() -> None:
             raise RequestError("no grammar")
         return None
 
-    preparing = Preparing(make)
+    queue = GrammarQueue(make)
     for name in ("slow", "dropped", "bad"):
-        preparing.add(Request(name, (1,)))
-    preparing.wait(0.001)
-    assert preparing.take() == []
-    assert preparing.drop("none") is None
-    dropped = preparing.drop("dropped")
+        queue.add(Request(name, (1,)))
+    queue.wait(0.001)
+    assert queue.take() == []
+    assert queue.drop("none") is None
+    dropped = queue.drop("dropped")
     assert dropped is not None
     assert dropped.id == "dropped"
     go_on.set()
     ready = []
-    while preparing:
-        preparing.wait(60)
-        ready += preparing.take()
+    while queue:
+        queue.wait(60)
+        ready += queue.take()
     assert [request.id for request, _ in ready] == ["slow", "bad"]
     assert ready[0][1]() is None
     with pytest.raises(RequestError, match="no grammar"):
@@ -52,12 +52,12 @@ def test_closing_drops_what_waits_and_ends_the_thread() -> None:
         return None
 
     before = set(threading.enumerate())
-    preparing = Preparing(make)
+    queue = GrammarQueue(make)
     for name in ("compiled", "waits"):
-        preparing.add(Request(name, (1,)))
+        queue.add(Request(name, (1,)))
     assert begun.wait(60)
-    preparing.close()
-    assert not preparing
+    queue.close()
+    assert not queue
     go_on.set()
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
