@@ -34,6 +34,9 @@ class EngineConfig:
         dtype: "" keeps the checkpoint's on a GPU and computes in float32 on a CPU.
         adapter: a folder or hub id of a LoRA adapter that is merged into the weights.
         kv_memory: bytes for all KV blocks, live and kept; None is a fraction of what is free.
+        kv_format: of sequences whose request names none.
+        kv_skip_layers: layers that packed formats leave plain, by index; None is the default, see
+            `cache.formats.skips`.
         page_tokens: tokens a page.
         max_sequences: sequences that run at once; others wait.
         max_context: tokens a sequence may have; None is the model's own limit.
@@ -46,6 +49,7 @@ class EngineConfig:
         blas: what multiplies on a CPU: "auto" is the compiled kernels where they were built, else
             OpenBLAS; "openblas"; or "mlx", the slow products that MLX carries.
         prefix_cache: whether computed blocks are kept and shared.
+        disk: where blocks go that fall out of memory; None is nowhere.
         batch_invariant: a request's logits have the same bits alone and in any batch.
         stop_on_loop: stop an answer after this many exact repeats of a cycle; 0 is off.
         memory: bytes for weights and KV blocks together; None is what the machine has.
@@ -81,6 +85,7 @@ class ServerConfig:
     """What the HTTP side needs to know.
 
     Attributes:
+        host, port: that the server listens on.
         served_name: what clients call the model, and what answers say.
         also_named: further names by which clients may ask for it, such as those that an agent has
             built in.
@@ -88,16 +93,23 @@ class ServerConfig:
             see nothing of each other.
         strict_fields: refuse request fields that neither a schema nor another server knows.
         max_concurrent: requests in flight before 429.
+        max_body_bytes: of one request's body, before 413.
+        max_messages: of one conversation, before 400.
         media_limits: the operator's, by kind of media and name of the limit (`files`, or a field of
             `FileLimits`); the others are the kind's own.
         allow_media_hosts: whether http(s) URLs are fetched, from public addresses.
         media_folders: where `file://` URLs may read; empty is nowhere.
         media_timeout_s: for fetching one item, redirects included.
+        request_deadline_s: after which a request ends with an error; None is never.
+        engine_timeout_s: without a sign of work from the engine, after which what is in flight ends
+            with an error.
         stop_grace_s: for answers in flight when the server is told to end.
         cors_origins: of web pages that may ask; empty is none, "*" is all.
         allowed_hosts: names that the Host header may hold beside this machine's own; "*" is all.
         share_prefixes: whether API keys read what others have computed.
         metrics_key: opens the metrics of all keys, and nothing else.
+        dialect: name of the grammar of reasoning and tool calls; None chooses it by the template.
+        default_max_tokens: of answers whose request names none; None is all that the context holds.
         drop_volatile_headers: cut the parts of agents' prompts that change with each request.
         allow_special_tokens: control tokens that clients spell in a conversation become tokens.
         signing_key: signs the reasoning that clients send back; None draws one for this process, so
@@ -110,6 +122,8 @@ class ServerConfig:
         page: whether browsers get a page to chat with the model and to watch the server.
         otlp_endpoint: URL of an OpenTelemetry collector that gets a trace of each request by
             OTLP/HTTP; None is nobody.
+        log_level: by the name that `logging` has for it, in lower case.
+        log_format: lines for people, or one JSON object a line.
     """
 
     host: str = "127.0.0.1"

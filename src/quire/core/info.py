@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,9 +11,15 @@ class ModelInfo:
 
     Attributes:
         path: the folder that holds tokenizer and template.
+        model_type: as `config.json` says.
+        vocab_size: columns of the logits.
         context_length: tokens that prompt and answer may have together.
         trained_length: how many of these the model was trained on; None is all of them.
+        dtype: of activations, by MLX's name.
+        device: name and architecture, for people.
+        kv_memory: bytes that KV blocks may take.
         kv_formats: names of the formats that a request may choose.
+        modalities: "text", and the kinds of media that prompts may hold.
         weight_bytes: memory that the weights hold.
         kv_table: lines of the start-up table: layers, format, bytes a token.
     """
@@ -37,6 +43,12 @@ class EngineStats:
     """Counters since start, and gauges of now. Bytes are bytes.
 
     Attributes:
+        running: sequences that hold blocks.
+        waiting: sequences that wait for room.
+        prompt_tokens, cached_tokens: of the sequences that have begun; how many tokens their
+            prompts have, and how many of these came from the prefix cache.
+        preemptions: how often a sequence gave its blocks back to wait.
+        kv_budget: bytes that KV blocks may take.
         kv_used: (group and format, bytes of blocks that live sequences hold).
         kv_kept: (group and format, bytes of blocks kept for reuse).
         kv_block_bytes: (group and format, bytes of one block).
@@ -44,6 +56,7 @@ class EngineStats:
         reuse_misses: (reason, requests).
         disk: (what, number) of the disk tier, empty without one: bytes of its file; blocks written,
             dropped (no room, no time), hits and misses of those it was asked for.
+        finished: (`FinishReason`, sequences).
     """
 
     running: int = 0
@@ -60,4 +73,4 @@ class EngineStats:
     memory: tuple[tuple[str, int], ...] = ()
     reuse_misses: tuple[tuple[str, int], ...] = ()
     disk: tuple[tuple[str, int], ...] = ()
-    finished: tuple[tuple[str, int], ...] = field(default=())
+    finished: tuple[tuple[str, int], ...] = ()

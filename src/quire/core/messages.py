@@ -37,11 +37,15 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
+    """To the engine: a request ends by the next step."""
+
     request_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AskStats:
+    """To the engine: a question for its counters, which the answer repeats by its number."""
+
     number: int
 
 
@@ -92,6 +96,8 @@ class StepOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
+    """From the engine: the answer to the `AskStats` of this number."""
+
     number: int
     stats: EngineStats
 

@@ -34,14 +34,14 @@ def by_usual_keys(config: Config) -> Config:
     """
     change = _ORIGINAL.get(str(config.get("model_type")))
     try:
-        if change is None or _has_them(config):
+        if change is None or _has_transformers_keys(config):
             return config
         return config | change(config)
     except (AttributeError, KeyError, TypeError) as error:
         raise ModelError(f"config.json: a value cannot be used: {error!r}") from error
 
 
-def _has_them(config: Config) -> bool:
+def _has_transformers_keys(config: Config) -> bool:
     """Whether the keys are transformers' already."""
     return (config.get("vision_config") or {}).get("model_type") in TOWER_COLOURS
 
