@@ -208,7 +208,7 @@ def test_llava_onevision_against_transformers(tmp_path: Path) -> None:
         ratio = "anyres_max_4"
         assert part.item.tokens == rows_of(words, theirs, ratio, size[::-1])
         # One of several.
-        (part,) = ours.read(encoded(picture), param="p", detail=ours.in_company)
+        (part,) = ours.read(encoded(picture), param="p", detail=ours.detail_of_several)
         several = theirs.preprocess([[picture, picture]], return_tensors="np")["pixel_values"]
         assert np.abs(pixels(part.item, ONEVISION) - several[0]).max() < 1e-3
         assert part.item.tokens == 17

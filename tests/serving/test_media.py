@@ -96,7 +96,7 @@ async def test_pictures_beside_others_are_read_as_the_model_reads_several(
     reader: MediaLoader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (alone,) = items_of(await reader.load(asking("red")))
-    monkeypatch.setattr(type(reader._processors["image"]), "in_company", 140)
+    monkeypatch.setattr(type(reader._processors["image"]), "detail_of_several", 140)
     several = items_of(await reader.load(asking("red", "blue")))
     assert [item.tokens for item in several] == [121, 121]
     assert alone.tokens == 64

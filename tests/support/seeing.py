@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from quire.core.media import MediaItem, PlacedMedia, heard_rows
+from quire.core.media import MediaItem, PlacedMedia, sound_rows
 from tests.support.photographs import random_patches
 from tests.support.tiny_models import AUDIO, IMAGE, VIDEO, qwen3_5_config, qwen3_5_moe_config
 
@@ -243,7 +243,7 @@ def _between_marks(item: MediaItem) -> Spelled:
         return [begin], [token] * item.tokens, [end]
     seen, heard = parts
     moments, _, _, step = seen.shape
-    rows = heard_rows(moments, seen.tokens // moments, step, 13, heard.tokens)
+    rows = sound_rows(moments, seen.tokens // moments, step, 13, heard.tokens)
     return [begin, BEGIN_AUDIO], [AUDIO if each else token for each in rows], [END, end]
 
 

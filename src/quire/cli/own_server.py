@@ -63,9 +63,9 @@ def own_server(
                 stderr=out,
                 start_new_session=True,
             )
-        assert child.stdout is not None
-        threading.Thread(target=_listen, args=(child.stdout, on_progress), daemon=True).start()
         try:
+            assert child.stdout is not None
+            threading.Thread(target=_listen, args=(child.stdout, on_progress), daemon=True).start()
             url = f"http://127.0.0.1:{port}"
             while not _healthy(url):
                 if child.poll() is not None:
@@ -78,10 +78,11 @@ def own_server(
 
 
 def _listen(lines: IO[bytes], on_progress: Callable[[Progress], None]) -> None:
-    """Until the child has ended."""
-    for line in lines:
-        with contextlib.suppress(ValueError, TypeError):  # what others write there is not for us
-            on_progress(Progress(**json.loads(line)))
+    """Reads what the child tells until it has ended."""
+    with lines:
+        for line in lines:
+            with contextlib.suppress(ValueError, TypeError):  # what others write is not for us
+                on_progress(Progress(**json.loads(line)))
 
 
 def _healthy(url: str) -> bool:

@@ -109,7 +109,7 @@ class PlacedMedia:
         return self.start + self.item.tokens
 
 
-def heard_rows(moments: int, squares: int, step: int, rate: int, sounds: int) -> list[bool]:
+def sound_rows(moments: int, squares: int, step: int, rate: int, sounds: int) -> list[bool]:
     """Which rows of a video with sound are of its sound: those of both come in the order of time.
 
     Of equal times the moment comes first (Qwen3-Omni, arXiv:2509.17765, section 2.2).

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from quire.core.media import Pieces, heard_rows
+from quire.core.media import Pieces, sound_rows
 from quire.models.base import Encoding
 from quire.models.qwen_audio import QwenSoundEncoder
 from quire.models.qwen_vision import QwenVideoEncoder, VisionTower
@@ -55,7 +55,7 @@ class QwenHeardVideoEncoder(QwenVideoEncoder):
         moments, _, _, step = seen
         squares = len(levels[0])
         of_sound = np.array(
-            heard_rows(moments, squares // moments, step, self.visual.kind.times, len(sounds))
+            sound_rows(moments, squares // moments, step, self.visual.kind.times, len(sounds))
         )
         # Row by row, where it is in what was seen and then heard.
         source = np.empty(len(of_sound), np.int32)

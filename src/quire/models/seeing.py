@@ -9,7 +9,7 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from quire.core.media import MediaItem, PlacedMedia, heard_rows
+from quire.core.media import MediaItem, PlacedMedia, sound_rows
 from quire.models.base import MediaEncoder
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description
@@ -82,7 +82,7 @@ def _squares(item: MediaItem, kind: QwenVision) -> npt.NDArray[np.float64]:
         squares[0] = times if kind.between else np.floor(times)
     if len(item.shape) == HEARD:
         sounds = item.tokens - squares.shape[1]
-        heard = np.array(heard_rows(moments, grid[1] * grid[2], step, kind.times, sounds))
+        heard = np.array(sound_rows(moments, grid[1] * grid[2], step, kind.times, sounds))
         found = np.empty((3, item.tokens))
         found[:, heard], found[:, ~heard] = np.arange(sounds), squares
         return found

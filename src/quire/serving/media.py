@@ -97,7 +97,7 @@ class MediaLoader:
             processor = self._processors.get(source.kind)
             if processor is None or counts[source.kind] == 1 or source.detail != "auto":
                 return source.detail
-            return processor.in_company
+            return processor.detail_of_several
 
         return [replace(each, detail=detail(each)) for each in sources]
 

@@ -81,12 +81,12 @@ class MediaProcessor(ABC):
     Attributes:
         kind: of media.
         files: those read lately.
-        in_company: how finely a file is read where a request holds several of the kind and does
-            not say.
+        detail_of_several: how finely a file is read where a request holds several of the kind and
+            does not say.
     """
 
     kind: ClassVar[str]
-    in_company: ClassVar[Detail] = "auto"
+    detail_of_several: ClassVar[Detail] = "auto"
 
     def __init__(self, placeholders: Placeholders, *, cache_bytes: int = CACHE_BYTES) -> None:
         self.placeholders = placeholders
@@ -116,7 +116,7 @@ class MediaProcessor(ABC):
         key = (self.kind, hashlib.blake2b(data, digest_size=32).digest(), detail, sound)
         parts = self.files.get(key)
         if parts is None:
-            prepare = self.prepare_heard if sound else self.prepare
+            prepare = self.prepare_with_sound if sound else self.prepare
             parts = self.files.put(key, prepare(data, param, detail, limits))
         return parts
 
@@ -128,7 +128,9 @@ class MediaProcessor(ABC):
             RequestError: see `read`.
         """
 
-    def prepare_heard(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
+    def prepare_with_sound(
+        self, data: bytes, param: str, detail: Detail, limits: FileLimits
+    ) -> Parts:
         """As `prepare`, of a video with its sound.
 
         Raises:

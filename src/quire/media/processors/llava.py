@@ -235,7 +235,7 @@ class LlavaNextImageProcessor(WholeImageProcessor):
 class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
     """LLaVA-OneVision's: a picture beside others is one tile, padded to a square."""
 
-    in_company = "low"
+    detail_of_several = "low"
     _usual_token = 151_646
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
-from quire.core.media import MediaItem, heard_rows
+from quire.core.media import MediaItem, sound_rows
 from quire.media import sound
 from quire.media.kinds import KINDS
 from quire.media.processors.base import AudioProcessor, MediaPart, Parts, VideoProcessor
@@ -34,10 +34,12 @@ class OmniVideoProcessor(QwenVideoProcessor):
         found._rate = config.integer("position_id_per_seconds", cls._rate)
         return found
 
-    def prepare_heard(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
+    def prepare_with_sound(
+        self, data: bytes, param: str, detail: Detail, limits: FileLimits
+    ) -> Parts:
         ears = self._ears
         if ears is None:
-            return super().prepare_heard(data, param, detail, limits)
+            return super().prepare_with_sound(data, param, detail, limits)
         (seen,) = self.prepare(data, param, detail, limits)
         samples = sound.within(data, param=param, rate=ears.rate, limits=limits)
         if samples is None:
@@ -59,7 +61,7 @@ class OmniVideoProcessor(QwenVideoProcessor):
         squares = self._sampling.squares(rows, columns)
         sounds = item.tokens - moments * squares
         own, other = self.placeholders.token, self._ears.placeholders.token
-        heard = heard_rows(moments, squares, step, self._rate, sounds)
+        heard = sound_rows(moments, squares, step, self._rate, sounds)
         return [other if each else own for each in heard]
 
 
