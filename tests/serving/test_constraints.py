@@ -88,6 +88,15 @@ async def test_what_no_grammar_enforces_is_named(service: Service) -> None:
     assert "uniqueItems" in (await service.constraints.build(prepared)).unenforced[0]
 
 
+async def test_an_answer_has_no_properties_that_its_schema_does_not_name(service: Service) -> None:
+    named = '{"type": "object", "properties": {"answer": {"type": "integer"}}}'
+    format = AnswerFormat("json_schema", named, "response_format")
+    prepared = await service.prepare(replace(SPEC, format=format))
+    grammar = (await service.constraints.build(prepared)).grammar
+    assert grammar is not None
+    assert '"additionalProperties": false' in grammar.source
+
+
 @pytest.mark.parametrize(
     ("kind", "source"),
     [

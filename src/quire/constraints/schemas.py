@@ -37,6 +37,11 @@ _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 _LISTED = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 """Keywords whose value is a list of schemas."""
 _SINGLE = frozenset({"items", "additionalItems", "additionalProperties"})
+_JOINING = frozenset(
+    {"$ref", "anyOf", "oneOf", "patternProperties", "if", "then", "else", "dependencies"}
+    | {"dependentRequired", "dependentSchemas", "unevaluatedProperties", "$dynamicRef"}
+)
+"""Keywords by which an object has more properties than it names."""
 _BROKEN = -(2.0**63)
 """llguidance 1.9 recurses without end on integers of 64 bits in `enum` and `const` that this float
 stands for: see docs/upstream-llguidance.md."""
@@ -54,11 +59,14 @@ class Prepared:
     unenforced: tuple[str, ...] = ()
 
 
-def prepare(schema: Any, param: str, compiles: Callable[[str], bool]) -> Prepared:
+def prepare(
+    schema: Any, param: str, compiles: Callable[[str], bool], *, close: bool = False
+) -> Prepared:
     """The part of a schema that a grammar can enforce.
 
     Args:
         compiles: whether a regular expression can be a grammar.
+        close: see `closed`.
 
     Raises:
         RequestError: `param` is no schema, or one that is nested too deeply or holds a number that
@@ -69,8 +77,65 @@ def prepare(schema: Any, param: str, compiles: Callable[[str], bool]) -> Prepare
     _check_values(schema, param)
     _check_chain(schema, param)
     relaxing = _Relaxing(compiles)
-    relaxed = relaxing.schema(schema, "")
+    relaxed = relaxing.schema(closed(schema) if close else schema, "")
     return Prepared(relaxed, tuple(dict.fromkeys(relaxing.unenforced)))
+
+
+def closed(schema: Any) -> Any:
+    """The same schema, in which objects that name their properties get no others.
+
+    A schema that is silent allows any, and models lose themselves in them. `additionalProperties`
+    is kept where it is given. A schema that joins objects stays as it is: what closes one of them
+    would forbid the others' properties.
+    """
+    return schema if any(map(_joins, _schemas(schema))) else _closed(schema)
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """A schema and those within it."""
+    if isinstance(schema, dict):
+        yield schema
+        for key, value in schema.items():
+            for inner in _within(key, value):
+                yield from _schemas(inner)
+
+
+def _within(key: str, value: Any) -> Iterator[Any]:
+    """The schemas that a keyword holds."""
+    if key in _SINGLE:
+        yield value
+    elif key in _NAMED | _LISTED:
+        yield from _children(value)
+
+
+def _joins(schema: dict[str, Any]) -> bool:
+    """Whether an object has properties from several places."""
+    return "allOf" in schema or ("properties" in schema and not _JOINING.isdisjoint(schema))
+
+
+def _closed(schema: Any) -> Any:
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _closed_within(key, value) for key, value in schema.items()}
+    named = schema.get("properties")
+    if not named or "additionalProperties" in schema or not isinstance(named, dict):
+        return made
+    needed = schema.get("required", [])
+    if "minProperties" in schema or not isinstance(needed, list):
+        return made
+    if not all(isinstance(each, str) and each in named for each in needed):
+        return made
+    return made | {"additionalProperties": False}
+
+
+def _closed_within(key: str, value: Any) -> Any:
+    if key in _SINGLE:
+        return _closed(value)
+    if key in _NAMED and isinstance(value, dict):
+        return {name: _closed(inner) for name, inner in value.items()}
+    if key in _LISTED and isinstance(value, list):
+        return [_closed(inner) for inner in value]
+    return value
 
 
 def _refused(param: str, reason: str) -> RequestError:

@@ -100,12 +100,16 @@ class GrammarBuilder:
                 unenforced += [f"{tool.name}: {each}" for each in lost]
         format = request.format
         if format is not None and format.kind == "json_schema":
-            prepared, lost = self._schema(_read(format.source, format.field), format.field)
+            prepared, lost = self._schema(
+                _read(format.source, format.field), format.field, close=True
+            )
             format = replace(format, source=json.dumps(prepared))
             unenforced += lost
         return replace(request, format=format, tools=tuple(tools)), tuple(unenforced)
 
-    def _schema(self, schema: Any, field: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    def _schema(
+        self, schema: Any, field: str, *, close: bool = False
+    ) -> tuple[dict[str, Any], tuple[str, ...]]:
         def compiles(pattern: str) -> bool:
             text = json.dumps({"type": "string", "pattern": pattern})
             known = compiles_as_pattern(pattern)
@@ -113,7 +117,7 @@ class GrammarBuilder:
                 self._rehearse(GrammarSpec("json_schema", text), field)
             return known
 
-        prepared = prepare(schema, field, compiles)
+        prepared = prepare(schema, field, compiles, close=close)
         check_grammar(GrammarSpec("json_schema", json.dumps(prepared.schema)), field)
         return prepared.schema, prepared.unenforced
 

@@ -1,0 +1,59 @@
+"""Schemas before they are compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from quire.constraints.schemas import closed
+
+NUMBER = {"type": "integer"}
+NAMED: dict[str, Any] = {"type": "object", "properties": {"a": NUMBER}, "required": ["a"]}
+SHUT = NAMED | {"additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    ("schema", "made"),
+    [
+        (NAMED, SHUT),
+        ({"type": "array", "items": NAMED}, {"type": "array", "items": SHUT}),
+        ({"anyOf": [NAMED, NUMBER]}, {"anyOf": [SHUT, NUMBER]}),
+        (
+            {"$defs": {"x": NAMED}, "properties": {"properties": {"$ref": "#/$defs/x"}}},
+            {
+                "$defs": {"x": SHUT},
+                "properties": {"properties": {"$ref": "#/$defs/x"}},
+                "additionalProperties": False,
+            },
+        ),
+    ],
+)
+def test_objects_that_name_their_properties_get_no_others(
+    schema: dict[str, Any], made: dict[str, Any]
+) -> None:
+    assert closed(schema) == made
+    assert "additionalProperties" not in NAMED
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object"},
+        {"type": "object", "properties": {}},
+        NAMED | {"additionalProperties": True},
+        NAMED | {"additionalProperties": NUMBER},
+        NAMED | {"required": ["a", "b"]},
+        NAMED | {"minProperties": 2},
+        NAMED | {"patternProperties": {"^x": NUMBER}},
+        NAMED | {"anyOf": [{"required": ["b"]}, {"properties": {"c": NUMBER}}]},
+        {"$defs": {"x": NAMED}, "allOf": [{"$ref": "#/$defs/x"}, {"required": ["b"]}]},
+        NAMED | {"if": {"required": ["a"]}, "then": {"required": ["b"]}},
+        NAMED | {"required": [["a"]]},
+        NAMED | {"properties": [NUMBER]},
+        [NAMED],
+        {"enum": [{"properties": {"a": 1}}]},
+    ],
+)
+def test_objects_stay_open_where_more_is_meant(schema: Any) -> None:
+    assert closed(schema) == schema
