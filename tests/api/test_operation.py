@@ -331,3 +331,20 @@ def test_what_nobody_expected_is_answered_and_the_connection_lives_on(serve: Ser
         again = client.get("/health")
         assert again.status_code == 200
         assert again.extensions["network_stream"] is stream
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/chat/completions", "did you mean /v1/chat/completions?"),
+        ("/v1/v1/messages", "did you mean /v1/messages?"),
+        ("/v1/", "/v1 is the base URL"),
+        ("/v1/audio/speech", "There is no such route."),
+        ("/v1/v1/nothing", "There is no such route."),
+    ],
+)
+def test_a_route_that_is_not_there_names_the_one_meant(serve: Serve, path: str, said: str) -> None:
+    answer = HTTP.post(serve().url + path, json=ASK)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_url")
+    assert said in answer.json()["error"]["message"]
+    assert ("Anthropic's clients" in answer.json()["error"]["message"]) == ("/v1" in said)

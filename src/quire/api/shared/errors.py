@@ -15,6 +15,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.shared.notes import note
@@ -25,7 +26,10 @@ log = logging.getLogger("quire.api")
 
 _LONGEST_LOGGED = 300
 """Characters of an error's message: some hold what the client sent."""
-_BASE_URL = "/v1 is the base URL for clients; they add a route, as in /v1/models. Browsers open /."
+_BASE_URL = (
+    "/v1 is the base URL for OpenAI's clients, which add a route, as in /v1/models; "
+    "Anthropic's clients add /v1 themselves. Browsers open /."
+)
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -152,11 +156,23 @@ class ErrorMiddleware:
             await response(scope, receive, send)
 
 
+def _unknown_url(request: Request) -> str:
+    """Most who ask for no route have a base URL with `/v1` that their client adds, or without."""
+    path = request.url.path
+    if path.rstrip("/") == "/v1":
+        return _BASE_URL
+    meant = path.removeprefix("/v1") if path.startswith("/v1/v1/") else f"/v1{path}"
+    scope = {**request.scope, "path": meant}
+    if any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+        return f"There is no such route; did you mean {meant}? {_BASE_URL}"
+    return "There is no such route."
+
+
 async def handle(request: Request, error: Exception) -> Response:
     """Starlette's handler for every class of error; the server logs those nobody expected."""
     failure = failure_of(error)
-    if failure.code == "unknown_url" and request.url.path.rstrip("/") == "/v1":
-        failure = replace(failure, message=_BASE_URL)
+    if failure.code == "unknown_url":
+        failure = replace(failure, message=_unknown_url(request))
     headers: dict[str, str] = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
