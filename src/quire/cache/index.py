@@ -12,15 +12,17 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from hashlib import blake2b, shake_128
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
+from quire.cache.reuse import Match, MissKind, ReuseMiss
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 
 _SIBLINGS = 8
 """Children looked at on either side of where a prompt's tail would stand among them."""
+_EVICTED = ReuseMiss(MissKind.EVICTED)
+_NO_SNAPSHOT = ReuseMiss(MissKind.NO_SNAPSHOT)
 
 
 def chain(parent: bytes, tokens: Seq[int]) -> bytes:
@@ -59,28 +61,6 @@ def media_tokens(digest: bytes, count: int) -> array[int]:
 def lasting_name(key: bytes, group: int) -> bytes:
     """What a full block, or a state at its end, is called where it outlives this process."""
     return key + bytes([group])
-
-
-@dataclass(slots=True)
-class Match:
-    """What a prompt can reuse.
-
-    Attributes:
-        length: tokens whose state is there, for every group.
-        reached: tokens that agree with what somebody computed, whether or not all of it is there.
-        blocks: by group, the shared blocks by block number; None where the group needs none.
-        partial: by group, the block to copy that holds the tokens up to `length`, where that is
-            within a block.
-        snapshots: by group, the recurrent state at `length`.
-        reason: why it is not longer.
-    """
-
-    length: int = 0
-    reached: int = 0
-    blocks: dict[int, list[Block | None]] = field(default_factory=dict)
-    partial: dict[int, Block] = field(default_factory=dict)
-    snapshots: dict[int, Block] = field(default_factory=dict)
-    reason: str = "new"
 
 
 class Node:
@@ -189,20 +169,21 @@ class PrefixIndex:
         """
         root = self._roots.get(identity)
         if root is None:
-            return Match(reason="new")
+            return Match()
         path = _descend(root, keys)
         at = len(path) * self.page_tokens
         tail = tuple(tokens[at : min(at + self.page_tokens, limit)])
         last, usable, agreed = self._best_tail(path[-1] if path else root, tail)
         reached = at + agreed if partial else at
         if reached == 0:
-            return Match(reason="new")
-        reason = "" if at + agreed == limit else f"first difference at token {at + agreed}"
+            return Match()
+        found_all = at + agreed == limit
+        miss = None if found_all else ReuseMiss(MissKind.DIFFERENCE, at + agreed)
         length = reached
         if partial and usable < agreed:
-            length, reason = at + usable, "snapshot missing" if self._recurrent else "evicted"
-        length, reason = self._longest(path, last, length, reason, partial=partial)
-        match = self._collect(path, last, length, reason)
+            length, miss = at + usable, _NO_SNAPSHOT if self._recurrent else _EVICTED
+        length, miss = self._longest(path, last, length, miss, partial=partial)
+        match = self._collect(path, last, length, miss)
         match.reached = reached
         return match
 
@@ -231,24 +212,30 @@ class PrefixIndex:
         ]
 
     def _longest(
-        self, path: list[Node], last: Node | None, length: int, reason: str, *, partial: bool
-    ) -> tuple[int, str]:
+        self,
+        path: list[Node],
+        last: Node | None,
+        length: int,
+        miss: ReuseMiss | None,
+        *,
+        partial: bool,
+    ) -> tuple[int, ReuseMiss | None]:
         """The most tokens up to `length` at which every group has what it needs, and why not more.
 
         Args:
-            reason: why not more than `length`.
+            miss: why not more than `length`.
         """
         while length > 0:
             if self._recurrent:
                 place = self._snapshot_at_most(path, last, length, partial)
                 if place < length:
-                    length, reason = place, "snapshot missing"
+                    length, miss = place, _NO_SNAPSHOT
                     continue
             missing = self._last_missing(path, last, length)
             if missing is None:
-                return length, reason
-            length, reason = missing * self.page_tokens, "evicted"
-        return 0, reason
+                return length, miss
+            length, miss = missing * self.page_tokens, _EVICTED
+        return 0, miss
 
     def _last_missing(self, path: list[Node], last: Node | None, length: int) -> int | None:
         """The highest block number that some group needs for `length` and does not have."""
@@ -282,9 +269,11 @@ class PrefixIndex:
                     return base + offset
         return 0
 
-    def _collect(self, path: list[Node], last: Node | None, length: int, reason: str) -> Match:
+    def _collect(
+        self, path: list[Node], last: Node | None, length: int, miss: ReuseMiss | None
+    ) -> Match:
         size = self.page_tokens
-        match = Match(length, reason=reason)
+        match = Match(length, miss=miss)
         if length == 0:
             return match
         full, rest = divmod(length, size)

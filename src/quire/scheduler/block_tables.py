@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey
-from quire.cache.index import Match
+from quire.cache.reuse import Match
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 from quire.scheduler.cross_blocks import CrossBlocks
 from quire.scheduler.plan import Placement

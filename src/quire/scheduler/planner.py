@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
+from quire.cache.reuse import MissKind
 from quire.cache.specs import KVGroup
 from quire.core.request import Failure
 from quire.scheduler.block_tables import BlockTables
@@ -267,7 +268,7 @@ class Planner:
                     self._no_room = sequence.number, self._manager.releases
                     break
                 # Nobody will make room, and what it would reuse takes some.
-                self.sharing.ignore(sequence, "evicted")
+                self.sharing.ignore(sequence, MissKind.EVICTED)
                 continue
             self.waiting.popleft()
             progress.computed = match.length
@@ -285,8 +286,8 @@ class Planner:
         sequence.queued_s = self._clock() - sequence.arrived
         self.counters.prompt_tokens += sequence.progress.prompt_length
         self.counters.cached_tokens += sequence.prefix.cached
-        if sequence.prefix.reason:
-            self.counters.reuse_misses[sequence.prefix.reason.split(" at ")[0]] += 1
+        if (miss := sequence.prefix.miss) is not None:
+            self.counters.reuse_misses[miss.kind.value] += 1
 
     # -- room ----------------------------------------------------------------------------------
 
@@ -306,7 +307,7 @@ class Planner:
                     self._fail(youngest, failure)
                     return False
                 # What it copies from in this plan is in its way.
-                self.sharing.ignore(youngest, "evicted")
+                self.sharing.ignore(youngest, MissKind.EVICTED)
             self._preempt(youngest, plan)
             if youngest is sequence:
                 return False

@@ -11,9 +11,12 @@ from itertools import takewhile
 from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block, PoolKey
 from quire.cache.disk_prefetch import DiskPrefetch, WantedPrefix
-from quire.cache.index import Match, Node, PrefixIndex, chain, common_length
+from quire.cache.index import Node, PrefixIndex, chain, common_length
+from quire.cache.reuse import Match, MissKind, ReuseMiss
 from quire.cache.specs import KVGroup, attention_groups, recurrent_groups
 from quire.scheduler.sequence import Sequence
+
+_NOT_FOUND = (MissKind.NEW, MissKind.DIFFERENCE)
 
 
 class PrefixSharing:
@@ -58,7 +61,8 @@ class PrefixSharing:
         """
         progress, cursor = sequence.progress, sequence.prefix
         if not self._enabled or cursor.ignored:
-            return Match(reason=cursor.ignored if self._enabled else "off")
+            disabled = None if self._enabled else ReuseMiss(MissKind.DISABLED)
+            return Match(miss=disabled or cursor.ignored)
         cursor.waits_on = None
         size = self._size
         limit = len(progress.tokens) - 1
@@ -82,8 +86,8 @@ class PrefixSharing:
             reading = self.prefetch.begin(prompt, match.length, cursor.reading)
             cursor.reading = reading or cursor.reading
             end = cursor.reading.end * size if cursor.reading else -1
-            if match.reason and match.length == end:
-                match.reason = "evicted"  # the disk keeps whole blocks only
+            if match.miss is not None and match.length == end:
+                match.miss = ReuseMiss(MissKind.EVICTED)  # the disk keeps whole blocks only
         return None if cursor.waits_for_disk else match
 
     def _state_is_coming(self, sequence: Sequence, match: Match, keys: list[bytes]) -> bool:
@@ -103,9 +107,9 @@ class PrefixSharing:
             return False
         return not self.prefetch.settle(sequence.prefix.reading)
 
-    def ignore(self, sequence: Sequence, reason: str) -> None:
+    def ignore(self, sequence: Sequence, kind: MissKind) -> None:
         """From now on the sequence reuses nothing, and says why."""
-        sequence.prefix.ignored = reason
+        sequence.prefix.ignored = ReuseMiss(kind)
 
     def begin(self, sequence: Sequence, match: Match, running: Iterable[Sequence]) -> bool:
         """A sequence runs: it goes on from what it matched, and will compute the rest.
@@ -129,11 +133,11 @@ class PrefixSharing:
         for key in cursor.computing:
             self._computing.setdefault(key, sequence)
         cursor.reading = None
-        first = cursor.reason is None
+        first = not cursor.begun
         if first:
-            cursor.cached, cursor.reason = match.length, match.reason
+            cursor.begun, cursor.cached, cursor.miss = True, match.length, match.miss
             if any(self._agrees_beyond(sequence, other, match) for other in running):
-                cursor.reason = f"still being written at token {match.length}"
+                cursor.miss = ReuseMiss(MissKind.BEING_WRITTEN, match.length)
         return first
 
     def _agrees_beyond(self, sequence: Sequence, other: Sequence, match: Match) -> bool:
@@ -141,7 +145,7 @@ class PrefixSharing:
 
         What its last block holds is not shared before that is full, or the neighbour ends.
         """
-        differs = match.reason == "new" or match.reason.startswith("first difference")
+        differs = match.miss is not None and match.miss.kind in _NOT_FOUND
         if not differs or other.prefix.identity != sequence.prefix.identity:
             return False
         mine, theirs, at = sequence.progress.content, other.progress.content, match.reached

@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from quire.cache.block_manager import BlockManager
+from quire.cache.reuse import MissKind
 from quire.cache.specs import KVGroup
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
@@ -119,7 +120,7 @@ class Scheduler:
         if request.deadline_s is not None:
             sequence.deadline = sequence.arrived + request.deadline_s
         if request.task.needs_every_row:
-            self.sharing.ignore(sequence, "every token is computed")
+            self.sharing.ignore(sequence, MissKind.EVERY_TOKEN_NEEDED)
         self._by_id[request.id] = self._by_number[sequence.number] = sequence
         self._planner.waiting.append(sequence)
         return sequence

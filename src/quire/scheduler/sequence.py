@@ -10,6 +10,7 @@ from typing import Protocol
 
 from quire.cache.disk_prefetch import PrefetchedPart
 from quire.cache.index import Node, chains, media_tokens
+from quire.cache.reuse import ReuseMiss
 from quire.constraints.masks import TokenMask
 from quire.core.kv_format import KVFormat
 from quire.core.media import CrossMedia, MediaKey, Pieces
@@ -144,20 +145,22 @@ class PrefixCursor:
         waits_on: the key of the last block of its prompt that another sequence will compute.
         reading: the part of its beginning that is, or was last, read from disk.
         ignored: why it reuses nothing, for instance since it had no room beside what it would have
-            reused; empty if it does.
-        cached: prompt tokens that were reused when the sequence first ran.
-        reason: why not more of them; None before it first ran.
+            reused; None if it does.
+        begun: whether the sequence has run.
+        cached: prompt tokens that were reused when it first ran.
+        miss: why not more of them; None if all were, and before it first ran.
     """
 
     __slots__ = (
         "_keys",
+        "begun",
         "cached",
         "computing",
         "identity",
         "ignored",
+        "miss",
         "node",
         "reading",
-        "reason",
         "registered",
         "waits_on",
     )
@@ -169,10 +172,18 @@ class PrefixCursor:
         self.computing: list[bytes] = []
         self.waits_on: bytes | None = None
         self.reading: PrefetchedPart | None = None
-        self.ignored = ""
+        self.ignored: ReuseMiss | None = None
+        self.begun = False
         self.cached = 0
-        self.reason: str | None = None
+        self.miss: ReuseMiss | None = None
         self._keys: list[bytes] = []
+
+    @property
+    def reason(self) -> str | None:
+        """`Output.reuse`: why not more was reused; empty if all was, None before it first ran."""
+        if not self.begun:
+            return None
+        return "" if self.miss is None else str(self.miss)
 
     @property
     def waits_for_disk(self) -> bool:

@@ -1,0 +1,57 @@
+"""What of a prompt is reused, and why no more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from quire.cache.blocks import Block
+
+
+class MissKind(StrEnum):
+    """What ends a reuse, in the words of metrics and headers."""
+
+    NEW = "new"  # nothing that is kept begins as the prompt does
+    DIFFERENCE = "first difference"
+    EVICTED = "evicted"
+    NO_SNAPSHOT = "snapshot missing"
+    BEING_WRITTEN = "still being written"  # by a neighbour that has not shared it yet
+    DISABLED = "off"
+    EVERY_TOKEN_NEEDED = "every token is computed"  # by the request's task
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseMiss:
+    """Why no more is reused.
+
+    Attributes:
+        token: where; None where the kind alone says it.
+    """
+
+    kind: MissKind
+    token: int | None = None
+
+    def __str__(self) -> str:
+        return str(self.kind) if self.token is None else f"{self.kind} at token {self.token}"
+
+
+@dataclass(slots=True)
+class Match:
+    """What a prompt can reuse.
+
+    Attributes:
+        length: tokens whose state is there, for every group.
+        reached: tokens that agree with what somebody computed, whether or not all of it is there.
+        blocks: by group, the shared blocks by block number; None where the group needs none.
+        partial: by group, the block to copy that holds the tokens up to `length`, where that is
+            within a block.
+        snapshots: by group, the recurrent state at `length`.
+        miss: why it is not longer; None if all was found.
+    """
+
+    length: int = 0
+    reached: int = 0
+    blocks: dict[int, list[Block | None]] = field(default_factory=dict)
+    partial: dict[int, Block] = field(default_factory=dict)
+    snapshots: dict[int, Block] = field(default_factory=dict)
+    miss: ReuseMiss | None = ReuseMiss(MissKind.NEW)
