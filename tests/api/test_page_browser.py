@@ -463,6 +463,12 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
         page.wait_for_selector("[aria-label='Load b']")
         page.locator(".pools h3:text-is('b')").wait_for(state="detached")
         assert page.locator("figcaption").count() == 1
+        opening.clear()
+        page.click("[aria-label='Load b']")
+        page.click("[aria-label='Stop loading b']")
+        page.wait_for_selector(".model .error:has-text('its loading was stopped')")
+        page.wait_for_selector("[aria-label='Load b']")
+        opening.set()  # the thread that waits
 
 
 GIVE = """async ([kind, selector]) => {

@@ -258,6 +258,33 @@ def test_a_model_that_stays_after_all_is_watched_once() -> None:
     virtual_time.run(check())
 
 
+def test_a_loading_that_hangs_can_be_stopped() -> None:
+    async def check() -> None:
+        house = House(load_s=1e9)
+        models = house.models("a", "b", "c")
+        hanging, queued, other = (asyncio.create_task(asked(models, name)) for name in "abc")
+        await asyncio.sleep(1000)
+        assert states(models) == ["loading"] * 3
+        await models.unload(models.find("b"))  # which waits for the one that hangs
+        house.load_s = LOAD_S
+        await models.unload(models.find("a"))
+        for stopped in (hanging, queued):
+            with pytest.raises(EngineFailure, match="could not be loaded: its loading was stopped"):
+                await stopped
+        assert (await other).model.users == 1
+        assert states(models) == ["unloaded", "unloaded", "loaded"]
+        assert list(house.there) == ["c"]
+        loading = asyncio.create_task(asked(models, "a"))
+        await asyncio.sleep(0)
+        await models.unload(models.find("a"))  # before it has begun
+        with pytest.raises(EngineFailure, match="stopped"):
+            await loading
+        await answered(models, "a")
+        assert states(models) == ["loaded", "unloaded", "loaded"]
+
+    virtual_time.run(check())
+
+
 def test_a_request_begins_the_time_anew() -> None:
     async def check() -> None:
         models = House().models("a", idle_s=10.0)

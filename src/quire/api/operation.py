@@ -131,7 +131,7 @@ class Operation:
         return JSONResponse(self._described(context.lease.model))
 
     async def unload(self, request: Request) -> Response:
-        """`POST /models/unload`: unloads a model as soon as nobody uses it."""
+        """`POST /models/unload`: unloads a model once nobody uses it, or stops its loading."""
         server = self._server
         check_headers(request)
         with server.slots.bodies.reading() as counted:

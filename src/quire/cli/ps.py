@@ -29,7 +29,9 @@ class PsCommand(ClientOptions, TableOptions, Command):
     alternatives: ClassVar[tuple[str, ...]] = ("load", "unload")
 
     load: Annotated[str | None, Flag("NAME")] = Field(None, description="load this model first")
-    unload: Annotated[str | None, Flag("NAME")] = Field(None, description="unload this model first")
+    unload: Annotated[str | None, Flag("NAME")] = Field(
+        None, description="unload this model first, or stop its loading"
+    )
 
     def run(self) -> int:
         """Prints the models.

@@ -243,7 +243,17 @@ class Models:
         return Lease(model, model.loaded, self._released)
 
     async def unload(self, model: Model) -> None:
-        """Unloads a model as soon as nobody holds it; nothing happens where it is not loaded."""
+        """Unloads a model as soon as nobody holds it; the loading of one is stopped at once.
+
+        So a model whose loading hangs can be ended, for which all others wait. Nothing happens
+        where it is not loaded.
+        """
+        if (opening := model.opening) is not None:
+            await asyncio.sleep(0)  # a task that is cancelled before it begins cleans nothing up
+            opening.cancel()
+            await asyncio.wait({opening})
+        if model.loaded is None:
+            return
         async with self._changing:
             await self._unload(model)
 
@@ -304,6 +314,10 @@ class Models:
         except ModelError as error:
             model.problem = str(error)
             raise
+        except asyncio.CancelledError:
+            if self._closed:
+                raise
+            raise ModelError("its loading was stopped") from None
         finally:
             model.opening = model.progress = None
 
@@ -391,7 +405,8 @@ async def _engine_config(model: Model, models: Sequence[Model], memory: int | No
             continue
         info, stats = each.loaded.service.info, EngineStats()
         with contextlib.suppress(EngineFailure, TimeoutError):
-            stats = await asyncio.wait_for(each.loaded.service.client.stats(), _STATS_S)
+            async with asyncio.timeout(_STATS_S):
+                stats = await each.loaded.service.client.stats()
         held = sum(size for _, size in (*stats.kv_used, *stats.kv_kept))
         reserved += max(0, info.kv_memory - held)
         taken += info.weight_bytes + info.kv_memory

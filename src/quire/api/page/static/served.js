@@ -4,7 +4,7 @@ import { ask, models } from "./api.js";
 import { h } from "./dom.js";
 import { bytes, count, loaded as howFar, seconds } from "./figures.js";
 
-const BUSY = ["loading", "unloading"];
+const BUTTONS = { loaded: "Unload", unloading: "Unload", loading: "Stop loading" };
 
 export class Served {
   constructor() {
@@ -66,10 +66,10 @@ class Card {
         fact("requests", count(model.requests)), [h("dt", {}, "unloads"), this.goes]] : []),
     ].flat());
     this.say(model.problem);
-    this.button.textContent = loaded || state === "unloading" ? "Unload" : "Load";
+    this.button.textContent = BUTTONS[state] ?? "Load";
     this.button.setAttribute("aria-label", `${this.button.textContent} ${this.name}`);
-    this.busy = BUSY.includes(state);
-    this.button.hidden = loaded && shared;
+    this.busy = state === "unloading";
+    this.button.hidden = state in BUTTONS && shared;
     this.hint.hidden = !this.button.hidden;
     this.tick();
   }
@@ -90,7 +90,7 @@ class Card {
 
   async change() {
     if (this.button.getAttribute("aria-disabled") === "true") return;
-    const path = this.state === "loaded" ? "/models/unload" : "/models/load";
+    const path = this.state in BUTTONS ? "/models/unload" : "/models/load";
     this.busy = true;
     const problem = await ask(path, { body: { model: this.name } }).then(() => "", (error) => error.message);
     await this.changed().catch(() => {}); // the poll says why the server does not answer
