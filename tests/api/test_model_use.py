@@ -183,3 +183,18 @@ async def listed(app: Starlette) -> dict[str, Any]:
     await app(scope, receive, send)
     first: dict[str, Any] = json.loads(sent[1]["body"])["data"][0]
     return first
+
+
+def test_a_client_whose_models_loading_was_stopped_does_not_load_it_again() -> None:
+    async def check() -> tuple[list[tuple[float, Message]], bytes]:
+        app = application(1e9)
+        asking = asyncio.create_task(asked(app, CHAT, {**ASK[CHAT], "model": "b"}))
+        await asyncio.sleep(5)
+        unloaded, _ = await asked(app, "/models/unload", {"model": "b"})
+        assert starts(unloaded) == [200]
+        return await asking
+
+    sent, whole = virtual_time.run(check())
+    assert starts(sent) == [503]
+    assert (b"x-should-retry", b"false") in sent[0][1]["headers"]
+    assert json.loads(whole)["error"]["code"] == "loading_stopped"

@@ -466,7 +466,7 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
         opening.clear()
         page.click("[aria-label='Load b']")
         page.click("[aria-label='Stop loading b']")
-        page.wait_for_selector(".model .error:has-text('its loading was stopped')")
+        page.wait_for_selector(".model .error:has-text('was stopped')")
         page.wait_for_selector("[aria-label='Load b']")
         opening.set()  # the thread that waits
 

@@ -125,7 +125,7 @@ _REASONS = {
     429: "Too many requests are in flight; `retry-after` says when to try again",
     500: "The server failed",
     501: "Not offered",
-    503: "The engine cannot go on",
+    503: "The engine cannot go on, or the loading of the model was stopped",
 }
 
 _ERROR = {

@@ -141,3 +141,7 @@ class NoRoom(ModelError):
 
 class EngineFailure(QuireError):
     """The engine cannot go on: what is in flight fails, /health says so, the process exits."""
+
+
+class LoadingStopped(EngineFailure):
+    """Somebody ended the loading of a model for which requests wait."""

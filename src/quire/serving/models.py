@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from quire.core.config import EngineConfig, Offer
-from quire.core.errors import EngineFailure, ModelError, NoRoom, NotFound
+from quire.core.errors import EngineFailure, LoadingStopped, ModelError, NoRoom, NotFound
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.messages import Progress
 from quire.serving.jobs import Jobs
@@ -225,7 +225,7 @@ class Models:
         """Waits until the model is loaded, and holds it.
 
         Raises:
-            EngineFailure: it cannot be loaded.
+            EngineFailure: it cannot be loaded, or somebody stopped its loading.
         """
         model.waiting += 1
         try:
@@ -317,7 +317,7 @@ class Models:
         except asyncio.CancelledError:
             if self._closed:
                 raise
-            raise ModelError("its loading was stopped") from None
+            raise LoadingStopped(f"The loading of '{model.name}' was stopped.") from None
         finally:
             model.opening = model.progress = None
 

@@ -19,7 +19,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.api.shared.notes import note
-from quire.core.errors import EngineFailure, Overloaded, RequestError
+from quire.core.errors import EngineFailure, LoadingStopped, Overloaded, RequestError
 from quire.core.request import Failure
 
 log = logging.getLogger("quire.api")
@@ -30,6 +30,8 @@ _BASE_URL = (
     "/v1 is the base URL for OpenAI's clients, which add a route, as in /v1/models; "
     "Anthropic's clients add /v1 themselves. Browsers open /."
 )
+
+_STOPPED = "loading_stopped"
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -57,6 +59,8 @@ def failure_of(error: Exception) -> Failure:
             return Failure.of(error)
         case RunFailed():
             return error.failure
+        case LoadingStopped():
+            return Failure(str(error), 503, "server_error", code=_STOPPED)
         case EngineFailure():
             return Failure(str(error), 503, "server_error", code="engine_failure")
         case ClientDisconnect():
@@ -119,11 +123,12 @@ def error_response(
     Its log line says why.
 
     The SDKs would send a request again that ran into its deadline, and would double the load of a
-    server that is slow already; both let this header tell them not to.
+    server that is slow already, or load again a model whose loading was stopped; both let this
+    header tell them not to.
     """
     note(scope, {"error": {"type": failure.type, "message": failure.message[:_LONGEST_LOGGED]}})
     headers = dict(headers or {})
-    if failure.status == 408:
+    if failure.status == 408 or failure.code == _STOPPED:
         headers["x-should-retry"] = "false"
     content = json.dumps(body_for(scope["path"], failure))
     return Response(content, failure.status, headers, media_type="application/json")
