@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from quire.core.config import EngineConfig
+from quire.core.kv_format import KVFormat
+from quire.core.media import MediaItem
 from quire.core.request import Request, SamplingParams
 from quire.models.loader import LoadedModel
-from tests.support.parity import TOLERANCE, Company, Generated, alone
+from tests.support.parity import TOLERANCE, Company, Generated, alone, with_media
 
 _TOKENS = 10
 
@@ -52,8 +54,52 @@ class Schedule:
             rng.random() < 0.5,
         )
 
+    def with_files(
+        self,
+        seed: int,
+        items: Sequence[MediaItem],
+        stands: Callable[[MediaItem], Sequence[int]],
+        formats: Sequence[KVFormat],
+    ) -> Schedule:
+        """The same with up to three of these items in each request, and a format for each.
+
+        Most that have any begin with the first item in one place, so that they share it.
+
+        Args:
+            stands: the tokens in an item's place.
+        """
+        rng = random.Random(seed)
+        one = rng.choice(formats)
+        requests = []
+        for request in self.requests:
+            left = len(request.prompt) - 1
+            placed = []
+            for number in range(rng.choice((0, 1, 1, 2, 3))):
+                gap = min(left, rng.choice((0, 3, 20)) if number else 3)
+                left -= gap
+                first = number == 0 and rng.random() < 0.6
+                placed.append((gap, items[0] if first else rng.choice(items)))
+            format = one if rng.random() < 0.7 else rng.choice(formats)
+            tokens = rng.choice((4, 10, 30))
+            shown = with_media(request, placed, stands)
+            requests.append(replace(shown, kv_format=format, max_tokens=tokens))
+        return replace(self, requests=tuple(requests))
+
+    def tight(self, loaded: LoadedModel, config: EngineConfig) -> EngineConfig:
+        """With room for one and a quarter of the largest request: others wait, or give way."""
+        longest = max(256, *(len(each.prompt) + each.max_tokens for each in self.requests))
+        media = [placed.item.tokens for each in self.requests for placed in each.media]
+        limits = Company(loaded, config).engine._scheduler.limits
+        formats = {config.kv_format, *(each.kv_format for each in self.requests)} - {None}
+        least = max(
+            limits.worst_case_bytes(format, longest, max(media, default=0))
+            for format in formats
+            if format is not None
+        )
+        return replace(config, kv_memory=int(least * 1.25))
+
     def run(self, loaded: LoadedModel, config: EngineConfig) -> dict[str, Generated]:
-        """What each request got."""
+        """What each request got; nothing holds a block at the end."""
         company = Company(
             loaded,
             replace(config, max_step_tokens=self.max_step_tokens, prefix_cache=self.prefix_cache),
@@ -67,6 +113,8 @@ class Schedule:
                     company.engine.abort(name)
             company.step()
             step += 1
+        left = {name: live for name, live in company.engine.stats().kv_used if live}
+        assert not left, f"blocks that nobody gave back: {left}"
         return company.answers
 
 
