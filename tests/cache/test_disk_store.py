@@ -303,6 +303,24 @@ def test_another_version_is_emptied(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_file_that_fails_while_it_is_opened_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[sqlite3.Connection] = []
+
+    def open_read_only(path: Path) -> sqlite3.Connection:
+        opened.append(sqlite3.connect(f"file:{path}?mode=ro", uri=True, isolation_level=None))
+        return opened[-1]
+
+    sqlite3.connect(tmp_path / "pages.sqlite").close()
+    monkeypatch.setattr("quire.cache.disk_file.connect", open_read_only)
+    with pytest.raises(StoreError):
+        open_store(tmp_path)
+    (connection,) = opened
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("SELECT 1")
+
+
 def test_a_second_process_is_refused_and_the_first_one_named(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     child = subprocess.run(

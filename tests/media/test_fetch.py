@@ -169,6 +169,16 @@ async def test_a_name_is_judged_by_all_its_addresses(
     assert host.seen == []  # type: ignore[attr-defined]
 
 
+async def test_the_next_address_is_tried_where_one_does_not_answer(
+    host: ThreadingHTTPServer, names: list[list[str]]
+) -> None:
+    policy = FetchPolicy(True, timeout_s=5.0, may_connect=lambda address: address.is_loopback)
+    names.append(["::1", "127.0.0.1"])
+    assert await fetch(at(host, "/item", "several.test"), policy, param="x") == BYTES
+    names.append(["::1"])
+    assert await code_of(at(host, "/item", "several.test"), policy) == "media_unavailable"
+
+
 @pytest.mark.parametrize(
     ("path", "code"),
     [

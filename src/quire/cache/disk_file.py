@@ -41,19 +41,25 @@ class DiskFile:
     def __init__(self, folder: Path, fingerprint: str, name: str) -> None:
         self._path = folder / FILE
         self._fingerprint, self._name = fingerprint, name
+        self._connection: sqlite3.Connection | None = None
         self._model: int | None = None
         self._inode: int | None = None
 
+    @property
+    def _db(self) -> sqlite3.Connection:
+        assert self._connection is not None, "`open` comes first"
+        return self._connection
+
     def open(self) -> None:
-        """Opens the file, made if missing."""
-        self._db = connect(self._path)
+        """Opens the file, made if missing. Whatever it raises, `close` is due."""
+        self._connection = connect(self._path)
         with translated():
             self._prepare()
         self._inode = self._path.stat().st_ino
 
     def renew(self, pages: int) -> None:
         """Deletes the file and its journal, and opens an empty one that may grow to `pages`."""
-        self._db.close()
+        self.close()
         self._inode = self._model = None
         try:
             for path in self._path.parent.glob(f"{FILE}*"):
@@ -70,19 +76,20 @@ class DiskFile:
         # Freed pages need not be overwritten, else each removal would go through the journal.
         for setting in ("secure_delete=OFF", "journal_mode=TRUNCATE", "synchronous=NORMAL"):
             self._db.execute(f"PRAGMA {setting}")
-        if self._pragma("page_count") == 0:
+        if _pragma(self._db, "page_count") == 0:
             for setting in (f"page_size={SQL_PAGE}", "auto_vacuum=INCREMENTAL"):
                 self._db.execute(f"PRAGMA {setting}")
             with self._transaction():
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version={VERSION}")
-        if (version := self._pragma("user_version")) != VERSION:
+        if (version := _pragma(self._db, "user_version")) != VERSION:
             raise Damaged(f"format {version}, not {VERSION}")
 
     def close(self) -> None:
-        """Closes the file; nothing is written."""
-        self._db.close()
+        """Closes the file, if it is open; nothing is written."""
+        if self._connection is not None:
+            self._connection.close()
 
     # -- pages ---------------------------------------------------------------------------------
 
@@ -90,24 +97,24 @@ class DiskFile:
     def pages(self) -> int:
         """SQLite pages of the file, free ones included."""
         with translated():
-            return self._pragma("page_count")
+            return _pragma(self._db, "page_count")
 
     @property
     def free_pages(self) -> int:
         """Pages of the file that hold nothing."""
         with translated():
-            return self._pragma("freelist_count")
+            return _pragma(self._db, "freelist_count")
 
     def limit(self, pages: int) -> None:
         """From now on the file does not grow beyond so many pages."""
         with translated():
-            self._pragma(f"max_page_count={pages}")
+            _pragma(self._db, f"max_page_count={pages}")
 
     def shrink(self, pages: int) -> None:
         """Cuts free pages off the file until it has `pages`, or none that are free."""
         with translated():
-            while self._pragma("freelist_count") and self._pragma("page_count") > pages:
-                step = min(self._pragma("page_count") - pages, _SHRINK_STEP)
+            while _pragma(self._db, "freelist_count") and _pragma(self._db, "page_count") > pages:
+                step = min(_pragma(self._db, "page_count") - pages, _SHRINK_STEP)
                 # Not `execute`: it stops after the first of the steps.
                 self._db.executescript(f"PRAGMA incremental_vacuum({step})")
 
@@ -205,6 +212,7 @@ class DiskFile:
                 return
         raise StoreError(f"{self._path} has vanished")
 
-    def _pragma(self, name: str) -> int:
-        value: int = self._db.execute(f"PRAGMA {name}").fetchone()[0]
-        return value
+
+def _pragma(db: sqlite3.Connection, name: str) -> int:
+    value: int = db.execute(f"PRAGMA {name}").fetchone()[0]
+    return value

@@ -78,6 +78,7 @@ class DiskStore:
         try:
             self._open()
         except BaseException:
+            self._file.close()
             os.close(self._lock)
             raise
 

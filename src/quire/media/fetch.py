@@ -16,6 +16,7 @@ import re
 import socket
 import stat
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
@@ -216,7 +217,7 @@ def _split(url: str) -> tuple[SplitResult, httpcore.URL]:
 
 
 class _Checked(httpcore.AsyncNetworkBackend):
-    """Connects to the address that was checked; TLS still verifies the name."""
+    """Connects to the first address that answers, once all were checked; TLS verifies the name."""
 
     def __init__(self, policy: FetchPolicy) -> None:
         self._policy = policy
@@ -230,10 +231,14 @@ class _Checked(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        address = await self._resolve(host, port)
-        return await self._backend.connect_tcp(
-            address, port, timeout, local_address, socket_options
-        )
+        *others, last = await self._resolve(host, port)
+        share = self._policy.timeout_s / (len(others) + 1)
+        for address in others:
+            with suppress(httpcore.ConnectError, httpcore.ConnectTimeout):
+                return await self._backend.connect_tcp(
+                    address, port, share, local_address, socket_options
+                )
+        return await self._backend.connect_tcp(last, port, timeout, local_address, socket_options)
 
     async def connect_unix_socket(
         self,
@@ -246,8 +251,8 @@ class _Checked(httpcore.AsyncNetworkBackend):
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def _resolve(self, host: str, port: int) -> str:
-        """One of the name's addresses, all of which may be connected to."""
+    async def _resolve(self, host: str, port: int) -> list[str]:
+        """The name's addresses, at least one; all of them may be connected to."""
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -259,4 +264,4 @@ class _Checked(httpcore.AsyncNetworkBackend):
         for address in addresses:
             if not self._policy.may_connect(ipaddress.ip_address(address)):
                 raise _Refused("its host is not on the public internet", "not_allowed")
-        return addresses[0]
+        return addresses
