@@ -246,4 +246,27 @@ FAMILIES: dict[str, Served] = {
         {"image": 16, "video": 9},
         {"image": "<|image_pad|>", "video": "<|video_pad|>"},
     ),
+    "llava_next": Served(
+        TILED["llava_next"],
+        _pictures(
+            "LlavaNextImageProcessor",
+            **_CLIP_COLOURS,
+            size={"shortest_edge": TILE},
+            crop_size={"height": TILE, "width": TILE},
+            image_grid_pinpoints=TILED["llava_next"]["image_grid_pinpoints"],
+        ),
+        {"image": 14},
+        {"image": "<|image_pad|>"},
+    ),
+    "deepseek_vl": Served(
+        TILED["deepseek_vl"],
+        _pictures("DeepseekVLImageProcessor", **_TILES),
+        {"image": 1},
+        {"image": "<|image_pad|>"},
+    ),
+    "youtu_vl": Served(
+        SIGLIP["youtu_vl"],
+        _pictures("Siglip2ImageProcessor", image_mean=[0.5] * 3, image_std=[0.5] * 3),
+        {"image": 15},
+    ),
 }
