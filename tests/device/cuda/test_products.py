@@ -8,8 +8,7 @@ import mlx.core as mx
 import pytest
 
 from quire.device.cuda import products
-from quire.device.cuda.few import Few
-from quire.device.cuda.products import Packed, Products, header, many_defines
+from quire.device.cuda.products import Packed, Products, few_defines, header, many_defines
 from quire.device.gpu_kernels import kernel_text
 from tests.support.nvcc import assert_compiles
 
@@ -20,17 +19,14 @@ PRODUCT = (
     "const int* order, const int* tiles, T* y"
 )
 SOURCES = [
-    *(("few.cuh", Few(n, 256, 64, 8).defines | DOWN, PRODUCT) for n in (512, 704)),
-    *(
-        ("few.cuh", Few(512, 256, 128, 8, bool(more["GATED"]), True).defines | more, PRODUCT)
-        for more in (GATED, DOWN)
-    ),
+    ("few.cuh", few_defines(64, experts=False) | DOWN, PRODUCT),
+    *(("few.cuh", few_defines(128, experts=True) | more, PRODUCT) for more in (GATED, DOWN)),
     *(
         ("many.cuh", many_defines(64, dense=dense) | more, PRODUCT)
         for more in (GATED, DOWN)
         for dense in (False, True)
     ),
-    ("few.cuh", Few(512, 256, 64, 32).defines | DOWN, PRODUCT),
+    ("few.cuh", few_defines(64, experts=False) | DOWN | {"TILES": 4}, PRODUCT),
     ("unpack.cuh", {"GROUP": 64, "GELU": 0}, PRODUCT),
     (
         "gate.cuh",
@@ -78,27 +74,6 @@ def packed(
 )
 def test_which_matrices_the_kernels_read(weight: Packed, readable: bool) -> None:
     assert weight.readable_by_kernels == readable
-
-
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("inputs", [704, 4096, 53_248])
-def test_what_a_thread_block_keeps_fits_a_multiprocessor(inputs: int, gated: bool) -> None:
-    for rows in (1, 8, 16, 64):
-        for outputs in (128, 4096, 5376, 28_672):
-            few = Few(inputs, outputs, 64, rows, gated)
-            assert few.shared <= 227 << 10
-            assert few.blocks * few.tiles * 8 >= rows
-
-
-def test_sums_are_added_up_alike_for_all_rows_where_they_must() -> None:
-    for gated in (False, True):
-        for experts in (False, True):
-            cuts = {
-                (few.cut.warps, few.cut.chunk)
-                for rows in (1, 2, 8, 16, 64)
-                for few in [Few(4096, 4096, 64, rows, gated, experts, batch_invariant=True)]
-            }
-            assert len(cuts) == 1
 
 
 def test_without_a_gpu_mlx_multiplies() -> None:

@@ -12,7 +12,6 @@ from functools import cache, cached_property
 
 import mlx.core as mx
 
-from quire.device.cuda.few import Few
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
 from quire.device.kept import kept
 
@@ -27,6 +26,10 @@ rows anew, tens of milliseconds a step, and MLX builds a step's graphs anew arou
 """
 _FEW_ROWS = 64
 """Rows up to which a thread block has 16 of a matrix's rows for itself."""
+_TILES = (1, 2, 4)
+"""Of 8 rows, which a thread block multiplies at a time."""
+_WARPS = 16
+_EXPERT_WARPS = 8
 _FEW_TILE, _MANY_TILE = 8, 64
 """Pairs of row and expert in a tile, where few rows come to an expert, and where many do."""
 _MOST_EXPERTS = 1024
@@ -155,11 +158,11 @@ def _linear(x: mx.array, weight: Packed) -> mx.array:
     rows, outputs = x.shape[0], weight.codes.shape[0]
     if rows > _FEW_ROWS:
         return _many(x, weight)
-    few = Few(x.shape[1], outputs, weight.group_size, 1 << max(3, (rows - 1).bit_length()))
-    return _linear_kernel(few)(
+    tiles = next(n for n in _TILES if rows <= 8 * n or n == _TILES[-1])
+    return _linear_kernel(weight.group_size, tiles)(
         inputs=[x, weight.codes, weight.scales, weight.biases],
-        grid=(-(-outputs // few.width) * few.threads, few.blocks, 1),
-        threadgroup=(few.threads, 1, 1),
+        grid=(outputs // 16 * _WARPS * 32, -(-rows // (8 * tiles)), 1),
+        threadgroup=(_WARPS * 32, 1, 1),
         output_shapes=[(rows, outputs)],
         output_dtypes=[mx.bfloat16],
     )[0]
@@ -217,37 +220,35 @@ def _experts(
         output_shapes=[(pairs,), (most, 3)],
         output_dtypes=[mx.int32, mx.int32],
     )
+    lanes = _MANY_LANES if many else _EXPERT_WARPS * 32
     outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
-    inner, *_ = _expert_product(
-        [x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, order, tiles],
-        Few(x.shape[1], outputs, gate.group_size, _FEW_TILE, gated=True, experts=True),
-        (pairs, most, many, top, gelu),
-    )
-    y, *_ = _expert_product(
-        [inner, down.codes, down.scales, down.biases, order, tiles],
-        Few(outputs, hidden, down.group_size, _FEW_TILE, experts=True),
-        (pairs, most, many, 1, 0),
-    )
+    inner = _expert_kernel(many, True, gate.group_size, top, gelu)(
+        inputs=[
+            *(x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases),
+            *(order, tiles),
+        ],
+        grid=(outputs // (64 if many else 16) * lanes, most, 1),
+        threadgroup=(lanes, 1, 1),
+        output_shapes=[(pairs, outputs)],
+        output_dtypes=[mx.bfloat16],
+    )[0]
+    y = _expert_kernel(many, False, down.group_size, 1, 0)(
+        inputs=[inner, down.codes, down.scales, down.biases, order, tiles],
+        grid=(hidden // (128 if many else 16) * lanes, most, 1),
+        threadgroup=(lanes, 1, 1),
+        output_shapes=[(pairs, hidden)],
+        output_dtypes=[mx.bfloat16],
+    )[0]
     return y.reshape(-1, top, hidden)
 
 
-def _expert_product(
-    inputs: list[mx.array], few: Few, launch: tuple[int, int, bool, int, int]
-) -> list[mx.array]:
-    """`launch`: pairs, tiles, whether many rows come to an expert, experts a row, activation."""
-    pairs, most, many, top, gelu = launch
-    width = (64 if few.gated else 128) if many else few.width
-    lanes = _MANY_LANES if many else few.threads
-    return _expert_kernel(many, few, top, gelu)(
-        inputs=inputs,
-        grid=(-(-few.outputs // width) * lanes, most, 1),
-        threadgroup=(lanes, 1, 1),
-        output_shapes=[(pairs, few.outputs)],
-        output_dtypes=[mx.bfloat16],
-    )
-
-
 # -- kernels ---------------------------------------------------------------------------------------
+
+
+def few_defines(group_size: int, *, experts: bool) -> dict[str, int]:
+    """The constants of `few.cuh`; those of gated experts and their activation come beside."""
+    warps = _EXPERT_WARPS if experts else _WARPS
+    return {"TILES": 1, "WARPS": warps, "EXPERTS": int(experts), "GROUP": group_size}
 
 
 def many_defines(group_size: int, *, dense: bool) -> dict[str, int]:
@@ -262,9 +263,9 @@ def header(defines: dict[str, int]) -> str:
 
 
 @cache
-def _linear_kernel(few: Few) -> Kernel:
-    names = ["x", "w", "scales", "biases"]
-    return _compiled("few", names, ["y"], few.defines | {"GELU": 0}, few.shared)
+def _linear_kernel(group_size: int, tiles: int) -> Kernel:
+    defines = few_defines(group_size, experts=False) | {"GATED": 0, "GELU": 0, "TILES": tiles}
+    return _compiled("few", ["x", "w", "scales", "biases"], ["y"], defines)
 
 
 @cache
@@ -278,11 +279,11 @@ def _gate_kernel(gelu: int) -> Kernel:
 
 
 @cache
-def _expert_kernel(many: bool, few: Few, top: int, gelu: int) -> Kernel:
-    own = many_defines(few.group_size, dense=False) if many else few.defines
-    defines = own | {"GATED": int(few.gated), "TOP": top, "GELU": gelu}
-    inputs, shared = [*_matrices(few.gated), "order", "tiles"], 0 if many else few.shared
-    return _compiled("many" if many else "few", inputs, ["y"], defines, shared)
+def _expert_kernel(many: bool, gated: bool, group_size: int, top: int, gelu: int) -> Kernel:
+    own = many_defines(group_size, dense=False) if many else few_defines(group_size, experts=True)
+    defines = own | {"GATED": int(gated), "TOP": top, "GELU": gelu}
+    inputs = [*_matrices(gated), "order", "tiles"]
+    return _compiled("many" if many else "few", inputs, ["y"], defines)
 
 
 @cache
@@ -302,12 +303,10 @@ def _group_kernel(experts: int, tile: int) -> Kernel:
     return _compiled("group", ["chosen"], ["order", "tiles"], defines)
 
 
-def _compiled(
-    name: str, inputs: list[str], outputs: list[str], defines: dict[str, int], shared: int = 0
-) -> Kernel:
+def _compiled(name: str, inputs: list[str], outputs: list[str], defines: dict[str, int]) -> Kernel:
     own = "_".join(str(n) for n in defines.values())
     body = kernel_text(_PACKAGE, f"{name}.cuh")
-    return cuda_kernel(f"quire_{name}_{own}", inputs, outputs, body, header(defines), shared)
+    return cuda_kernel(f"quire_{name}_{own}", inputs, outputs, body, header(defines))
 
 
 # -- held against MLX's ----------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
-from quire.device.cuda.few import Few
-from quire.device.cuda.products import ACTIVATIONS
+from quire.device.cuda.products import ACTIVATIONS, few_defines
 from quire.device.gpu_kernels import kernel_text
 
 _PRODUCTS, _OWN = "quire.device.cuda", "quire.engine.decode"
@@ -20,6 +19,7 @@ _PRODUCTS, _OWN = "quire.device.cuda", "quire.engine.decode"
 ROW_THREADS = 512
 HEAD_THREADS = 128
 ROUTE_THREADS = 1024
+EXPERT_THREADS = 256
 SEAL_THREADS = 256
 _HALF = "#include <cuda_fp16.h>\n"
 
@@ -37,7 +37,43 @@ __device__ __forceinline__ void wait_for_others() {
 #endif
 }
 """
+# Has the second-level cache fetch the 16 rows of a matrix that a thread block reads.
+_FETCH = """
+{{
+  const char* at = (const char*)({codes} + (size_t){part} * 16 * {words});
+  for (int i = threadIdx.x * 128; i < 64 * {words}; i += blockDim.x * 128)
+    asm volatile("prefetch.global.L2 [%0];" :: "l"(at + i));
+}}
+"""
+
 WEIGHT = ("const unsigned* {0}", "const T* {1}", "const T* {2}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How products cut up to `max_rows` rows.
+
+    Attributes:
+        batch_invariant: a row's sums are added up in one order, however many rows there are.
+        tiles: times 8 rows in a thread block.
+        warps: that share a row of weights.
+    """
+
+    max_rows: int
+    batch_invariant: bool = False
+
+    @property
+    def tiles(self) -> int:
+        return min(4, -(-self.max_rows // 8))
+
+    @property
+    def warps(self) -> int:
+        return 16 if self.tiles == 1 and not self.batch_invariant else 8
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks, one above the other, for all rows."""
+        return -(-self.max_rows // (8 * self.tiles))
 
 
 def source_text(
@@ -130,7 +166,7 @@ class Mix:
         return _row_text("mix", parameters, defines)
 
 
-def linear(few: Few, outputs: tuple[int, ...]) -> str:
+def linear(inputs: int, outputs: tuple[int, ...], group_size: int, tiling: Tiling) -> str:
     """rows, x, then codes, scales, biases and y of each matrix."""
     parameters = ["const int* rows", "const T* x"]
     for n in range(len(outputs)):
@@ -141,41 +177,51 @@ def linear(few: Few, outputs: tuple[int, ...]) -> str:
         f"int outputs = {outputs[0]};",
         "const unsigned* w = w0; const T *scales = s0, *biases = b0; T* y = y0;",
     ]
-    for n, before in enumerate(parts(few, outputs)[:-1], 1):
+    for n in range(1, len(outputs)):
         lines += [
-            f"if (part >= {before}) {{ part -= {before};",
+            f"if (part >= {outputs[n - 1] // 16}) {{ part -= {outputs[n - 1] // 16};",
             f"w = w{n}; scales = s{n}; biases = b{n}; y = y{n}; outputs = {outputs[n]};",
         ]
-    lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {few.inputs // 8}}};"]
-    return _few(parameters, lines, few, {"GELU": 0, "TILE_X": "part"})
+    lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {inputs // 8}}};"]
+    lines.append(_FETCH.format(codes="w", part="part", words=inputs // 8))
+    return _few(parameters, lines, _few_defines(group_size, tiling) | {"TILE_X": "part"})
 
 
-def parts(few: Few, outputs: tuple[int, ...]) -> list[int]:
-    """Thread blocks side by side of each matrix."""
-    return [-(-n // few.width) for n in outputs]
-
-
-def gated(few: Few, activation: str) -> str:
+def gated(inputs: int, outputs: int, group_size: int, activation: str, tiling: Tiling) -> str:
     """rows, x, gate's and up's codes, scales and biases, y."""
     parameters = ["const int* rows", "const T* x", *_gate_and_up(), "T* y"]
     lines = [
         "const int x_shape[1] = {*rows};",
-        f"const int w_shape[2] = {{{few.outputs}, {few.inputs // 8}}};",
+        f"const int w_shape[2] = {{{outputs}, {inputs // 8}}};",
+        *(
+            _FETCH.format(codes=each, part="blockIdx.x", words=inputs // 8)
+            for each in ("w", "w_up")
+        ),
     ]
-    return _few(parameters, lines, few, {"GELU": ACTIVATIONS[activation]})
+    more = {"GATED": 1, "GELU": ACTIVATIONS[activation]}
+    return _few(parameters, lines, _few_defines(group_size, tiling) | more)
 
 
-def experts_gated(few: Few, experts: int, activation: str, top: int) -> str:
+def experts_gated(
+    experts: int, inputs: int, outputs: int, group_size: int, activation: str, top: int
+) -> str:
     """x, gate's and up's codes, scales and biases, order, tiles, y."""
     parameters = ["const T* x", *_gate_and_up(), "const int* order", "const int* tiles", "T* y"]
-    return _experts(parameters, few, experts, {"GELU": ACTIVATIONS[activation], "TOP": top})
+    more = {"GATED": 1, "GELU": ACTIVATIONS[activation], "TOP": top}
+    return _experts(parameters, (experts, outputs, inputs // 8), group_size, more)
 
 
-def experts_down(few: Few, experts: int) -> str:
+def experts_down(experts: int, inputs: int, outputs: int, group_size: int) -> str:
     """x, codes, scales, biases, order, tiles, y."""
     parameters = ["const T* x", *(p.format("w", "scales", "biases") for p in WEIGHT)]
     parameters += ["const int* order", "const int* tiles", "T* y"]
-    return _experts(parameters, few, experts, {"GELU": 0, "TOP": 1})
+    more = {"GATED": 0, "GELU": 0, "TOP": 1, "WARPS": down_warps(inputs)}
+    return _experts(parameters, (experts, outputs, inputs // 8), group_size, more)
+
+
+def down_warps(inputs: int) -> int:
+    """That share a row of an expert's last matrix: its rows are short."""
+    return 4 if inputs <= 1024 else 8
 
 
 def _gate_and_up() -> list[str]:
@@ -183,15 +229,23 @@ def _gate_and_up() -> list[str]:
     return [each.format(*own) for own in names for each in WEIGHT]
 
 
-def _experts(parameters: list[str], few: Few, experts: int, more: dict[str, int]) -> str:
-    lines = [f"const int w_shape[3] = {{{experts}, {few.outputs}, {few.inputs // 8}}};"]
-    return _few(parameters, lines, few, more)
+def _experts(
+    parameters: list[str], shape: tuple[int, int, int], group_size: int, more: dict[str, int]
+) -> str:
+    lines = [f"const int w_shape[3] = {{{shape[0]}, {shape[1]}, {shape[2]}}};"]
+    return _few(parameters, lines, few_defines(group_size, experts=True) | more)
 
 
-def _few(parameters: list[str], lines: list[str], few: Few, more: Mapping[str, object]) -> str:
+def _few_defines(group_size: int, tiling: Tiling) -> dict[str, int]:
+    own = {"TILES": tiling.tiles, "WARPS": tiling.warps, "GATED": 0, "GELU": 0}
+    return few_defines(group_size, experts=False) | own
+
+
+def _few(parameters: list[str], lines: list[str], defines: Mapping[str, object]) -> str:
     head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, "few.cuh")
-    defines = {**few.defines, **more, "READY": "wait_for_others()"}
-    return source_text(parameters, body, few.threads, defines, head, "\n".join(lines))
+    threads = 32 * int(str(defines["WARPS"]))
+    resident = 2 if int(str(defines["TILES"])) > 1 else None
+    return source_text(parameters, body, threads, defines, head, "\n".join(lines), resident)
 
 
 def route(

@@ -11,7 +11,6 @@ import numpy as np
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.device.cuda.driver import Launch
-from quire.device.cuda.few import Few
 from quire.device.operations import PackedWeight
 from quire.engine.decode import kernels, workspace
 from quire.engine.decode.head import Head
@@ -249,18 +248,23 @@ class Recording:
         return last
 
     def _mlp(self, mlp: StackMLP, last: int, x: int) -> int:
-        few = self._few(mlp.gate, mlp.gate.codes.shape[0], gated=True)
-        source, inner = kernels.gated(few, mlp.activation), self.workspace.at(Buffer.INNER)
+        outputs, tiling = (
+            mlp.gate.codes.shape[0],
+            kernels.Tiling(self.max_rows, self.batch_invariant),
+        )
+        inputs, group_size = mlp.gate.codes.shape[1] * 8, mlp.gate.packing.group_size
+        source = kernels.gated(inputs, outputs, group_size, mlp.activation, tiling)
+        inner = self.workspace.at(Buffer.INNER)
         matrices = *self._matrix(mlp.gate), *self._matrix(mlp.up)
         arguments = self.workspace.at(Buffer.ROWS), x, *matrices, inner
-        grid = -(-few.outputs // few.width), few.blocks, 1
-        last = self._add(source, grid, few.threads, arguments, (last,), few.shared)
+        grid = outputs // 16, tiling.blocks, 1
+        last = self._add(source, grid, 32 * tiling.warps, arguments, (last,))
         return self._linear(inner, [(mlp.down, self.workspace.at(Buffer.Y))], last)
 
     def _experts(self, experts: StackExperts, last: int, x: int, routed: int) -> int:
         at = self.workspace.at
         last = self._linear(routed, [(experts.router, at(Buffer.LOGITS))], last)
-        count, outputs, _ = experts.gate.codes.shape
+        count, outputs, words = experts.gate.codes.shape
         hidden, pairs = self.stack.hidden_size, self.max_rows * experts.k
         max_tiles = min(pairs, count + pairs // 8)
         source = kernels.route(
@@ -277,17 +281,25 @@ class Recording:
             *(at(Buffer.CHOSEN), at(Buffer.WEIGHTS), *order),
         )
         last = self._add(source, (1, 1, 1), kernels.ROUTE_THREADS, arguments, (last,))
-        few = self._few(experts.gate, outputs, gated=True, experts=True)
-        source = kernels.experts_gated(few, count, experts.activation, experts.k)
+        size = experts.gate.packing.group_size
+        source = kernels.experts_gated(
+            count, words * 8, outputs, size, experts.activation, experts.k
+        )
         matrices = *self._matrix(experts.gate), *self._matrix(experts.up)
         arguments = x, *matrices, *order, at(Buffer.EXPERT_INNER)
-        grid = -(-outputs // few.width), max_tiles, 1
-        last = self._add(source, grid, few.threads, arguments, (last,), few.shared)
-        few = self._few(experts.down, hidden, experts=True)
-        inner, matrix = at(Buffer.EXPERT_INNER), self._matrix(experts.down)
-        arguments = inner, *matrix, *order, at(Buffer.EXPERT_Y)
-        grid, source = (-(-hidden // few.width), max_tiles, 1), kernels.experts_down(few, count)
-        return self._add(source, grid, few.threads, arguments, (last,), few.shared)
+        grid = outputs // 16, max_tiles, 1
+        last = self._add(source, grid, kernels.EXPERT_THREADS, arguments, (last,))
+        size = experts.down.packing.group_size
+        source = kernels.experts_down(count, outputs, hidden, size)
+        arguments = (
+            at(Buffer.EXPERT_INNER),
+            *self._matrix(experts.down),
+            *order,
+            at(Buffer.EXPERT_Y),
+        )
+        grid = hidden // 16, max_tiles, 1
+        threads = 32 * kernels.down_warps(outputs)
+        return self._add(source, grid, threads, arguments, (last,))
 
     # -- kernels -------------------------------------------------------------------------------
 
@@ -306,21 +318,16 @@ class Recording:
 
     def _linear(self, x: int, parts: Sequence[tuple[PackedWeight, int]], last: int) -> int:
         """Matrices by which the same rows are multiplied, each into a buffer of its own."""
-        outputs = tuple(weight.codes.shape[0] for weight, _ in parts)
-        few = self._few(parts[0][0], sum(outputs))
+        weights = [weight for weight, _ in parts]
+        outputs = tuple(weight.codes.shape[0] for weight in weights)
+        tiling = kernels.Tiling(self.max_rows, self.batch_invariant)
+        inputs, group_size = weights[0].codes.shape[1] * 8, weights[0].packing.group_size
+        source = kernels.linear(inputs, outputs, group_size, tiling)
         arguments = [self.workspace.at(Buffer.ROWS), x]
         for weight, buffer in parts:
             arguments += [*self._matrix(weight), buffer]
-        grid = sum(kernels.parts(few, outputs)), few.blocks, 1
-        source = kernels.linear(few, outputs)
-        return self._add(source, grid, few.threads, tuple(arguments), (last,), few.shared)
-
-    def _few(
-        self, weight: PackedWeight, outputs: int, *, gated: bool = False, experts: bool = False
-    ) -> Few:
-        inputs, group_size = weight.codes.shape[-1] * 8, weight.packing.group_size
-        rows, invariant = self.max_rows, self.batch_invariant
-        return Few(inputs, outputs, group_size, rows, gated, experts, invariant)
+        grid = sum(outputs) // 16, tiling.blocks, 1
+        return self._add(source, grid, 32 * tiling.warps, tuple(arguments), (last,))
 
     def _mix(
         self,
