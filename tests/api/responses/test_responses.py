@@ -269,7 +269,7 @@ def test_an_answer_that_must_meet_a_schema(serve: Serve) -> None:
     assert response.text.format.to_dict() == wanted
     grammar = served.engine.requests[-1].grammar
     assert grammar is not None
-    assert json.loads(grammar.source) == schema
+    assert json.loads(grammar.source) == schema | {"additionalProperties": False}
     create(served, text={"format": {"type": "json_object"}})
     assert served.engine.requests[-1].grammar is not None
 
