@@ -20,7 +20,8 @@ REQUESTS = 1000
 ROUNDS = 4
 CONCURRENCY = 32
 GROWTH = 24 << 20
-"""Bytes that the server's processes may grow by; what a fork shares comes and goes by 13 MiB."""
+"""Bytes that the server's processes may grow by; what a fork shares comes and goes by 13 MiB,
+and blocks fill their 6 MB by and by."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -118,7 +119,7 @@ def counted(metrics: str, name: str) -> int:
 
 
 def test_what_is_counted_is_what_was_sent_and_nothing_grows(tmp_path: Path) -> None:
-    with quire_serve(tmp_path, "--kv-memory", "32MB") as child:
+    with quire_serve(tmp_path, "--kv-memory", "6MB") as child:
         sent, held = Sent(), []
         for seed in range(ROUNDS):
             asyncio.run(round_of(child.url, sent, seed))
