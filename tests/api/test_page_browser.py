@@ -468,6 +468,9 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
         page.click("[aria-label='Stop loading b']")
         page.wait_for_selector(".model .error:has-text('was stopped')")
         page.wait_for_selector("[aria-label='Load b']")
+        with page.expect_response("**/v1/models"):
+            pass  # the page asks again, and says it still
+        assert page.locator(".model .error:has-text('was stopped')").is_visible()
         opening.set()  # the thread that waits
 
 

@@ -39,6 +39,7 @@ class Card {
   constructor(name, changed) {
     this.name = name;
     this.changed = changed;
+    this.failure = ""; // of the button's last use; said until it is used again, or the model is loaded
     this.badge = h("span");
     this.facts = h("dl", { class: "facts" });
     this.goes = h("dd");
@@ -65,7 +66,8 @@ class Card {
       ...(loaded ? [fact("weights", bytes(model.weight_bytes)), fact("KV cache", `${bytes(model.kv_bytes)} at most`),
         fact("requests", count(model.requests)), [h("dt", {}, "unloads"), this.goes]] : []),
     ].flat());
-    this.say(model.problem);
+    if (loaded) this.failure = "";
+    this.say(model.problem || this.failure);
     this.button.textContent = BUTTONS[state] ?? "Load";
     this.button.setAttribute("aria-label", `${this.button.textContent} ${this.name}`);
     this.busy = state === "unloading";
@@ -92,9 +94,12 @@ class Card {
     if (this.button.getAttribute("aria-disabled") === "true") return;
     const path = this.state in BUTTONS ? "/models/unload" : "/models/load";
     this.busy = true;
-    const problem = await ask(path, { body: { model: this.name } }).then(() => "", (error) => error.message);
+    this.failure = "";
+    await ask(path, { body: { model: this.name } }).catch((error) => {
+      this.failure = error.message;
+      this.say(this.failure);
+    });
     await this.changed().catch(() => {}); // the poll says why the server does not answer
-    if (problem) this.say(problem);
   }
 }
 
