@@ -158,6 +158,17 @@ def reference_greedy(reference: Any, prompt: list[int], count: int, **media: Any
     return out[0, len(prompt) :].tolist()
 
 
+def reference_answer(
+    reference: Any, tokens: list[int], count: int, **media: Any
+) -> tuple[Any, list[int]]:
+    """Logits `[len(tokens), vocab]`, and `reference_greedy`; `media` as the model takes it."""
+    with torch.no_grad():
+        logits = reference(torch.tensor([tokens]), **media).logits[0]
+    greedy = reference_greedy(reference, tokens, count, **media)
+    assert len(set(greedy)) > 1, "a degenerate continuation proves nothing"
+    return logits, greedy
+
+
 def reference_image_logits(
     reference: Any, tokens: list[int], images: Sequence[PlacedMedia]
 ) -> mx.array:

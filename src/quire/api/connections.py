@@ -64,7 +64,8 @@ class LimitedProtocol(HttpToolsProtocol):
     # uvicorn narrows the type of asyncio's own method.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.timeout_keep_alive = self.limits.idle_s  # type: ignore[assignment]  # an event loop takes any
+        # Uvicorn's option is in whole seconds; it only hands this to `loop.call_later`.
+        self.timeout_keep_alive = self.limits.idle_s  # type: ignore[assignment]
         self._since = self._unread_since = self.loop.time()
         self._make_room()
         self._timer = self.loop.call_later(self.limits.look_s, self._look)
