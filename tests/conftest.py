@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 
@@ -13,6 +14,12 @@ from tests.support.child import Child, quire_serve
 # A busy machine is no failure: an example may take as long as it likes.
 settings.register_profile("quire", deadline=None)
 settings.load_profile("quire")
+
+
+def pytest_collection_finish() -> None:
+    """What the modules have made stays to the end: no garbage collection looks at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -113,3 +113,10 @@ def test_import_loads_next_to_nothing() -> None:
     loaded = {name.partition(".")[0] for name in result.stdout.split()}
     assert loaded <= {"quire"} | sys.stdlib_module_names
     assert len(result.stdout.split()) < 50
+
+
+def test_no_import_asks_for_the_device() -> None:
+    """Whoever starts a process may still say what MLX runs on."""
+    code = "import quire.device.device as d; d.current_device = None; import quire.engine.engine"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from workload import drawn
 
-from engine import drawn
 from quire.core.config import EngineConfig
 from quire.core.kv_choice import parse_format
 from quire.core.request import Request, SamplingParams

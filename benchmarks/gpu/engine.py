@@ -1,13 +1,13 @@
 """Runs Quire's engine on a model, without HTTP: `engine.py FOLDER OUT [what]`.
 
 What: `reference` for MLX's own operations alone; `page-4` and the like for a KV format; `quick`
-without the long prompts.
+without the long prompts; `once` instead of three times; `tokens-256` for answers of so many; `kv-8`
+for 8 GB of KV cache.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import statistics
 import sys
 import time
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+from workload import LONG, STREAMS, drawn, kv_gigabytes, tokens_asked
 
 from quire.attention.backend import Backends
 from quire.attention.reference import ReferenceBackend
@@ -28,19 +29,11 @@ from quire.engine import runner
 from quire.engine.engine import Engine
 from quire.engine.opening import open_engine
 
-LONG = 20_000
-
 
 def without_kernels() -> None:
     """From here on MLX's own operations serve."""
     runner.open_backends = lambda: Backends([ReferenceBackend()])  # type: ignore[assignment]
     current_device().operations = Operations()
-
-
-def drawn(count: int, seed: int) -> tuple[int, ...]:
-    """A prompt of random tokens."""
-    numbers = random.Random(seed)
-    return tuple(numbers.randrange(10, 100_000) for _ in range(count))
 
 
 def run(engine: Engine, prompts: list[tuple[int, ...]], tokens: int, name: str) -> dict[str, Any]:
@@ -88,13 +81,13 @@ def main(folder: str, out: Path, what: list[str]) -> None:
     named = [part for part in what if part.startswith(("page", "turbo", "uniform"))]
     format = parse_format(named[0]) if named else KVFormat()
     begun = time.perf_counter()
-    engine = open_engine(EngineConfig(folder, kv_memory=40 << 30, kv_format=format))
+    engine = open_engine(EngineConfig(folder, kv_memory=kv_gigabytes(what) << 30, kv_format=format))
     rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - begun}]
     print(rows[0], flush=True)
-    for again in ("first", "second", "third"):
-        for streams in (1, 8, 32):
+    for again in ("first",) if "once" in what else ("first", "second", "third"):
+        for streams in STREAMS:
             prompts = [drawn(128, 1000 * streams + n + 7 * len(again)) for n in range(streams)]
-            rows.append(run(engine, prompts, 60, f"{streams} streams, {again}"))
+            rows.append(run(engine, prompts, tokens_asked(what), f"{streams} streams, {again}"))
     if "quick" not in what:
         long = drawn(LONG, 1)
         rows.append(run(engine, [long], 32, "one long"))

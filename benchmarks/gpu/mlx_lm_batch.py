@@ -1,4 +1,7 @@
-"""The same requests through mlx-lm's BatchGenerator: `mlx_lm_batch.py FOLDER OUT [quick]`."""
+"""The same requests through mlx-lm's BatchGenerator: `mlx_lm_batch.py FOLDER OUT [what]`.
+
+What: `quick` without the long prompt; `tokens-256` for answers of so many. Needs no Quire.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.utils import load_model
-
-from engine import LONG, drawn
+from workload import LONG, STREAMS, drawn, tokens_asked
 
 
 def run(model: Any, prompts: list[tuple[int, ...]], tokens: int, name: str) -> dict[str, Any]:
@@ -60,9 +62,9 @@ def main(folder: str, out: Path, what: list[str]) -> None:
     mx.eval(model.parameters())
     rows: list[dict[str, Any]] = [{"what": "open", "seconds": time.perf_counter() - begun}]
     for again in ("first", "second"):
-        for streams in (1, 8, 32):
+        for streams in STREAMS:
             prompts = [drawn(128, 1000 * streams + n) for n in range(streams)]
-            rows.append(run(model, prompts, 60, f"{streams} streams, {again}"))
+            rows.append(run(model, prompts, tokens_asked(what), f"{streams} streams, {again}"))
     if "quick" not in what:
         rows.append(run(model, [drawn(LONG, 1)], 32, "one long"))
     out.write_text(json.dumps({"model": folder, "rows": rows}, indent=1))

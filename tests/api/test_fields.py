@@ -13,6 +13,8 @@ from openai.types.completion_create_params import (
 
 from quire.api.chat.endpoint import ChatRequest
 from quire.api.completions.endpoint import CompletionRequest
+from quire.api.shared.schema import Wire, parse
+from quire.core.errors import RequestError
 from tests.api.conftest import HTTP, Serve
 from tests.support.server import JSON_TYPE
 
@@ -44,6 +46,33 @@ def test_the_schemas_know_every_field_of_the_official_sdk() -> None:
     for parent in TextParams.__orig_bases__:  # type: ignore[attr-defined]
         text |= set(parent.__annotations__)
     assert text - set(CompletionRequest.model_fields) == set()
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields", "said"),
+    [
+        (ChatRequest, {"messages": [5]}, "'messages[0]': input should be an object with a 'role'."),
+        (ChatRequest, {"messages": ASK, "stop": 5}, "'stop': input should be a string or a list."),
+        (
+            ChatRequest,
+            {"messages": ASK, "response_format": "json"},
+            "'response_format': input should be an object with a 'type'.",
+        ),
+        (CompletionRequest, {"prompt": 5}, "'prompt': input should be a string or a list."),
+        (
+            ChatRequest,
+            {"messages": ASK, "logit_bias": []},
+            "'logit_bias': input should be an object.",
+        ),
+    ],
+)
+def test_what_has_the_wrong_type_is_told_all_right_ones(
+    schema: type[Wire], fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse(schema, fields)
+    assert refused.value.message == f"Invalid value for {said}"
+    assert refused.value.code == "invalid_type"
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 from anthropic import Anthropic, BadRequestError
 from openai import BadRequestError as OpenAIBadRequestError
@@ -329,7 +328,7 @@ class TestTextModels:
             ask_messages(served, [{"role": "user", "content": [_block()]}])
         assert said in str(raised.value)
         body = {"model": "quire-demo", "messages": [{"role": "user", "content": [_block()]}]}
-        answer = httpx.post(f"{served.url}/v1/messages/count_tokens", json=body)
+        answer = HTTP.post(f"{served.url}/v1/messages/count_tokens", json=body)
         assert (answer.status_code, answer.json()["error"]["message"]) == (400, said)
 
     def test_tokenize(self, serve: Serve) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 
 from quire.api.shared.live_streams import Stream
+from quire.api.shared.metrics import CallerMetrics
 from quire.core.config import ServerConfig
+from quire.core.request import FinishReason
+from quire.text.events import Finished, Usage
 from tests.api.conftest import HTTP, NAME, Serve, Served
 
 ASK = {"messages": [{"role": "user", "content": "Hi."}]}
@@ -21,6 +24,18 @@ def test_how_long_a_prompt_is_still_read() -> None:
     assert stream.view(told + 90)["left_s"] == 0
     stream.read(1000, 0, "new")
     assert stream.view(told + 20)["left_s"] is None
+
+
+def test_an_answer_is_counted_once_also_when_nobody_waits_for_its_end() -> None:
+    counted = CallerMetrics(("me",))
+    left, answered = (counted.observer("me", 8, "quire-demo") for _ in range(2))
+    left.gone()
+    answered.ended(Finished(FinishReason.STOP, Usage(8, 1)))
+    answered.gone()
+    for metrics in (counted.all, counted.of("me")):
+        assert metrics.ends == {"abort": 1, "stop": 1}
+        ended = metrics.view()["ended"]
+        assert [stream["finish"] for stream in ended] == ["stop", "abort"]
 
 
 def refused(served: Served, **headers: str) -> list[tuple[str, str | None, int, str, int]]:

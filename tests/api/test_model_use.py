@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from quire.api.app import build_app
 from quire.api.shared.sse import KEEPALIVE_S
-from quire.core.config import EngineConfig, Offer, ServerConfig
+from quire.core.config import EngineConfig, ModelConfig, ServerConfig
 from quire.core.errors import ModelError
 from quire.core.info import ModelInfo
 from quire.demo import MODEL_DIR
@@ -37,15 +37,17 @@ def application(load_s: float, problem: str | None = None) -> Starlette:
     info = ModelInfo(str(MODEL_DIR), "gemma4", 4096, 4096, "float32", "cpu", 1 << 20)
     words = tuple(Tokenizer.open(MODEL_DIR).encode("the"))
 
-    async def opener(offer: Offer, on_progress: OnProgress) -> Loaded:
+    async def opener(model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
         await asyncio.sleep(load_s)
         if problem is not None:
             raise ModelError(problem)
         engine = ScriptedEngine(info, lambda _: Script(words))
-        return Loaded(assemble(engine, offer.name, offer.serving))
+        return Loaded(assemble(engine, model_config.name, model_config.serving))
 
-    offers = [Offer(EngineConfig(""), ServerConfig(served_name=name)) for name in ("a", "b")]
-    return build_app(Models(offers, opener), ServerConfig())
+    model_configs = [
+        ModelConfig(EngineConfig(""), ServerConfig(served_name=name)) for name in ("a", "b")
+    ]
+    return build_app(Models(model_configs, opener), ServerConfig())
 
 
 async def asked(

@@ -13,7 +13,8 @@ from schemathesis.specs.openapi.checks import (
 from starlette.routing import Route
 
 from quire.api.app import build_app
-from quire.api.openapi import OPERATIONS, Operation, document
+from quire.api.openapi import document
+from quire.api.routes import OPERATIONS, Operation
 from quire.core.config import ServerConfig
 from tests.api.conftest import HTTP, NAME, Serve, Served
 from tests.support.server import one_model
@@ -23,28 +24,34 @@ def test_it_lists_the_routes_that_there_are(shared: Served) -> None:
     config = ServerConfig()
     app = build_app(one_model(shared.engine, NAME, config), config)
     routes = {
-        (method.lower(), route.path.replace(":path", ""))
+        (method.lower(), route.path_format)
         for route in app.routes
-        if isinstance(route, Route) and route.include_in_schema
+        if isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}
     }
-    assert {(each.method, each.path) for each in OPERATIONS} == routes
+    listed = {
+        (method, path)
+        for path, methods in document(OPERATIONS, (NAME,))["paths"].items()
+        for method in methods
+    }
+    assert routes - listed == {("post", "/v1/embeddings")}
+    assert not listed - routes
 
 
 def test_it_is_served(serve: Serve) -> None:
-    assert HTTP.get(f"{serve().url}/openapi.json").json() == document(("quire-demo",))
+    assert HTTP.get(f"{serve().url}/openapi.json").json() == document(OPERATIONS, ("quire-demo",))
 
 
 @pytest.mark.parametrize("examples", [8, pytest.param(150, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "operation",
-    OPERATIONS,
+    [each for each in OPERATIONS if each.listed],
     ids=lambda each: f"{each.method} {each.path}",
 )
 def test_no_input_breaks_the_server(serve: Serve, operation: Operation, examples: int) -> None:
     served = serve("Hello.")
     schema = schemathesis.openapi.from_url(f"{served.url}/openapi.json")
-    described = schema[operation.path][operation.method.upper()]
+    described = schema[operation.template][operation.method.upper()]
 
     answered: set[int] = set()
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire.api.app import build_app
-from quire.core.config import EngineConfig, Offer, ServerConfig
+from quire.core.config import EngineConfig, ModelConfig, ServerConfig
 from quire.core.messages import Progress
 from quire.core.request import Request
 from quire.serving.assembly import assemble
@@ -127,6 +127,7 @@ b") -> int:
 """
 
 
+@pytest.mark.slow
 def test_what_grows_is_what_is_drawn_at_once(page: Any, served: Served) -> None:
     opened(page, served.url)
     code = PROGRAM * 15  # more than a block of lines
@@ -177,6 +178,39 @@ def test_stop_then_edit_and_send_again(page: Any, served: Served) -> None:
     assert "First wording" not in prompt
 
 
+def test_a_conversation_that_is_deleted_while_it_is_answered_stays_deleted(
+    page: Any, served: Served
+) -> None:
+    says(served, "It goes on", silent=True)
+    opened(page, served.url)
+    ask(page, "Of no use")
+    page.wait_for_selector(".assistant .text:has-text('goes on')")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.click("[aria-label='Delete Of no use']")
+    page.wait_for_selector("#announcer:has-text('Stopped')", state="attached")
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert page.locator(".entry").all_inner_texts() == []
+
+
+@pytest.mark.slow
+def test_the_conversation_used_last_stands_first(page: Any, served: Served) -> None:
+    says(served, "Yes")
+    opened(page, served.url)
+    for question in ("Older", "Newer"):
+        page.click(".new")
+        ask(page, question)
+        page.wait_for_selector(DONE)
+    page.click(".entry:has-text('Older')")
+    ask(page, "Again")
+    page.wait_for_selector(".assistant:not([aria-busy]) >> nth=1")
+    assert page.locator(".entry").all_inner_texts() == ["Older", "Newer"]
+    page.reload()
+    page.wait_for_selector("html[data-ready]")
+    assert page.locator(".entry").all_inner_texts() == ["Older", "Newer"]
+
+
+@pytest.mark.slow
 def test_the_keyboard_never_loses_its_place(page: Any, served: Served) -> None:
     def at(label: str) -> None:
         page.wait_for_selector(f"[aria-label='{label}']:focus")
@@ -212,6 +246,7 @@ def test_the_keyboard_never_loses_its_place(page: Any, served: Served) -> None:
     at("Message")
 
 
+@pytest.mark.slow
 def test_parameters_go_along(page: Any, served: Served) -> None:
     says(served, "Fine")
     opened(page, served.url)
@@ -235,6 +270,7 @@ def test_an_error_is_shown(page: Any, served: Served) -> None:
     served.engine.failure = None
 
 
+@pytest.mark.slow
 def test_the_key_is_asked_for_once(page: Any, tokenizer: Tokenizer) -> None:
     with ExitStack() as stack:
         served = start(stack, tokenizer, ServerConfig(api_keys=("secret", "another")))
@@ -336,6 +372,7 @@ def test_the_reading_of_a_prompt_is_shown(page: Any, served: Served) -> None:
     assert page.get_by_text("Reading the prompt").count() == 0
 
 
+@pytest.mark.slow
 def test_a_live_view_opened_later_shows_what_was_and_when_it_last_knew(
     page: Any, served: Served
 ) -> None:
@@ -361,6 +398,7 @@ def test_a_live_view_opened_later_shows_what_was_and_when_it_last_knew(
     page.wait_for_selector(".live-inner:not(.stale)")
 
 
+@pytest.mark.slow
 def test_a_phone_has_a_drawer_and_nothing_is_cut_off(page: Any, served: Served) -> None:
     says(served, MARKDOWN)
     page.set_viewport_size({"width": 360, "height": 740})
@@ -376,6 +414,7 @@ def test_a_phone_has_a_drawer_and_nothing_is_cut_off(page: Any, served: Served) 
     page.wait_for_selector(".welcome")
 
 
+@pytest.mark.slow
 def test_a_long_answer_is_followed_until_one_scrolls_up(page: Any, served: Served) -> None:
     rest = """() => {
       const { scrollHeight, scrollTop, clientHeight } = document.querySelector(".scroller");
@@ -395,6 +434,7 @@ def test_a_long_answer_is_followed_until_one_scrolls_up(page: Any, served: Serve
     assert page.evaluate(rest) > 1000
 
 
+@pytest.mark.slow
 def test_the_page_spells_figures_as_the_terminal_does(page: Any, served: Served) -> None:
     opened(page, served.url)
     spelled = """async ([sizes, durations]) => {
@@ -405,6 +445,7 @@ def test_the_page_spells_figures_as_the_terminal_does(page: Any, served: Served)
     assert (sizes, durations) == (list(SIZES.values()), list(DURATIONS.values()))
 
 
+@pytest.mark.slow
 def test_docs_show_every_operation(page: Any, served: Served) -> None:
     page.goto(served.url + "/docs")
     page.wait_for_selector(".operation")
@@ -422,14 +463,16 @@ def test_a_model_is_picked_and_the_live_view_follows_what_is_loaded(
     engine = ScriptedEngine(served.engine.info, lambda _: Script(served.ids("Chosen")))
     opening = threading.Event()
 
-    async def opener(offer: Offer, on_progress: OnProgress) -> Loaded:
+    async def opener(model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
         on_progress(Progress("weights", 2 * 10**9, 5 * 10**9))
         await asyncio.to_thread(opening.wait, 30)
-        return Loaded(assemble(engine, offer.name, offer.serving))
+        return Loaded(assemble(engine, model_config.name, model_config.serving))
 
     config = ServerConfig()
-    offers = [Offer(EngineConfig(""), replace(config, served_name=name)) for name in ("a", "b")]
-    with serving(build_app(Models(offers, opener), config)) as url:
+    model_configs = [
+        ModelConfig(EngineConfig(""), replace(config, served_name=name)) for name in ("a", "b")
+    ]
+    with serving(build_app(Models(model_configs, opener), config)) as url:
         opened(page, url)
         page.click("nav >> text=Live")
         page.wait_for_selector(".model:has-text('unloaded')")
@@ -488,6 +531,7 @@ GIVE = """async ([kind, selector]) => {
 }"""
 
 
+@pytest.mark.slow
 def test_files_are_pasted_dropped_and_sent_and_the_talk_is_exported(
     page: Any, served: Served
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from openai import BadRequestError
 
 from quire.constraints.grammar import GrammarCompiler
-from quire.core.request import GrammarSpec
+from quire.core.request import FinishReason, GrammarSpec
 from tests.api.conftest import HTTP, Serve, Served, openai_client
 from tests.support.scripted_engine import Script
 from tests.support.waiting import wait_until
@@ -78,7 +78,8 @@ def test_an_answer_of_calls_alone_has_no_content(serve: Serve) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_one_call_at_a_time(serve: Serve, stream: bool) -> None:
-    served = serve(lambda _: Script(served.ids(CALL + OTHER + " and"), delay_s=0.002, silent=True))
+    # All in one output: what follows the call has come with it.
+    served = serve(lambda _: Script(served.ids(CALL + OTHER + " and"), group=99, silent=True))
     answer = create(served, tools=TOOLS, parallel_tool_calls=False, stream=stream)
     if stream:
         chunks = [chunk.choices[0] for chunk in answer]
@@ -89,8 +90,9 @@ def test_one_call_at_a_time(serve: Serve, stream: bool) -> None:
     else:
         names = [call.function.name for call in answer.choices[0].message.tool_calls]
         reason = answer.choices[0].finish_reason
+        assert answer.usage.completion_tokens == len(served.ids(CALL))
     assert (names, reason) == (["get_weather"], "tool_calls")
-    wait_until(lambda: served.engine.tickets[0].aborted, 5)
+    wait_until(lambda: served.engine.tickets[0].aborted is FinishReason.STOP, 5)
 
 
 def test_a_call_that_is_cut_off_is_no_call(serve: Serve) -> None:

@@ -6,8 +6,6 @@ import signal
 import threading
 from pathlib import Path
 
-import httpx
-
 from tests.attack.harness import attacked
 from tests.e2e.client import Client, Streamed
 from tests.support.waiting import wait_until
@@ -31,7 +29,7 @@ def test_a_stopped_engine_is_told_of(tmp_path: Path) -> None:
             assert streamed, "the stream hangs"
             assert streamed[0].error is not None
             assert streamed[0].error["code"] == "engine_failure"
-            answer = httpx.get(f"{victim.url}/health", timeout=30)
+            answer = client.http.get("/health")
             assert answer.status_code == 503
             assert "has not answered" in answer.json()["reason"]
             answer = client.post("/v1/completions", prompt="x")
@@ -39,7 +37,6 @@ def test_a_stopped_engine_is_told_of(tmp_path: Path) -> None:
             assert client.http.get("/metrics").status_code == 503
         finally:
             engine.send_signal(signal.SIGCONT)
-        health = f"{victim.url}/health"
-        wait_until(lambda: httpx.get(health, timeout=30).status_code == 200, 60)
+        wait_until(lambda: client.http.get("/health").status_code == 200, 60)
         assert client.text("Once upon a time") == expected
         victim.child.wait_idle()

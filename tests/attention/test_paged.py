@@ -11,7 +11,7 @@ import pytest
 
 from quire.attention.backend import AttentionCase, PreparedAttention, Scoring
 from quire.attention.metadata import AttentionMetadata, build_metadata
-from quire.attention.paged import PagedBackend, check, cuda, packed, prompts
+from quire.attention.paged import PagedBackend, check, cuda, decoding, packed
 from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.check import differs
 from quire.attention.paged.prompts import side_by_side
@@ -183,7 +183,7 @@ def test_sources_for_codes_agree_with_the_reference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(cuda, "cuda_kernel", emulate)
-    monkeypatch.setattr(prompts, "_ELEMENTS", 1 << 15)
+    monkeypatch.setattr(decoding, "_ELEMENTS", 1 << 15)
     monkeypatch.setitem(check._TOLERANCE, mx.bfloat16, 5e-3)
     _forget()
     format, heads = KVFormat("page", *bits), group * spec.kv_heads
@@ -263,8 +263,9 @@ def test_sources_for_single_rows_agree_with_the_reference(
 
 def _forget() -> None:
     """Kernels are made once a process."""
-    for made in (packed._kernel, packed._join_kernel, cuda._attend_kernel):
+    for made in (packed._kernel, packed._join_kernel, cuda._attend_kernel, decoding._kernel):
         made.cache_clear()
+    decoding._sound.clear()
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ CASES += [("gemma4", UNIFORM8), ("gemma4", TURBO), ("gemma4", HALF)]
 # Where a recurrent state shapes the keys, cutting a prompt elsewhere shifts them by 1e-6, and now
 # and then a coarse code with them: with or without a disk. Fine codes stay within the tolerance.
 CASES += [("qwen3_5", PAGE8)]
-DAILY = (("llama", PAGE4), ("gemma4", TURBO), ("gemma4", HALF), ("gemma4_ple", PLAIN))
+DAILY = (("llama", PAGE4), ("gemma4", TURBO))
 DAILY += (("qwen3_5", PAGE8),)
 
 LONG = prompts((300,), tokens=12)[0]
@@ -136,7 +136,7 @@ def test_evicted_and_read_back(
     settings = config(tmp_path, format, memory)
     crowd = [
         replace(request, id=f"crowd{number}", max_tokens=4)
-        for number, request in enumerate(prompts((300,) * 6, seed=3))
+        for number, request in enumerate(prompts((300,) * 4, seed=3))
     ]
     wanted = replace(LONG, id="again")
     all_ = company(loaded, settings)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from quire.cli.commands import parse
+from quire.cli.model_configs import model_configs
 from quire.cli.model_options import ModelOptions
-from quire.cli.offers import offers
 from quire.cli.server_options import ServerOptions
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
@@ -21,7 +21,7 @@ from quire.media.kinds import limits_of
 def config(*arguments: str) -> ServerConfig:
     options = parse(["serve", *arguments])
     assert isinstance(options, ServerOptions)
-    return offers(options, options.server_config())[0].serving
+    return model_configs(options, options.server_config())[0].serving
 
 
 def test_by_default_the_key_is_the_process_own() -> None:

@@ -146,7 +146,7 @@ def test_a_wrong_value_takes_one_line_in_the_commands_that_read_it(
 def test_models_of_a_file_have_settings_of_their_own(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from quire.cli.offers import offers
+    from quire.cli.model_configs import model_configs
 
     file = home / "models.toml"
     file.write_text(
@@ -168,7 +168,7 @@ def test_models_of_a_file_have_settings_of_their_own(
         """
     )
     args = parse(["serve", "--config", str(file)])
-    small, other = offers(args, args.server_config())
+    small, other = model_configs(args, args.server_config())
     assert (small.name, small.pinned, small.idle_unload_s) == ("small", True, 60)
     assert (small.engine.max_context, small.engine.kv_format.name) == (256, "page-4")
     assert small.serving.sampling_overrides == {"temperature": 0.5}
@@ -177,14 +177,26 @@ def test_models_of_a_file_have_settings_of_their_own(
     assert other.engine.model == str(MODEL_DIR)
     assert other.serving.sampling_overrides == {}
     given = parse(["serve", "--config", str(file), f"own={MODEL_DIR}"])
-    assert [each.name for each in offers(given, given.server_config())] == ["own"]
+    assert [each.name for each in model_configs(given, given.server_config())] == ["own"]
+
+
+def test_of_several_models_each_has_its_own_folder_for_blocks() -> None:
+    from quire.cli.model_configs import model_configs
+
+    def folders(*models: str) -> list[str | None]:
+        given = parse(["serve", *models, "--kv-disk", "/kv"])
+        found = model_configs(given, given.server_config())
+        return [each.engine.disk and each.engine.disk.path for each in found]
+
+    assert folders("quire-demo") == ["/kv"]
+    assert folders("a=quire-demo", "org/b=quire-demo") == ["/kv/a", "/kv/org--b"]
 
 
 def test_the_embedded_model_may_be_named() -> None:
-    from quire.cli.offers import offers
+    from quire.cli.model_configs import model_configs
 
     given = parse(["serve", "quire-demo", "small=quire-demo", "other="])
-    found = offers(given, given.server_config())
+    found = model_configs(given, given.server_config())
     assert [each.name for each in found] == ["quire-demo", "small", "other"]
     assert {each.engine.model for each in found} == {str(MODEL_DIR)}
 

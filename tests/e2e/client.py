@@ -42,7 +42,7 @@ class Client:
     def __init__(self, url: str) -> None:
         self.url = url
         limits = httpx.Limits(max_connections=64)
-        self.http = httpx.Client(base_url=url, timeout=120, limits=limits)
+        self.http = httpx.Client(base_url=url, timeout=120, limits=limits, verify=False)
 
     def __enter__(self) -> Self:
         return self

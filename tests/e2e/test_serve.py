@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 from tests.e2e.client import CHAT, COMPLETIONS, Client, Streamed, at_once
 from tests.support.child import Child, quire_serve
 from tests.support.server import JSON_TYPE
+from tests.support.waiting import wait_until
 
 STORY = "The red cat saw a small boat near the green hill. Two birds"
 OTHERS = (
@@ -29,7 +29,7 @@ OTHERS = (
     "My name is",
 )
 LONG: Any = {"max_tokens": 40, "ignore_eos": True}
-ABORTED = 'quire_sequences_finished_total{reason="abort"}'
+STOPPED, ABORTED = (f'quire_sequences_finished_total{{reason="{r}"}}' for r in ("stop", "abort"))
 
 
 @pytest.mark.slow
@@ -61,7 +61,7 @@ def test_when_the_engine_dies_everyone_is_told(tmp_path: Path) -> None:
         with ThreadPoolExecutor(2) as pool:
             streamed, whole = pool.submit(streaming), pool.submit(waiting)
             begun.wait()
-            time.sleep(0.2)  # the second request is on its way
+            wait_until(lambda: child.live()["quire_running_sequences"] == 2, 30)
             child.engine.send_signal(signal.SIGKILL)
             assert streamed.result().error is not None
             assert whole.result().status_code >= 500
@@ -165,6 +165,7 @@ def _metric(child: Child, name: str) -> float:
 def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(child: Child, client: Client) -> None:
     full = client.text(STORY, **LONG)
     stop = full[len(full) // 2 :][:5]
+    stopped, aborted = _metric(child, STOPPED), _metric(child, ABORTED)
     for stream in (False, True):
         if stream:
             seen = client.stream(STORY, stop=[stop, "never to be seen"], **LONG)
@@ -174,6 +175,7 @@ def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(child: Child, client:
             text, finish = choice["text"], choice["finish_reason"]
         assert (text, finish) == (full[: full.index(stop)], "stop")
     child.wait_idle()
+    assert (_metric(child, STOPPED), _metric(child, ABORTED)) == (stopped + 2, aborted)
 
 
 def test_several_choices(client: Client) -> None:
@@ -245,22 +247,17 @@ def test_a_small_budget_makes_requests_wait_and_loses_none(tmp_path: Path) -> No
     prompts = [[300 + n, *range(400 + n, 540 + n)] for n in range(10)]
     with quire_serve(tmp_path, *limits) as child, Client(child.url) as client:
         alone = [client.text(prompt, **LONG) for prompt in prompts[:2]]
-        done, waited = threading.Event(), []
-
-        def watch() -> None:
-            while not done.is_set():
+        waited = []
+        with ThreadPoolExecutor(1) as pool:
+            asked = [partial(client.complete, prompt, **LONG) for prompt in prompts]
+            answering = pool.submit(at_once, asked)
+            while not answering.done():
                 text = child.metrics()
                 samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
                 pages = [float(v) for k, v in samples.items() if k.startswith("quire_kv_bytes{")]
                 assert sum(pages) <= float(samples["quire_kv_budget_bytes"])
                 waited.append(float(samples["quire_waiting_sequences"]))
-                time.sleep(0.02)
-
-        with ThreadPoolExecutor(1) as pool:
-            watching = pool.submit(watch)
-            answers = at_once([partial(client.complete, prompt, **LONG) for prompt in prompts])
-            done.set()
-            watching.result()
+            answers = answering.result()
         assert max(waited) > 0, "the budget was no pressure"
         choices = [answer["choices"][0] for answer in answers]
         assert {choice["finish_reason"] for choice in choices} == {"length"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from quire.constraints.masks import mask_of
@@ -45,6 +47,27 @@ def test_a_grammar_that_is_met_ends_earlier() -> None:
     mask = constraint.mask()
     assert mask is not None
     assert (mask & mask_of(ENDS, VOCABULARY)).any()
+
+
+def test_a_model_opens_with_its_compiler_of_grammars(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*args: object) -> None:
+        raise AssertionError("streams wait for it")
+
+    monkeypatch.setattr("quire.engine.constraints.GrammarCompiler", late)
+    request = Request("a", (5,), grammar=GrammarSpec("regex", "a"), max_tokens=1)
+    assert answer(engine, request).finish is FinishReason.LENGTH
+
+
+def test_a_tokenizer_that_no_grammar_can_use_serves_all_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    factory = ConstraintFactory(tmp_path, VOCABULARY, ENDS)
+    with caplog.at_level("INFO"):
+        factory.open()
+    assert "no grammar can bind" in caplog.text
+    assert factory.make(Request("a", (5,), min_tokens=1)) is not None
 
 
 def answer(engine: Engine, request: Request) -> Output:

@@ -59,7 +59,7 @@ SHOWN: tuple[Shown, ...] = (
 
 
 def requests() -> list[Request]:
-    plain = prompts((20, 45, 50, 60, 65, 130), 30)
+    plain = prompts((20, 45, 50, 60, 65, 130), 20)
     return [showing(request, shown) for request, shown in zip(plain, SHOWN, strict=True)]
 
 
@@ -151,15 +151,15 @@ def test_formats_side_by_side(opened: Opened, expected: Expected) -> None:
         assert_same(company.answers, expected(format), [name])
 
 
-LONG = showing(prompts((150,), 20)[0], ((20, picture(1, 2, 2)), (70, picture(2, 1, 3))))
+LONG = showing(prompts((150,), 8)[0], ((20, picture(1, 2, 2)), (70, picture(2, 1, 3))))
 FOLLOWERS: dict[str, tuple[Request, int]] = {
     "exact repeat": (LONG, 151),
     "another first picture": (
-        showing(prompts((150,), 20)[0], ((20, picture(9, 2, 2)), (70, picture(2, 1, 3)))),
+        showing(prompts((150,), 8)[0], ((20, picture(9, 2, 2)), (70, picture(2, 1, 3)))),
         20,
     ),
     "another second picture": (
-        showing(prompts((150,), 20)[0], ((20, picture(1, 2, 2)), (70, picture(9, 1, 3)))),
+        showing(prompts((150,), 8)[0], ((20, picture(1, 2, 2)), (70, picture(9, 1, 3)))),
         91,
     ),
     "the mark, and no picture": (replace(LONG, media=()), 20),

@@ -92,7 +92,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 def watched(llama: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Watched]:
     """Makes engines in which a piece takes a second, and a step has time for two."""
     monkeypatch.setattr(EncodingCost, "seconds", lambda self, kind, rows: 1.0)
-    monkeypatch.setattr(PrefillBudget, "seconds", lambda self, *args: 2.0 * AT_ONCE)
+    monkeypatch.setattr(PrefillBudget, "seconds", lambda self, *args, **more: 2.0 * AT_ONCE)
     schedule = Scheduler.schedule
 
     def make() -> Watched:

@@ -74,7 +74,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 @pytest.mark.parametrize(
     ("family", "format"),
     [
-        ("llama", "plain"),
+        pytest.param("llama", "plain", marks=pytest.mark.slow),
         ("llama", "page-4"),
         ("gemma4_ple", "turbo-4"),
         ("qwen3_moe", "plain"),

@@ -160,7 +160,7 @@ def test_a_constraint_that_fails_before_the_first_token_ends_the_request_once(
     loaded: LoadedModel, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     company = Company(loaded, config)
-    monkeypatch.setattr(company.engine._constraints, "make", lambda request: Unable())
+    monkeypatch.setattr(company.engine.constraints, "make", lambda request: Unable())
     answers = company.run([Request("bad", (5, 6), SamplingParams())])
     (end,) = answers["bad"].ends
     assert end.error is not None

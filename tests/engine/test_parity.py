@@ -6,7 +6,8 @@ On a CPU with the compiled kernels, with OpenBLAS, and with MLX's own products.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -44,32 +45,25 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def products(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What multiplies matrices."""
-    current_device().choose_products(request.param)
-    yield
-    current_device().choose_products("mlx")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Opened]:
+    """A family's tiny model and what each prompt gets alone, computed once for each `--blas`."""
 
-
-@pytest.fixture(scope="module")
-def opened(products: None, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Opened]:
-    """A family's tiny model and what each prompt gets alone, computed once."""
-    known: dict[str, Opened] = {}
-
-    def find(name: str) -> Opened:
-        if name not in known:
-            folder = tiny_model(Path(tmp_path_factory.mktemp(name)), name)
-            loaded = open_model(str(folder), dtype="float32")
-            config = EngineConfig(str(folder), kv_memory=64 << 20, prefix_cache=False)
-            known[name] = loaded, config, alone(loaded, config, prompts())
-        return known[name]
+    @cache
+    def find(products: str, name: str) -> Opened:
+        folder = tiny_model(Path(tmp_path_factory.mktemp(name)), name)
+        loaded = open_model(str(folder), dtype="float32")
+        config = EngineConfig(str(folder), kv_memory=64 << 20, prefix_cache=False)
+        return loaded, config, alone(loaded, config, prompts())
 
     return find
 
 
-@pytest.mark.parametrize(("products", "family", "scenario"), CASES, indirect=["products"])
-def test_as_if_alone(opened: Callable[[str], Opened], family: str, scenario: str) -> None:
-    loaded, config, expected = opened(family)
+@pytest.mark.parametrize(("products", "family", "scenario"), CASES)
+def test_as_if_alone(
+    opened: Callable[[str, str], Opened], products: str, family: str, scenario: str
+) -> None:
+    current_device().choose_products(products)
+    loaded, config, expected = opened(products, family)
     wanted = prompts()
     got = SCENARIOS[scenario](loaded, config, wanted)
     assert_same(got, expected, [request.id for request in wanted])

@@ -94,7 +94,7 @@ def test_seeded_and_penalised_answers_are_the_same(opened: Open, family: str) ->
     lengths = (5, 30, 64, 70)
     wanted = [
         replace(request, sampling=params)
-        for request, params in zip(prompts(lengths, tokens=50), SAMPLED, strict=True)
+        for request, params in zip(prompts(lengths, tokens=36), SAMPLED, strict=True)
     ]
     plain = Company(loaded, config)
     plain.run(wanted)
@@ -105,9 +105,7 @@ def test_seeded_and_penalised_answers_are_the_same(opened: Open, family: str) ->
     assert sum(each.wrong for each in proposers) > 20
 
 
-@pytest.mark.parametrize(
-    "family", everyday(FAMILIES, lambda family: family in ("gemma4", "qwen3_5"))
-)
+@pytest.mark.parametrize("family", everyday(FAMILIES, lambda family: family == "qwen3_5"))
 def test_what_was_drafted_is_reused_and_survives_pre_emption(opened: Open, family: str) -> None:
     loaded = opened(family)
     config = EngineConfig(str(loaded.path), kv_memory=64 << 20, page_tokens=16)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import mlx.core as mx
 import numpy as np
@@ -13,6 +14,7 @@ from quire.core.config import EngineConfig
 from quire.core.request import Embed, FinishReason, Output, Request, Score, Task
 from quire.models.loader import LoadedModel
 from tests.models.solo import SoloStep, solo_logits
+from tests.support.everyday import everyday
 from tests.support.opened import Open
 from tests.support.parity import Company, prompts
 
@@ -58,8 +60,14 @@ def check(loaded: LoadedModel, got: dict[str, Output], wanted: list[Request]) ->
         assert np.abs(np.array(output.vector) - want).max() < 1e-4 * max(1, np.abs(want).max())
 
 
-@pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("family", FAMILIES)
+DAILY = [("llama", name) for name in TASKS] + [
+    (family, name) for family in FAMILIES[1:] for name in ("mean", "score")
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), everyday(product(FAMILIES, TASKS), lambda *case: case in DAILY)
+)
 def test_beside_streams_in_chunks_and_warm(opened: Open, family: str, name: str) -> None:
     loaded = opened(family)
     config = EngineConfig(str(loaded.path), kv_memory=64 << 20, max_step_tokens=50)

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from quire.core.messages import Frames, StepOutputs
+from quire.core.frames import Frames
+from quire.core.messages import StepOutputs
 from quire.core.request import FinishReason, Output, TokenLogprobs
 from quire.engine import worker
 from quire.engine.engine import Engine

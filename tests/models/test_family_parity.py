@@ -37,6 +37,9 @@ DAILY = {
     "cohere2",  # blocks in parallel, neighbouring pairs, layers without rotation
     "glm4_moe",  # experts after a dense layer, a shared one, part of a head rotated
 }
+WHOLE = "falcon_h1"
+"""The family with all scenarios every day; of the others these are slow."""
+LIKE_OTHERS = ("staggered arrivals", "in chunks of 33", "in chunks of 64")
 IN_COMPANY = {
     "glm_moe_dsa-shared",  # an indexer chooses keys, also for the layer behind it
 }
@@ -86,6 +89,7 @@ def _families() -> list[Any]:
 
 def _cases() -> list[Any]:
     daily = {(name, scenario) for name in DAILY for scenario in FAMILY_SCENARIOS}
+    daily -= {(name, scenario) for name in DAILY - {WHOLE} for scenario in LIKE_OTHERS}
     daily |= {(name, "beside a cancelled neighbour") for name in IN_COMPANY}
     return [
         pytest.param(*case, marks=() if case in daily else pytest.mark.slow)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from quire.core.errors import ModelError
+from quire.models.decoder import DecoderModel
 from quire.models.loader import context_length, trained_length
 from quire.models.registry import build
 from tests.support.families import CONFIGS
@@ -29,6 +30,11 @@ from tests.support.families import CONFIGS
         ("glm_moe_dsa", {"index_topk_pattern": "FXF"}, "indexer_types = 'X'"),
         ("falcon_h1", {"projectors_bias": True}, "projectors_bias = True"),
         ("falcon_h1", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("granitemoehybrid", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("mamba2", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("qwen3_next", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("phi", {"tie_word_embeddings": True}, "tie_word_embeddings = True"),
+        ("glm4_moe", {"n_group": 3}, "n_routed_experts % n_group = 2"),
     ],
 )
 def test_what_is_not_computed_is_refused(name: str, changes: dict[str, Any], word: str) -> None:
@@ -66,3 +72,11 @@ def test_mistral3_of_another_text_is_refused() -> None:
     text = CONFIGS["mistral"] | {"model_type": "mistral4"}
     with pytest.raises(ModelError, match="mistral4"):
         build({"model_type": "mistral3", "text_config": text})
+
+
+@pytest.mark.parametrize(("outer", "inner"), [({}, True), ({"tie_word_embeddings": True}, False)])
+def test_a_head_is_tied_where_a_part_says_so(outer: dict[str, Any], inner: bool) -> None:
+    text = CONFIGS["mistral"] | {"tie_word_embeddings": inner}
+    model = build({"model_type": "mistral3", "text_config": text} | outer)
+    assert isinstance(model, DecoderModel)
+    assert model.description.tied_head

@@ -10,9 +10,7 @@ from quire.models.gated_delta import GatedDelta, GatedDeltaNet, gated_delta
 from tests.models.solo import SoloStep
 
 HIDDEN = 32
-SHAPE = GatedDelta(
-    key_heads=2, value_heads=4, key_dim=16, value_dim=8, kernel=4, activation="silu", eps=1e-6
-)
+SHAPE = GatedDelta(key_heads=2, value_heads=4, key_dim=16, value_dim=8, kernel=4, eps=1e-6)
 
 
 class Segment:

@@ -19,7 +19,7 @@ from quire.models.base import LanguageModel
 from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
 from tests.models.solo import encoded, solo_logits
-from tests.models.test_seeing import assert_near, packed
+from tests.models.test_vision_language import assert_near, packed
 from tests.support.agreement import differ
 from tests.support.families import gemma3n_config
 from tests.support.parity import SCENARIOS, TOLERANCE, alone, answered, assert_same, prompts

@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from quire.core.end_tokens import end_token_ids
 from quire.core.errors import ModelError
 from quire.core.figures import size
 from quire.device.device import current_device
@@ -117,6 +118,30 @@ def test_end_tokens_come_from_three_files(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
     assert open_model(str(folder)).eos_ids == {1, 2, 7, 50, 106}
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("tokenizer_config.json", "eos_token", ["<end>"]),
+        ("tokenizer_config.json", "added_tokens_decoder", [1]),
+        ("tokenizer_config.json", "added_tokens_decoder", {"x": {"content": "<end>"}}),
+        ("tokenizer.json", "added_tokens", {"7": "<end>"}),
+        ("tokenizer.json", "added_tokens", [{"content": "<end>"}]),
+        ("tokenizer.json", "vocab", {"<end>": "x"}),
+    ],
+)
+def test_a_tokenizer_without_ids_is_named(
+    file: str, key: str, value: object, tmp_path: Path
+) -> None:
+    contents: dict[str, dict[str, Any]] = {"tokenizer_config.json": {"eos_token": "<end>"}}
+    contents.setdefault(file, {})[key] = value
+    if key == "vocab":
+        contents[file] = {"model": {key: value}}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(ModelError, match=rf"{re.escape(file)}: .*{key}"):
+        end_token_ids(tmp_path)
 
 
 def test_fingerprint_tells_weights_and_configs_apart(tmp_path: Path) -> None:
@@ -271,6 +296,20 @@ def test_qwen3_5_reads_multimodal_checkpoints(tmp_path: Path) -> None:
 
     difference = solo_logits(text.model, PROMPT) - solo_logits(multimodal.model, PROMPT)
     assert mx.max(mx.abs(difference)).item() < 1e-5
+
+
+def test_a_head_of_its_own_is_read_where_the_configuration_ties_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Transformers reads such a checkpoint so, too."""
+    folder = write_model(tmp_path, llama_config(tie_word_embeddings=False))
+    expected = solo_logits(open_model(str(folder)).model, PROMPT)
+    _rewrite(folder, tie_word_embeddings=True)
+
+    read = solo_logits(open_model(str(folder)).model, PROMPT)
+
+    assert mx.array_equal(read, expected)
+    assert "ties the head" in caplog.text
 
 
 def test_broken_files_are_named(tmp_path: Path) -> None:

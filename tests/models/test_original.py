@@ -17,7 +17,7 @@ from quire.core.errors import ModelError
 from quire.models.loader import LoadedModel, open_model
 from quire.models.registry import build
 from tests.models.solo import solo_logits
-from tests.models.test_seeing import assert_near, packed
+from tests.models.test_vision_language import assert_near, packed
 from tests.support.families import HELD_AGAINST_MLX_LM
 from tests.support.hybrid import PROMPTS as HYBRID_PROMPTS
 from tests.support.original import CONFIGS, CONVERTED

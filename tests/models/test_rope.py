@@ -7,6 +7,7 @@ import pytest
 
 from quire.core.errors import ModelError
 from quire.models.rope import Rope, RopeParameters
+from quire.models.settings import Settings
 
 PARAMETERS = {
     "default": RopeParameters(rope_theta=500.0),
@@ -62,27 +63,27 @@ def test_proportional_leaves_the_slow_pairs_alone() -> None:
 
 
 def test_old_and_new_spelling_mean_the_same() -> None:
-    old = RopeParameters.from_config(
+    old = Settings(
         {
             "rope_theta": 5e5,
             "max_position_embeddings": 4096,
             "rope_scaling": {"type": "linear", "factor": 2.0},
         }
     )
-    new = RopeParameters.from_config(
+    new = Settings(
         {
             "max_position_embeddings": 4096,
             "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5},
         }
     )
-    assert old == new
+    assert old.rope() == new.rope()
 
 
 def test_unknown_types_are_refused_by_name() -> None:
     with pytest.raises(ModelError, match="longrope"):
-        RopeParameters.from_config({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}})
+        Settings({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}).rope()
     with pytest.raises(ModelError, match="factor"):
-        RopeParameters.from_config({"rope_scaling": {"rope_type": "llama3"}})
+        Settings({"rope_scaling": {"rope_type": "llama3"}}).rope()
 
 
 def test_three_positions_turn_their_own_pairs() -> None:

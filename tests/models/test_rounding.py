@@ -22,7 +22,7 @@ pytest.importorskip("transformers", reason="the oracle is transformers")
 from transformers import AutoConfig  # noqa: E402
 
 from tests.models import oracle  # noqa: E402
-from tests.models.test_seeing_oracle import inputs  # noqa: E402
+from tests.models.test_vision_language_oracle import inputs  # noqa: E402
 
 SEEDS = range(4)
 BOUND = 1e-4

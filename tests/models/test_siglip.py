@@ -14,7 +14,7 @@ import pytest
 from quire.core.config import EngineConfig
 from quire.models.loader import LoadedModel, open_model
 from tests.models.solo import encoded, solo_logits
-from tests.models.test_seeing import assert_near, packed
+from tests.models.test_vision_language import assert_near, packed
 from tests.support.agreement import differ
 from tests.support.parity import TOLERANCE, alone, answered, assert_same, in_batch, prompts
 from tests.support.siglip import CONFIGS, cases, shown

@@ -40,7 +40,9 @@ def seeded(params: SamplingParams, seed: int) -> SamplingParams:
     return SamplingParams(**{**fields, "seed": seed})
 
 
-@pytest.mark.parametrize("vocab", [5, 128, 700, 9001])
+@pytest.mark.parametrize(
+    "vocab", [5, 700, *(pytest.param(n, marks=pytest.mark.slow) for n in (128, 9001))]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_draw_is_the_one_that_float64_makes(kind: str, vocab: int) -> None:
     logits = np.random.default_rng(vocab).normal(0, 2, (100, vocab)).astype(np.float32)
@@ -51,7 +53,7 @@ def test_each_draw_is_the_one_that_float64_makes(kind: str, vocab: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("vary", ["seed", "position"])
+@pytest.mark.parametrize("vary", ["seed", pytest.param("position", marks=pytest.mark.slow)])
 def test_frequencies_are_the_probabilities(kind: str, vary: str) -> None:
     row = np.random.default_rng(1).normal(0, 1.5, 300).astype(np.float32)
     draws = 4000

@@ -64,6 +64,7 @@ class Simulation:
     answers: dict[str, list[int]] = field(default_factory=dict)
     time: float = 0.0
     disk: ScriptedDisk | None = None
+    rows_together: int = 0
 
     def __post_init__(self) -> None:
         self.manager = BlockManager(self.budget, page_bytes)
@@ -74,6 +75,7 @@ class Simulation:
             PrefillBudget(1.0, 2.0, self.chunk),
             lambda format, salt: f"{format.name}|{salt}".encode(),
             clock=lambda: self.time,
+            rows_together=lambda format: self.rows_together,
         )
         if self.disk is not None:
             self.manager.disk_accepts = self.disk.accepts

@@ -127,6 +127,32 @@ def test_streams_keep_their_share_of_the_time(own_s: float, waiting: int) -> Non
     assert read * token_s >= 0.4 * of_prompts * steps, "most of the time goes to launching"
 
 
+def test_a_stream_that_sits_out_every_other_step_keeps_its_share() -> None:
+    decode_s, own_s, token_s = 3e-3, 36e-3, 4e-5
+    pace = PrefillBudget(60e-3, 2.0, 2048)
+    pace.observe(1, 0, 0, decode_s)
+    of_prompts = 0.0
+    for number in range(2000):
+        sits_out = number % 2 == 1
+        rows = 0 if sits_out else 1
+        tokens = pace.prompt_budget(rows, sits_out=sits_out)
+        pace.begin(rows, 1, bool(tokens), tokens, sits_out=sits_out)
+        seconds = own_s + tokens * token_s if tokens else 0.0
+        if rows or tokens:
+            pace.observe(rows, bool(tokens), tokens, rows * decode_s + seconds)
+        if number >= 1000:  # costs are learned
+            of_prompts += seconds
+    assert 0.7 * decode_s <= of_prompts / 500 <= 1.1 * decode_s, "of each token's time"
+
+
+def test_encoders_leave_prompts_half_of_a_step() -> None:
+    pace = taught(0.0, 1e-4, decode_s=0.01)
+    assert pace.beside_encoders(100, 0.0) == 100
+    assert pace.beside_encoders(100, 2e-3) == pytest.approx(80, abs=5)
+    assert pace.beside_encoders(100, 1.0) == 50
+    assert pace.beside_encoders(1, 1.0) == 1
+
+
 def test_a_short_prompt_beside_streams_is_read_at_once() -> None:
     pace = taught(36e-3, 4e-5, decode_s=3e-3, step_s=60e-3)
     pace.begin(4, 0, 0, 0)
@@ -169,3 +195,41 @@ def test_where_there_is_room_for_one_row_one_is_read() -> None:
     pace.observe(4, 1, 1, 0.01)  # from here on the smaller share is due
     assert pace.prompt_budget(4) == 1
     assert pace.prompt_budget(5) == 0
+
+
+def on_a_gpu() -> PrefillBudget:
+    """A step that is launched layer by layer costs 35 ms; a recorded one of 64 rows 8."""
+    pace = PrefillBudget(0.06, 2.0, 2048)
+    for number in range(60):
+        pace.observe(8, 0, 0, 0.0027)
+        pace.observe(8, 1, 56, 0.008, recorded=True)
+        tokens = 300 + 170 * (number % 5)
+        pace.observe(8, 1, tokens, 0.0027 + 0.035 + tokens * 40e-6)
+    return pace
+
+
+def test_short_prompts_are_read_in_recorded_steps() -> None:
+    pace = on_a_gpu()
+    large = pace.prompt_budget(8)
+    assert large > 500
+    assert [pace.recorded(large, 8, waiting, 64) for waiting in (20, 128, 224)] == [20, 56, 56]
+    assert pace.recorded(large, 8, 225, 64) == large
+    assert pace.recorded(30, 8, 20_000, 64) == 224  # as much as recorded steps read in that time
+    assert pace.recorded(large, 8, 128, 0) == large
+    assert pace.recorded(large, 60, 128, 64) == large  # hardly a row is left
+    assert pace.recorded(0, 8, 128, 64) == 0  # those who generate are owed time
+
+
+def test_recorded_steps_that_read_keep_to_the_share_of_prompts() -> None:
+    pace = on_a_gpu()
+    reads = 0
+    for _ in range(100):
+        rows = pace.recorded(pace.prompt_budget(8), 8, 100, 64)
+        reads += rows > 0
+        pace.begin(8, 1, int(rows > 0), rows, recorded=True)
+    assert 45 <= reads <= 55
+
+
+def test_a_step_that_is_not_recorded_has_no_more_rows_than_any() -> None:
+    pace = PrefillBudget(0.06, 2.0, 100)
+    assert pace.recorded(pace.prompt_budget(20), 20, 20_000, 64) == 80

@@ -282,23 +282,65 @@ def test_what_cannot_be_cut_is_refused() -> None:
         simulation.scheduler.truncate("r", 4)
 
 
-def test_the_budget_hears_of_who_sits_a_step_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, bool]] = []
-    budget = PrefillBudget.prompt_budget
+def test_the_budget_hears_once_a_step_of_who_sits_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, bool]] = []
+    begun: list[tuple[int, bool]] = []
+    budget, begin = PrefillBudget.prompt_budget, PrefillBudget.begin
 
-    def listens(self: PrefillBudget, rows: int, *args: Any, sits_out: bool = False) -> int:
-        told.append((rows, sits_out))
+    def is_asked(self: PrefillBudget, rows: int, *args: Any, sits_out: bool = False) -> int:
+        asked.append((rows, sits_out))
         return budget(self, rows, *args, sits_out=sits_out)
 
-    monkeypatch.setattr(PrefillBudget, "prompt_budget", listens)
+    def begins(
+        self: PrefillBudget, rows: int, *args: Any, sits_out: bool = False, recorded: bool = False
+    ) -> None:
+        begun.append((rows, sits_out))
+        begin(self, rows, *args, sits_out=sits_out, recorded=recorded)
+
+    monkeypatch.setattr(PrefillBudget, "prompt_budget", is_asked)
+    monkeypatch.setattr(PrefillBudget, "begin", begins)
     simulation = Simulation(GROUPS["full"], 4000)
     simulation.add(Request("waits", (1, 2, 3), max_tokens=20))
     simulation.sequence("waits").constraint = Obedient()
     simulation.step()
     simulation.add(Request("reads", tuple(range(40)), max_tokens=1))
     simulation.run()
-    assert (0, True) in told
-    assert (1, False) in told
+    assert (0, True) in asked
+    assert (1, False) in asked
+    assert asked == begun
+
+
+def test_short_prompts_beside_streams_are_read_in_steps_that_can_be_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps: list[tuple[int, int, bool]] = []  # rows that generate, rows that read, recorded
+    begin = PrefillBudget.begin
+
+    def begins(
+        self: PrefillBudget, generating: int, prompts: int, chunks: int, rows: int, **named: bool
+    ) -> None:
+        steps.append((generating, rows, named["recorded"]))
+        begin(self, generating, prompts, chunks, rows, **named)
+
+    monkeypatch.setattr(PrefillBudget, "begin", begins)
+    simulation = Simulation(GROUPS["full"], 1 << 20, chunk=100, max_context=200, rows_together=16)
+    for name in "ab":
+        simulation.add(Request(name, (1, 2, 3), max_tokens=60))
+    while any(simulation.answers[name] == [] for name in "ab"):
+        simulation.step()
+    steps.clear()
+    simulation.add(Request("short", tuple(range(50)), max_tokens=1))
+    while "short" not in simulation.ended:
+        simulation.step()
+    assert [rows for _, rows, _ in steps if rows] == [14, 14, 14, 8]
+    assert all(recorded for *_, recorded in steps)
+    assert all(generating == 2 for generating, *_ in steps)
+    steps.clear()
+    simulation.add(Request("long", tuple(range(100, 160)), max_tokens=1))
+    simulation.run()
+    first = next(step for step in steps if step[1])
+    assert first[1] > 16
+    assert not first[2]
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "recurrent"])

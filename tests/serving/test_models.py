@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from quire.core.config import EngineConfig, Offer, ServerConfig
+from quire.core.config import EngineConfig, ModelConfig, ServerConfig
 from quire.core.errors import EngineFailure, ModelError, NoRoom, NotFound
 from quire.core.info import ModelInfo
 from quire.core.messages import Progress
@@ -32,8 +32,8 @@ class House:
     problem: str | None = None
     load_s: float = LOAD_S
 
-    async def open(self, offer: Offer, on_progress: OnProgress) -> Loaded:
-        self.configs.append(offer.engine)
+    async def open(self, model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
+        self.configs.append(model_config.engine)
         on_progress(Progress("weights", 1, 4))
         full = len(self.there) >= self.room  # an engine is told at its start what there is
         await asyncio.sleep(self.load_s)
@@ -41,28 +41,28 @@ class House:
             raise ModelError(self.problem)
         if full:
             raise NoRoom("full")
-        self.loads.append(offer.name)
+        self.loads.append(model_config.name)
         info = ModelInfo(str(MODEL_DIR), "gemma4", 4096, 4096, "float32", "cpu", 5096)
         engine = ScriptedEngine(info, lambda _: Script())
         close = engine.close
 
         async def closed() -> None:
-            del self.there[offer.name]
+            del self.there[model_config.name]
             await close()
 
         engine.close = closed  # type: ignore[method-assign]
-        service = assemble(engine, offer.name, offer.serving)
-        self.there[offer.name] = Loaded(service, broken=asyncio.Event())
-        return self.there[offer.name]
+        service = assemble(engine, model_config.name, model_config.serving)
+        self.there[model_config.name] = Loaded(service, broken=asyncio.Event())
+        return self.there[model_config.name]
 
     def models(
         self, *names: str, pinned: str = "", idle_s: float | None = None, memory: int | None = None
     ) -> Models:
-        offers = [
-            Offer(EngineConfig(name), ServerConfig(served_name=name), name == pinned, idle_s)
+        model_configs = [
+            ModelConfig(EngineConfig(name), ServerConfig(served_name=name), name == pinned, idle_s)
             for name in names
         ]
-        return Models(offers, self.open, memory=memory)
+        return Models(model_configs, self.open, memory=memory)
 
 
 async def asked(models: Models, name: str) -> Lease:
@@ -362,16 +362,17 @@ def test_memory_is_shared_out_by_what_is_loaded() -> None:
     virtual_time.run(check())
 
 
-def test_closing_ends_what_loads_and_what_is_loaded() -> None:
+@pytest.mark.parametrize("begun_s", [0, 1])
+def test_closing_ends_what_loads_and_what_is_loaded(begun_s: int) -> None:
     async def check() -> None:
         house = House()
         models = house.models("a", "b")
         await answered(models, "a")
         loading = asyncio.create_task(asked(models, "b"))
-        await asyncio.sleep(1)
+        await asyncio.sleep(begun_s)
         await models.close()
         assert not house.there
-        with pytest.raises((EngineFailure, asyncio.CancelledError)):
+        with pytest.raises(EngineFailure, match="shutting down"):
             await loading
         with pytest.raises(EngineFailure, match="shutting down"):
             await asked(models, "b")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from quire.core.errors import EngineFailure, RequestError
-from quire.core.request import SamplingParams
+from quire.core.request import FinishReason, Output, SamplingParams
 from quire.serving.generation import Generation
 from quire.serving.service import Service
 from quire.serving.streams import GenerationStream, Unobserved
 from quire.text.events import Event, Failed, Finished
-from quire.text.output import fold
+from quire.text.output import OutputStream, fold
 from tests.serving.conftest import CONTEXT
 from tests.support.scripted_engine import Script, ScriptedEngine
 
@@ -85,7 +86,7 @@ async def test_a_stop_string_aborts_the_request(service: Service, engine: Script
     engine.reset(lambda _: Script(words, silent=True))
     found = await events_of(await begin(service, stops=("two",)))
     assert fold([event for _, event in found]).text == "one "
-    assert engine.tickets[0].aborted
+    assert engine.tickets[0].aborted is FinishReason.STOP
 
 
 async def test_an_engine_that_is_gone_takes_nothing(
@@ -125,9 +126,25 @@ async def test_a_reader_that_leaves_aborts_what_runs(
 
     engine.reset(silent)
     run = await begin(service, n=2)
+    before = asyncio.all_tasks()
     batches: Sequence[Any] = []
     stream = run.batches()
     batches = await anext(stream)
+    assert len(asyncio.all_tasks() - before) == 2
     await stream.aclose()
     assert batches
-    assert all(ticket.aborted for ticket in engine.tickets)
+    assert asyncio.all_tasks() == before
+    assert all(ticket.aborted is FinishReason.ABORT for ticket in engine.tickets)
+
+
+async def test_output_that_cannot_be_read_fails_its_request(
+    service: Service, engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(stream: OutputStream, output: Output) -> list[Event]:
+        raise ValueError("no parser expects this")
+
+    monkeypatch.setattr(OutputStream, "feed", unreadable)
+    engine.reset(lambda _: Script((5, 6), silent=True))
+    ((_, end),) = await events_of(await begin(service))
+    assert isinstance(end, Failed)
+    assert engine.tickets[0].aborted is FinishReason.ERROR

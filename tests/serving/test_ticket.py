@@ -10,8 +10,9 @@ from quire.serving.ticket import Ticket
 ROOM = 1 << 20
 
 
-def ticket(aborted: list[str] | None = None) -> Ticket:
-    return Ticket("a", (aborted if aborted is not None else []).append)
+def ticket(aborted: list[tuple[str, FinishReason]] | None = None) -> Ticket:
+    seen = [] if aborted is None else aborted
+    return Ticket("a", lambda name, reason: seen.append((name, reason)))
 
 
 async def test_tokens_that_wait_are_one_output() -> None:
@@ -45,12 +46,12 @@ async def test_whoever_waits_is_woken() -> None:
 
 
 async def test_the_end_ends_the_iteration_and_the_aborts() -> None:
-    aborted: list[str] = []
+    aborted: list[tuple[str, FinishReason]] = []
     made = ticket(aborted)
-    made.abort()
+    made.abort(FinishReason.STOP)
     made.put(Output("a", (1,)))
     made.put(Output("a", (), finish=FinishReason.STOP))
     assert len([output async for output in made]) == 2
     assert [output async for output in made] == []
     made.abort()
-    assert aborted == ["a"]
+    assert aborted == [("a", FinishReason.STOP)]

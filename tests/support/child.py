@@ -15,6 +15,8 @@ import httpx
 import psutil
 
 _PATIENCE_S = 60.0
+_HTTP = httpx.Client(timeout=30, headers={"connection": "close"})
+"""For all servers: making one reads every certificate of the machine."""
 GAUGES = re.compile(
     r"^(quire_http_in_flight|quire_running_sequences|quire_waiting_sequences"
     r'|quire_kv_bytes\{.*state="live".*\}) (\S+)$',
@@ -45,7 +47,7 @@ class Child:
 
     def metrics(self) -> str:
         """The text of /metrics."""
-        return httpx.get(f"{self.url}/metrics", timeout=30).text
+        return _HTTP.get(f"{self.url}/metrics").text
 
     def live(self) -> dict[str, float]:
         """What is in flight: requests, sequences, and bytes of pages that they hold."""
@@ -113,6 +115,6 @@ def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> str:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+        return _HTTP.get(f"{url}/health", timeout=5).status_code == 200
     except httpx.HTTPError:
         return False

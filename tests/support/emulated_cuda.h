@@ -9,7 +9,12 @@
 #define __forceinline__ inline
 #define __syncthreads() emulated::wait(emulated::AT_BARRIER)
 
-struct __half { float16_t value; explicit operator float() const { return value; } };
+struct __half {
+  float16_t value;
+  __half() = default;
+  __half(float16_t x) : value(x) {}
+  explicit operator float() const { return value; }
+};
 typedef bfloat16_t __nv_bfloat16;
 struct __half2 { __half x, y; };
 struct float2 { float x, y; };
@@ -19,6 +24,7 @@ struct alignas(16) uint4 { uint x, y, z, w; };
 static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
 static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 static inline __half2 __half2half2(__half x) { return {x, x}; }
 static inline float __half2float(__half x) { return x.value; }
 static inline float2 __half22float2(__half2 x) { return {x.x.value, x.y.value}; }
@@ -33,6 +39,7 @@ static inline __half __float2half(float x) { return {(float16_t)x}; }
 static inline float fabsf(float x) { return __builtin_fabsf(x); }
 static inline float exp2f(float x) { return __builtin_exp2f(x); }
 static inline float tanhf(float x) { return __builtin_tanhf(x); }
+static inline void sincosf(float x, float* sine, float* cosine) { *sine = __builtin_sinf(x); *cosine = __builtin_cosf(x); }
 static inline float sqrtf(float x) { return __builtin_sqrtf(x); }
 static inline float rsqrtf(float x) { return 1.f / __builtin_sqrtf(x); }
 static inline uint __float_as_uint(float x) { uint y; memcpy(&y, &x, 4); return y; }
@@ -135,6 +142,14 @@ static inline uint times16(uint x, uint y) {
   using emulated::half_of;
   return pack16(half_of(x, 0) * half_of(y, 0), half_of(x, 1) * half_of(y, 1));
 }
+static inline uint minus16(uint x, uint y) {
+  using emulated::half_of;
+  return pack16(half_of(x, 0) - half_of(y, 0), half_of(x, 1) - half_of(y, 1));
+}
+static inline uint fused16(uint x, uint y, uint z) {
+  using emulated::half_of;
+  return pack16(half_of(x, 0) * half_of(y, 0) + half_of(z, 0), half_of(x, 1) * half_of(y, 1) + half_of(z, 1));
+}
 static inline uint transposed(uint two) {
   const emulated::Posts all = emulated::post(&two, 1);
   const int lane = emulated::current % 32, row = lane / 4, column = lane % 4 * 2;
@@ -143,6 +158,7 @@ static inline uint transposed(uint two) {
 }
 static inline float power(float x) { return __builtin_exp2f(x); }
 static inline void copy_ahead(void* to, const void* from) { memcpy(to, from, 16); }
+static inline void copy_few_ahead(void* to, const void* from, int bytes) { memcpy(to, from, bytes); }
 static inline void end_turn() {}
 static inline void await_turn() { __syncwarp(); }
 static inline void await_all() { __syncwarp(); }

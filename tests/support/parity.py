@@ -105,7 +105,7 @@ def with_media(
     return replace(request, prompt=(*tokens, *text), media=tuple(placed))
 
 
-def prompts(lengths: Iterable[int] = LENGTHS, tokens: int = 60, seed: int = 0) -> list[Request]:
+def prompts(lengths: Iterable[int] = LENGTHS, tokens: int = 40, seed: int = 0) -> list[Request]:
     """Greedy requests with unrelated prompts of the given lengths."""
     rng = random.Random(seed)
     return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ class Script:
         tokens: emitted `group` an output; cut at the request's max_tokens and at its stop tokens,
             as an engine does, and followed by a stop token.
         delay_s: before each output.
+        held: nothing is emitted before it is set.
         error: ends the request after the tokens.
         silent: never ends after the tokens, until it is aborted.
         reads: prompt tokens that are read after each step before the first token.
@@ -26,6 +28,7 @@ class Script:
 
     tokens: tuple[int, ...] = ()
     delay_s: float = 0.0
+    held: threading.Event | None = None
     group: int = 1
     error: Failure | None = None
     silent: bool = False
@@ -36,15 +39,16 @@ class Script:
 
 
 class ScriptedTicket(Ticket):
-    """A ticket that remembers whether it was aborted."""
+    """A ticket that remembers why it was aborted, if it was."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id, self._note)
-        self.aborted = False
+        self.aborted: FinishReason | None = None
         self.ended = False
 
-    def _note(self, request_id: str) -> None:
-        self.aborted = not self.ended
+    def _note(self, request_id: str, reason: FinishReason) -> None:
+        if not self.ended:
+            self.aborted = self.aborted or reason
 
 
 class ScriptedEngine:
@@ -87,6 +91,8 @@ class ScriptedEngine:
                 **more,  # type: ignore[arg-type]
             )
 
+        while script.held is not None and not script.held.is_set():
+            await asyncio.sleep(0.002)
         for read in script.reads:
             await asyncio.sleep(script.delay_s)
             ticket.put(output(read=read))
@@ -103,7 +109,7 @@ class ScriptedEngine:
         while script.silent and not ticket.aborted:
             await asyncio.sleep(0.002)
         if ticket.aborted and not ticket.ended:
-            ticket.put(output(finish=FinishReason.ABORT))
+            ticket.put(output(finish=ticket.aborted))
         elif script.error is not None:
             ticket.put(output(finish=FinishReason.ERROR, error=script.error))
         ticket.ended = True

@@ -85,7 +85,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "qwen2_5_vl",
         _TEXT | _rope([2, 3, 3]) | {"model_type": "qwen2_5_vl_text"},
         # Windows of 2 by 2 squares.
-        _WIDE | {"window_size": 16, "fullatt_block_indexes": [1], "tokens_per_second": 2},
+        _WIDE
+        | {"window_size": 16, "fullatt_block_indexes": [1], "tokens_per_second": 2}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 5000.0}},
     ),
     "qwen3_vl": _config(
         "qwen3_vl",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from quire.api.server import serve
-from quire.core.config import EngineConfig, Offer, ServerConfig
+from quire.core.config import EngineConfig, ModelConfig, ServerConfig
 
 NAME = "scripted"
 WORKER = "tests.support.scripted_worker"
@@ -19,4 +19,4 @@ if __name__ == "__main__":
         allow_special_tokens=True,  # by which a test names its script
         log_level="warning",
     )
-    sys.exit(serve((Offer(EngineConfig(folder), config),), config, WORKER))
+    sys.exit(serve((ModelConfig(EngineConfig(folder), config),), config, WORKER))

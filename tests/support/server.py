@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from quire.api.connections import LimitedProtocol
-from quire.core.config import EngineConfig, Offer, ServerConfig
+from quire.core.config import EngineConfig, ModelConfig, ServerConfig
 from quire.serving.assembly import assemble
 from quire.serving.interface import EngineClient
 from quire.serving.models import Loaded, Models, OnProgress
@@ -26,12 +26,12 @@ RAW_HEAD = "host: localhost\r\ncontent-type: application/json"
 
 def one_model(client: EngineClient, name: str, config: ServerConfig) -> Models:
     """A server's only model, loaded; what is unloaded is assembled again around the same engine."""
-    offer = Offer(EngineConfig(""), replace(config, served_name=name))
+    model_config = ModelConfig(EngineConfig(""), replace(config, served_name=name))
 
-    async def opener(offer: Offer, on_progress: OnProgress) -> Loaded:
+    async def opener(model_config: ModelConfig, on_progress: OnProgress) -> Loaded:
         return Loaded(assemble(client, name, config))
 
-    models = Models((offer,), opener)
+    models = Models((model_config,), opener)
     models.default.loaded = Loaded(assemble(client, name, config))
     return models
 

@@ -16,11 +16,11 @@ from quire.api.chat.endpoint import Chat
 from quire.api.completions.endpoint import Completions
 from quire.api.messages.endpoint import Messages
 from quire.api.openapi import OpenApi
-from quire.api.operation import Operation
 from quire.api.page import PageFiles
 from quire.api.pages import PageGuard, host_names
 from quire.api.responses.endpoint import Responses
 from quire.api.responses.store import CallerStores
+from quire.api.routes import OPERATIONS, Endpoints
 from quire.api.shared.access import IGNORED_HEADER, Access, AccessLog
 from quire.api.shared.auth import ApiKeys, callers
 from quire.api.shared.context import ServerContext
@@ -30,6 +30,7 @@ from quire.api.shared.metrics import CallerMetrics
 from quire.api.shared.model_use import HoldsModel
 from quire.api.shared.seal import Seal
 from quire.api.shared.tracing import Tracer, open_tracer
+from quire.api.utilities import Utilities
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
 from quire.serving.models import Models
@@ -49,35 +50,24 @@ def build_app(models: Models, config: ServerConfig) -> Starlette:
     server = ServerContext(models, config, slots, metrics, seal, stores.reading)
     models.observe(metrics.observer)
     slotted = [Middleware(Slotted, slots=slots), Middleware(HoldsModel)]
-    chat, completions, operation = Chat(server), Completions(server), Operation(server)
-    messages, responses = Messages(server), Responses(server, stores)
-    names = [name for model in models for name in model.offer.names]
+    names = [name for model in models for name in model.config.names]
+    endpoints = Endpoints(
+        Chat(server),
+        Completions(server),
+        Messages(server),
+        Responses(server, stores),
+        Utilities(server),
+        OpenApi(OPERATIONS, names).get,
+    )
     routes = [
-        Route("/", operation.root),
-        Route("/v1/chat/completions", chat.create, methods=["POST"], middleware=slotted),
-        Route("/v1/completions", completions.create, methods=["POST"], middleware=slotted),
-        Route("/v1/messages", messages.create, methods=["POST"], middleware=slotted),
         Route(
-            "/v1/messages/count_tokens",
-            messages.count_tokens,
-            methods=["POST"],
-            middleware=slotted,
-        ),
-        Route("/v1/responses", responses.create, methods=["POST"], middleware=slotted),
-        Route("/v1/responses/{id}", responses.retrieve),
-        Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
-        Route("/v1/models", operation.models),
-        Route("/v1/models/{name:path}", operation.model),
-        Route("/models/load", operation.load, methods=["POST"], middleware=slotted),
-        Route("/models/unload", operation.unload, methods=["POST"], middleware=slotted),
-        Route("/v1/embeddings", operation.embeddings, methods=["POST"], include_in_schema=False),
-        Route("/tokenize", operation.tokenize, methods=["POST"], middleware=slotted),
-        Route("/detokenize", operation.detokenize, methods=["POST"], middleware=slotted),
-        Route("/health", operation.health),
-        Route("/metrics", operation.metrics),
-        Route("/openapi.json", OpenApi(names).get),
+            each.path,
+            each.endpoint(endpoints),
+            methods=[each.method],
+            middleware=slotted if each.body is not None else None,
+        )
+        for each in OPERATIONS
     ]
-
     return Starlette(
         routes=routes,
         middleware=_middleware(server, routes, None if tracer is None else tracer.trace),

@@ -20,7 +20,7 @@ from quire.api.app import build_app
 from quire.api.connections import LimitedProtocol
 from quire.api.reading import ReadingContext
 from quire.api.stopping import StoppingServer, StopSignal, until_stop_signal
-from quire.core.config import Offer, ServerConfig
+from quire.core.config import ModelConfig, ServerConfig
 from quire.core.errors import ModelError, QuireError
 from quire.core.messages import Progress
 from quire.core.processes import allow_many_descriptors
@@ -29,6 +29,7 @@ from quire.serving.assembly import assemble
 from quire.serving.engine_client import WORKER, ProcessEngine
 from quire.serving.jobs import JobLimits, Jobs
 from quire.serving.models import Loaded, Models, OnProgress, Opener
+from quire.serving.tasks import cancel_and_wait
 
 log = logging.getLogger("quire.server")
 
@@ -36,7 +37,7 @@ _LAST_WORD_S = 2.0  # for /health to say that the engine is gone
 
 
 def serve(
-    offers: Sequence[Offer],
+    model_configs: Sequence[ModelConfig],
     config: ServerConfig,
     worker: str = WORKER,
     *,
@@ -62,7 +63,7 @@ def serve(
     ):
         try:
             return runner.run(
-                _serve(offers, config, listener, partial(_open, worker, on_progress), memory)
+                _serve(model_configs, config, listener, partial(_open, worker, on_progress), memory)
             )
         except StopSignal as stop:
             return 128 + stop.number
@@ -89,7 +90,7 @@ def _bind(config: ServerConfig) -> socket.socket:
 
 
 async def _serve(
-    offers: Sequence[Offer],
+    model_configs: Sequence[ModelConfig],
     config: ServerConfig,
     listener: socket.socket,
     opener: Opener,
@@ -100,7 +101,7 @@ async def _serve(
     models = Models(
         [
             replace(each, serving=replace(each.serving, signing_key=config.signing_key))
-            for each in offers
+            for each in model_configs
         ],
         opener,
         memory=memory,
@@ -132,14 +133,14 @@ async def _serve(
     page = f", with a page for browsers at {base}" if config.page else ""
     print(f"quire serves {names} at {base}/v1{page}", file=sys.stderr, flush=True)
     await server.serve(sockets=[listener])
-    watch.cancel()
+    await cancel_and_wait(watch)
     return 1 if models.broken.is_set() else 0
 
 
 async def _open(
     worker: str,
     show: Callable[[str, Progress | None], None],
-    offer: Offer,
+    model_config: ModelConfig,
     on_progress: OnProgress,
 ) -> Loaded:
     """Starts a model's processes; the first job waits for those that read requests.
@@ -147,14 +148,14 @@ async def _open(
     Raises:
         ModelError: it cannot be opened.
     """
-    config = offer.serving
+    config = model_config.serving
 
     def tell(progress: Progress | None) -> None:
-        show(offer.name, progress)
+        show(model_config.name, progress)
         on_progress(progress)
 
     client = await ProcessEngine.start(
-        offer.engine,
+        model_config.engine,
         config.log_level,
         worker,
         timeout_s=config.engine_timeout_s,
@@ -164,15 +165,15 @@ async def _open(
     try:
         # In a thread, for others' streams. They wait all the same while `tokenizers` reads a file,
         # which no way of it does without the interpreter's lock: a second for 262,000 tokens.
-        service = await asyncio.to_thread(assemble, client, offer.name, config)
+        service = await asyncio.to_thread(assemble, client, model_config.name, config)
     except BaseException as error:
         await client.close()
         if isinstance(error, QuireError) or not isinstance(error, Exception):
             raise
-        log.exception("%s cannot be read", offer.name)
+        log.exception("%s cannot be read", model_config.name)
         why = f"a file cannot be understood ({type(error).__name__}: {error})"
         raise ModelError(f"{client.info.path}: {why}") from error
-    reading = ReadingContext(client.info, offer.name, config)
+    reading = ReadingContext(client.info, model_config.name, config)
     jobs = Jobs(reading, _job_limits(config), config.log_level, config.log_format)
     jobs.open_soon()
     return Loaded(service, jobs, client.broken)

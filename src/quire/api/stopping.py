@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import uvicorn
 
 from quire.serving.models import Models
+from quire.serving.tasks import cancel_and_wait
 
 _LAST_WRITES_S = 2.0
 """For the errors of answers that were ended to be written, to readers that read."""
@@ -108,7 +109,7 @@ class StoppingServer(uvicorn.Server):
         try:
             await super().shutdown(sockets)
         finally:
-            ending.cancel()
+            await cancel_and_wait(ending)
 
     async def _end_answers(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -45,7 +45,7 @@ class _Layouts:
     def of(self, layout: CodedLayout) -> Any:
         """Mutates: the layout as the extension takes it."""
         if layout not in self._made:
-            key, value = layout.key_turn, layout.value_turn
+            key, value = layout.key_rotation, layout.value_rotation
             self._made[layout] = self.ops.CodedLayout(
                 layout.key_bits,
                 layout.value_bits,

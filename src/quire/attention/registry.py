@@ -6,7 +6,7 @@ import mlx.core as mx
 
 from quire.attention.backend import AttentionBackend, Backends
 from quire.attention.cpu import CPUBackend
-from quire.attention.paged import PagedBackend, PortableBackend
+from quire.attention.paged import PagedBackend, PortableBackend, TokensBackend
 from quire.attention.paged.target import CUDA, METAL
 from quire.attention.reference import ReferenceBackend
 from quire.device.device import current_device
@@ -20,7 +20,7 @@ def open_backends() -> Backends:
     if device.kernels is not None:
         backends.append(CPUBackend(device.kernels))
     if device.kernel_language == "cuda":
-        backends += [PagedBackend(), PortableBackend(CUDA, [mx.float32])]
+        backends += [PagedBackend(), TokensBackend(), PortableBackend(CUDA, [mx.float32])]
     if device.kernel_language == "metal":
         backends.append(PortableBackend(METAL, DTYPES.values()))
     return Backends([*backends, ReferenceBackend()])

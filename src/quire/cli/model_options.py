@@ -114,9 +114,11 @@ class KVOptions(Options):
     )
     no_prefix_cache: bool = Field(False, description="compute every prompt from its beginning")
     kv_disk: Annotated[Place | None, Flag("DIR")] = Field(
-        None, description="where evicted KV blocks go; they survive a restart"
+        None,
+        description="where evicted KV blocks go, of several models each in a folder of its name; "
+        "they survive a restart",
     )
-    kv_disk_size: Bytes = Field(20 * 10**9, description="that they may take there")
+    kv_disk_size: Bytes = Field(20 * 10**9, description="that a model's may take there")
 
     def kv_format(self) -> KVFormat:
         """The format that `--kv-bits` and `--kv-scheme` name.

@@ -6,7 +6,7 @@ import logging
 from typing import ClassVar
 
 from quire.cli.loading import OnProgress, loading
-from quire.cli.offers import TableError, offers
+from quire.cli.model_configs import TableError, model_configs
 from quire.cli.server_options import ServerOptions
 from quire.cli.settings import Command, config_file
 from quire.core.errors import QuireError
@@ -35,7 +35,7 @@ class ServeCommand(ServerOptions, Command):
         logging.getLogger("httpx").setLevel(logging.WARNING)
         server = self.server_config()
         try:
-            offered = offers(self, server)
+            configs = model_configs(self, server)
         except TableError as error:
             raise QuireError(f"{config_file(self.config)}: {error}") from error
         # Here, because every command loads this module and no other needs a web server.
@@ -44,6 +44,6 @@ class ServeCommand(ServerOptions, Command):
         from quire.text.dialects import named
 
         check_exposure(server, allow_anyone=self.allow_anyone)
-        for dialect in filter(None, (offer.serving.dialect for offer in offered)):
+        for dialect in filter(None, (each.serving.dialect for each in configs)):
             named(dialect)  # a wrong name is known before the weights are loaded
-        return serve(offered, server, memory=self.memory, on_progress=on_progress)
+        return serve(configs, server, memory=self.memory, on_progress=on_progress)

@@ -162,7 +162,7 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ModelConfig:
     """One of the models that a server has.
 
     Attributes:

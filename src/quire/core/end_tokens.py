@@ -50,15 +50,30 @@ def _id_of(token: Any, tokenizer: dict[str, Any], folder: Path) -> set[int]:
         token = token.get("content")
     if not token:
         return set()
-    for number, entry in tokenizer.get("added_tokens_decoder", {}).items():
+    if not isinstance(token, str):
+        raise ModelError(f"{folder / 'tokenizer_config.json'}: eos_token = {token!r} is no text")
+    added = tokenizer.get("added_tokens_decoder") or {}
+    if not isinstance(added, dict) or not all(
+        number.isdecimal() and isinstance(entry, dict) for number, entry in added.items()
+    ):
+        path = folder / "tokenizer_config.json"
+        raise ModelError(f"{path}: 'added_tokens_decoder' has no tokens by their ids")
+    for number, entry in added.items():
         if entry.get("content") == token:
             return {int(number)}
-    full = read_object(folder / "tokenizer.json")  # last, since it may have tens of megabytes
-    for entry in full.get("added_tokens", ()):
+    path = folder / "tokenizer.json"
+    full = read_object(path)  # last, since it may have tens of megabytes
+    listed = full.get("added_tokens") or []
+    if not isinstance(listed, list) or not all(
+        isinstance(entry, dict) and isinstance(entry.get("id"), int) for entry in listed
+    ):
+        raise ModelError(f"{path}: 'added_tokens' is no list of tokens and their ids")
+    for entry in listed:
         if entry.get("content") == token:
-            return {int(entry["id"])}
-    known = (full.get("model") or {}).get("vocab")
-    return {known[token]} if isinstance(known, dict) and token in known else set()
+            return {entry["id"]}
+    model = full.get("model")
+    known = model.get("vocab") if isinstance(model, dict) else None
+    return _as_ids(known.get(token), path, f"vocab {token!r}") if isinstance(known, dict) else set()
 
 
 def _as_ids(value: Any, path: Path, key: str = "eos_token_id") -> set[int]:

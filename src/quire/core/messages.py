@@ -1,22 +1,12 @@
-"""What crosses the pipe between the HTTP side and the process that owns MLX, and how it is framed.
-
-A frame is its length in four bytes and a pickle. Both ends are this package on this machine, joined
-by a socket pair that nobody else holds.
-"""
+"""What crosses the pipe between the HTTP side and the process that owns MLX, in `frames`."""
 
 from __future__ import annotations
 
-import pickle
-import socket
-import struct
 from dataclasses import dataclass
 
 from quire.core.config import EngineConfig
 from quire.core.info import EngineStats, ModelInfo
-from quire.core.request import Output, Request
-
-_LENGTH = struct.Struct("<I")
-_READ = 1 << 18
+from quire.core.request import FinishReason, Output, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +27,14 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """To the engine: a request ends by the next step."""
+    """To the engine: a request ends by the next step.
+
+    Attributes:
+        reason: what its end counts as: the text side ends answers that have gone well, too.
+    """
 
     request_id: str
+    reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,43 +106,3 @@ class Broken:
 
 ToEngine = Open | Submit | Abort | AskStats
 FromEngine = Progress | Ready | Refused | StepOutputs | Stats | Broken
-
-
-def encode(message: ToEngine | FromEngine) -> bytes:
-    """One frame."""
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return _LENGTH.pack(len(body)) + body
-
-
-class Frames:
-    """Reads frames from a socket as they arrive."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._buffer = bytearray()
-
-    def read(self) -> list[ToEngine | FromEngine] | None:
-        """The frames that one read completes; None when the other end is gone.
-
-        Blocks if the socket does; an empty list when nothing can be read without blocking.
-        """
-        try:
-            data = self._socket.recv(_READ)
-        except (BlockingIOError, InterruptedError):
-            return []
-        except ConnectionError:
-            return None
-        if not data:
-            return None
-        self._buffer += data
-        messages = []
-        start = 0
-        while len(self._buffer) - start >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
-            end = start + _LENGTH.size + length
-            if len(self._buffer) < end:
-                break
-            messages.append(pickle.loads(self._buffer[start + _LENGTH.size : end]))
-            start = end
-        del self._buffer[:start]
-        return messages

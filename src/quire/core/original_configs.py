@@ -33,25 +33,23 @@ def by_usual_keys(config: Config) -> Config:
         ModelError: a value is not supported.
     """
     change = _ORIGINAL.get(str(config.get("model_type")))
-    try:
-        if change is None or _has_transformers_keys(config):
-            return config
-        return config | change(config)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ModelError(f"config.json: a value cannot be used: {error!r}") from error
+    if change is None or _has_transformers_keys(config):
+        return config
+    return config | change(config)
 
 
 def _has_transformers_keys(config: Config) -> bool:
     """Whether the keys are transformers' already."""
-    return (config.get("vision_config") or {}).get("model_type") in TOWER_COLOURS
+    known = _object(config, "vision_config", default={}).get("model_type")
+    return isinstance(known, str) and known in TOWER_COLOURS
 
 
 def _internvl_chat(config: Config) -> Config:
     _only("ps_version", config.get("ps_version", "v2"), "v2")
     _only("pad2square", config.get("pad2square", False), False)
-    vision = config["vision_config"]
+    vision = _object(config, "vision_config")
     return {
-        "text_config": config.get("llm_config") or config["text_config"],
+        "text_config": _object(config, "llm_config", "text_config"),
         "vision_config": {
             **vision,
             "model_type": "internvl_vision",
@@ -81,20 +79,22 @@ _SIZES = (
 
 
 def _multi_modality(config: Config) -> Config:
-    vision = config["vision_config"]
-    params = vision.get("params") or {}
+    vision = _object(config, "vision_config")
+    params = _object(vision, "params", default={})
     hybrid = "high_res_cfg" in params
-    text = config.get("language_config") or config["text_config"]
-    aligner = (config.get("aligner_config") or config["projector_config"])["params"]
+    text = _object(config, "language_config", "text_config")
+    aligner = _object(_object(config, "aligner_config", "projector_config"), "params")
     kind = "low_high_hybrid_split_mlp_gelu" if hybrid else "mlp_gelu"
-    _only("aligner_config.params.projector_type", aligner["projector_type"], kind)
+    _only("aligner_config.params.projector_type", aligner.get("projector_type"), kind)
     _only("aligner_config.params.depth", aligner.get("depth", 2), 2)
     made = {
         "text_config": {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6} | text,
-        "vision_config": _siglip(params["low_res_cfg"] if hybrid else params, vision),
+        "vision_config": _siglip(_object(params, "low_res_cfg") if hybrid else params, vision),
         "tie_word_embeddings": False,
     }
-    return made | ({"high_res_vision_config": _sam(params["high_res_cfg"])} if hybrid else {})
+    if hybrid:
+        made["high_res_vision_config"] = _sam(_object(params, "high_res_cfg"))
+    return made
 
 
 def _siglip(params: Config, sizes: Config) -> Config:
@@ -113,10 +113,8 @@ def _sam(params: Config) -> Config:
     _only(
         "high_res_cfg.model_name", params.get("model_name", "sam_b_downsample"), "sam_b_downsample"
     )
-    width = params.get("width", 768)
     return {
-        "hidden_size": width,
-        "mlp_dim": 4 * width,
+        "hidden_size": params.get("width", 768),
         "num_hidden_layers": params.get("layers", 12),
         "num_attention_heads": params.get("heads", 12),
         "image_size": params.get("image_size", 1024),
@@ -129,6 +127,23 @@ def _sam(params: Config) -> Config:
 
 def _ernie(config: Config) -> Config:
     return {"image_token_id": config.get("image_token_id", config.get("im_patch_id", 100_295))}
+
+
+def _object(config: Config, *names: str, default: Config | None = None) -> Config:
+    """What is under the first of these keys that is there and neither null nor empty.
+
+    Raises:
+        ModelError: it is no object, or there is none and no default.
+    """
+    for name in names:
+        value = config.get(name)
+        if not (value is None or value == {}):
+            if not isinstance(value, dict):
+                raise ModelError(f"config.json: {name} = {value!r} is not an object")
+            return value
+    if default is None:
+        raise ModelError(f"config.json lacks {names[0]!r}")
+    return default
 
 
 def _only(name: str, value: Any, *known: Any) -> None:

@@ -185,7 +185,7 @@ class FinishReason(StrEnum):
     STOP = "stop"  # an end token, or a stop string seen by the text side
     LENGTH = "length"  # max_tokens or the context is used up
     LOOP = "loop"  # --stop-on-loop saw an exact cycle
-    ABORT = "abort"  # the client went away
+    ABORT = "abort"  # nobody waits for it: its client left, or a choice beside it failed
     ERROR = "error"  # `Output.error` says what happened
 
 

@@ -7,7 +7,7 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cache
+from functools import cache, wraps
 from typing import ParamSpec, TypeVar
 
 import mlx.core as mx
@@ -271,6 +271,20 @@ def current_device() -> Device:
     if mx.default_device() == mx.cpu:
         return CPU()
     return Metal() if mx.metal.is_available() else CUDA()
+
+
+def fused(function: Callable[P, T]) -> Callable[P, T]:
+    """`Device.fused` for what is defined in a module: the device is asked at the first call."""
+
+    @cache
+    def chosen() -> Callable[P, T]:
+        return current_device().fused(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        return chosen()(*args, **kwargs)
+
+    return call
 
 
 def open_device(blas: str) -> Device:

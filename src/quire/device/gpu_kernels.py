@@ -15,6 +15,14 @@ Kernel = Callable[..., list[mx.array]]
 """What `mx.fast` makes; called with `inputs`, `grid`, `threadgroup` and the outputs' shapes."""
 
 
+def problem_of(check: Callable[[], str | None]) -> str | None:
+    """What a check of a kernel says is wrong, or what it raises; None where nothing is."""
+    try:
+        return check()
+    except Exception as error:  # a compiler's or a driver's, of any type
+        return str(error)
+
+
 @cache
 def kernel_text(package: str, name: str) -> str:
     """A file of `sources/` beside a package, without comments: MLX hashes the text at each call."""

@@ -6,15 +6,66 @@ Lies beside the kernels that MLX keeps compiled, so that both are lost together.
 from __future__ import annotations
 
 import hashlib
+import json
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 
+import mlx.core as mx
+
 from quire.device.machine import device_model
 from quire.device.private import kernel_folder
 
 _SOURCES = {".py", ".cuh", ".h", ".cpp", ".so"}
+
+
+class Claim(Enum):
+    """What was found out. A value is part of keys on disk: a new meaning needs a new one."""
+
+    COMPILED = "all that an engine needs is compiled"
+    PRODUCTS_AGREE = "packed products agree"
+    ATTENTION_AGREES = "attention agrees"
+    CODING_AGREES = "coding agrees"
+    DECODE_STEPS_AGREE = "decode steps agree"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A claim, and what it is made of.
+
+    Attributes:
+        subject: of frozen dataclasses, tuples, dtypes and JSON's plain values.
+    """
+
+    claim: Claim
+    subject: object = None
+
+    @property
+    def key(self) -> str:
+        """The same in every process for equal facts, another for any other.
+
+        Raises:
+            TypeError: the subject holds what has no such key.
+        """
+        return json.dumps([self.claim.value, _plain(self.subject)])
+
+
+def _plain(value: object) -> object:
+    """As JSON can tell it apart from all others."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case mx.Dtype():
+            return ["mx.Dtype", str(value)]
+        case tuple():
+            return ["tuple", *map(_plain, value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = [[field.name, _plain(getattr(value, field.name))] for field in fields(value)]
+        return [type(value).__qualname__, *parts]
+    raise TypeError(f"{value!r} has no key that is the same in every process")
 
 
 class Kept:
@@ -29,12 +80,12 @@ class Kept:
         self._folder = folder
         self._versions = versions
 
-    def holds(self, fact: str) -> bool:
+    def holds(self, fact: Fact) -> bool:
         """Whether it was noted before."""
         path = self._path(fact)
         return path is not None and path.exists()
 
-    def note(self, fact: str) -> None:
+    def note(self, fact: Fact) -> None:
         """Keeps a fact. One that cannot be written is found out again at the next start."""
         path = self._path(fact)
         if path is None:
@@ -45,10 +96,11 @@ class Kept:
         except OSError:
             return
 
-    def _path(self, fact: str) -> Path | None:
+    def _path(self, fact: Fact) -> Path | None:
         if self._folder is None:
             return None
-        return self._folder / hashlib.sha256(f"{self._versions}\n{fact}".encode()).hexdigest()[:32]
+        digest = hashlib.sha256(f"{self._versions}\n{fact.key}".encode())
+        return self._folder / digest.hexdigest()[:32]
 
 
 @cache

@@ -167,7 +167,7 @@ class GatedExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class VectorRotation:
     """A rotation of vectors as a kernel computes it.
 
     Attributes:
@@ -189,7 +189,7 @@ class VectorCoding:
     Attributes:
         size: elements that are coded; shorter vectors are padded with zeros.
         group_size: elements that share a scale and a bias; a codebook has one scale, the length.
-        turn: of the vector, before it is coded.
+        rotation: of the vector, before it is coded.
         edges: float32 `[2 ** bits - 1]`, between the levels of a codebook; None where affine.
         reach: half the range that affine codes span, in standard deviations; 0 for all of it.
         refits: how often scale and bias are fitted to their codes by least squares.
@@ -198,7 +198,7 @@ class VectorCoding:
     size: int
     bits: int
     group_size: int
-    turn: Turn | None = None
+    rotation: VectorRotation | None = None
     edges: mx.array | None = None
     reach: float = 0.0
     refits: int = 0

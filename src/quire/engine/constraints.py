@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import cached_property
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from quire.constraints.masks import TokenMask, mask_of
 from quire.constraints.thinking import ThinkingState
 from quire.core.request import Request
 from quire.scheduler.sequence import TokenConstraint
+
+log = logging.getLogger("quire.engine")
 
 
 class AnswerConstraint:
@@ -60,7 +63,7 @@ class AnswerConstraint:
 
 
 class ConstraintFactory:
-    """Makes the constraints of one model. The grammar compiler is made when first needed.
+    """Makes the constraints of one model. The grammar compiler is made by `open`, or when needed.
 
     Args:
         folder: holds `tokenizer.json`.
@@ -78,6 +81,16 @@ class ConstraintFactory:
     @cached_property
     def _endless(self) -> TokenMask:
         return ~mask_of(self._eos_ids, self._vocab_size)
+
+    def open(self) -> None:
+        """Makes the grammar compiler, before streams would have to wait for it.
+
+        Its libraries hold the interpreter's lock: 5 s of processor time for 262,000 tokens.
+        """
+        try:
+            _ = self._compiler
+        except Exception as error:  # whatever they raise; the model serves all other requests
+            log.info("no grammar can bind this model's answers: %s", error)
 
     def make(self, request: Request) -> TokenConstraint | None:
         """The constraint that a request asks for, or None.

@@ -96,14 +96,15 @@ class Engine:
             manager,
             PrefillBudget(config.step_ms / 1e3, config.stall_factor, config.max_step_tokens),
             self._identity,
+            rows_together=self._runner.rows_together,
         )
         self._offered = offered(config.page_tokens, config.kv_format.group_size)
         self._skipped = skipped_layers(loaded.model.layout, config.kv_skip_layers)
         self._disk = self._open_disk(config.disk) if config.disk and config.prefix_cache else None
         limits = self._scheduler.limits
         limits.max_context = check_context(limits.context(self._format(None)), context)
-        self._constraints = ConstraintFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
-        self._grammars = GrammarQueue(self._constraints.make)
+        self.constraints = ConstraintFactory(loaded.path, loaded.model.vocab_size, loaded.eos_ids)
+        self._grammars = GrammarQueue(self.constraints.make)
         self._proposers = proposers
         self._running: LaunchedStep | None = None
         """The step that has begun; its tokens are not read yet."""
@@ -115,7 +116,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request; one that can't be served ends with an error at a later step."""
         if request.grammar is None:
-            self._admit(request, lambda: self._constraints.make(request))
+            self._admit(request, lambda: self.constraints.make(request))
         else:
             self._grammars.add(request)
 
@@ -151,14 +152,14 @@ class Engine:
             Output(request.id, finish=FinishReason.ERROR, error=failure, prompt_tokens=tokens)
         )
 
-    def abort(self, request_id: str) -> None:
-        """Ends a request before the next step."""
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Ends a request before the next step, for a reason that the text side has."""
         dropped = self._grammars.drop(request_id)
         if dropped is None:
-            self._scheduler.abort(request_id)
+            self._scheduler.abort(request_id, reason)
         else:
             self._refused.append(
-                Output(request_id, finish=FinishReason.ABORT, prompt_tokens=len(dropped.prompt))
+                Output(request_id, finish=reason, prompt_tokens=len(dropped.prompt))
             )
 
     @property
@@ -243,7 +244,7 @@ class Engine:
             seconds = max(step.seconds - rest, step.seconds * 0.1)
             self._scheduler.encodings.cost.observe(plan.encoding, seconds)
         elif plan.sequences:
-            budget.observe(*shape, step.seconds)
+            budget.observe(*shape, step.seconds, recorded=step.whole)
 
     def _fail_step(self, error: Exception) -> list[Output]:
         """A step failed as a whole: its rows end with an error, and what is cached is dropped."""

@@ -13,7 +13,7 @@ from quire.core.errors import ModelError, RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.request import Request
 from quire.device.device import current_device
-from quire.engine.decode.whole import MOST_ROWS
+from quire.engine.decode.served import MOST_ROWS
 
 _FIELD = "batch-invariant"
 

@@ -40,6 +40,7 @@ def open_engine(
     if current_device().compiles:
         warm_up(loaded, config, lambda done, total: on_progress(Progress("warm-up", done, total)))
     engine = Engine(loaded, config)
+    engine.constraints.open()
     info = engine.info
     log.info(
         "%s: %s in %s on %s, %s of weights, context %d, KV budget %s",

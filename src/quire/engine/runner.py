@@ -16,6 +16,7 @@ from quire.cache.blocks import Change
 from quire.cache.disk_transfer import SpillTo, carry_out
 from quire.cache.pools import Pools
 from quire.cache.specs import KVLayout
+from quire.core.kv_format import KVFormat
 from quire.core.media import MediaKey
 from quire.core.request import TokenLogprobs
 from quire.device.device import current_device
@@ -119,6 +120,10 @@ class Runner:
         self._begun_at = 0.0
         self._launch_s = 0.0
         """How long launching the last step took."""
+
+    def rows_together(self, format: KVFormat) -> int:
+        """See `WholeDecode.rows_together`; 0 where no step is one operation."""
+        return 0 if self._whole is None else self._whole.rows_together(format)
 
     # -- one step after the other --------------------------------------------------------------
 

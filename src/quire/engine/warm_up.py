@@ -7,7 +7,6 @@ disk, so that the second start of a model only loads what the first requests nee
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ import mlx.core as mx
 from quire.core.config import EngineConfig
 from quire.core.request import Request, SamplingParams
 from quire.device.device import current_device
-from quire.device.kept import kept
+from quire.device.kept import Claim, Fact, kept
 from quire.engine.engine import Engine
 from quire.models.loader import LoadedModel
 
@@ -43,7 +42,7 @@ def warm_up(
         on_progress: called with the batches of requests that have run, and with the number of all.
     """
     begun = time.perf_counter()
-    fact = f"all is compiled: {_needs(loaded, config)}"
+    fact = _needed(loaded, config)
     again = current_device().keeps_compiled and kept().holds(fact)
     own = replace(
         config, step_ms=_NO_HURRY_MS, stall_factor=_NO_HURRY_MS, prefix_cache=False, disk=None
@@ -67,11 +66,18 @@ def warm_up(
     log.info("kernels are ready after %.1f s", time.perf_counter() - begun)
 
 
-def _needs(loaded: LoadedModel, config: EngineConfig) -> str:
-    """What decides which kernels are needed."""
-    own = [config.kv_format, config.kv_skip_layers, config.page_tokens, config.max_sequences]
-    own += [config.max_step_tokens, config.max_context, config.batch_invariant]
-    return json.dumps([loaded.fingerprint, *map(repr, own)])
+def _needed(loaded: LoadedModel, config: EngineConfig) -> Fact:
+    """That all is compiled, for `kept`: what decides which kernels are needed."""
+    own = (
+        config.kv_format,
+        config.kv_skip_layers,
+        config.page_tokens,
+        config.max_sequences,
+        config.max_step_tokens,
+        config.max_context,
+        config.batch_invariant,
+    )
+    return Fact(Claim.COMPILED, (loaded.fingerprint, *own))
 
 
 def _request(name: str, length: int, vocabulary: int, sampling: SamplingParams) -> Request:

@@ -16,10 +16,12 @@ def read_arguments(cls: type[A], config: dict[str, Any], **computed: Any) -> A:
     """Fills the dataclass `cls` from the keys of `config` that bear its fields' names.
 
     Keys that `cls` does not have are not the model's business (training settings, versions).
-    A null counts as absent. `computed` goes before `config`.
+    A null counts as absent. `computed` goes before `config`. An integer is at least 1, as most are
+    sizes, or at least its default, where that is less.
 
     Raises:
-        ModelError: a field without a default has no value, or a value is of another type.
+        ModelError: a field without a default has no value, or a value is of another type or too
+            small.
     """
     values: dict[str, Any] = {}
     for spec in fields(cls):  # type: ignore[arg-type]  # type[T] cannot say "a dataclass"
@@ -31,6 +33,11 @@ def read_arguments(cls: type[A], config: dict[str, Any], **computed: Any) -> A:
                 f"config.json of a {config.get('model_type')!r} model lacks {spec.name!r}"
             )
     check_types(cls, values)
+    for spec in fields(cls):  # type: ignore[arg-type]  # as above
+        least = spec.default if type(spec.default) is int else 1
+        value = values.get(spec.name)
+        if type(value) is int and value < min(least, 1):
+            raise ModelError(f"config.json: {spec.name} = {value} is less than {min(least, 1)}")
     return cls(**values)
 
 

@@ -225,9 +225,37 @@ class DecoderModel(LanguageModel):
         return project_logits(hidden, self.model.embed_tokens, self.lm_head, whole.logit_softcap)
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        ready = translate(weights, self.description, self.names)
+        ready = translate(weights, self.names)
+        if self.description.tied_head:
+            self._read_head(ready)
         for name, place in named_parameters(self).items():
             if name not in ready and name.endswith(self.names.zero_if_absent):
                 log.warning("The checkpoint has no %s: taken as zero, as its converter did", name)
                 ready[name] = mx.zeros_like(place)
         return ready
+
+    def _read_head(self, weights: dict[str, mx.array]) -> None:
+        """Drops a head that is the embedding table; keeps another, whatever the configuration says.
+
+        Configurations of several parts often leave out that the head is not tied. Transformers
+        reads such checkpoints so, too.
+        """
+        head, table = "lm_head.", "model.embed_tokens."
+        own = {name: weights.pop(name) for name in list(weights) if name.startswith(head)}
+        tied = {
+            name.replace(table, head): each
+            for name, each in weights.items()
+            if name.startswith(table)
+        }
+        same = own.keys() <= tied.keys() and all(
+            mx.array_equal(each, tied[name]).item() for name, each in own.items()
+        )
+        if not same:
+            log.warning(
+                "config.json ties the head to the embedding table: the checkpoint's differs"
+            )
+            whole = self.description
+            self.lm_head = nn.Linear(
+                whole.hidden_size, whole.vocab_size, bias="lm_head.bias" in own
+            )
+            weights.update(own)

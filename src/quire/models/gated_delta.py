@@ -37,7 +37,6 @@ class GatedDelta:
     key_dim: int
     value_dim: int
     kernel: int
-    activation: str
     eps: float
 
     @property
@@ -73,7 +72,6 @@ class GatedDeltaNet(Module):
     def __init__(self, shape: GatedDelta, hidden: int, layer: int) -> None:
         super().__init__()
         self._shape, self._layer = shape, layer
-        self._gate = GATES[shape.activation]
         values = shape.value_heads * shape.value_dim
         self.in_proj_qkv = nn.Linear(hidden, shape.channels, bias=False)
         self.in_proj_z = nn.Linear(hidden, values, bias=False)
@@ -97,7 +95,7 @@ class GatedDeltaNet(Module):
             lambda segment, part: self._advance(segment, qkv[part], steps[part], betas[part]),
         )
         y = self.norm(y).reshape(x.shape[0], -1)
-        y = self._gate(self.in_proj_z(x).astype(mx.float32), y)
+        y = GATES["silu"](self.in_proj_z(x).astype(mx.float32), y)
         out: mx.array = self.out_proj(y.astype(x.dtype))
         return out[mx.argsort(order)]
 
@@ -108,7 +106,7 @@ class GatedDeltaNet(Module):
         s, n, t = self._shape, segment.n, segment.t
         window = mx.concatenate([segment.read("conv"), qkv.reshape(n, t, -1)], axis=1)
         segment.write("conv", window[:, t:])
-        mixed = self.conv1d(window, s.activation)
+        mixed = self.conv1d(window, silu=True)
         gates = DeltaGates(
             steps.reshape(n, t, -1), betas.reshape(n, t, -1), self.A_log, self.dt_bias
         )

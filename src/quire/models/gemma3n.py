@@ -32,11 +32,12 @@ from quire.models.gemma3n_vision import (
     vision_tensors,
 )
 from quire.models.gemma4 import Attention, Decoder, Gemma4
-from quire.models.gemma4_arguments import FULL, SLIDING, Gemma4Arguments
+from quire.models.gemma4_arguments import Gemma4Arguments
 from quire.models.layers import GATES
 from quire.models.mobilenet import MobileNetTower
 from quire.models.norm import RMSNorm
 from quire.models.rope import RopeParameters, Rotate
+from quire.models.settings import FULL, SLIDING, Settings
 
 _THETA = {SLIDING: 1e4, FULL: 1e6}
 _LEAST_SQUARE = 1e-5
@@ -66,12 +67,11 @@ class Gemma3nArguments(Gemma4Arguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("intermediate_sizes", "activation_sparsity_pattern"):
-            if len(getattr(self, name)) != self.num_hidden_layers:
-                raise ModelError(
-                    f"config.json: {len(getattr(self, name))} {name} for "
-                    f"{self.num_hidden_layers} layers"
-                )
+        if len(self.intermediate_sizes) != self.num_hidden_layers:
+            raise ModelError(
+                f"config.json: {len(self.intermediate_sizes)} intermediate_sizes for "
+                f"{self.num_hidden_layers} layers"
+            )
         if not all(0 <= share < 1 for share in self.activation_sparsity_pattern):
             raise ModelError(
                 "config.json: activation_sparsity_pattern is not of numbers from 0 to below 1"
@@ -86,22 +86,21 @@ class Gemma3nArguments(Gemma4Arguments):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        text = _DEFAULTS | (config.get("text_config") or config)
-        layers = text["num_hidden_layers"]
-        widths, sparse = text["intermediate_size"], text.get("activation_sparsity_pattern")
-        if sparse is None:
-            sparse = [0.95 if layers > 10 and index < 10 else 0.0 for index in range(layers)]
-        types = text.get("layer_types") or [SLIDING if (i + 1) % 5 else FULL for i in range(layers)]
+        s = Settings(config).within("text_config").filled(**_DEFAULTS)
+        layers = range(s.integer("num_hidden_layers"))
+        listed = isinstance(s.values["intermediate_size"], list)
+        widths = s.integers("intermediate_size") if listed else (s.integer("intermediate_size"),)
+        sparse = [0.95 if len(layers) > 10 and index < 10 else 0.0 for index in layers]
         return read_arguments(
             cls,
-            text,
-            layer_types=tuple(types),
-            intermediate_size=widths if isinstance(widths, int) else max(widths),
-            intermediate_sizes=(widths,) * layers if isinstance(widths, int) else tuple(widths),
-            activation_sparsity_pattern=tuple(sparse),
-            global_head_dim=text["head_dim"],
-            num_global_key_value_heads=text["num_key_value_heads"],
-            rope=_rotations(text),
+            s.values,
+            layer_types=s.layer_types([SLIDING if (i + 1) % 5 else FULL for i in layers]),
+            intermediate_size=max(widths, default=0),
+            intermediate_sizes=widths if listed else widths * len(layers),
+            activation_sparsity_pattern=s.numbers("activation_sparsity_pattern", sparse),
+            global_head_dim=s.integer("head_dim"),
+            num_global_key_value_heads=s.integer("num_key_value_heads"),
+            rope=_rotations(s),
         )
 
 
@@ -118,16 +117,16 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def _rotations(text: dict[str, Any]) -> dict[str, RopeParameters]:
+def _rotations(s: Settings) -> dict[str, RopeParameters]:
     """By the kind of layer, in either spelling."""
-    given = text.get("rope_parameters") or {
-        FULL: {"rope_theta": text.get("rope_theta"), **(text.get("rope_scaling") or {})},
-        SLIDING: {"rope_theta": text.get("rope_local_base_freq")},
+    given = s.part("rope_parameters") or {
+        FULL: {"rope_theta": s.values.get("rope_theta"), **s.part("rope_scaling")},
+        SLIDING: {"rope_theta": s.values.get("rope_local_base_freq")},
     }
     rotations = {}
     for kind, theta in _THETA.items():
-        known = {key: value for key, value in (given.get(kind) or {}).items() if value is not None}
-        rotations[kind] = RopeParameters.from_dict({"rope_theta": theta} | known)
+        part = Settings(Settings(given).part(kind)).filled(rope_theta=theta)
+        rotations[kind] = RopeParameters.from_dict(part.values)
     return rotations
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import mlx.core as mx
-import mlx.nn as nn
 
 from quire.core.errors import ModelError, RequestError
-from quire.core.media import Pieces
-from quire.models.arguments import read_arguments, require
-from quire.models.base import CutEncoder, Encoding, Module
+from quire.models.arguments import read_arguments
+from quire.models.base import Module
 from quire.models.convolution import Convolution
 from quire.models.gemma3n_embedder import Embedder
-from quire.models.gemma4_audio import ConformerTower, Gemma4AudioArguments
+from quire.models.gemma4_audio import ConformerEncoder, ConformerTower, Gemma4AudioArguments
 from quire.models.names import renamed
+from quire.models.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,25 @@ class Gemma3nAudioArguments(Gemma4AudioArguments):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self | None:
-        audio = config.get("audio_config")
+        s = Settings(config)
+        audio = s.part("audio_config")
         if not audio:
             return None
-        require("sscp_conv_kernel_size", _sides(audio, "kernel", 3), (((3, 3), (3, 3)),))
-        require("sscp_conv_stride_size", _sides(audio, "stride", 2), (((2, 2), (2, 2)),))
+        a = Settings(audio)
+        a.only("sscp_conv_kernel_size", [[3, 3], [3, 3]])
+        a.only("sscp_conv_stride_size", [[2, 2], [2, 2]])
         named = {ours: audio.get(theirs) for theirs, ours in _KEYS.items()}
-        text = config.get("text_config") or {}
-        channels = audio.get("sscp_conv_channel_size")
+        text = Settings(s.part("text_config"))
         return read_arguments(
             cls,
             audio,
             **named,
-            text_hidden_size=text.get("hidden_size", 2048),
+            text_hidden_size=text.integer("hidden_size", default=2048),
             hidden_size=audio.get("hidden_size", 1536),
-            subsampling_conv_channels=tuple(channels) if channels else None,
+            subsampling_conv_channels=a.integers("sscp_conv_channel_size") or None,
             use_clipped_linears=False,
             rows=config.get("audio_soft_tokens_per_image"),
-            padding=text.get("vocab_size", 262_400) - 1,
+            padding=text.integer("vocab_size", default=262_400) - 1,
         )
 
     @property
@@ -98,11 +99,6 @@ _KEYS = {
     "conf_conv_kernel_size": "conv_kernel_size",
     "conf_residual_weight": "residual_weight",
 }
-
-
-def _sides(audio: dict[str, Any], name: str, usual: int) -> tuple[tuple[int, ...], ...]:
-    given = audio.get(f"sscp_conv_{name}_size") or [[usual, usual]] * 2
-    return tuple(tuple(each) for each in given)
 
 
 class CumulativeNorm(Module):
@@ -139,44 +135,21 @@ class Subsampling(Module):
         return mx.maximum(self.norm(self.conv(padded)), 0.0)
 
 
-class SubsamplingProjection(Module):
-    """Frames of the spectrogram to a quarter as many rows."""
-
-    def __init__(self, args: Gemma3nAudioArguments) -> None:
-        super().__init__()
-        first, second = args.subsampling_conv_channels
-        self.layer0 = Subsampling(1, first, args.sscp_conv_group_norm_eps)
-        self.layer1 = Subsampling(first, second, args.sscp_conv_group_norm_eps)
-        bins = (args.bins + 3) // 4
-        self.input_proj_linear = nn.Linear(bins * second, args.hidden_size, bias=False)
-
-    def __call__(self, spectrogram: mx.array) -> mx.array:
-        """`[frames, bins]` -> `[rows, hidden]`."""
-        x = self.layer1(self.layer0(spectrogram[None, :, :, None]))[0]
-        y: mx.array = self.input_proj_linear(x.reshape(x.shape[0], -1))
-        return y
-
-
 class Gemma3nAudioTower(ConformerTower):
     """Gemma 3n's, `audio_tower.` in checkpoints."""
 
     def __init__(self, args: Gemma3nAudioArguments) -> None:
-        super().__init__(args, SubsamplingProjection(args))
+        super().__init__(args, partial(Subsampling, eps=args.sscp_conv_group_norm_eps))
         self.args = args
 
 
-class Gemma3nAudioEncoder(CutEncoder):
-    """The tower and the embedder as one. A piece is a layer, and the last one what follows."""
+class Gemma3nAudioEncoder(ConformerEncoder):
+    """The tower and the embedder."""
 
     def __init__(self, audio_tower: Gemma3nAudioTower, embed_audio: Embedder) -> None:
-        super().__init__()
+        super().__init__(audio_tower)
         self.args = audio_tower.args
-        self.audio_tower = audio_tower
-        self.embed_audio = embed_audio
-
-    def feature_bytes(self, shape: tuple[int, ...]) -> int:
-        frames, bins = shape
-        return frames * bins * 4
+        self._embed_audio = embed_audio
 
     def rows(self, shape: tuple[int, ...]) -> int:
         frames, bins = shape
@@ -189,18 +162,12 @@ class Gemma3nAudioEncoder(CutEncoder):
             )
         return args.rows
 
-    def pieces(self, shape: tuple[int, ...]) -> Pieces:
-        return Pieces(self.args.num_hidden_layers + 1, -(-shape[0] // 4))
-
-    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
-        x = spectrogram = features.view(mx.float32).reshape(shape)
-        for x in self.audio_tower.states(spectrogram):
-            yield (x,)
-        rows = self.embed_audio.soft(x[:: self.args.conf_reduction_factor])
+    def embedded(self, x: mx.array) -> mx.array:
+        rows = self._embed_audio.soft(x[:: self.args.conf_reduction_factor])
         token = mx.array([self.args.padding - self.args.vocab_offset])
-        padding = self.embed_audio.hard(token).astype(rows.dtype)
+        padding = self._embed_audio.hard(token).astype(rows.dtype)
         missing = self.args.rows - len(rows)
-        return (mx.concatenate([rows, mx.broadcast_to(padding, (missing, rows.shape[1]))]),)
+        return mx.concatenate([rows, mx.broadcast_to(padding, (missing, rows.shape[1]))])
 
 
 _PARTS = {

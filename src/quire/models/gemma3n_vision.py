@@ -22,6 +22,8 @@ from quire.models.mobilenet import (
     MobileNet,
     MobileNetTower,
 )
+from quire.models.settings import Settings
+from quire.models.values import Values
 
 _ARCHITECTURE = "mobilenetv5_300m_enc"
 _CELL = 16
@@ -46,50 +48,51 @@ class Gemma3nVisionArguments(OwnVocabulary):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self | None:
-        vision = config.get("vision_config")
+        s = Settings(config)
+        vision = s.part("vision_config")
         if not vision:
             return None
-        require(
-            "vision_config.architecture", vision.get("architecture", _ARCHITECTURE), [_ARCHITECTURE]
-        )
-        rows = config.get("vision_soft_tokens_per_image", 256)
+        v = Settings(vision)
+        v.only("architecture", _ARCHITECTURE)
+        rows = s.integer("vision_soft_tokens_per_image", default=256)
         side = isqrt(rows)
         if side * side != rows:
             raise ModelError(f"config.json: vision_soft_tokens_per_image = {rows} is not a square")
-        args = vision.get("model_args") or {}
+        args = Settings(v.part("model_args"))
         known = ("block_args", "stem_size", "msfa_output_resolution")
-        for name in args:
+        for name in args.values:
             require("vision_config.model_args", name, known)
-        require("msfa_output_resolution", args.get("msfa_output_resolution", side), [side])
-        stages = args.get("block_args")
+        args.only("msfa_output_resolution", side)
         net = MobileNet(
-            stem=args.get("stem_size", 64),
-            stages=_STAGES if stages is None else tuple(tuple(map(_block, s)) for s in stages),
+            stem=args.integer("stem_size", default=64),
+            stages=tuple(tuple(map(_block, each)) for each in args.tables("block_args")) or _STAGES,
             side=side,
-            output_size=vision.get("hidden_size", 2048),
+            output_size=v.integer("hidden_size", default=2048),
         )
-        text = config.get("text_config") or {}
-        return read_arguments(cls, vision, net=net, text_hidden_size=text.get("hidden_size", 2048))
+        width = s.part("text_config").get("hidden_size", 2048)
+        return read_arguments(cls, vision, net=net, text_hidden_size=width)
 
 
-def _block(args: dict[str, Any]) -> Block:
+def _block(args: Values) -> Block:
     """A block by timm's names of its settings."""
-    kind = args["block_type"]
+    kind = args.word("block_type")
     require("block_type", kind, ("er", "uir", "mqa"))
-    for name, value in args.items():
-        require(name, value, [*_NEUTRAL[name]] if name in _NEUTRAL else [value])
-    channels, stride = args["out_chs"], args["stride"]
+    for name, neutral in _NEUTRAL.items():
+        args.only(name, *neutral)
+    channels, stride = args.integer("out_chs"), args.integer("stride")
     if kind == "mqa":
-        require("value_dim", args["value_dim"], [args["key_dim"]])
+        key_dim = args.integer("key_dim")
+        require("value_dim", args.integer("value_dim"), [key_dim])
         require("stride", stride, [1])
-        kernel = args["dw_kernel_size"]
-        return AttentionBlock(
-            channels, args["num_heads"], args["key_dim"], kernel, args["kv_stride"]
-        )
+        heads, kernel = args.integer("num_heads"), args.integer("dw_kernel_size")
+        return AttentionBlock(channels, heads, key_dim, kernel, args.integer("kv_stride"))
+    ratio = args.positive("exp_ratio")
     if kind == "er":
-        return EdgeBlock(channels, args["exp_kernel_size"], stride, args["exp_ratio"])
-    start, middle = args["dw_kernel_size_start"], args["dw_kernel_size_mid"]
-    return InvertedBlock(channels, start, middle, stride, args["exp_ratio"])
+        return EdgeBlock(channels, args.integer("exp_kernel_size"), stride, ratio)
+    start = args.integer("dw_kernel_size_start", minimum=0)
+    return InvertedBlock(
+        channels, start, args.integer("dw_kernel_size_mid", minimum=0), stride, ratio
+    )
 
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {

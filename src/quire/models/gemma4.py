@@ -21,7 +21,7 @@ from quire.cache.specs import LayerSpec
 from quire.device.device import current_device
 from quire.device.operations import HeadPart
 from quire.models.base import LanguageModel, MediaEncoder, Module, Step
-from quire.models.gemma4_arguments import FULL, SLIDING, Gemma4Arguments
+from quire.models.gemma4_arguments import Gemma4Arguments
 from quire.models.gemma4_audio import (
     AudioTower,
     Gemma4AudioArguments,
@@ -37,6 +37,7 @@ from quire.models.moe import Experts, stack_experts
 from quire.models.norm import RMSNorm
 from quire.models.rope import Rope, Rotate
 from quire.models.routers import top_experts
+from quire.models.settings import FULL, SLIDING
 from quire.models.stack import Stack
 
 # Encoders and projectors of the multimodal checkpoint.
@@ -98,10 +99,13 @@ class Router(Module):
         self.proj = nn.Linear(args.hidden_size, args.num_experts, bias=False)
         self.scale = mx.ones(args.hidden_size)
         self.per_expert_scale = mx.ones(args.num_experts)
+        self._norm = self.scale, self.scale * self._root
 
     def __call__(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """`[T, hidden]` -> (experts `[T, k]`, weights `[T, k]` in float32)."""
-        x = current_device().operations.rms_norm(x, self.scale * self._root, self._eps)
+        if self._norm[0] is not self.scale:  # it was loaded since
+            self._norm = self.scale, self.scale * self._root
+        x = current_device().operations.rms_norm(x, self._norm[1], self._eps)
         chosen, scores = top_experts(self.proj(x), self._k)
         # A softmax over all, cut to the chosen and scaled to one, is a softmax over the chosen.
         weights = mx.softmax(scores.astype(mx.float32), axis=-1)

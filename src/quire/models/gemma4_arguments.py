@@ -10,8 +10,7 @@ from quire.core.errors import ModelError
 from quire.models.arguments import read_arguments, require
 from quire.models.layers import ACTIVATIONS
 from quire.models.rope import RopeParameters
-
-FULL, SLIDING = "full_attention", "sliding_attention"
+from quire.models.settings import FULL, SLIDING, Settings
 
 _DEFAULT_ROPE = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
@@ -55,7 +54,7 @@ class Gemma4Arguments:
     tie_word_embeddings: bool = True
     num_kv_shared_layers: int = 0
     use_double_wide_mlp: bool = False
-    hidden_size_per_layer_input: int = 256
+    hidden_size_per_layer_input: int = 0
     vocab_size_per_layer_input: int = 262_144
     enable_moe_block: bool = False
     num_experts: int = 0
@@ -69,13 +68,6 @@ class Gemma4Arguments:
         require("hidden_activation", self.hidden_activation, ACTIVATIONS)
         # "vision": rows of one image see each other; the engine's visible ranges say so.
         require("use_bidirectional_attention", self.use_bidirectional_attention, (None, "vision"))
-        for kind in self.layer_types:
-            require("layer_types", kind, (FULL, SLIDING))
-        if len(self.layer_types) != self.num_hidden_layers:
-            raise ModelError(
-                f"config.json: {len(self.layer_types)} layer_types for "
-                f"{self.num_hidden_layers} layers"
-            )
         if self.enable_moe_block:
             for name in ("num_experts", "top_k_experts", "moe_intermediate_size"):
                 if not getattr(self, name):
@@ -84,17 +76,17 @@ class Gemma4Arguments:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """Reads a text configuration, or the text part of a multimodal one."""
-        text = config.get("text_config") or config
-        layers = text.get("num_hidden_layers", 0)
-        types = text.get("layer_types") or [SLIDING if (i + 1) % 6 else FULL for i in range(layers)]
-        types = [*types[:-1], FULL]  # the last layer is full whatever the file says
-        rope = _DEFAULT_ROPE | (text.get("rope_parameters") or {})
-        head_dim, kv_heads = _full_layer_shape(text, types)
+        s = Settings(config).within("text_config")
+        text, count = s.values, s.integer("num_hidden_layers")
+        types = s.layer_types([SLIDING if (i + 1) % 6 else FULL for i in range(count)])
+        types = (*types[:-1], FULL)  # the last layer is full whatever the file says
+        rope = Settings(_DEFAULT_ROPE | s.part("rope_parameters"))
+        head_dim, kv_heads = _full_layer_shape(s, types)
         return read_arguments(
             cls,
             text,
-            layer_types=tuple(types),
-            rope={kind: RopeParameters.from_dict(rope[kind]) for kind in (FULL, SLIDING)},
+            layer_types=types,
+            rope={kind: RopeParameters.from_dict(rope.part(kind)) for kind in (FULL, SLIDING)},
             global_head_dim=head_dim,
             num_global_key_value_heads=kv_heads,
             # A null means no such embedding; only an absent key means the default size.
@@ -124,22 +116,22 @@ class Gemma4Arguments:
         return FullKV(self.num_global_key_value_heads, self.global_head_dim)
 
 
-def _full_layer_shape(text: dict[str, Any], types: list[str]) -> tuple[int | None, int | None]:
+def _full_layer_shape(s: Settings, types: tuple[str, ...]) -> tuple[int | None, int | None]:
     """Head size and KV heads of full layers; None where the file does not say.
 
     There are two spellings. The first has `global_head_dim` and `num_global_key_value_heads`, which
     counts only where K and V share a projection; transformers 5 lists what differs layer by layer
     in `per_layer_config`.
     """
-    overrides = text.get("per_layer_config")
-    if overrides is None:
+    text = s.values
+    if not s.has("per_layer_config"):
         heads = text.get("num_global_key_value_heads") if text.get("attention_k_eq_v") else None
         return text.get("global_head_dim") or 512, heads or text.get("num_key_value_heads")
-    listed = {int(layer): change for layer, change in overrides.items()}
-    full = {index for index, kind in enumerate(types) if kind == FULL}
-    changes = list(listed.values())
+    listed = Settings(s.part("per_layer_config"))
+    changes = [listed.part(layer) for layer in listed.values]
+    full = {str(index) for index, kind in enumerate(types) if kind == FULL}
     known = {"head_dim", "num_key_value_heads"}
-    if listed.keys() != full or any(c != changes[0] or c.keys() - known for c in changes):
+    if listed.values.keys() != full or any(c != changes[0] or c.keys() - known for c in changes):
         raise ModelError(
             "config.json: per_layer_config is supported where it gives all full layers, and no "
             "others, the same head_dim and num_key_value_heads"

@@ -9,8 +9,10 @@ last few too. Sounds come one at a time, so there is no padding.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -25,6 +27,7 @@ from quire.models.convolution import Convolution
 from quire.models.gemma4_layers import ClippedLinear, Projector
 from quire.models.layers import ACTIVATIONS
 from quire.models.norm import LayerNorm, RMSNorm
+from quire.models.settings import Settings
 
 _NORM_EPS = 1e-6
 """Of the norms that `rms_norm_eps` does not set."""
@@ -78,15 +81,15 @@ class Gemma4AudioArguments:
         Raises:
             ModelError: a value that is not known.
         """
-        audio = config.get("audio_config")
+        s = Settings(config)
+        audio = s.part("audio_config")
         if not audio:
             return None
-        channels = audio.get("subsampling_conv_channels")
         return read_arguments(
             cls,
             audio,
-            text_hidden_size=(config.get("text_config") or config).get("hidden_size"),
-            subsampling_conv_channels=tuple(channels) if channels else None,
+            text_hidden_size=s.within("text_config").values.get("hidden_size"),
+            subsampling_conv_channels=Settings(audio).integers("subsampling_conv_channels") or None,
         )
 
     @property
@@ -124,14 +127,18 @@ class Subsampling(Module):
 
 
 class SubsamplingProjection(Module):
-    """Frames of the spectrogram to a quarter as many rows."""
+    """Frames of the spectrogram to a quarter as many rows.
 
-    def __init__(self, args: Gemma4AudioArguments) -> None:
+    Args:
+        layer: a convolution of so many input and output channels that halves frames and bins.
+    """
+
+    def __init__(self, args: Gemma4AudioArguments, layer: Callable[[int, int], Module]) -> None:
         super().__init__()
         first, second = args.subsampling_conv_channels
-        self.layer0 = Subsampling(1, first, args.rms_norm_eps)
-        self.layer1 = Subsampling(first, second, args.rms_norm_eps)
-        self.input_proj_linear = nn.Linear(first // 4 * second, args.hidden_size, bias=False)
+        self.layer0, self.layer1 = layer(1, first), layer(first, second)
+        width = -(-args.bins // 4) * second
+        self.input_proj_linear = nn.Linear(width, args.hidden_size, bias=False)
 
     def __call__(self, spectrogram: mx.array) -> mx.array:
         """`[frames, bins]` -> `[rows, hidden]`."""
@@ -284,19 +291,22 @@ class ConformerTower(Module):
     """A spectrogram to the layers' rows.
 
     Args:
-        subsampling: frames to a quarter as many rows; its first convolution is `layer0`.
+        subsampling: see `SubsamplingProjection`.
     """
 
-    def __init__(self, args: Gemma4AudioArguments, subsampling: Any) -> None:
+    def __init__(
+        self, args: Gemma4AudioArguments, subsampling: Callable[[int, int], Module]
+    ) -> None:
         super().__init__()
-        self.subsample_conv_projection = subsampling
+        self.subsample_conv_projection = SubsamplingProjection(args, subsampling)
         self.layers = [ConformerLayer(args) for _ in range(args.num_hidden_layers)]
         self._distances = Distances(args)
 
     @property
     def dtype(self) -> mx.Dtype:
         """The activations' type: that of a tensor which is never packed."""
-        dtype: mx.Dtype = self.subsample_conv_projection.layer0.norm.weight.dtype
+        first: Any = self.subsample_conv_projection.layer0
+        dtype: mx.Dtype = first.norm.weight.dtype
         return dtype
 
     def states(self, spectrogram: mx.array) -> Iterator[mx.array]:
@@ -311,23 +321,43 @@ class AudioTower(ConformerTower):
     """Gemma 4's, `audio_tower.` in checkpoints."""
 
     def __init__(self, args: Gemma4AudioArguments) -> None:
-        super().__init__(args, SubsamplingProjection(args))
+        super().__init__(args, partial(Subsampling, eps=args.rms_norm_eps))
         self.args = args
         self.output_proj = nn.Linear(args.hidden_size, args.output_proj_dims)
 
 
-class Gemma4AudioEncoder(CutEncoder):
-    """The tower and the projector as one. A piece is a layer, and the last one what follows."""
+class ConformerEncoder(CutEncoder):
+    """A tower and what follows it as one. A piece is a layer, and the last one what follows."""
 
-    def __init__(self, audio_tower: AudioTower, embed_audio: Projector) -> None:
+    def __init__(self, audio_tower: ConformerTower) -> None:
         super().__init__()
-        self.args = audio_tower.args
         self.audio_tower = audio_tower
-        self.embed_audio = embed_audio
 
     def feature_bytes(self, shape: tuple[int, ...]) -> int:
         frames, bins = shape
         return frames * bins * 4
+
+    def pieces(self, shape: tuple[int, ...]) -> Pieces:
+        return Pieces(len(self.audio_tower.layers) + 1, -(-shape[0] // 4))
+
+    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
+        x = spectrogram = features.view(mx.float32).reshape(shape)
+        for x in self.audio_tower.states(spectrogram):
+            yield (x,)
+        return (self.embedded(x),)
+
+    @abstractmethod
+    def embedded(self, x: mx.array) -> mx.array:
+        """The last layer's rows `[rows, hidden]` -> those that the decoder reads."""
+
+
+class Gemma4AudioEncoder(ConformerEncoder):
+    """The tower and the projector."""
+
+    def __init__(self, audio_tower: AudioTower, embed_audio: Projector) -> None:
+        super().__init__(audio_tower)
+        self.args = audio_tower.args
+        self._output_proj, self._embed_audio = audio_tower.output_proj, embed_audio
 
     def rows(self, shape: tuple[int, ...]) -> int:
         frames, bins = shape
@@ -337,14 +367,8 @@ class Gemma4AudioEncoder(CutEncoder):
             )
         return -(-frames // 4)
 
-    def pieces(self, shape: tuple[int, ...]) -> Pieces:
-        return Pieces(self.args.num_hidden_layers + 1, self.rows(shape))
-
-    def encode(self, features: mx.array, shape: tuple[int, ...]) -> Encoding:
-        x = spectrogram = features.view(mx.float32).reshape(shape)
-        for x in self.audio_tower.states(spectrogram):
-            yield (x,)
-        return (self.embed_audio(self.audio_tower.output_proj(x), self.audio_tower.dtype),)
+    def embedded(self, x: mx.array) -> mx.array:
+        return self._embed_audio(self._output_proj(x), self.audio_tower.dtype)
 
 
 def channels_last(name: str, array: mx.array) -> mx.array:

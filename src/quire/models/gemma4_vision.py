@@ -24,6 +24,7 @@ from quire.models.gemma4_layers import ClippedLinear, Projector
 from quire.models.layers import ACTIVATIONS, GATES
 from quire.models.norm import RMSNorm, unweighted_norm
 from quire.models.rope import Rope, RopeParameters, Rotate
+from quire.models.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,17 @@ class Gemma4VisionArguments:
         Raises:
             ModelError: a value that is not known.
         """
-        vision = config.get("vision_config")
+        s = Settings(config)
+        vision = s.part("vision_config")
         if not vision:
             return None
-        rope = vision.get("rope_parameters") or {}
+        rope = Settings(vision).part("rope_parameters")
         # The first checkpoints call "default" what transformers has since named "axial".
         require("rope_type", rope.get("rope_type") or "axial", ("axial", "default"))
         return read_arguments(
             cls,
             vision,
-            text_hidden_size=(config.get("text_config") or config).get("hidden_size"),
+            text_hidden_size=s.within("text_config").values.get("hidden_size"),
             rope_theta=rope.get("rope_theta"),
         )
 

@@ -9,7 +9,7 @@ from functools import cache
 import mlx.core as mx
 import mlx.nn as nn
 
-from quire.device.device import current_device
+from quire.device.device import current_device, fused
 from quire.device.operations import GatedMatrices
 from quire.models.base import Module
 from quire.models.linear import matrix_of
@@ -56,13 +56,20 @@ def _squared_relu(x: mx.array) -> mx.array:
     return mx.square(mx.maximum(x, 0.0))
 
 
-_COMPILES = current_device().compiles  # as MLX's own activations want to be
+def _by_device(compiled: Activation, spelled_out: Activation) -> Activation:
+    """MLX's own where the device compiles, as it wants to be."""
+
+    def activation(x: mx.array) -> mx.array:
+        return compiled(x) if current_device().compiles else spelled_out(x)
+
+    return activation
+
 
 ACTIVATIONS: dict[str, Activation] = {
-    "silu": nn.silu if _COMPILES else _silu,
-    "gelu_pytorch_tanh": nn.gelu_approx if _COMPILES else _gelu_tanh,
-    "gelu": nn.gelu if _COMPILES else _gelu,
-    "gelu_new": nn.gelu_approx if _COMPILES else _gelu_tanh,
+    "silu": _by_device(nn.silu, _silu),
+    "gelu_pytorch_tanh": _by_device(nn.gelu_approx, _gelu_tanh),
+    "gelu": _by_device(nn.gelu, _gelu),
+    "gelu_new": _by_device(nn.gelu_approx, _gelu_tanh),
     "quick_gelu": _quick_gelu,
     "relu2": _squared_relu,
 }
@@ -70,7 +77,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def _gate(name: str, activation: Activation) -> Gate:
-    spelled_out = current_device().fused(lambda x, y: activation(x) * y)
+    spelled_out = fused(lambda x, y: activation(x) * y)
 
     def gate(x: mx.array, y: mx.array) -> mx.array:
         gated = current_device().operations.gate(name, x, y)

@@ -158,14 +158,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _for_context(config: dict[str, Any], limit: int | None) -> dict[str, Any]:
     """The configuration with LongRoPE's rotations for short contexts, if the limit is one."""
-    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    scaling, key = config.get(name), "original_max_position_embeddings"
-    if not limit or not isinstance(scaling, dict):
+    settings = Settings(config)
+    scaling, trained = settings.scaling(), settings.trained_context()
+    if not limit or not scaling or trained is None or limit > trained:
         return config
-    trained = config.get(key) or scaling.get(key)
-    if not trained or limit > trained:
-        return config
-    return config | {name: scaling | {"longer": False}}
+    return config | {"rope_scaling": scaling | {"longer": False}}
 
 
 def _cast(weights: dict[str, mx.array], target: mx.Dtype | None) -> dict[str, mx.array]:
@@ -344,16 +341,12 @@ def context_length(config: dict[str, Any]) -> int:
     family = FAMILIES.get(config.get("model_type", ""))
     if family is not None and family.context is not None:
         return family.context(Settings(config))
-    text = config.get("text_config") or config
-    length = text.get("max_position_embeddings")
-    if not isinstance(length, int):
-        raise ModelError("config.json lacks 'max_position_embeddings'")
-    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    if (scaling.get("rope_type") or scaling.get("type")) != "yarn":
+    text = Settings(config).within("text_config")
+    length = text.integer("max_position_embeddings")
+    if text.rope_type() != "yarn":
         return length
-    key = "original_max_position_embeddings"
-    trained = text.get(key) or scaling.get(key) or length
-    return max(length, int(trained * scaling.get("factor", 1.0)))
+    rope = text.rope(partial=1.0)
+    return max(length, int(rope.original_max_position_embeddings * rope.factor))
 
 
 def trained_length(config: dict[str, Any]) -> int:
@@ -365,13 +358,6 @@ def trained_length(config: dict[str, Any]) -> int:
     Raises:
         ModelError: the configuration does not say.
     """
-    context, text = context_length(config), config.get("text_config") or config
-    trained = text.get("original_max_position_embeddings")
-    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    kinds = {
-        each.get("rope_type", "default")
-        for each in (rope, *rope.values())
-        if isinstance(each, dict)
-    }
-    extended = not kinds <= {"default", "proportional"} or "type" in rope
-    return trained if isinstance(trained, int) and not extended else context
+    context, text = context_length(config), Settings(config).within("text_config")
+    trained = text.integer("original_max_position_embeddings", default=context)
+    return trained if text.rope_types() <= {"default", "proportional"} else context

@@ -37,7 +37,6 @@ class Mamba:
     state_dim: int
     step_rank: int
     kernel: int
-    activation: str
     eps: float
     conv_bias: bool = True
     bias: bool = False
@@ -70,7 +69,6 @@ class MambaMixer(Module):
     def __init__(self, kind: Mamba, hidden_size: int, layer: int) -> None:
         super().__init__()
         self._kind, self._layer = kind, layer
-        self._activation = ACTIVATIONS[kind.activation]
         self.in_proj = nn.Linear(hidden_size, 2 * kind.channels, bias=kind.bias)
         self.conv1d = CausalConv(kind.channels, kind.kernel, kind.conv_bias)
         self.x_proj = nn.Linear(kind.channels, kind.step_rank + 2 * kind.state_dim, bias=False)
@@ -88,7 +86,7 @@ class MambaMixer(Module):
         order = in_sequence(segments)
         mixed, gate = mx.split(self.in_proj(x[order]), 2, axis=-1)
         y = over_segments(segments, lambda segment, part: self._advance(segment, mixed[part]))
-        y = y * self._activation(gate.astype(mx.float32))
+        y = y * ACTIVATIONS["silu"](gate.astype(mx.float32))
         out: mx.array = self.out_proj(y.astype(x.dtype))
         return out[mx.argsort(order)]
 
@@ -97,7 +95,7 @@ class MambaMixer(Module):
         kind, n, t = self._kind, segment.n, segment.t
         window = mx.concatenate([segment.read("conv"), mixed.reshape(n, t, -1)], axis=1)
         segment.write("conv", window[:, t:])
-        values = self.conv1d(window, kind.activation)
+        values = self.conv1d(window, silu=True)
         cuts = [kind.step_rank, kind.step_rank + kind.state_dim]
         steps, keys, queries = mx.split(self.x_proj(values), cuts, axis=-1)
         steps = self.dt_proj(self.dt_layernorm(steps)).astype(mx.float32)

@@ -39,7 +39,6 @@ class Mamba2:
     state_dim: int
     groups: int
     kernel: int
-    activation: str
     eps: float | None
     norm_first: bool = False
     conv_bias: bool = True
@@ -101,7 +100,6 @@ class Mamba2Mixer(Module):
     def __init__(self, kind: Mamba2, hidden_size: int, layer: int) -> None:
         super().__init__()
         self._kind, self._layer = kind, layer
-        self._activation = ACTIVATIONS[kind.activation]
         rows = kind.width + kind.channels + kind.heads
         self.in_proj = nn.Linear(hidden_size, rows, bias=kind.bias)
         self.conv1d = CausalConv(kind.channels, kind.kernel, kind.conv_bias)
@@ -124,7 +122,7 @@ class Mamba2Mixer(Module):
         y = over_segments(
             segments, lambda segment, part: self._advance(segment, mixed[part], steps[part])
         )
-        y = self._gated(y, self._activation(gate.astype(mx.float32)))
+        y = self._gated(y, ACTIVATIONS["silu"](gate.astype(mx.float32)))
         out: mx.array = self.out_proj(y.astype(x.dtype))
         return out[mx.argsort(order)]
 
@@ -139,7 +137,7 @@ class Mamba2Mixer(Module):
         kind, n, t = self._kind, segment.n, segment.t
         window = mx.concatenate([segment.read("conv"), mixed.reshape(n, t, -1)], axis=1)
         segment.write("conv", window[:, t:])
-        wide = self.conv1d(window, kind.activation).astype(mx.float32)
+        wide = self.conv1d(window, silu=True).astype(mx.float32)
         values, keys, queries = mx.split(
             wide, [kind.width, kind.width + kind.groups * kind.state_dim], axis=-1
         )

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from quire.models.description import Description
 from quire.models.moe import stack_experts
 
 _SUFFIXES = ("weight", "bias", "scales", "biases")
@@ -50,7 +49,7 @@ class Names:
     prepare: Callable[[Weights], Weights] | None = None
 
 
-def translate(weights: Weights, whole: Description, names: Names) -> Weights:
+def translate(weights: Weights, names: Names) -> Weights:
     """The tensors of a checkpoint by the names, and in the layouts, of a `DecoderModel`."""
     if names.prepare is not None:
         weights = names.prepare(weights)
@@ -61,8 +60,6 @@ def translate(weights: Weights, whole: Description, names: Names) -> Weights:
         if not name.endswith("rotary_emb.inv_freq")
         and not without_wrapper(name).removeprefix("model.").startswith(names.unused)
     }
-    if whole.tied_head:
-        kept = {name: array for name, array in kept.items() if not name.startswith("lm_head.")}
     named = {renamed(name, names.renamed): array for name, array in kept.items()}
     ready = stack_experts(_split(named, names.fused))
     for name, array in ready.items():

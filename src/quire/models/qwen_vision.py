@@ -130,6 +130,7 @@ class QwenVision:
         attention_bias: attention's projections have one.
         qk_norm: queries and keys are normalised by head.
         rotated: queries and keys are, by row and column.
+        theta: base of that rotation.
         table: of places; None is none.
         window: squares along each side of a window; 0 is no windows.
         whole: layers that see all of a picture where there are windows.
@@ -156,6 +157,7 @@ class QwenVision:
     attention_bias: bool = True
     qk_norm: bool = False
     rotated: bool = True
+    theta: float = 1e4
     table: Table | None = None
     window: int = 0
     whole: tuple[int, ...] = ()
@@ -286,7 +288,7 @@ class VisionTower(Module):
         self.merger = kind.merging.module(kind)
         if kind.levels:
             self.deepstack_merger_list = [Merger(kind, together=True) for _ in kind.levels]
-        self._rope = Rope(kind.head_dim, RopeParameters(rope_type="axial"))
+        self._rope = Rope(kind.head_dim, RopeParameters(kind.theta, rope_type="axial"))
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:

@@ -36,20 +36,14 @@ class CausalConv(Module):
         if bias:
             self.bias = mx.zeros(channels)
 
-    def __call__(self, window: mx.array, activation: str | None = None) -> mx.array:
-        """`[n, kernel - 1 + t, channels]` -> `[n, t, channels]`.
-
-        Args:
-            activation: what is applied to the result, by its name in `ACTIVATIONS`.
-        """
+    def __call__(self, window: mx.array, *, silu: bool = False) -> mx.array:
+        """`[n, kernel - 1 + t, channels]` -> `[n, t, channels]`, through SiLU if `silu`."""
         taps, bias = self.weight.squeeze(-1), self.get("bias")
-        silu = activation == "silu"
         out = current_device().operations.causal_conv(window, taps, bias, silu)
-        if out is not None and silu:
+        if out is not None:
             return out
-        if out is None:
-            out = self._spelled_out(window)
-        return out if activation is None else ACTIVATIONS[activation](out)
+        out = self._spelled_out(window)
+        return ACTIVATIONS["silu"](out) if silu else out
 
     def _spelled_out(self, window: mx.array) -> mx.array:
         """The same without activation, in MLX's operations."""

@@ -72,12 +72,8 @@ def build(config: dict[str, Any]) -> LanguageModel:
         ModelError: no family of that `model_type`, a value is missing, or it is one that the
             family does not know or cannot compute with.
     """
-    model_type = config.get("model_type")
+    model_type = Settings(config).word("model_type", default="")
     if model_type not in FAMILIES:
         known = ", ".join(sorted(FAMILIES))
         raise ModelError(f"model_type {model_type!r} is not supported (known: {known})")
-    try:
-        return FAMILIES[model_type].build(Settings(by_usual_keys(config)))
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # Values that a family computes with fail where they are used first.
-        raise ModelError(f"config.json: a value cannot be used: {error!r}") from error
+    return FAMILIES[model_type].build(Settings(by_usual_keys(config)))

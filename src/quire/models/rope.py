@@ -7,14 +7,14 @@ Every row of a step has its own position: a rotation is made for the positions o
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from quire.core.errors import ModelError
-from quire.device.device import current_device
+from quire.device.device import current_device, fused
 from quire.device.operations import Rotate as Rotate
 from quire.models.arguments import check_types, require
 
@@ -22,10 +22,26 @@ KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proporti
 
 _NEEDED = {
     "linear": ("factor",),
-    "llama3": ("factor",),
-    "yarn": ("factor",),
+    "llama3": ("factor", "original_max_position_embeddings"),
+    "yarn": ("factor", "original_max_position_embeddings"),
     "longrope": ("factor", "short_factor", "long_factor", "original_max_position_embeddings"),
 }
+_BOUNDS = {
+    "rope_theta": (1.0, math.inf),
+    "factor": (0.0, math.inf),
+    "alpha": (0.0, math.inf),
+    "partial_rotary_factor": (0.0, 1.0),
+    "original_max_position_embeddings": (1.0, math.inf),
+}
+"""What is above the first and at most the second."""
+
+
+def rope_type(values: dict[str, Any]) -> str:
+    """The type that a dictionary of RoPE parameters names, by the new key or the old."""
+    kind = values.get("rope_type") or values.get("type") or "default"
+    if not isinstance(kind, str):
+        raise ModelError(f"config.json: rope_type = {kind!r} is of the wrong type")
+    return kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,43 +94,14 @@ class RopeParameters:
     mrope_time_last: bool = False
 
     @classmethod
-    def from_config(cls, config: dict[str, Any], *, partial: bool = False) -> RopeParameters:
-        """Reads the RoPE keys of a model's (text) configuration, old spelling or new.
-
-        Args:
-            partial: the family may rotate a part of each head. Others pay no heed to
-                `partial_rotary_factor`, as in the transformers library.
-
-        Raises:
-            ModelError: as `from_dict`, and for a part of each head stretched in a family that
-                rotates whole heads, which nothing computes.
-        """
-        scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-        longest, key = config.get("max_position_embeddings"), "original_max_position_embeddings"
-        original = config.get(key) or scaling.get(key)  # the outer one counts
-        values = {
-            "rope_theta": config.get("rope_theta"),
-            "partial_rotary_factor": config.get("partial_rotary_factor"),
-            "factor": longest / original if longest and original else None,
-            **{name: value for name, value in scaling.items() if value is not None},
-            key: original or longest,
-        }
-        values.setdefault("longer", bool(longest and original and longest > original))
-        rope = cls.from_dict(values)
-        if partial:
-            return rope
-        if rope.rope_type != "default":
-            require("partial_rotary_factor", rope.partial_rotary_factor, (1.0,))
-        return replace(rope, partial_rotary_factor=1.0)
-
-    @classmethod
     def from_dict(cls, values: dict[str, Any]) -> RopeParameters:
         """Reads one dictionary of RoPE parameters.
 
         Raises:
-            ModelError: the type is not one of `KINDS`, or a key that matters to it is missing.
+            ModelError: the type is not one of `KINDS`, a key that matters to it is missing, or a
+                value is not of its type or out of bounds.
         """
-        kind = values.get("rope_type") or values.get("type") or "default"
+        kind = rope_type(values)
         require("rope_type", kind, KINDS)
         for name in _NEEDED.get(kind, ()):
             if values.get(name) is None:
@@ -123,6 +110,9 @@ class RopeParameters:
         check_types(cls, known)
         for name in ("mrope_section", "short_factor", "long_factor"):
             known[name] = tuple(known.get(name, ()))
+        for name, (above, most) in _BOUNDS.items():
+            if name in known and not above < known[name] <= most:
+                raise ModelError(f"config.json: {name} = {known[name]!r} is out of bounds")
         return cls(**(known | {"rope_type": kind}))
 
 
@@ -214,7 +204,7 @@ class Rope:
 
         def rotate(x: mx.array) -> mx.array:
             y = x[..., :dims] if in_part else x
-            y = _turned(y, swap(y), cos, sin)
+            y = _rotate(y, swap(y), cos, sin)
             return mx.concatenate([y, x[..., dims:]], axis=-1) if in_part else y
 
         return rotate
@@ -241,11 +231,9 @@ def _swap_pairs(y: mx.array) -> mx.array:
     return y.reshape(*y.shape[:-1], -1, 2)[..., ::-1].flatten(-2)
 
 
+@fused
 def _rotate(y: mx.array, swapped: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     return (y * cos + swapped * sin).astype(y.dtype)
-
-
-_turned = current_device().fused(_rotate)
 
 
 def _axes(pairs: int, p: RopeParameters) -> list[int]:
@@ -280,9 +268,13 @@ def _frequencies(head_dim: int, p: RopeParameters) -> tuple[np.ndarray, float]:
         moving = p.rope_theta ** -(2.0 * np.arange(rotated) / head_dim) / p.factor
         return np.concatenate([moving, np.zeros(head_dim // 2 - rotated)]), 1.0
     if p.rope_type == "axial":
+        if head_dim < 4 or head_dim % 4:
+            raise ModelError(f"config.json: a head's {head_dim} dimensions: no pairs on two axes")
         half = p.rope_theta ** -(np.arange(0, head_dim // 2, 2) / (head_dim // 2))
         return np.concatenate([half, half]), 1.0
     dims = int(head_dim * p.partial_rotary_factor)
+    if dims < 2 or dims % 2:
+        raise ModelError(f"config.json: {dims} of a head's {head_dim} dimensions are no pairs")
     theta = p.rope_theta * (1.0 if p.alpha is None else p.alpha ** (dims / (dims - 2)))
     plain = theta ** -(np.arange(0, dims, 2) / dims)
     if p.rope_type == "linear":

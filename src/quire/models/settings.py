@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from quire.core.errors import ModelError
 from quire.models.arguments import require
-from quire.models.rope import RopeParameters
+from quire.models.rope import RopeParameters, rope_type
+from quire.models.values import Values
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -38,42 +41,11 @@ _CHANGES_RESULTS = {
 _NEUTRAL: tuple[Any, ...] = (None, False, 0, 1, [])
 
 
-class Settings:
-    """The keys of a configuration. A null counts as absent.
+class Settings(Values):
+    """The keys of a `config.json`, and what families make of them.
 
-    Each reader takes the names that a key has had, of which the first present counts, and raises
-    `ModelError`, naming the key, for a value of another type, or where none is there and no default
-    was given. Keys that nobody asks for are not the model's business (training, versions).
+    Keys that nobody asks for are not the model's business (training, versions).
     """
-
-    def __init__(self, values: dict[str, Any], asked: set[str] | None = None) -> None:
-        self.values = values
-        self._asked: set[str] = set() if asked is None else asked
-
-    def integer(self, *names: str, default: int | None = None) -> int:
-        return int(self._typed(names, default, int))
-
-    def number(self, *names: str, default: float | None = None) -> float:
-        return float(self._typed(names, default, (int, float)))
-
-    def flag(self, *names: str, default: bool | None = None) -> bool:
-        return bool(self._typed(names, default, bool))
-
-    def word(self, *names: str, default: str | None = None) -> str:
-        return str(self._typed(names, default, str))
-
-    def integers(self, name: str) -> tuple[int, ...]:
-        """A list of numbers; empty if absent."""
-        return tuple(self._typed((name,), [], list))
-
-    def names(self, name: str) -> tuple[str, ...]:
-        """A list of words; empty if absent."""
-        return tuple(str(each) for each in self._typed((name,), [], list))
-
-    def has(self, name: str) -> bool:
-        """Whether the key is there and not null."""
-        self._asked.add(name)
-        return self.values.get(name) is not None
 
     def within(self, name: str) -> Settings:
         """The keys of a part, such as `text_config`; this configuration if it has no such part."""
@@ -84,17 +56,6 @@ class Settings:
     def changed(self, **changes: Any) -> Settings:
         """The same with other values."""
         return Settings(self.values | changes, self._asked)
-
-    def only(self, name: str, *known: Any) -> None:
-        """Refuses a value that would change the result and that the family does not compute.
-
-        An absent key is accepted.
-
-        Raises:
-            ModelError: naming the key, the value, and what is known.
-        """
-        if self.has(name):
-            require(name, self.values[name], known)
 
     def filled(self, **defaults: Any) -> Settings:
         """The same with values for absent keys."""
@@ -125,13 +86,55 @@ class Settings:
 
         Args:
             theta: where the configuration has none.
-            partial: the share of a head that is rotated where the configuration does not say;
-                None where the family rotates whole heads.
+            partial: the share of a head that is rotated where the configuration does not say; None
+                where the family rotates whole heads, and pays no heed to `partial_rotary_factor`,
+                as in the transformers library.
+
+        Raises:
+            ModelError: as `RopeParameters.from_dict`, and for a part of each head stretched in a
+                family that rotates whole heads, which nothing computes.
         """
-        config = {"rope_theta": theta} | {k: v for k, v in self.values.items() if v is not None}
+        longest = self.integer("max_position_embeddings", default=0, minimum=0)
+        trained = self.trained_context()
+        values: dict[str, Any] = {
+            "rope_theta": self.number("rope_theta", default=theta),
+            "longer": bool(trained and longest > trained),
+            "original_max_position_embeddings": trained or longest or None,
+        }
+        if longest and trained:
+            values["factor"] = longest / trained
+        if partial is not None or self.has("partial_rotary_factor"):
+            values["partial_rotary_factor"] = self.number("partial_rotary_factor", default=partial)
+        given = {name: value for name, value in self.scaling().items() if value is not None}
+        given.pop("original_max_position_embeddings", None)  # read by `trained_context`
+        rope = RopeParameters.from_dict(values | given)
         if partial is not None:
-            config = {"partial_rotary_factor": partial} | config
-        return RopeParameters.from_config(config, partial=partial is not None)
+            return rope
+        if rope.rope_type != "default":
+            require("partial_rotary_factor", rope.partial_rotary_factor, (1.0,))
+        return replace(rope, partial_rotary_factor=1.0)
+
+    def scaling(self) -> dict[str, Any]:
+        """What is said of rotations, by the key of transformers 4 or 5; empty if nothing is."""
+        return self.part("rope_scaling", "rope_parameters")
+
+    def rope_type(self) -> str:
+        """How the rotations of all layers are stretched."""
+        return rope_type(self.scaling())
+
+    def rope_types(self) -> set[str]:
+        """The same where each kind of layer may have its own."""
+        scaling = self.scaling()
+        by_kind = (part for part in scaling.values() if isinstance(part, dict))
+        return {rope_type(part) for part in (scaling, *by_kind)}
+
+    def trained_context(self) -> int | None:
+        """Tokens of training, where the configuration tells them from the longest context."""
+        key = "original_max_position_embeddings"
+        for where in (self, Values(self.scaling())):  # the outer one counts
+            if where.has(key):
+                return where.integer(key)
+        return None
 
     def rope_by_type(self, full: float, sliding: float) -> tuple[RopeParameters, RopeParameters]:
         """The rotations of full and of sliding layers, of which only the full may be stretched.
@@ -139,41 +142,28 @@ class Settings:
         Args:
             full, sliding: theta of each where the configuration has none.
         """
-        given: dict[str, Any] = self.values.get("rope_parameters") or {}
+        given = self.part("rope_parameters")
         if FULL not in given:
             flat = {"rope_type": "default"}
             theta = self.number("rope_theta", default=full)
-            scaling: dict[str, Any] = self.values.get("rope_scaling") or given
-            given = {FULL: {"rope_theta": theta} | (scaling or flat), SLIDING: flat}
-        parts = []
+            given = {FULL: {"rope_theta": theta} | (self.scaling() or flat), SLIDING: flat}
+        by_kind, parts = Values(given), []
         for kind, theta in ((FULL, full), (SLIDING, sliding)):
-            part = {"rope_theta": theta} | (given.get(kind) or {})
             longest = self.values.get("max_position_embeddings")
-            parts.append(
-                RopeParameters.from_dict({"original_max_position_embeddings": longest} | part)
+            part = Settings(by_kind.part(kind)).filled(
+                rope_theta=theta, original_max_position_embeddings=longest
             )
+            parts.append(RopeParameters.from_dict(part.values))
         return parts[0], parts[1]
 
-    def layer_types(self, default: list[str]) -> tuple[str, ...]:
-        """One of `FULL` and `SLIDING` a layer."""
-        types = tuple(self._typed(("layer_types",), default, list))
+    def layer_types(
+        self, default: list[str], known: Iterable[str] = (FULL, SLIDING)
+    ) -> tuple[str, ...]:
+        """One of `known` a layer."""
+        types = self.names("layer_types") or tuple(default)
         for kind in types:
-            require("layer_types", kind, (FULL, SLIDING))
+            require("layer_types", kind, known)
         layers = self.integer("num_hidden_layers")
         if len(types) != layers:
             raise ModelError(f"config.json: {len(types)} layer_types for {layers} layers")
         return types
-
-    def _typed(self, names: tuple[str, ...], default: Any, kind: Any) -> Any:
-        self._asked.update(names)
-        for name in names:
-            value = self.values.get(name)
-            if value is None:
-                continue
-            if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-                raise ModelError(f"config.json: {name} = {value!r} is of the wrong type")
-            return value
-        if default is None:
-            model_type = self.values.get("model_type")
-            raise ModelError(f"config.json of a {model_type!r} model lacks {names[0]!r}")
-        return default

@@ -10,6 +10,7 @@ from quire.cache.block_manager import BlockManager
 from quire.cache.blocks import Block
 from quire.cache.reuse import MissKind
 from quire.cache.specs import KVGroup
+from quire.core.kv_format import KVFormat
 from quire.core.request import Failure
 from quire.scheduler.block_tables import BlockTables
 from quire.scheduler.encodings import Encodings
@@ -63,6 +64,8 @@ class Planner:
     Args:
         fail: ends a request for which there is no room, however long it waits.
         clock: seconds; by which sequences arrived.
+        rows_together: of a step that costs little beside its rows, several of a sequence among
+            them; by the format of all its sequences.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Planner:
         prefill_budget: PrefillBudget,
         fail: Callable[[Sequence, Failure], None],
         clock: Callable[[], float],
+        rows_together: Callable[[KVFormat], int],
     ) -> None:
         self.running: list[Sequence] = []
         self.waiting: deque[Sequence] = deque()
@@ -88,6 +92,7 @@ class Planner:
         self._prefill_split = PrefillSplit()
         self._fail = fail
         self._clock = clock
+        self._rows_together = rows_together
         self._bidirectional = any(group.spec.bidirectional_media for group in groups)
         self._admitted: list[Sequence] = []
         """Those that began to run in the plan that is being made."""
@@ -153,10 +158,14 @@ class Planner:
         progress, request = sequence.progress, sequence.request
         if sequence.status is not Status.RUNNING or not request.task.samples:
             return False
-        if progress.pending and (sequence.constraint or sequence.proposer):
-            return False  # the host must read the last token before it can say what may follow
+        if self._sits_out(sequence):
+            return False
         limit = min(progress.prompt_length + request.max_tokens, sequence.max_context)
         return progress.known < limit
+
+    def _sits_out(self, sequence: Sequence) -> bool:
+        """Whether the host must read the last token before it can say what may follow."""
+        return bool(sequence.progress.pending and (sequence.constraint or sequence.proposer))
 
     def _propose(self, sequence: Sequence, planned: int) -> tuple[int, ...]:
         """Drafts for the next rows, as many as there is room for without taking any from others.
@@ -186,14 +195,22 @@ class Planner:
         # a single token to go was planned as a generating row.
         prompts = [sequence for sequence in self.running if _reads(sequence, plan)]
         generating = sum(rows.count for rows in plan)
-        sits_out = not generating and len(prompts) < len(self.running)
+        sits_out = not generating and any(self._sits_out(sequence) for sequence in self.running)
         count = len(prompts) + len(self.waiting)
-        self._admit(prompts, plan, self._prefill_budget.prompt_budget(generating, count))
-        encoding, spent_s = self._plan_encoding(prompts, generating, count)
+        budget = self._prefill_budget.prompt_budget(generating, count, sits_out=sits_out)
+        self._admit(prompts, plan, budget)
+        seconds = self._prefill_budget.seconds(generating, count, sits_out=sits_out)
+        encoding, spent_s = self._plan_encoding(prompts, seconds)
         prompts = [sequence for sequence in prompts if self._readable(sequence)]
-        budget = self._prefill_budget.prompt_budget(generating, count, spent_s, sits_out=sits_out)
+        budget = self._prefill_budget.beside_encoders(budget, spent_s)
         remaining = [self._readable(sequence) for sequence in prompts]
-        shares = self._prefill_split.split(budget, remaining, self._prefill_budget.room(generating))
+        format = _one_format([*prompts, *(rows.sequence for rows in plan)]) if prompts else None
+        most_recorded = 0 if format is None else self._rows_together(format)
+        room = self._prefill_budget.room(generating)
+        budget = self._prefill_budget.recorded(budget, generating, sum(remaining), most_recorded)
+        if generating + budget <= most_recorded:
+            room = min(room, most_recorded - generating)
+        shares = self._prefill_split.split(budget, remaining, room)
         for sequence, share in zip(prompts, shares, strict=True):
             if share == 0 or sequence.status is not Status.RUNNING:
                 continue
@@ -209,19 +226,21 @@ class Planner:
                 plan.append(rows)
         reading = {sequence.number for sequence in prompts}
         read = [rows.count for rows in plan if rows.sequence.number in reading]
-        self._prefill_budget.begin(generating, count, len(read), sum(read))
+        recorded = not read or generating + sum(read) <= most_recorded
+        self._prefill_budget.begin(
+            generating, count, len(read), sum(read), sits_out=sits_out, recorded=recorded
+        )
         return encoding
 
     def _plan_encoding(
-        self, prompts: list[Sequence], generating: int, waiting: int
+        self, prompts: list[Sequence], seconds: float
     ) -> tuple[list[EncoderWork], float]:
-        """What encoders compute, and how long it is likely to take.
+        """What encoders compute in `seconds`, and how long it is likely to take.
 
         Half of the time is left to prompts that can go on meanwhile.
         """
         if not self.encodings.update_needs(self.running):
             return [], 0.0
-        seconds = self._prefill_budget.seconds(generating, waiting)
         if any(self._readable(sequence) for sequence in prompts):
             seconds /= 2
         return self.encodings.plan(self.running, seconds)
@@ -368,6 +387,14 @@ class Planner:
     def _scheduled(self, rows: PlannedRows) -> ScheduledSequence:
         crossed = self.tables.cross.placed(rows.sequence, rows.start, rows.end)
         return rows.scheduled(self.tables.place(rows.sequence), crossed)
+
+
+def _one_format(sequences: list[Sequence]) -> KVFormat | None:
+    """That of them all; None where they differ, read media, or do not sample."""
+    formats = {each.format for each in sequences}
+    if len(formats) != 1 or any(each.request.media for each in sequences):
+        return None
+    return formats.pop() if all(each.request.task.samples for each in sequences) else None
 
 
 def _generates(sequence: Sequence, behind: int) -> bool:

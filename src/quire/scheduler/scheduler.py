@@ -21,6 +21,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.media import CrossMedia, MediaKey, Pieces
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.sampling.acceptance import count_accepted
+from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.limits import Limits, largest_item
 from quire.scheduler.plan import SampledTokens, StepPlan, StepResult
 from quire.scheduler.planner import Planner, SchedulerConfig
@@ -35,6 +36,7 @@ class Scheduler:
     Args:
         identity: root of the block identities for (format, salt).
         clock: seconds; for deadlines and times of waiting.
+        rows_together: see `Planner`.
     """
 
     def __init__(
@@ -45,13 +47,16 @@ class Scheduler:
         prefill_budget: PrefillBudget,
         identity: Callable[[KVFormat, str], bytes],
         clock: Callable[[], float] = time.monotonic,
+        rows_together: Callable[[KVFormat], int] = lambda format: 0,
     ) -> None:
         self.config = config
         self.groups = groups
         self.manager = manager
         self.limits = Limits(groups, manager, config.page_tokens, config.max_context)
         self.prefill_budget = prefill_budget
-        self._planner = Planner(config, groups, manager, prefill_budget, self._fail, clock)
+        self._planner = Planner(
+            config, groups, manager, prefill_budget, self._fail, clock, rows_together
+        )
         self.sharing = self._planner.sharing
         self.encodings = self._planner.encodings
         self.counters = self._planner.counters
@@ -59,6 +64,7 @@ class Scheduler:
         """Equal formats of different requests, as one object."""
         self._by_id: dict[str, Sequence] = {}
         self._by_number: dict[int, Sequence] = {}
+        self._deadlines = Deadlines()
         self._identity = identity
         self._clock = clock
         self._arrived = 0
@@ -85,7 +91,7 @@ class Scheduler:
 
     @property
     def waits_for_disk(self) -> bool:
-        """Whether any request waits for blocks that are being read."""
+        """Whether any request waits for blocks that are being read; asked when nothing runs."""
         return any(sequence.prefix.waits_for_disk for sequence in self.waiting)
 
     def add(
@@ -118,18 +124,18 @@ class Scheduler:
         sequence.max_context = self.limits.context(format, largest_item(request), cross_media)
         sequence.arrived = self._clock()
         if request.deadline_s is not None:
-            sequence.deadline = sequence.arrived + request.deadline_s
+            self._deadlines.set(sequence.number, sequence.arrived + request.deadline_s)
         if request.task.needs_every_row:
             self.sharing.ignore(sequence, MissKind.EVERY_TOKEN_NEEDED)
         self._by_id[request.id] = self._by_number[sequence.number] = sequence
         self._planner.waiting.append(sequence)
         return sequence
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends a request before the next step. Unknown ids are ignored: the race is harmless."""
         sequence = self._by_id.get(request_id)
         if sequence is not None:
-            self._finish(sequence, FinishReason.ABORT)
+            self._finish(sequence, reason)
 
     def truncate(self, request_id: str, length: int) -> None:
         """Cuts a request back to its first `length` tokens, from which it goes on.
@@ -186,14 +192,11 @@ class Scheduler:
         return plan
 
     def _expire(self) -> None:
-        now = self._clock()
-        for sequence in list(self._by_id.values()):
-            if sequence.deadline is not None and now >= sequence.deadline:
-                limit = sequence.request.deadline_s
-                failure = Failure(
-                    f"the request was not finished within {limit:g} s", 408, "timeout_error"
-                )
-                self._fail(sequence, failure)
+        for number in self._deadlines.take_passed(self._clock()):
+            sequence = self._by_number[number]
+            limit = sequence.request.deadline_s
+            message = f"the request was not finished within {limit:g} s"
+            self._fail(sequence, Failure(message, 408, "timeout_error"))
 
     # -- tokens come back ----------------------------------------------------------------------
 
@@ -290,6 +293,7 @@ class Scheduler:
         vector: tuple[float, ...] | None = None,
     ) -> None:
         del self._by_id[sequence.id], self._by_number[sequence.number]
+        self._deadlines.drop(sequence.number)
         if sequence.status is Status.RUNNING:
             self._planner.vacate(sequence)
         else:

@@ -215,7 +215,6 @@ class Sequence:
         max_context: tokens that it may have, by the model and by what the budget holds in its
             format.
         arrived: by the scheduler's clock.
-        deadline: when the request ends with an error, by the same clock.
         cross_media: the media that its tokens attend to through cross-attention layers, in order.
         pieces: how the encoding of each item is cut; one that is not there is one piece.
         queued_s: seconds from its arrival until it first ran; None before that.
@@ -244,7 +243,6 @@ class Sequence:
         self.pieces = pieces or {}
         self.max_context = 0
         self.arrived = 0.0
-        self.deadline: float | None = None
         self.queued_s: float | None = None
         self.status = Status.WAITING
         self.progress = Progress(request)

@@ -18,12 +18,12 @@ import psutil
 
 from quire.core.config import EngineConfig
 from quire.core.errors import EngineFailure, ModelError, NoRoom
+from quire.core.frames import Frames, encode
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.messages import (
     Abort,
     AskStats,
     Broken,
-    Frames,
     FromEngine,
     Open,
     Progress,
@@ -33,10 +33,10 @@ from quire.core.messages import (
     StepOutputs,
     Submit,
     ToEngine,
-    encode,
 )
 from quire.core.processes import wait_or_kill
 from quire.core.request import Failure, FinishReason, Output, Request
+from quire.serving.tasks import cancel_and_wait
 from quire.serving.ticket import Ticket
 
 log = logging.getLogger("quire.process")
@@ -142,10 +142,10 @@ class ProcessEngine:
         self._send(Submit(tuple(requests)))
         return tickets
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: FinishReason) -> None:
         """Ends a request by the next step."""
         if request_id in self._tickets:
-            self._send(Abort(request_id))
+            self._send(Abort(request_id, reason))
 
     async def stats(self) -> EngineStats:
         """Counters and gauges, asked of the engine between two steps.
@@ -168,11 +168,11 @@ class ProcessEngine:
         """
         if not self._closing:
             self._closing = True
-            self._watch.cancel()
             self._loop.remove_reader(self._pipe)
             self._loop.remove_writer(self._pipe)
             self._pipe.close()
             self._break("the server is shutting down")
+            await cancel_and_wait(self._watch)
         if self._opened.exception() is not None:
             self._process.kill()
         await asyncio.to_thread(wait_or_kill, self._process, _GRACE_S)
@@ -291,5 +291,5 @@ class ProcessEngine:
                 self._silence = f"the engine has not answered for {timeout_s:g} s"
                 log.error("%s", self._silence)
                 for name in self._tickets:
-                    self._send(Abort(name))
+                    self._send(Abort(name, FinishReason.ERROR))
                 self._fail_all(self._silence)

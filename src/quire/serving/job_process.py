@@ -7,7 +7,6 @@ import contextlib
 import gc
 import logging
 import os
-import pickle
 import resource
 import select
 import signal
@@ -16,10 +15,10 @@ import sys
 from typing import Any, NoReturn
 
 from quire.core.errors import QuireError
+from quire.core.frames import Frames, encode
 from quire.core.logs import write_logs
 from quire.serving.jobs import (
     KILL,
-    LENGTH,
     ORDER,
     START,
     Ask,
@@ -27,7 +26,6 @@ from quire.serving.jobs import (
     Failed,
     JobLimits,
     Opening,
-    framed,
     too_costly,
 )
 
@@ -44,27 +42,27 @@ def main() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the server decides, by closing the pipe
         signal.signal(ignored, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))
-    opening = _read(control)
+    opening = Frames(control).next()
     assert isinstance(opening, Opening)
     write_logs(opening.log_level, opening.log_format)
     try:
         opened = opening.opener()
     except QuireError as error:  # such as a folder that is gone
         with contextlib.suppress(BrokenPipeError):
-            control.sendall(framed(Failed(error)))
+            control.sendall(encode(Failed(error)))
         return
     gc.collect()
     gc.freeze()  # children share these pages as long as nobody writes to them
     with contextlib.suppress(BrokenPipeError):  # the server has ended meanwhile
-        control.sendall(framed(True))
+        control.sendall(encode(True))
     _JobRunner(control, opened, opening.limits).run()
 
 
 def ask(question: str, *arguments: object) -> Any:
     """From within a job: what the server answers, see `Jobs.run`."""
     assert _pipe is not None, "called within a job"
-    _pipe.sendall(framed(Ask(question, arguments)))
-    return _read(_pipe)
+    _pipe.sendall(encode(Ask(question, arguments)))
+    return Frames(_pipe).next()
 
 
 class _JobRunner:
@@ -126,7 +124,7 @@ def _run(pipe: socket.socket, opened: object, limits: JobLimits) -> NoReturn:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         _bound(limits)
-        pipe.sendall(framed(_outcome(pipe, opened, limits)))
+        pipe.sendall(encode(_outcome(pipe, opened, limits)))
     except (OSError, EOFError):
         pass  # nobody waits any more
     finally:
@@ -135,7 +133,7 @@ def _run(pipe: socket.socket, opened: object, limits: JobLimits) -> NoReturn:
 
 def _outcome(pipe: socket.socket, opened: object, limits: JobLimits) -> Done | Failed:
     try:
-        function, arguments = _read(pipe)
+        function, arguments = Frames(pipe).next()
         return Done(asyncio.run(function(opened, *arguments)))
     except QuireError as error:
         return Failed(error)
@@ -157,17 +155,3 @@ def _bound(limits: JobLimits) -> None:
             (line,) = [line for line in status if line.startswith(_DATA)]
         most = (int(line.split()[1]) << 10) + limits.memory
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-
-
-def _read(pipe: socket.socket) -> Any:
-    """The next frame.
-
-    Raises:
-        EOFError: the other end is gone.
-    """
-    with pipe.makefile("rb", buffering=1 << 18) as file:
-        head = file.read(LENGTH.size)
-        if len(head) < LENGTH.size:
-            raise EOFError
-        (length,) = LENGTH.unpack(head)
-        return pickle.loads(file.read(length))

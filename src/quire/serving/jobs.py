@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import pickle
 import socket
 import struct
 import subprocess
@@ -21,20 +20,20 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from quire.core.errors import EngineFailure, RequestError
+from quire.core.frames import Frames, encode
 from quire.core.processes import wait_or_kill
+from quire.serving.tasks import cancel_and_wait
 
 log = logging.getLogger("quire.jobs")
 
 Result = TypeVar("Result")
 
-LENGTH = struct.Struct("<Q")
 ORDER = struct.Struct("<cQ")
 """To the first process: what to do, and the number of the job."""
 START, KILL = b"s", b"k"
 TOO_COSTLY = "request_too_costly"
 """The code of what is refused because its job took too much, or crashed."""
 
-_READ = 1 << 18
 _OPENING_S = 120.0
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -87,12 +86,6 @@ class Done:
 @dataclass(frozen=True, slots=True)
 class Failed:
     error: Exception
-
-
-def framed(value: object) -> bytes:
-    """A pickle behind its length."""
-    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    return LENGTH.pack(len(body)) + body
 
 
 def too_costly(limits: JobLimits) -> RequestError:
@@ -182,8 +175,7 @@ class Jobs:
         """Ends all jobs. May be called again."""
         self._closed = True
         if self._opening_soon is not None:
-            self._opening_soon.cancel()
-            await asyncio.wait([self._opening_soon])
+            await cancel_and_wait(self._opening_soon)
         if self._parent is not None:
             await self._parent.close()
 
@@ -224,8 +216,8 @@ class _JobProcess:
         parent = cls(process, ours)
         try:
             async with asyncio.timeout(_OPENING_S):
-                await asyncio.get_running_loop().sock_sendall(ours, framed(opening))
-                started = await _receive(ours)
+                await asyncio.get_running_loop().sock_sendall(ours, encode(opening))
+                started = await Frames(ours).next_async()
         except (OSError, EOFError) as error:
             await parent.close()
             raise EngineFailure("the process that starts jobs did not start") from error
@@ -257,35 +249,14 @@ async def _talk(
 ) -> Any:
     """Hands a job its task, answers what it asks, and takes its result."""
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(pipe, framed(task))
+    frames = Frames(pipe)
+    await loop.sock_sendall(pipe, encode(task))
     while True:
-        match await _receive(pipe):
+        match await frames.next_async():
             case Done(result):
                 return result
             case Failed(error):
                 raise error
             case Ask(question, arguments):
                 answer = (answers or {})[question](*arguments)
-                await loop.sock_sendall(pipe, framed(answer))
-
-
-async def _receive(pipe: socket.socket) -> object:
-    """The next frame.
-
-    Raises:
-        EOFError: the other end is gone.
-    """
-    loop = asyncio.get_running_loop()
-    head = await _exactly(loop, pipe, LENGTH.size)
-    (length,) = LENGTH.unpack(head)
-    return pickle.loads(await _exactly(loop, pipe, length))
-
-
-async def _exactly(loop: asyncio.AbstractEventLoop, pipe: socket.socket, size: int) -> bytearray:
-    data = bytearray()
-    while len(data) < size:
-        piece = await loop.sock_recv(pipe, min(_READ, size - len(data)))
-        if not piece:
-            raise EOFError
-        data += piece
-    return data
+                await loop.sock_sendall(pipe, encode(answer))

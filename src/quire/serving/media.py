@@ -18,6 +18,7 @@ from quire.media.processors.base import Parts, PartStore
 from quire.media.source import DOCUMENT, Detail, FileLimits, MediaLimits, MediaSource, not_taken
 from quire.serving.held import HeldMedia
 from quire.serving.placing import MediaPlaces
+from quire.serving.tasks import cancel_and_wait
 
 Message = Mapping[str, Any]
 
@@ -80,8 +81,7 @@ class MediaLoader:
         try:
             files = await asyncio.gather(*reading)
         finally:
-            for task in reading:
-                task.cancel()
+            await cancel_and_wait(*reading)
         following = iter(files)
         return tuple(_with_parts(message, following) for message in messages)
 

@@ -13,16 +13,18 @@ import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from quire.core.config import EngineConfig, Offer
+from quire.core.config import EngineConfig, ModelConfig
 from quire.core.errors import EngineFailure, LoadingStopped, ModelError, NoRoom, NotFound
 from quire.core.info import EngineStats, ModelInfo
 from quire.core.messages import Progress
 from quire.serving.jobs import Jobs
 from quire.serving.service import Service
 from quire.serving.streams import Observer
+from quire.serving.tasks import cancel_and_wait
 
 log = logging.getLogger("quire.models")
 
+_CLOSED = "the server is shutting down"
 _STATS_S = 5.0
 
 
@@ -48,7 +50,7 @@ class Loaded:
 OnProgress = Callable[[Progress | None], None]
 """Hears how far a model's loading has come; None when that is over."""
 
-Opener = Callable[[Offer, OnProgress], Awaitable[Loaded]]
+Opener = Callable[[ModelConfig, OnProgress], Awaitable[Loaded]]
 """Loads a model. Raises `ModelError`; `NoRoom` where it would fit without others."""
 
 
@@ -64,15 +66,15 @@ class Model:
         leaving: it is unloaded as soon as nobody holds it; new requests wait and load it again.
     """
 
-    def __init__(self, offer: Offer) -> None:
-        self.offer = offer
+    def __init__(self, config: ModelConfig) -> None:
+        self.config = config
         self.loaded: Loaded | None = None
         self.users = self.waiting = 0
         self.progress: Progress | None = None
         self.problem: str | None = None
         self.leaving = False
         self.used_at = -math.inf
-        self.idle_unload_s = offer.idle_unload_s
+        self.idle_unload_s = config.idle_unload_s
         self.opening: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.watch: asyncio.Task[None] | None = None
@@ -83,7 +85,7 @@ class Model:
     @property
     def name(self) -> str:
         """What clients call it."""
-        return self.offer.name
+        return self.config.name
 
     @property
     def ready(self) -> bool:
@@ -145,7 +147,7 @@ class Lease:
 
     def keep(self, seconds: float) -> bool:
         """Says how long the model stays after its last request; whether that has an effect."""
-        if self.model.offer.pinned:
+        if self.model.config.pinned:
             return False
         self.model.idle_unload_s = seconds if math.isfinite(seconds) else None
         return True
@@ -168,10 +170,10 @@ class Models:
     """
 
     def __init__(
-        self, offers: Sequence[Offer], opener: Opener, *, memory: int | None = None
+        self, model_configs: Sequence[ModelConfig], opener: Opener, *, memory: int | None = None
     ) -> None:
-        self._models = [Model(offer) for offer in offers]
-        self._by_name = {name: model for model in self._models for name in model.offer.names}
+        self._models = [Model(config) for config in model_configs]
+        self._by_name = {name: model for model in self._models for name in model.config.names}
         self._opener = opener
         self._memory = memory
         self._changing = asyncio.Lock()
@@ -217,7 +219,7 @@ class Models:
             ModelError: one cannot be loaded.
         """
         for model in self._models:
-            if model.offer.pinned or len(self._models) == 1:
+            if model.config.pinned or len(self._models) == 1:
                 await self._load(model)
                 self._schedule(model)
 
@@ -249,9 +251,8 @@ class Models:
         where it is not loaded.
         """
         if (opening := model.opening) is not None:
-            await asyncio.sleep(0)  # a task that is cancelled before it begins cleans nothing up
-            opening.cancel()
-            await asyncio.wait({opening})
+            await asyncio.sleep(0)  # see `close`
+            await cancel_and_wait(opening)
         if model.loaded is None:
             return
         async with self._changing:
@@ -277,14 +278,12 @@ class Models:
     async def close(self) -> None:
         """Ends all processes; what is in flight fails. May be called again."""
         self._closed = True
+        await asyncio.sleep(0)  # a task that is cancelled before it begins does nothing at all
         ending = [model.opening for model in self._models if model.opening is not None]
-        for task in (*ending, *self._tasks):
-            task.cancel()
-        await asyncio.gather(*ending, *self._tasks, return_exceptions=True)
+        await cancel_and_wait(*ending, *self._tasks)
         for model in self._models:
             model.stop_timer()
-            if model.watch is not None:
-                model.watch.cancel()
+        await cancel_and_wait(*(each.watch for each in self._models if each.watch is not None))
         closing = [each.loaded.close() for each in self._models if each.loaded is not None]
         await asyncio.gather(*closing)
 
@@ -293,7 +292,7 @@ class Models:
     async def _load(self, model: Model) -> None:
         """Waits until it is loaded. Who gives up waiting does not stop what others wait for."""
         if self._closed:
-            raise EngineFailure("the server is shutting down")
+            raise EngineFailure(_CLOSED)
         if model.opening is None:
             model.opening = asyncio.create_task(self._open(model))
             model.opening.add_done_callback(_read_exception)
@@ -306,7 +305,7 @@ class Models:
                     model.loaded = await self._open_in_room(model)
                     if self._observer is not None:
                         model.observe(self._observer)
-                    model.problem, model.idle_unload_s = None, model.offer.idle_unload_s
+                    model.problem, model.idle_unload_s = None, model.config.idle_unload_s
                     if model.loaded.broken is not None:
                         watch = self._watch(model, model.loaded.broken)
                         model.watch = asyncio.create_task(watch)
@@ -316,7 +315,7 @@ class Models:
             raise
         except asyncio.CancelledError:
             if self._closed:
-                raise
+                raise EngineFailure(_CLOSED) from None
             raise LoadingStopped(f"The loading of '{model.name}' was stopped.") from None
         finally:
             model.opening = model.progress = None
@@ -327,11 +326,11 @@ class Models:
             beside = [each for each in self._models if each.loaded]
             engine = await _engine_config(model, self._models, self._memory)
             try:
-                return await self._opener(replace(model.offer, engine=engine), model.show_progress)
+                return await self._opener(replace(model.config, engine=engine), model.show_progress)
             except NoRoom as error:
                 if not all(each.loaded for each in beside):
                     continue  # one broke down meanwhile, and what it had is free now
-                rest = [each for each in self._models if each.loaded and not each.offer.pinned]
+                rest = [each for each in self._models if each.loaded and not each.config.pinned]
                 if not rest:
                     raise
                 oldest = min(rest, key=lambda each: (each.wanted, each.used_at))
@@ -365,7 +364,7 @@ class Models:
             return
         model.stop_timer()
         if model.watch is not None:
-            model.watch.cancel()
+            await cancel_and_wait(model.watch)
         await loaded.close()
         log.info("unloaded %s", model.name)
 
@@ -380,7 +379,7 @@ class Models:
         """Unloads the model later, if nobody asks for it until then."""
         after = model.idle_unload_s
         model.stop_timer()
-        if after is None or model.offer.pinned or model.wanted or self._closed:
+        if after is None or model.config.pinned or model.wanted or self._closed:
             return
         model.timer = asyncio.get_running_loop().call_later(after, self._expire, model)
 
@@ -411,7 +410,7 @@ async def _engine_config(model: Model, models: Sequence[Model], memory: int | No
         reserved += max(0, info.kv_memory - held)
         taken += info.weight_bytes + info.kv_memory
     return replace(
-        model.offer.engine,
+        model.config.engine,
         memory=None if memory is None else max(0, memory - taken),
         reserved=reserved,
         sharers=sum(each.loaded is None for each in models),

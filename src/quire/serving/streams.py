@@ -9,11 +9,12 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from quire.core.request import Failure, FinishReason, Output
 from quire.serving.reading_time import ReadingTime
+from quire.serving.tasks import cancel_and_wait
 from quire.serving.ticket import Ticket
 from quire.text.events import (
     Event,
@@ -23,7 +24,6 @@ from quire.text.events import (
     Reasoning,
     Text,
     ToolCallArguments,
-    ToolCallEnded,
     Usage,
 )
 from quire.text.output import OutputStream
@@ -96,7 +96,6 @@ class ChoiceStream:
     """One answer in the making: a ticket, and what turns its outputs into events.
 
     Args:
-        one_call: the answer ends with its first tool call.
         show_reasoning: whether the reasoning is among the events.
         show_progress: whether they tell how far the reading of the prompt has come.
     """
@@ -107,17 +106,14 @@ class ChoiceStream:
         output: OutputStream,
         observer: Observer,
         *,
-        one_call: bool = False,
         show_reasoning: bool = True,
         show_progress: bool = False,
     ) -> None:
         self._ticket = ticket
         self._output = output
         self._observer = observer
-        self._one_call = one_call
         self._show_reasoning = show_reasoning
         self._show_progress = show_progress
-        self._called = False
         self._reading = ReadingTime()
         self.started = self._last = time.perf_counter()
         self.queued_s: float | None = None
@@ -176,11 +172,9 @@ class ChoiceStream:
             log.exception("request %s: its output could not be read", output.request_id)
             return [self._fail("The model's output could not be read.")]
         if self._output.stopped:
-            self._ticket.abort()
+            self._ticket.abort(FinishReason.STOP)
         if not self._show_reasoning:
             events = [event for event in events if not isinstance(event, Reasoning)]
-        if self._one_call:
-            events = self._until_first_call(events)
         if events and isinstance(end := events[-1], Finished | Failed):
             self._finish(end)
         return events
@@ -189,21 +183,6 @@ class ChoiceStream:
         seconds = time.perf_counter() - self.started
         left_s = self._reading.left_s(output.prompt_tokens)
         return PromptRead(read, output.prompt_tokens, output.cached_tokens, seconds, left_s)
-
-    def _until_first_call(self, events: list[Event]) -> list[Event]:
-        """Drops what follows the first call; the end that follows was asked for here."""
-        kept: list[Event] = []
-        for event in events:
-            if not self._called:
-                kept.append(event)
-                if isinstance(event, ToolCallEnded):
-                    self._called = True
-                    self._ticket.abort()
-            elif isinstance(event, Finished):
-                kept.append(replace(event, reason=FinishReason.STOP, tool_calls=1))
-            elif isinstance(event, Failed):
-                kept.append(event)
-        return kept
 
     def _observe(self, output: Output) -> None:
         self.cached_tokens, self.reuse = output.cached_tokens, output.reuse
@@ -223,6 +202,7 @@ class ChoiceStream:
         self._last = now
 
     def _fail(self, message: str) -> Failed:
+        self._ticket.abort(FinishReason.ERROR)
         event = Failed(Failure(message, code="internal_error"), self._output.usage)
         self._finish(event)
         return event
@@ -336,8 +316,7 @@ class GenerationStream:
                     yield batch
         finally:
             self.abort()
-            for pump in pumps:
-                pump.cancel()
+            await cancel_and_wait(*pumps)
 
 
 def _milliseconds(seconds: float | None) -> float | None:
@@ -373,14 +352,14 @@ async def _pump(
 def merge(events: list[Event]) -> list[Event]:
     """Joins neighbouring pieces of the same kind; what they spell stays the same."""
     merged: list[Event] = []
-    alike: list[Event] = []
+    same_kind: list[Event] = []
     for event in events:
-        if alike and not _continues(alike[0], event):
-            merged.append(_join(alike))
-            alike = []
-        alike.append(event)
-    if alike:
-        merged.append(_join(alike))
+        if same_kind and not _continues(same_kind[0], event):
+            merged.append(_join(same_kind))
+            same_kind = []
+        same_kind.append(event)
+    if same_kind:
+        merged.append(_join(same_kind))
     return merged
 
 
@@ -395,15 +374,15 @@ def _continues(first: Event, event: Event) -> bool:
             return False
 
 
-def _join(alike: list[Event]) -> Event:
+def _join(events: list[Event]) -> Event:
     """Pieces of the same kind as one, in time linear in their length."""
-    if len(alike) == 1:
-        return alike[0]
-    texts = [event for event in alike if isinstance(event, Text)]
+    if len(events) == 1:
+        return events[0]
+    texts = [event for event in events if isinstance(event, Text)]
     if texts:
         logprobs = tuple(entry for event in texts for entry in event.logprobs)
         return Text("".join(event.text for event in texts), logprobs)
-    calls = [event for event in alike if isinstance(event, ToolCallArguments)]
+    calls = [event for event in events if isinstance(event, ToolCallArguments)]
     if calls:
         return ToolCallArguments(calls[0].index, "".join(event.json for event in calls))
-    return Reasoning("".join(event.text for event in alike if isinstance(event, Reasoning)))
+    return Reasoning("".join(event.text for event in events if isinstance(event, Reasoning)))

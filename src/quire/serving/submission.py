@@ -89,7 +89,6 @@ class Submission:
                 ticket,
                 output,
                 self._observer(spec.caller, len(request.prompt)),
-                one_call=not spec.parallel_tool_calls,
                 show_reasoning=spec.show_reasoning,
                 show_progress=spec.show_progress,
             )
@@ -109,6 +108,7 @@ class Submission:
             Detokenizer(self._tokenizer, after=prompt.tokens if continues else ()),
             dialect.parser(prompt.tokens, spec.offered_tools, self._vocabulary),
             StopMatcher(stops),
+            one_call=not spec.parallel_tool_calls,
         )
 
     def _request(self, prepared: Prepared, prompt: Prompt, grammar: GrammarSpec | None) -> Request:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
-from quire.core.request import Output
+from quire.core.request import FinishReason, Output
 
 _MERGED = 256
 """Tokens that one waiting output takes in; joining them costs time by their square."""
@@ -17,10 +17,10 @@ class Ticket:
     """A request in flight: iterate its outputs, or abort it. The last output has `finish` set.
 
     Args:
-        abort: asks the engine to end the request by the next step.
+        abort: asks the engine to end the request by the next step, for a reason.
     """
 
-    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, abort: Callable[[str, FinishReason], None]) -> None:
         self._id = request_id
         self._abort = abort
         self._ready: deque[Output] = deque()
@@ -87,10 +87,14 @@ class Ticket:
             if output.finish is not None:
                 return
 
-    def abort(self) -> None:
-        """Ends the request by the next step. Harmless after the end; safe to call twice."""
+    def abort(self, reason: FinishReason = FinishReason.ABORT) -> None:
+        """Ends the request by the next step. Harmless after the end; of two calls the first counts.
+
+        Args:
+            reason: what the engine counts the end as.
+        """
         if not self._ended:
-            self._abort(self._id)
+            self._abort(self._id, reason)
 
     def _notify(self) -> None:
         if self._wake is not None and not self._wake.done():

@@ -30,13 +30,14 @@ class OutputStream:
     """Turns the outputs of one request into events, the last of which is the only terminal one.
 
     Stop strings are looked for in the answer's text alone: not in reasoning, not in tool calls.
-    When one matches, the answer ends at once, `stopped` says so, and whoever feeds this stream
-    aborts the engine's request; what the engine still says is ignored.
+    Where one matches, or the one call is complete, the answer ends at once, `stopped` says so, and
+    whoever feeds this stream aborts the engine's request; what the engine still says is ignored.
 
     Args:
         detokenizer: made for this request.
         parser: the dialect's, made for this request.
         stops: the stop matcher, made for this request.
+        one_call: the answer ends with its first tool call.
     """
 
     __slots__ = (
@@ -46,34 +47,44 @@ class OutputStream:
         "_ended",
         "_last",
         "_logprobs",
+        "_one_call",
         "_owned",
         "_parser",
         "_reasoning",
         "_stop",
+        "_stopped",
         "_stops",
     )
 
-    def __init__(self, detokenizer: Detokenizer, parser: Parser, stops: StopMatcher) -> None:
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        parser: Parser,
+        stops: StopMatcher,
+        *,
+        one_call: bool = False,
+    ) -> None:
         self._detokenizer = detokenizer
         self._parser = parser
         self._owned = parser.owned
         self._stops = stops
+        self._one_call = one_call
         self._last = Output("")
         self._logprobs: list[TokenLogprobs] = []
         self._completion = 0
         self._reasoning = 0
         self._calls = 0
-        self._ended = False
+        self._ended = self._stopped = False
         self._stop: str | None = None
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string ended the answer, so that the engine need not go on."""
-        return self._stop is not None
+        """Whether the answer ended by what it says, so that the engine need not go on."""
+        return self._stopped
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far. Tokens after a stop string are not counted."""
+        """Token counts so far. Tokens after what ended the answer are not counted."""
         return Usage(
             prompt_tokens=self._last.prompt_tokens,
             completion_tokens=self._completion,
@@ -138,8 +149,12 @@ class OutputStream:
                     return
             else:
                 self._release(events)
-                self._calls += type(delta) is ToolCallEnded
                 events.append(delta)
+                if type(delta) is ToolCallEnded:
+                    self._calls += 1
+                    if self._one_call:
+                        self._stop_here(events)
+                        return
 
     def _text(self, delta: Text, events: list[Event]) -> None:
         safe, self._stop = self._stops.feed(delta.text)
@@ -148,7 +163,7 @@ class OutputStream:
         elif safe:
             events.append(Text(safe, self._take_logprobs()))
         if self._stop is not None:
-            self._end(FinishReason.STOP, events)
+            self._stop_here(events)
 
     def _release(self, events: list[Event]) -> None:
         """What was held for a stop string is no part of one, as other than text follows."""
@@ -171,12 +186,16 @@ class OutputStream:
             self._pass_on(self._parser.finish(reason), events)
         if not self._ended:
             self._release(events)
-            if self._logprobs:
-                events.append(Text("", self._take_logprobs()))
             self._end(reason, events)
+
+    def _stop_here(self, events: list[Event]) -> None:
+        self._stopped = True
+        self._end(FinishReason.STOP, events)
 
     def _end(self, reason: FinishReason, events: list[Event]) -> None:
         self._ended = True
+        if self._logprobs and self._stop is None:
+            events.append(Text("", self._take_logprobs()))
         events.append(Finished(reason, self.usage, self._stop, self._calls))
 
     def _fail(self, error: Failure | None) -> Failed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import time
+import threading
 from typing import Any
 
 import httpx
@@ -296,7 +296,7 @@ def test_a_slow_reader_loses_nothing(serve: Serve) -> None:
     words = (served.ids("word ") * tokens)[:tokens]
     body = {"messages": ASK, "stream": True, "stream_options": {"include_usage": True}}
     with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as raw:
-        time.sleep(0.5)
+        wait_until(lambda: all(ticket.ended for ticket in served.engine.tickets), 30)
         events = [line.removeprefix("data: ") for line in raw.iter_lines() if line]
     chunks = [json.loads(event) for event in events[:-1]]
     text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
@@ -311,7 +311,7 @@ def test_a_slow_reader_of_several_choices_loses_nothing(serve: Serve) -> None:
     body = {"messages": ASK, "stream": True, "n": 2}
     texts = ["", ""]
     with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as raw:
-        time.sleep(0.5)
+        wait_until(lambda: all(ticket.ended for ticket in served.engine.tickets), 30)
         for line in raw.iter_lines():
             if line.startswith("data: {"):
                 choice = json.loads(line.removeprefix("data: "))["choices"][0]
@@ -324,14 +324,16 @@ def test_silence_before_the_first_token_is_broken(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     monkeypatch.setattr("quire.api.shared.sse.KEEPALIVE_S", 0.02)
-    failure = Failure("No room.", 400, code="full")
+    failure, silence = Failure("No room.", 400, code="full"), threading.Event()
     served = serve(
-        lambda _: Script(served.ids("Hi."), delay_s=0.2, error=failure if fails else None)
+        lambda _: Script(served.ids("Hi."), held=silence, error=failure if fails else None)
     )
     body = {"messages": ASK, "stream": True}
     with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body) as raw:
-        lines = [line for line in raw.iter_lines() if line]
-    assert lines[0].startswith(": ")
+        events = raw.iter_lines()
+        assert next(events).startswith(": ")
+        silence.set()
+        lines = [line for line in events if line]
     assert lines[-1] == "data: [DONE]"
     assert ('"code":"full"' in lines[-2]) is fails
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import httpx
@@ -31,7 +32,13 @@ THINK: Any = {"type": "enabled", "budget_tokens": 64}
 
 
 def client(served: Served, **options: Any) -> Anthropic:
-    return Anthropic(base_url=served.url, max_retries=0, **(options or {"api_key": "none"}))
+    return _client(served.url, **(options or {"api_key": "none"}))
+
+
+@cache
+def _client(url: str, **options: Any) -> Anthropic:
+    """Making one reads every certificate of the machine."""
+    return Anthropic(base_url=url, max_retries=0, **options)
 
 
 def create(served: Served, **fields: Any) -> Any:

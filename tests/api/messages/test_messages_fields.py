@@ -12,7 +12,7 @@ from anthropic.types.message_create_params import MessageCreateParamsBase
 
 from quire.api.messages.schema import CountRequest, MessagesRequest
 from quire.core.config import ServerConfig
-from tests.api.conftest import Serve, Served
+from tests.api.conftest import HTTP, Serve, Served
 
 ASK = [{"role": "user", "content": "Hi."}]
 PIXEL = {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}
@@ -26,7 +26,7 @@ COUNTDOWN = "<total_tokens>14999841 tokens left</total_tokens>"
 
 def post(served: Served, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
     body = {"model": "quire-demo", "max_tokens": 8, "messages": ASK, **body}
-    return httpx.post(f"{served.url}/v1/messages", json=body, headers=headers, timeout=20)
+    return HTTP.post(f"{served.url}/v1/messages", json=body, headers=headers)
 
 
 def prompt_of(served: Served) -> str:
@@ -130,9 +130,9 @@ def test_what_is_wrong_is_named(serve: Serve) -> None:
 
 
 def test_errors_of_the_route_have_their_shape(serve: Serve) -> None:
-    answer = httpx.get(f"{serve().url}/v1/messages")
+    answer = HTTP.get(f"{serve().url}/v1/messages")
     assert (answer.status_code, answer.json()["error"]["type"]) == (405, "invalid_request_error")
-    answer = httpx.get(f"{serve().url}/v1/messages/batches")
+    answer = HTTP.get(f"{serve().url}/v1/messages/batches")
     assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.api.shared.lenient_json import parse_lenient
 from quire.core.errors import RequestError
-from tests.api.conftest import Serve
+from tests.api.conftest import HTTP, Serve
 from tests.support.server import JSON_TYPE
 
 MEANT = [
@@ -126,13 +125,13 @@ def test_a_regular_expression_in_a_tools_schema(serve: Serve) -> None:
         rb' "tools": [{"name": "f", "input_schema": {"type": "object", "properties":'
         b' {"id": {"type": "string", "description": "a\tb", "pattern": "^\\d+\\s\\\\w$"}}}}]}'
     )
-    answer = httpx.post(f"{served.url}/v1/messages", content=body, headers=JSON_TYPE)
+    answer = HTTP.post(f"{served.url}/v1/messages", content=body, headers=JSON_TYPE)
     assert answer.status_code == 200, answer.text
     prompt = served.tokenizer.decode(served.engine.requests[-1].prompt)
     assert r"^\d+\s\w$" in prompt
     assert "a\tb" in prompt
-    chat = httpx.post(f"{served.url}/v1/chat/completions", content=body, headers=JSON_TYPE)
+    chat = HTTP.post(f"{served.url}/v1/chat/completions", content=body, headers=JSON_TYPE)
     assert chat.status_code == 400
-    broken = httpx.post(f"{served.url}/v1/messages", content=body[:-2] + b",]}", headers=JSON_TYPE)
+    broken = HTTP.post(f"{served.url}/v1/messages", content=body[:-2] + b",]}", headers=JSON_TYPE)
     assert broken.status_code == 400
     assert f"line 1 column {len(body)}" in broken.json()["error"]["message"]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
-
 from quire.api.shared import sse
 from quire.core.request import Failure
-from tests.api.conftest import Serve, Served
+from tests.api.conftest import HTTP, Serve, Served
 from tests.support.scripted_engine import Script
 
 ANSWER = (
@@ -40,7 +38,7 @@ BODY: dict[str, Any] = {
 
 def events_of(served: Served, **changes: Any) -> list[tuple[str, dict[str, Any]]]:
     """(name, data) of each event, as they stand on the wire."""
-    answer = httpx.post(f"{served.url}/v1/messages?beta=true", json={**BODY, **changes}, timeout=20)
+    answer = HTTP.post(f"{served.url}/v1/messages?beta=true", json={**BODY, **changes})
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = []
     for block in answer.text.split("\n\n")[:-1]:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from quire.core.config import ServerConfig
 from quire.core.request import Failure
-from tests.api.conftest import Serve, Served
+from tests.api.conftest import Serve, Served, openai_client
 from tests.support.scripted_engine import Script
 
 THOUGHT = "<|channel>thought\nI need the weather.<channel|>"
@@ -26,7 +26,7 @@ TOOL: Any = {
 
 
 def client(served: Served) -> OpenAI:
-    return OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    return openai_client(served.url)
 
 
 def create(served: Served, **fields: Any) -> Any:

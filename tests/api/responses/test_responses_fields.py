@@ -9,7 +9,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 
 from quire.api.responses.schema import MessageItem, ResponsesRequest
 from quire.api.responses.store import ResponseStore, StoredItem
-from tests.api.conftest import Serve, Served
+from tests.api.conftest import HTTP, Serve, Served
 
 FUNCTION = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
@@ -17,7 +17,7 @@ CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 
 def post(served: Served, **body: Any) -> httpx.Response:
     body = {"model": "quire-demo", "input": "Hi.", **body}
-    return httpx.post(f"{served.url}/v1/responses", json=body, timeout=20)
+    return HTTP.post(f"{served.url}/v1/responses", json=body)
 
 
 def user(*parts: Any) -> list[Any]:
@@ -122,7 +122,7 @@ def test_what_does_not_exist_is_a_404(serve: Serve) -> None:
 def test_a_stored_response_is_not_streamed_again(serve: Serve) -> None:
     served = serve("x")
     response_id = post(served).json()["id"]
-    answer = httpx.get(f"{served.url}/v1/responses/{response_id}", params={"stream": "true"})
+    answer = HTTP.get(f"{served.url}/v1/responses/{response_id}", params={"stream": "true"})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stream")
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from quire.api.shared import sse
-from tests.api.conftest import Serve, Served
+from tests.api.conftest import HTTP, Serve, Served
 from tests.support.scripted_engine import Script
 
 THOUGHT = "<|channel>thought\nHm.<channel|>"
@@ -80,7 +79,7 @@ CODEX: dict[str, Any] = {
 
 def stream(served: Served, path: str, body: dict[str, Any]) -> list[str]:
     """The blocks of a stream, as they stand on the wire."""
-    answer = httpx.post(f"{served.url}{path}", json=body, timeout=20)
+    answer = HTTP.post(f"{served.url}{path}", json=body)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.text.endswith("\n\n")
@@ -234,7 +233,7 @@ def test_codex_hands_its_tools_over_as_an_item(serve: Serve) -> None:
     del asked["tools"]
     asked |= {"text": {"verbosity": "low"}, "reasoning": {"effort": "low", "context": "all_turns"}}
     asked |= {"stream": False}
-    answer = httpx.post(f"{served.url}/v1/responses", json=asked, timeout=20).json()
+    answer = HTTP.post(f"{served.url}/v1/responses", json=asked).json()
     (call,) = answer["output"]
     assert (call["type"], call["namespace"], call["name"]) == (
         "custom_tool_call",

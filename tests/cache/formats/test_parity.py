@@ -107,7 +107,7 @@ def test_cancelled_neighbour(case: Case) -> None:
     assert case.worst(got, (0, 1, 2, 3, 5)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("rows", [9, 50])
+@pytest.mark.parametrize("rows", [9, pytest.param(50, marks=pytest.mark.slow)])
 def test_any_chunk_size(case: Case, rows: int) -> None:
     bench = Bench(case.loaded, max_step_tokens=rows)
     assert case.worst(bench.run(requests(case.format, LENGTHS, NEW))) <= TOLERANCE

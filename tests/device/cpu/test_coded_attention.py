@@ -43,7 +43,7 @@ class CodedBlocks:
         values = codec.encode(plain.values)
         plain.values = codec.inverse_transform(codec.decode(values))
         levels = [] if codec.levels is None else [codec.levels]
-        turn = codec.turn
+        turn = codec.rotation
         if kind == "channels":
             layout = Affine(BLOCK, bits)
             keys = list(affine(plain.keys.swapaxes(-1, -2), layout, refit=True))

@@ -14,9 +14,7 @@ from quire.device.operations import DeltaGates
 from quire.models.gated_delta import GatedDelta, GatedDeltaNet
 from quire.models.recurrent import CausalConv
 
-SHAPE = GatedDelta(
-    key_heads=2, value_heads=4, key_dim=48, value_dim=20, kernel=4, activation="silu", eps=1e-6
-)
+SHAPE = GatedDelta(key_heads=2, value_heads=4, key_dim=48, value_dim=20, kernel=4, eps=1e-6)
 Inputs = tuple[mx.array, DeltaGates, mx.array]
 
 

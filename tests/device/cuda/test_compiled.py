@@ -57,6 +57,38 @@ def test_each_choice_of_types_has_a_binary_of_its_own(monkeypatch: pytest.Monkey
     assert [b"const float* x" in each for each in given] == [True, False, True]
 
 
+def test_launches_that_ask_for_more_shared_memory_are_modules_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MLX asks the driver at a module's first launch alone."""
+    given: list[tuple[str, bytes]] = []
+    sources: list[str] = []
+
+    def binaries(texts: list[str]) -> list[bytes]:
+        sources.extend(texts)
+        return [b"binary" for _ in texts]
+
+    def call(*, name: str, compiled_source: bytes, **_: Any) -> list[mx.array]:
+        given.append((name, compiled_source))
+        return []
+
+    monkeypatch.setattr(compiled, "compiler", lambda: SimpleNamespace(binaries=binaries))
+    monkeypatch.setattr(mx.fast, "precompiled_cuda_kernel", call)
+    for shared in (0, 40_000, 60_000, 90_000, 60_000):
+        CompiledKernel(["x", "w"], ["y"], BODY, "// header", shared)(
+            inputs=[mx.zeros((2, 3)), mx.zeros(1, mx.uint32)],
+            grid=(96, 1, 1),
+            threadgroup=(96, 1, 1),
+            output_shapes=[(96,)],
+            output_dtypes=[mx.float32],
+        )
+    unasked, some, more = given[0], given[2], given[3]
+    assert given == [unasked, unasked, some, more, some]
+    assert len({unasked, some, more}) == 3
+    assert len(set(sources)) == 1, "what is compiled is the same for each, so found on disk"
+    assert all(binary.startswith(b"binary") for _, binary in given)
+
+
 @pytest.mark.slow
 def test_it_compiles(tmp_path: Path) -> None:
     assert_compiles(text(), tmp_path)

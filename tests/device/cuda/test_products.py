@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from quire.device.cuda import products
-from quire.device.cuda.products import Packed, Products, few_defines, header, many_defines
-from quire.device.gpu_kernels import kernel_text
+from quire.device.cuda import driver, products
+from quire.device.cuda.driver import Card
+from quire.device.cuda.few import Few
+from quire.device.cuda.products import Packed, Products, header, many_defines
+from quire.device.gpu_kernels import Kernel, kernel_text
+from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.support.nvcc import assert_compiles
 
 GATED, DOWN = {"GATED": 1, "TOP": 8, "GELU": 1}, {"GATED": 0, "TOP": 1, "GELU": 0}
@@ -19,14 +23,17 @@ PRODUCT = (
     "const int* order, const int* tiles, T* y"
 )
 SOURCES = [
-    ("few.cuh", few_defines(64, experts=False) | DOWN, PRODUCT),
-    *(("few.cuh", few_defines(128, experts=True) | more, PRODUCT) for more in (GATED, DOWN)),
+    *(("few.cuh", Few(n, 256, 64, 8, H200).defines | DOWN, PRODUCT) for n in (512, 704)),
+    *(
+        ("few.cuh", Few(512, 256, 128, 8, H200, bool(more["GATED"]), True).defines | more, PRODUCT)
+        for more in (GATED, DOWN)
+    ),
     *(
         ("many.cuh", many_defines(64, dense=dense) | more, PRODUCT)
         for more in (GATED, DOWN)
         for dense in (False, True)
     ),
-    ("few.cuh", few_defines(64, experts=False) | DOWN | {"TILES": 4}, PRODUCT),
+    ("few.cuh", Few(512, 256, 64, 32, H200).defines | DOWN, PRODUCT),
     ("unpack.cuh", {"GROUP": 64, "GELU": 0}, PRODUCT),
     (
         "gate.cuh",
@@ -84,7 +91,57 @@ def test_without_a_gpu_mlx_multiplies() -> None:
     assert not one.sound
 
 
+def test_products_that_do_not_fit_a_card_give_way(caplog: pytest.LogCaptureFixture) -> None:
+    assert products._fits(Few(4096, 4096, 64, 8, RTX_4090))
+    assert not products._fits(Few(53_248, 16_384, 64, 8, Card(132, 48 << 10)))
+    assert "8 rows and 53248 columns by MLX's own kernels" in caplog.text
+
+
+def cut_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products are cut as on another card."""
+
+    def cut(*sizes: int, gated: bool = False, experts: bool = False) -> Few:
+        inputs, outputs, group_size, rows = sizes
+        return Few(inputs, outputs, group_size, rows, card, gated, experts)
+
+    monkeypatch.setattr(products, "_cut", cut)
+
+
+@pytest.mark.parametrize("card", CARDS, ids=str)
+def test_the_check_asks_for_more_shared_memory_after_less(
+    card: Card, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As models do, so that what goes wrong then is found before a step."""
+    asked: dict[tuple[object, ...], list[int]] = {}
+
+    def launch(*, output_shapes: list[tuple[int, ...]], **_: Any) -> list[mx.array]:
+        return [mx.zeros(each) for each in output_shapes]
+
+    def kernel(*what: object, **_: object) -> Kernel:
+        for few in (each for each in what if isinstance(each, Few)):
+            many = what[0] is True
+            if not many:
+                asked.setdefault(tuple(few.defines.items()), []).append(few.shared)
+        return launch
+
+    for name in ("linear", "unpack", "gate", "expert", "dense", "group"):
+        monkeypatch.setattr(products, f"_{name}_kernel", kernel)
+    cut_for(card, monkeypatch)
+    monkeypatch.setattr(products, "_compared", lambda *_: None)
+    assert products._difference() is None
+    more = [dict(what) for what, sizes in asked.items() if 48_000 < max(sizes) > sizes[0]]
+    linear = {(each["TILES"], each["GROUP"]) for each in more if not each["EXPERTS"]}
+    assert linear >= {(tiles, group) for tiles in (2, 4) for group in (64, 128)}
+    assert any(each["EXPERTS"] and each["GATED"] for each in more)
+    if card is H200:
+        assert linear >= {(1, 64), (1, 128)}
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="needs CUDA")
-def test_kernels_agree_with_mlx() -> None:
+@pytest.mark.parametrize("card", CARDS, ids=str)
+def test_kernels_agree_with_mlx(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    if card.shared > driver.card().shared:
+        pytest.skip("cut for cards with more shared memory")
+    cut_for(card, monkeypatch)
     assert products._difference() is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,26 @@ import numpy as np
 import pytest
 
 from quire.attention.metadata import build_metadata
+from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
+from quire.cache.formats.base import LayerShape
+from quire.cache.formats.registry import make_store
 from quire.cache.specs import KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
-from quire.engine.decode.recording import Kernel, LayerPool, Recording
-from quire.engine.decode.served import Unfit, check_stack
-from quire.engine.decode.whole import MOST_ROWS, write_group, write_positions
+from quire.device.cuda.driver import Card
+from quire.engine.decode.head import Head
+from quire.engine.decode.pools import LayerPool, PagePool, PlainPool, kind_of
+from quire.engine.decode.recorder import Kernel, Recorder
+from quire.engine.decode.recording import Recording
+from quire.engine.decode.served import MOST_ROWS, UnsupportedStack, check_stack, has_head
+from quire.engine.decode.whole import write_group, write_positions
 from quire.engine.decode.workspace import Buffer, GroupInputs, Workspace, group_start, table_start
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.quantization import pack_like
 from quire.models.registry import build
 from quire.models.stack import UnsupportedModel
 from tests.attention.rows import HandRows
+from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.engine.rows import scheduled
 from tests.support.nvcc import assert_compiles
 from tests.support.tiny_models import (
@@ -31,6 +40,7 @@ from tests.support.tiny_models import (
     gemma4_moe_config,
     llama_config,
     qwen3_moe_config,
+    with_small_scores,
 )
 
 SIZES = {"hidden_size": 256, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 64}
@@ -41,12 +51,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": qwen3_moe_config(**SIZES, **EXPERTS, mlp_only_layers=[]),
     "gemma4_moe": gemma4_moe_config(**SIZES, **EXPERTS, **TYPES),
 }
+PLAIN = KVFormat()
+FORMATS = (PLAIN, KVFormat("page", 4, 8), KVFormat("uniform", 4, 4), KVFormat("turbo", 4, 4))
 
 
 def packed_model(config: dict[str, Any]) -> LanguageModel:
     twin, model = build(config), build(config)
     nn.quantize(twin, 64, 4)
     weights = {name: _narrow(each) for name, each in named_parameters(twin).items()}
+    if str(config["model_type"]).startswith("gemma4"):
+        weights = with_small_scores(weights)
     pack_like(model, weights)
     model.load_weights(list(weights.items()))
     mx.eval(list(weights.values()))
@@ -57,28 +71,41 @@ def _narrow(each: mx.array) -> mx.array:
     return each.astype(mx.bfloat16) if each.dtype == mx.float32 else each
 
 
-CODES = packed.Codes(4, 8, 64)
+def pool_of(layout: KVLayout, layer: int, format: KVFormat) -> LayerPool:
+    """Of a layer, with addresses that only differ from each other."""
+    group, own = layout.group[layer], format.of_layer(layer)
+    if own.scheme == "plain":
+        return PlainPool(group, 64, (1, 2))
+    if own.scheme == "page":
+        return PagePool(group, 64, tuple(range(8)), packed.Codes(4, 8, 64))
+    spec = layout.groups[group].spec.attention
+    assert spec is not None
+    store = make_store(LayerShape.of(spec, 64, mx.bfloat16), own)
+    return kind_of(own).of(store, group, id)
 
 
 def recorded(
-    config: dict[str, Any], max_rows: int, *, coded: bool = False, batch_invariant: bool = False
+    config: dict[str, Any],
+    max_rows: int,
+    *,
+    format: KVFormat = PLAIN,
+    batch_invariant: bool = False,
+    card: Card = H200,
 ) -> tuple[list[Kernel], Workspace]:
     model = packed_model(config)
     layout, stack = KVLayout.of(model.layout), model.stack()
-    check_stack(stack, layout)
-    groups = len(layout.groups)
-    workspace = Workspace(stack, groups, MOST_ROWS, 100, id)
-    arrays, codes = (tuple(range(8)), CODES) if coded else ((1, 2), None)
-    pools = {n: LayerPool(layout.group[n], 64, arrays, codes) for n in range(len(stack.layers))}
-    return Recording(
-        stack, pools, max_rows, id, workspace, 3, 4, batch_invariant
-    ).record(), workspace
+    check_stack(stack, layout, card, batch_invariant=batch_invariant)
+    workspace = Workspace(stack, len(layout.groups), MOST_ROWS, 100, id)
+    pools = {n: pool_of(layout, n, format) for n in range(len(stack.layers))}
+    recorder = Recorder(max_rows, id, workspace, card, batch_invariant=batch_invariant)
+    Recording(stack, pools, recorder, 3, 4).record()
+    return recorder.kernels, workspace
 
 
-@pytest.mark.parametrize("coded", [False, True], ids=["plain", "coded"])
+@pytest.mark.parametrize("format", FORMATS, ids=lambda each: each.name)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_each_kernel_gets_what_it_names_after_what_it_reads(family: str, coded: bool) -> None:
-    kernels, workspace = recorded(FAMILIES[family], 8, coded=coded)
+def test_each_kernel_gets_what_it_names_after_what_it_reads(family: str, format: KVFormat) -> None:
+    kernels, workspace = recorded(FAMILIES[family], 8, format=format)
     parameters = [_parameters(each) for each in kernels]
     assert [len(each) for each in parameters] == [len(each.arguments) for each in kernels]
     for number, each in enumerate(kernels):
@@ -93,12 +120,23 @@ def test_each_kernel_gets_what_it_names_after_what_it_reads(family: str, coded: 
         reached.update(kernels[number].after)
 
 
+def test_layers_that_a_format_skips_are_recorded_plain() -> None:
+    skipping = replace(FORMATS[-1], skip_layers=(1,))
+    kernels, _ = recorded(FAMILIES["gemma4_moe"], 8, format=skipping)
+    plain, _ = recorded(FAMILIES["gemma4_moe"], 8)
+    coded, _ = recorded(FAMILIES["gemma4_moe"], 8, format=FORMATS[-1])
+    own = [each.source for each in kernels]
+    half = len(own) // 2
+    assert own[:half] == [each.source for each in coded][:half]
+    assert own[-half + 2 :] == [each.source for each in plain][-half + 2 :]
+
+
 def test_even_rows_are_added_up_alike_in_steps_of_any_size() -> None:
     """Warps share a row's sum in products, splits in attention."""
     alike = []
     for max_rows in (1, 8, 64):
         kernels, _ = recorded(FAMILIES["gemma4_moe"], max_rows, batch_invariant=True)
-        warps = [re.findall(r"#define WARPS (\d+)", each.source) for each in kernels[:-1]]
+        warps = [re.findall(r"#define (?:WARPS|CHUNK) (\d+)", each.source) for each in kernels[:-1]]
         splits = [each.grid[2] for each in kernels]
         alike.append((warps, splits))
     assert alike[0] == alike[1] == alike[2]
@@ -157,8 +195,8 @@ def test_kernels_compile(max_rows: int, tmp_path: Path) -> None:
     sources = {
         each.source
         for config in FAMILIES.values()
-        for coded in (False, True)
-        for each in recorded(config, max_rows, coded=coded)[0]
+        for format in (*FORMATS, KVFormat("uniform", 8, 3), KVFormat("turbo", 3.5, 3.5))
+        for each in recorded(config, max_rows, format=format)[0]
     }
     for source in sources:
         assert_compiles(source, tmp_path, spilled=128)
@@ -173,8 +211,38 @@ def test_kernels_compile(max_rows: int, tmp_path: Path) -> None:
 )
 def test_what_the_kernels_are_not_made_for(change: dict[str, Any], why: str) -> None:
     model = packed_model(FAMILIES["gemma4_moe"] | change)
-    with pytest.raises(Unfit, match=why):
-        check_stack(model.stack(), KVLayout.of(model.layout))
+    with pytest.raises(UnsupportedStack, match=why):
+        check_stack(model.stack(), KVLayout.of(model.layout), H200)
+
+
+def test_a_card_with_too_little_shared_memory_gives_way(caplog: pytest.LogCaptureFixture) -> None:
+    model = packed_model(FAMILIES["llama"])
+    stack, layout = model.stack(), KVLayout.of(model.layout)
+    check_stack(stack, layout, RTX_4090)
+    assert has_head(stack, RTX_4090)
+    small = Card(28, 4000)
+    with pytest.raises(
+        UnsupportedStack, match="256 columns do not fit 4000 bytes of shared memory"
+    ):
+        check_stack(stack, layout, small)
+    with caplog.at_level("INFO", "quire.engine"):
+        assert not has_head(stack, small)
+    assert "logits by MLX's own kernels: 256 columns" in caplog.text
+
+
+@pytest.mark.parametrize("card", CARDS, ids=str)
+def test_what_thread_blocks_keep_fits_the_card(card: Card) -> None:
+    for hidden in (2048, 2816, 4096, 5376):
+        for rows in (1, 2, 8, 16, 64):
+            head = Head(rows, hidden, 128_256, 64, None, card)
+            assert head.fits
+            assert head.grid[0] * head.tiles * 8 >= rows
+    for dim, kv_heads, group in ((128, 8, 4), (256, 16, 2), (512, 4, 8), (256, 8, 2), (512, 2, 8)):
+        shape = paged.Shape(mx.bfloat16, dim, dim, kv_heads, group, 64, False, False)
+        codes = [packed.Codes(n, m, 128 if m > 4 else 64) for n in (4, 8) for m in (4, 8)]
+        asked = [packed.shared_memory(shape, each) for each in codes]
+        asked += [paged.single_memory(shape), paged.shared_memory(shape, shape.many_tiles)]
+        assert max(asked) <= card.shared
 
 
 @pytest.mark.parametrize(

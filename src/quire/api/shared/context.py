@@ -41,6 +41,7 @@ from quire.serving.jobs import Jobs
 from quire.serving.models import Lease, Models, unknown_model
 from quire.serving.service import Service
 from quire.serving.streams import GenerationStream
+from quire.serving.tasks import cancel_and_wait
 
 BITS_HEADER = "x-quire-kv-bits"
 SCHEME_HEADER = "x-quire-kv-scheme"
@@ -114,7 +115,7 @@ class ServerContext:
             lease = await use.waiting(loading, streams=named.get("stream") is True)
         use.hold(lease)
         note(request.scope, {"model": lease.model.name})
-        loaded, serving = lease.loaded, model.offer.serving
+        loaded, serving = lease.loaded, model.config.serving
         light = loaded.jobs is not None
 
         def stored(request: Request) -> StoredConversations[Any]:
@@ -267,9 +268,7 @@ async def until_gone(receive: Receive, work: Awaitable[Result]) -> Result:
             raise ClientDisconnect
         return task.result()
     finally:
-        gone.cancel()
-        task.cancel()
-        await asyncio.wait({task, gone})
+        await cancel_and_wait(task, gone)
 
 
 async def _gone(receive: Receive) -> None:

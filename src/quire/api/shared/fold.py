@@ -14,6 +14,7 @@ from quire.api.shared.limits import Slots
 from quire.api.shared.render import Logprobs
 from quire.api.shared.sse import abort_when_gone
 from quire.serving.streams import GenerationStream
+from quire.serving.tasks import cancel_and_wait
 from quire.text.events import Event, Failed, Text
 from quire.text.output import Answer, Fold
 
@@ -61,5 +62,5 @@ async def consume(
                         raise RunFailed(event.error)
                     take(index, event)
     finally:
-        watcher.cancel()
         note_run(request.scope, run)
+        await cancel_and_wait(watcher)

@@ -52,11 +52,13 @@ class Stream:
         self._first = time.perf_counter()
         self.generated = 1
 
-    def end(self, finish: str) -> None:
-        """It is over; harmless if it was before."""
-        if self._ended is None:
-            self._ended, self._finish = time.perf_counter(), finish
-            self._read_by = None
+    def end(self, finish: str) -> bool:
+        """It is over. False, and nothing changes, if it was before."""
+        if self._ended is not None:
+            return False
+        self._ended, self._finish = time.perf_counter(), finish
+        self._read_by = None
+        return True
 
     def view(self, now: float) -> dict[str, Any]:
         """For JSON; seconds are seconds. A stream without `first_token_s` waits or is read, which

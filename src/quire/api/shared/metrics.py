@@ -178,16 +178,16 @@ class _Watched:
             place.tokens(seconds, count)
 
     def ended(self, event: Finished | Failed) -> None:
-        finish = event.reason.value if isinstance(event, Finished) else "error"
-        for place in self._places:
-            place.ended(finish)
-        self._stream.end(finish)
-        self.gone()
+        self._end(event.reason if isinstance(event, Finished) else FinishReason.ERROR)
 
     def gone(self) -> None:
-        self._stream.end(FinishReason.ABORT.value)
-        for place in self._places:
-            place.streams.end(self._stream)
+        self._end(FinishReason.ABORT)
+
+    def _end(self, finish: FinishReason) -> None:
+        if self._stream.end(finish.value):
+            for place in self._places:
+                place.ended(finish.value)
+                place.streams.end(self._stream)
 
 
 class _Snapshot(Collector):

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.api.shared.errors import speaks_anthropic
 from quire.api.shared.sse import COMMENT, KEEPALIVE_S
 from quire.serving.models import Lease
+from quire.serving.tasks import cancel_and_wait
 
 _USE = "quire.model_use"
 Result = TypeVar("Result")
@@ -54,8 +55,7 @@ class ModelUse:
             return await work
         finally:
             if keeper is not None:
-                keeper.cancel()
-                await asyncio.wait({keeper})  # not `await keeper`: that would hide our own end
+                await cancel_and_wait(keeper)
 
     async def _keep_alive(self) -> None:
         while True:

@@ -203,9 +203,16 @@ def _explain(model: type[Wire], detail: ErrorDetails, names: Mapping[str, str]) 
             known = ", ".join(_types(str(context["expected_tags"])))
             tag = str(context["tag"]).removeprefix("@")
             message = f"Invalid value for '{param}': '{tag}'. Known here: {known}."
+        case "union_tag_not_found" if not isinstance(detail["input"], dict):
+            tag, code = _tag_field(detail["ctx"]), "invalid_type"
+            message = f"Invalid value for '{param}': input should be an object with a '{tag}'."
         case "union_tag_not_found":
             param = f"{param}.{_tag_field(detail['ctx'])}"
             message = f"Missing required parameter: '{param}'."
+        case "string_type" if detail["loc"][-1] == "@text":
+            message = f"Invalid value for '{param}': input should be a string or a list."
+        case "model_type" | "model_attributes_type" | "dict_type":
+            message = f"Invalid value for '{param}': input should be an object."
         case "value_error":
             message = f"Invalid value for '{param}': {detail['ctx']['error']}."
         case _:

@@ -15,6 +15,7 @@ from quire.api.shared.access import note_run
 from quire.api.shared.errors import error_response
 from quire.api.shared.pieces import WRITE, writes
 from quire.serving.streams import ChoiceEvent, GenerationStream
+from quire.serving.tasks import cancel_and_wait
 from quire.text.events import Failed, Finished
 
 KEEPALIVE_S = 15.0
@@ -99,7 +100,7 @@ class EventStream(Response):
             async with aclosing(self._run.batches()) as batches:
                 async for batch in batches:
                     if not self._started and (refusal := _refusal(batch)) is not None:
-                        keeper.cancel()
+                        await cancel_and_wait(keeper)
                         failed = error_response(scope, refusal.error)
                         await failed(scope, receive, send)
                         return
@@ -109,12 +110,11 @@ class EventStream(Response):
                         closing = pieces  # the last events and what follows them are one write
                         break
                     await self._write(send, pieces)
-            keeper.cancel()
+            await cancel_and_wait(keeper)
             await self._write(send, self._end(closing), last=True)
         finally:
-            watcher.cancel()
-            keeper.cancel()
             note_run(scope, self._run)
+            await cancel_and_wait(watcher, keeper)
 
     def _end(self, closing: Iterable[bytes]) -> Iterator[bytes]:
         yield from closing

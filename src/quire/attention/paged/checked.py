@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from quire.attention.backend import AttentionBackend, AttentionCase
 from quire.attention.paged.check import SINGLE_ROWS, SPANS, differs
-from quire.device.kept import kept
+from quire.device.gpu_kernels import problem_of
+from quire.device.kept import Claim, Fact, kept
 
 log = logging.getLogger("quire.attention")
 
@@ -41,21 +42,21 @@ class CheckedBackend(AttentionBackend):
     def _difference(self, case: AttentionCase) -> str | None:
         key = self.name, replace(case, rows=1)  # the check tries other numbers too
         if key not in self._found:
-            fact = f"attention agrees: {key}"
+            fact = Fact(Claim.ATTENTION_AGREES, key)
             self._found[key] = None if kept().holds(fact) else self._tried(case)
             if self._found[key] is None:
                 kept().note(fact)
         return self._found[key]
 
     def _tried(self, case: AttentionCase) -> str | None:
-        try:
+        def first_difference() -> str | None:
             spans = [SINGLE_ROWS]
             if self.made_for(replace(case, rows=2)):
                 spans.append(SPANS)
             found = (differs(self, case, each) for each in spans)
-            difference = next((each for each in found if each is not None), None)
-        except Exception as error:  # a compiler's or a driver's, of any type
-            difference = str(error)
+            return next((each for each in found if each is not None), None)
+
+        difference = problem_of(first_difference)
         if difference is not None:
             log.warning("%s gives way for %s: %s", self.name, case.spec, difference)
         return difference

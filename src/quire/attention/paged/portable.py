@@ -26,7 +26,7 @@ from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.formats.base import CodedLayout, LayerStore, PackedStore, WrittenBlocks
 from quire.cache.specs import FullKV, Ints
 from quire.core.kv_format import KVFormat
-from quire.device.operations import Turn
+from quire.device.operations import VectorRotation
 
 _MOST_GROUP = 32
 """Query heads of a KV head: with more, products bound the time, not what is read."""
@@ -50,7 +50,7 @@ class PortableBackend(CheckedBackend):
         self.name = f"portable paged attention ({target.name})"
         self._target = target
         self._plain_dtypes = tuple(plain_dtypes)
-        self._signs = _SignsOfStores()
+        self._signs = SignsOfStores()
 
     def made_for(self, case: AttentionCase) -> bool:
         spec = case.spec
@@ -82,7 +82,7 @@ class _Signs:
     """What the kernels turn vectors of a store by; None where MLX does.
 
     Attributes:
-        key_scale: see `Turn`; of values it is in the signs.
+        key_scale: see `VectorRotation`; of values it is in the signs.
     """
 
     keys: mx.array | None
@@ -92,8 +92,8 @@ class _Signs:
     @staticmethod
     def of(store: PackedStore) -> _Signs:
         layout = store.coded().layout
-        keys = _hadamard(layout.key_turn, store.shape.head_dim)
-        values = _hadamard(layout.value_turn, store.shape.value_dim)
+        keys = _hadamard(layout.key_rotation, store.shape.head_dim)
+        values = _hadamard(layout.value_rotation, store.shape.value_dim)
         return _Signs(
             None if keys is None else keys.map,
             1.0 if keys is None else keys.scale,
@@ -101,12 +101,12 @@ class _Signs:
         )
 
 
-def _hadamard(turn: Turn | None, size: int) -> Turn | None:
+def _hadamard(turn: VectorRotation | None, size: int) -> VectorRotation | None:
     """A turn by signs and a Hadamard transform of vectors that are not padded for it."""
     return turn if turn is not None and turn.map.shape == (size,) else None
 
 
-class _SignsOfStores:
+class SignsOfStores:
     """Those of each store, made once."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class _SignsOfStores:
 class _Prepared(PreparedAttention):
     """A step's rows on the device. Cut when the first layer says how many heads queries have."""
 
-    def __init__(self, target: Target, metadata: AttentionMetadata, signs: _SignsOfStores) -> None:
+    def __init__(self, target: Target, metadata: AttentionMetadata, signs: SignsOfStores) -> None:
         self._target = target
         self._metadata = metadata
         self._signs = signs
@@ -149,10 +149,10 @@ class _Prepared(PreparedAttention):
         # Without signs MLX turns queries and results, or pads and cuts them.
         turned, own = q, scoring
         if signs.keys is None:
-            turned = store.transform(q.astype(mx.float32) if arrays.layout.key_turn else q)
+            turned = store.transform(q.astype(mx.float32) if arrays.layout.key_rotation else q)
         else:
             own = scoring._replace(scale=scoring.scale * signs.key_scale)
-        done = not store.has_tail and (signs.values is not None or not arrays.layout.value_turn)
+        done = not store.has_tail and (signs.values is not None or not arrays.layout.value_rotation)
         shape = self._shape(turned, scoring, size, size, q.dtype if done else mx.float32)
         rows, tail = self._coded_rows(shape) if store.has_tail else (self._rows(shape), None)
         blocks = [*arrays.keys, *arrays.values]

@@ -216,7 +216,7 @@ def attend(
     Args:
         q: `[T, heads, key_dim]`.
         blocks: keys and values; where they are coded, the parts of both, see `CodedArrays`.
-        signs: `[key_dim]`, which turn queries to the coordinates of coded keys; see `Turn`.
+        signs: `[key_dim]`, which turn queries to the coordinates of coded keys.
 
     Returns:
         Weighted sums `[T, heads, splits, value_dim]`, and the largest score and the sum of weights

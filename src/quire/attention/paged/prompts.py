@@ -1,8 +1,8 @@
-"""Several rows of a sequence over blocks that are coded when they are full: read like plain ones.
+"""Several rows of a sequence over coded blocks: they are decoded, and read like plain ones.
 
-A row sees the blocks before its own as codes, its own and those that follow as written. So what the
-codes stand for and what was written stand side by side in one array of plain blocks, and the rows
-of each block have a block table of their own.
+Where full blocks are coded, a row sees the blocks before its own as codes, its own and those that
+follow as written. So what the codes stand for and what was written stand side by side in one array
+of plain blocks, and the rows of each block have a block table of their own.
 """
 
 from __future__ import annotations
@@ -17,14 +17,34 @@ from quire.attention.backend import Scoring
 from quire.attention.metadata import AttentionMetadata
 from quire.attention.paged import cuda
 from quire.attention.paged.cuda import Launch, Shape
+from quire.attention.paged.decoding import BlockDecoder
 from quire.attention.paged.tiles import FEW_ROWS, cut
 from quire.cache.formats.base import PackedStore, WrittenBlocks
-from quire.cache.formats.paging import block_rows
 from quire.cache.specs import Ints
 
-_ELEMENTS = 1 << 24
-"""Of keys, and of values, that are decoded at once: 64 MB in float32, of which a few copies are in
-memory; what is kept has the queries' type."""
+
+class TokenPrompts:
+    """Sequences with many rows each over codes of single tokens; made once for their layers.
+
+    Args:
+        metadata: of these sequences alone.
+    """
+
+    def __init__(self, metadata: AttentionMetadata) -> None:
+        self._decoder = BlockDecoder(metadata.block_table, metadata)
+        blocks = np.arange(len(metadata.block_table), dtype=np.int32)
+        self._decoded = replace(metadata, block_table=blocks)
+        self._launch: Launch | None = None
+
+    def attend(self, q: mx.array, store: PackedStore, scoring: Scoring, shape: Shape) -> mx.array:
+        """Rows `[T, heads, key_dim]`: `[T, heads, value_dim]`."""
+        if self._launch is None:
+            (part,) = cut(self._decoded, 0, 1, shape.rows(few=False))
+            tiles, visible = mx.array(part.tiles), mx.array(part.visible)
+            table = mx.array(self._decoded.block_table)
+            self._launch = Launch(tiles, table, visible, len(part.tiles), few=False, splits=1)
+        keys, values = self._decoder.blocks(store, [], q.dtype)
+        return cuda.attend(q, keys, values, self._launch, scoring, shape)
 
 
 class CodedPrompts:
@@ -36,10 +56,7 @@ class CodedPrompts:
 
     def __init__(self, metadata: AttentionMetadata) -> None:
         ids, self._by_block = side_by_side(metadata)
-        rows, spec = block_rows(ids, metadata.spec.kv_heads)[:, None], metadata.spec
-        vector = max(spec.head_dim, spec.value_dim)
-        some = max(1, _ELEMENTS // (metadata.block_tokens * vector))
-        self._rows = [rows[start : start + some] for start in range(0, rows.shape[0], some)]
+        self._decoder = BlockDecoder(ids, metadata)
         self._few = int(metadata.counts.max()) <= FEW_ROWS
         self._table = mx.array(self._by_block.block_table)
         self._launches: list[tuple[slice, Launch]] = []
@@ -57,16 +74,7 @@ class CodedPrompts:
         Args:
             written: by each sequence.
         """
-        keys: list[mx.array] = []  # [n, block_tokens, head_dim] each
-        values: list[mx.array] = []
-        for rows in self._rows:
-            some = mx.depends([rows], keys[-1:] + values[-1:])[0]
-            of_keys, of_values = store.read(some).decoded()
-            keys.append(of_keys.astype(q.dtype))
-            values.append(of_values.astype(q.dtype))
-        keys += [each.keys.flatten(0, 1) for each in written]
-        values += [each.values.flatten(0, 1) for each in written]
-        blocks = mx.concatenate(keys), mx.concatenate(values)
+        blocks = self._decoder.blocks(store, written, q.dtype)
         if not self._launches:
             self._launches = self._cut(shape)
         outs = [

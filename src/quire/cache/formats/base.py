@@ -12,7 +12,7 @@ from quire.cache.formats.paging import block_rows, resized
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import Ints, KVSpec
 from quire.core.kv_format import KVFormat
-from quire.device.operations import Turn
+from quire.device.operations import VectorRotation
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +146,16 @@ class CodedLayout:
 
     Attributes:
         by_channel: whether a vector of keys is a channel of a block, not a token.
-        key_turn: of queries, see `PackedStore.transform`; None where they stay as they are.
-        value_turn: undone in sums of values, see `PackedStore.inverse_transform`; likewise.
+        key_rotation: of queries, see `PackedStore.transform`; None where they stay as they are.
+        value_rotation: undone in sums of values, see `PackedStore.inverse_transform`; likewise.
     """
 
     key_bits: int
     value_bits: int
     codebook: bool
     by_channel: bool
-    key_turn: Turn | None
-    value_turn: Turn | None
+    key_rotation: VectorRotation | None
+    value_rotation: VectorRotation | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from quire.cache.formats.packing import (
 )
 from quire.cache.formats.rotation import rotation
 from quire.device.device import current_device
-from quire.device.operations import Turn, VectorCoding
+from quire.device.operations import VectorCoding, VectorRotation
 
 _F16_MAX = 65504.0
 
@@ -55,7 +55,7 @@ class Codec(ABC):
         return None
 
     @property
-    def turn(self) -> Turn | None:
+    def rotation(self) -> VectorRotation | None:
         """`transform`, and likewise `inverse_transform`, but for what pads and cuts off."""
         return None
 
@@ -123,7 +123,7 @@ class AffineCodec(Codec):
         self._layout = Affine(group_size if self.size % group_size == 0 else 32, bits)
         self._rotation = rotation(self.size) if rotate else None
         self._refit = refit
-        self._coding = affine_coding(self.size, self._layout, refit=refit, turn=self.turn)
+        self._coding = affine_coding(self.size, self._layout, refit=refit, rotation=self.rotation)
 
     @property
     def bits(self) -> int:
@@ -134,8 +134,8 @@ class AffineCodec(Codec):
         return self._coding
 
     @property
-    def turn(self) -> Turn | None:
-        return None if self._rotation is None else self._rotation.turn()
+    def rotation(self) -> VectorRotation | None:
+        return None if self._rotation is None else self._rotation.scaled()
 
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return affine_parts(self.size, self._layout)
@@ -185,8 +185,8 @@ class CodebookCodec(Codec):
         self._unsigned = byte_table([level + 128 for level in levels])
         self._read = Affine(next(g for g in (128, 64, 32) if self.size % g == 0), 8)
         self._edges = mx.array([(a + b) / 2 * self._step for a, b in pairwise(levels)])
-        turn = self._rotation.turn()
-        self._coding = VectorCoding(self.size, bits, self.size, turn=turn, edges=self._edges)
+        scaled = self._rotation.scaled()
+        self._coding = VectorCoding(self.size, bits, self.size, rotation=scaled, edges=self._edges)
 
     @property
     def bits(self) -> int:
@@ -201,8 +201,8 @@ class CodebookCodec(Codec):
         return self._coding
 
     @property
-    def turn(self) -> Turn:
-        return self._rotation.turn(self._step)
+    def rotation(self) -> VectorRotation:
+        return self._rotation.scaled(self._step)
 
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         return [(self.size * self.bits // 32, mx.uint32), (1, SCALE)]
@@ -214,13 +214,13 @@ class CodebookCodec(Codec):
         return super().inverse_transform(self._rotation.back(x, self._step))
 
     def prepare(self, x: mx.array) -> list[mx.array]:
-        turned = self._rotation.forward(super().transform(x.astype(mx.float32)))
-        norm = mx.linalg.norm(turned, axis=-1, keepdims=True)
-        return [turned, norm, mx.minimum(norm, _F16_MAX).astype(SCALE)]
+        rotated = self._rotation.forward(super().transform(x.astype(mx.float32)))
+        norm = mx.linalg.norm(rotated, axis=-1, keepdims=True)
+        return [rotated, norm, mx.minimum(norm, _F16_MAX).astype(SCALE)]
 
     def code(self, prepared: list[mx.array]) -> list[mx.array]:
-        turned, norm, stored = prepared
-        eights = turned.reshape(*turned.shape[:-1], -1, 8)
+        rotated, norm, stored = prepared
+        eights = rotated.reshape(*rotated.shape[:-1], -1, 8)
         codes = _codes(eights, norm[..., None], self._edges)
         return [joined(codes << shifts(self.bits), self.bits), stored]
 

@@ -9,8 +9,8 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
-from quire.device.device import current_device
-from quire.device.operations import Turn, VectorCoding
+from quire.device.device import current_device, fused
+from quire.device.operations import VectorCoding, VectorRotation
 
 SCALE = mx.float16
 """Of scales and biases. bfloat16 costs a third more error at 8 bits and saves nothing."""
@@ -21,8 +21,6 @@ _LOADING = {2: 1.494, 3: 2.051}
 largest of 64 elements is about as far out as the best range, so the range itself is taken."""
 
 _REFITS = 2
-
-_DEVICE = current_device()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Affine:
         """The coded numbers, float32."""
         codes, scales, biases = parts
         scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
-        if _DEVICE.dequantizes_fast:
+        if current_device().dequantizes_fast:
             return mx.dequantize(codes, scales, biases, group_size=self.group_size, bits=self.bits)
         words = codes if self.bits == 8 else spread(codes, self.bits)
         grouped = words.view(mx.uint8).reshape(*scales.shape, self.group_size)
@@ -60,7 +58,7 @@ class Affine:
 
 def multiplies_codes(rows: int) -> bool:
     """Whether to multiply so many rows by codes, or to decode the codes first."""
-    return rows <= _DEVICE.code_rows
+    return rows <= current_device().code_rows
 
 
 def affine_parts(n: int, layout: Affine) -> list[tuple[int, mx.Dtype]]:
@@ -140,23 +138,25 @@ def _spreader(bits: int) -> Callable[[mx.array], mx.array]:
             x = (x & low) | ((x & high) << by)
         return x
 
-    return _DEVICE.fused(move)
+    return current_device().fused(move)
 
 
 def _quick(words: mx.array, bits: int) -> tuple[mx.array, int]:
     """The same codes in as many bits as MLX reads them quickly, and how many these are."""
-    if bits not in _DEVICE.slow_code_bits:
+    if bits not in current_device().slow_code_bits:
         return words, bits
     return spread(words, bits), 8
 
 
 def affine_coding(
-    size: int, layout: Affine, *, refit: bool, turn: Turn | None = None
+    size: int, layout: Affine, *, refit: bool, rotation: VectorRotation | None = None
 ) -> VectorCoding:
     """How a kernel computes `affine` of vectors of `size` elements."""
     reach = _LOADING.get(layout.bits, 0.0) if refit else 0.0
     refits = _REFITS if refit else 0
-    return VectorCoding(size, layout.bits, layout.group_size, turn=turn, reach=reach, refits=refits)
+    return VectorCoding(
+        size, layout.bits, layout.group_size, rotation=rotation, reach=reach, refits=refits
+    )
 
 
 def affine(x: mx.array, layout: Affine, *, refit: bool) -> tuple[mx.array, mx.array, mx.array]:
@@ -192,13 +192,13 @@ def _stored(x: mx.array) -> mx.array:
     return mx.clip(x, -_F16_MAX, _F16_MAX).astype(SCALE).astype(mx.float32)
 
 
-@_DEVICE.fused
+@fused
 def _grid(low: mx.array, high: mx.array, top: mx.array) -> tuple[mx.array, mx.array]:
     """Scale and bias of codes 0 to `top` from `low` to `high`."""
     return _stored((high - low) / top), _stored(low)
 
 
-@_DEVICE.fused
+@fused
 def _round(x: mx.array, scale: mx.array, bias: mx.array, top: mx.array) -> mx.array:
     inverse = mx.where(scale == 0, 0.0, 1.0 / scale)
     return mx.clip(mx.round((x - bias) * inverse), 0, top)

@@ -108,8 +108,8 @@ class PageStore(PackedStore):
             self._value_codec.bits if self._value_codec else bits,
             codebook=False,
             by_channel=True,
-            key_turn=None,
-            value_turn=self._value_codec.turn if self._value_codec else None,
+            key_rotation=None,
+            value_rotation=self._value_codec.rotation if self._value_codec else None,
         )
         dims = vector_sizes(shape)
         self._tails = [mx.zeros((0, tokens, dim), dtype=shape.dtype) for dim in dims]

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from quire.device.device import current_device
-from quire.device.operations import Turn
+from quire.device.operations import VectorRotation
 
 _SEED = 20250428
 """Part of the meaning of stored codes: another seed reads them as noise."""
@@ -42,23 +42,25 @@ class Rotation:
         """
         return self._map if self._fast else None
 
-    def turn(self, scale: float = 1.0) -> Turn:
+    def scaled(self, scale: float = 1.0) -> VectorRotation:
         """`forward`, and likewise `back`, for kernels."""
-        return Turn(self._map, scale * self._map.shape[0] ** -0.5 if self._fast else scale)
+        return VectorRotation(
+            self._map, scale * self._map.shape[0] ** -0.5 if self._fast else scale
+        )
 
     def forward(self, x: mx.array, scale: float = 1.0) -> mx.array:
         """`[..., dim]` to its rotated form times `scale`, of the same type."""
-        turn = self._map.astype(x.dtype)
+        rotation = self._map.astype(x.dtype)
         if self._fast:
-            return mx.hadamard_transform(x * turn, scale * x.shape[-1] ** -0.5)
-        return _times(x @ turn, scale)
+            return mx.hadamard_transform(x * rotation, scale * x.shape[-1] ** -0.5)
+        return _times(x @ rotation, scale)
 
     def back(self, x: mx.array, scale: float = 1.0) -> mx.array:
         """Undoes `forward` of scale 1, and multiplies by `scale`."""
-        turn = self._map.astype(x.dtype)
+        rotation = self._map.astype(x.dtype)
         if self._fast:
-            return mx.hadamard_transform(x, scale * x.shape[-1] ** -0.5) * turn
-        return _times(current_device().times_transposed(x, turn), scale)
+            return mx.hadamard_transform(x, scale * x.shape[-1] ** -0.5) * rotation
+        return _times(current_device().times_transposed(x, rotation), scale)
 
 
 def _times(x: mx.array, scale: float) -> mx.array:

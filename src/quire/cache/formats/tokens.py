@@ -20,6 +20,7 @@ from quire.cache.formats.paging import gathered
 from quire.cache.formats.slots import SlotMapping
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
+from quire.device.operations import VectorCoding
 
 
 class TokenStore(PackedStore):
@@ -32,7 +33,8 @@ class TokenStore(PackedStore):
         values = self._value_codec
         self._values = [] if values is None else [self._empty(*part) for part in values.parts()]
         self._read_values = values or ValuesInKeys(self._key_codec, shape.value_dim)
-        self._codings = [codec.coding for codec in (self._key_codec, values) if codec is not None]
+        codecs = (self._key_codec, values)
+        self._codings = tuple(codec.coding for codec in codecs if codec is not None)
         self._layout, self._key_levels, self._value_levels = _layout(
             self._key_codec, values or self._key_codec
         )
@@ -66,6 +68,11 @@ class TokenStore(PackedStore):
         codecs = cls.codecs(shape, format)
         size = sum(codec.vector_bytes for codec in codecs if codec is not None)
         return shape.kv_heads * shape.block_tokens * size
+
+    @property
+    def codings(self) -> tuple[VectorCoding, ...]:
+        """Of keys, and of values that do not begin their keys."""
+        return self._codings
 
     def _empty(self, elements: int, dtype: mx.Dtype) -> mx.array:
         return mx.zeros((0, self.shape.block_tokens, elements), dtype=dtype)
@@ -122,7 +129,7 @@ def _layout(keys: Codec, values: Codec) -> tuple[CodedLayout, list[mx.array], li
         values.bits,
         codebook=keys.levels is not None,
         by_channel=False,
-        key_turn=keys.turn,
-        value_turn=values.turn,
+        key_rotation=keys.rotation,
+        value_rotation=values.rotation,
     )
     return layout, levels[0], levels[1]

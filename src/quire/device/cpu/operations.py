@@ -194,7 +194,7 @@ class KernelOperations(UnfusedOperations):
 
     def _coding(self, coding: VectorCoding) -> Any:
         if coding not in self._codings:
-            turn = coding.turn
+            turn = coding.rotation
             self._codings[coding] = self._ops.VectorCoding(
                 coding.size,
                 coding.bits,

@@ -96,8 +96,21 @@ class CompiledKernel:
             text = self.text(*types, ranks, threads)
             name = "quire_" + hashlib.sha256(text.encode()).hexdigest()[:32]
             (binary,) = compiler().binaries([text.replace(_NAME, name)])
-            self._loaded[kind] = name, binary
+            self._loaded[kind] = name, binary + self._size_mark()
         return self._loaded[kind]
+
+    def _size_mark(self) -> bytes:
+        """What stands behind a binary, so that MLX loads it once for each size of shared memory.
+
+        MLX 0.32.4 asks the driver for a kernel's shared memory at the first launch of its module
+        alone (`JitModule::get_kernel_and_dims`). A text does not say how much its launches ask for,
+        and a later one with more would fail. A module is known by its name and all bytes of its
+        binary (`CustomKernel::eval_gpu`). The driver, which is told no length
+        (`cuModuleLoadDataEx`), reads as far as the binary's own header says. So nothing is
+        compiled again, and each size is asked for exactly.
+        """
+        asked = self._shared_memory
+        return b"" if asked <= _UNASKED_SHARED else f" shared {asked}".encode()
 
     def text(
         self,
@@ -137,3 +150,5 @@ class CompiledKernel:
 
 
 _NAME = "QUIRE_KERNEL"
+_UNASKED_SHARED = 48_000
+"""Bytes of shared memory up to which MLX does not ask the driver."""

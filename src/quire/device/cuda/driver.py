@@ -17,6 +17,8 @@ from typing import Any
 import mlx.core as mx
 
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_MULTIPROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+_SHARED_BY_ASKING = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _MOST_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _SHARED = 48 << 10
 """Bytes of shared memory that a kernel gets without asking."""
@@ -25,6 +27,18 @@ _HEADER = "cuda_bf16.h"
 
 class DriverError(Exception):
     """A call of the driver or the compiler failed; the message says which, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What decides how kernels are cut.
+
+    Attributes:
+        shared: bytes of shared memory that a thread block may ask for.
+    """
+
+    multiprocessors: int
+    shared: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +109,7 @@ def _added(graph: ctypes.c_void_p, launch: Launch) -> int:
         *(ctypes.addressof(values) + 8 * number for number in range(len(values)))
     )
     if launch.shared > _SHARED:
-        _call("cuFuncSetAttribute", ctypes.c_void_p(launch.function), _MOST_SHARED, launch.shared)
+        _allow(launch.function, launch.shared)
     node = ctypes.c_void_p()
     sizes = (*launch.grid, launch.block, 1, 1, launch.shared)
     described = _KernelNode(launch.function, *sizes, ctypes.addressof(places), None, None, None)
@@ -104,6 +118,17 @@ def _added(graph: ctypes.c_void_p, launch: Launch) -> int:
     _call("cuGraphAddKernelNode_v2", *arguments)
     assert node.value is not None, "the driver made no node"
     return node.value
+
+
+def _allow(function: int, shared: int) -> None:
+    """A function may be launched with so much shared memory.
+
+    Other graphs may launch it with more: what they were given stays.
+    """
+    handle, allowed = ctypes.c_void_p(function), ctypes.c_int()
+    _call("cuFuncGetAttribute", ctypes.byref(allowed), _MOST_SHARED, handle)
+    if shared > allowed.value:
+        _call("cuFuncSetAttribute", handle, _MOST_SHARED, shared)
 
 
 class _Edge(ctypes.Structure):
@@ -253,13 +278,21 @@ def _check(name: str, result: int) -> None:
 
 
 @cache
+def card() -> Card:
+    """The process's."""
+    return Card(_attribute(_MULTIPROCESSORS), _attribute(_SHARED_BY_ASKING))
+
+
+@cache
 def _capability() -> int:
-    found = []
-    for attribute in (_MAJOR, _MINOR):
-        value = ctypes.c_int()
-        _call("cuDeviceGetAttribute", ctypes.byref(value), attribute, 0)
-        found.append(str(value.value))
-    return int("".join(found))
+    return int(f"{_attribute(_MAJOR)}{_attribute(_MINOR)}")
+
+
+def _attribute(number: int) -> int:
+    """A number about the card."""
+    value = ctypes.c_int()
+    _call("cuDeviceGetAttribute", ctypes.byref(value), number, 0)
+    return value.value
 
 
 @cache

@@ -10,7 +10,7 @@ from math import prod
 
 import mlx.core as mx
 
-from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
+from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, problem_of
 from quire.device.operations import VectorCoding
 
 log = logging.getLogger("quire.device")
@@ -24,12 +24,12 @@ _OTHER_CODES = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class _Kind:
-    """What the kernel is compiled for, by vector; see `VectorCoding`.
+class Kind:
+    """What kernels that code vectors are compiled for; see `VectorCoding`.
 
     Attributes:
         dim: elements before padding.
-        scale: of the turn; 0 without one.
+        scale: of the rotation; 0 without one.
     """
 
     dim: int
@@ -42,24 +42,29 @@ class _Kind:
     codebook: bool
 
     @staticmethod
-    def of(x: mx.array, coding: VectorCoding) -> _Kind:
-        return _Kind(
-            x.shape[-1],
+    def of(dim: int, coding: VectorCoding) -> Kind:
+        return Kind(
+            dim,
             coding.size,
             coding.group_size,
             coding.bits,
             coding.refits,
             coding.reach,
-            0.0 if coding.turn is None else coding.turn.scale,
+            0.0 if coding.rotation is None else coding.rotation.scale,
             coding.edges is not None,
         )
+
+    @property
+    def constants(self) -> str:
+        """The arguments of the templates in `encode.cuh`."""
+        return f"{self.dim}, {self.size}, {self.group}, {self.bits}, {self.refits}"
 
 
 class Encoder:
     """Tries each kind of coding once in a process; one that is off is left to MLX's operations."""
 
     def __init__(self) -> None:
-        self._sound: dict[_Kind, bool] = {}
+        self._sound: dict[Kind, bool] = {}
         self._plans: dict[tuple[tuple[int, mx.Dtype, VectorCoding], ...], _Plan | None] = {}
 
     def encode(
@@ -75,20 +80,17 @@ class Encoder:
 
     def _serves(self, x: mx.array, coding: VectorCoding) -> bool:
         """Mutates: tries what was not tried before."""
-        fast = coding.turn is None or coding.turn.map.ndim == 1
+        fast = coding.rotation is None or coding.rotation.map.ndim == 1
         fits = coding.size <= _LONGEST and coding.group_size % 32 == 0
         if not fast or not fits or x.dtype not in (mx.float32, mx.float16, mx.bfloat16):
             return False
-        kind = _Kind.of(x, coding)
+        kind = Kind.of(x.shape[-1], coding)
         if kind not in self._sound:
             self._sound[kind] = self._tried(coding)
         return self._sound[kind]
 
     def _tried(self, coding: VectorCoding) -> bool:
-        try:
-            difference = encoding_differs(coding)
-        except Exception as error:  # a compiler's or a driver's, of any type
-            difference = str(error)
+        difference = problem_of(lambda: encoding_differs(coding))
         if difference is not None:
             log.warning("codes by MLX's operations: %s", difference)
         return difference is None
@@ -114,12 +116,12 @@ class _Plan:
         parts: list[list[int]] = []
         dtypes: list[mx.Dtype] = []
         for coding in codings:
-            tables.append([coding.turn.map] if coding.turn else [])
+            tables.append([coding.rotation.map] if coding.rotation else [])
             tables[-1] += [] if coding.edges is None else [coding.edges]
             groups = [coding.size // coding.group_size] * (2 if coding.edges is None else 1)
             parts.append([coding.size * coding.bits // 32, *groups])
             dtypes += [mx.uint32, *([mx.float16] * len(groups))]
-        kinds = tuple(map(_Kind.of, vectors, codings))
+        kinds = tuple(Kind.of(x.shape[-1], of) for x, of in zip(vectors, codings, strict=True))
         return _Plan(_kernel(kinds), tables, parts, dtypes)
 
     def coded(self, vectors: Sequence[mx.array]) -> list[mx.array]:
@@ -148,7 +150,7 @@ def _numbers(counts: tuple[int, ...]) -> mx.array:
 
 
 @cache
-def _kernel(kinds: tuple[_Kind, ...]) -> Kernel:
+def _kernel(kinds: tuple[Kind, ...]) -> Kernel:
     inputs: list[str] = []
     outputs: list[str] = []
     calls: list[str] = []
@@ -157,20 +159,24 @@ def _kernel(kinds: tuple[_Kind, ...]) -> Kernel:
         edges, biases = (f"edges_{n}", "nullptr") if kind.codebook else ("nullptr", f"biases_{n}")
         inputs += [name for name in (f"x_{n}", signs, edges) if name != "nullptr"]
         outputs += [name for name in (f"words_{n}", f"scales_{n}", biases) if name != "nullptr"]
-        constants = f"{kind.dim}, {kind.size}, {kind.group}, {kind.bits}, {kind.refits}"
         numbers = f"(float){kind.scale!r}, (float){kind.reach!r}"
         calls.append(
-            f"if (blockIdx.y == {n}) encode<{constants}>(x_{n}, count[{n}], {signs}, {numbers}, "
-            f"{edges}, words_{n}, scales_{n}, {biases});"
+            f"if (blockIdx.y == {n}) encode<{kind.constants}>(x_{n}, count[{n}], {signs}, "
+            f"{numbers}, {edges}, words_{n}, scales_{n}, {biases});"
         )
-    header = f"#define THREADS {_THREADS}\n" + kernel_text(_PACKAGE, "coding.cuh")
+    header = f"#define THREADS {_THREADS}\n" + coding_text()
     return cuda_kernel(
         f"quire_encode_{kinds}",
         [*inputs, "count"],
         outputs,
         "\n".join(calls),
-        header + kernel_text(_PACKAGE, "encode.cuh"),
+        header,
     )
+
+
+def coding_text() -> str:
+    """The device functions that code vectors; `THREADS` is to be defined."""
+    return kernel_text(_PACKAGE, "coding.cuh") + kernel_text(_PACKAGE, "encode.cuh")
 
 
 def encoding_differs(coding: VectorCoding) -> str | None:
@@ -179,17 +185,17 @@ def encoding_differs(coding: VectorCoding) -> str | None:
     Affine codes should be no worse than those whose scale and bias are a group's range.
     """
     x = mx.random.normal((9, coding.size), key=mx.random.key(0)) * 3 + 1
-    turned, turn = x, coding.turn
-    if turn is not None:
-        turned = mx.hadamard_transform(x * turn.map, turn.scale)
+    rotated, rotation = x, coding.rotation
+    if rotation is not None:
+        rotated = mx.hadamard_transform(x * rotation.map, rotation.scale)
     if coding.edges is not None:
-        return _other_codes(x, turned, coding, coding.edges)
+        return _other_codes(x, rotated, coding, coding.edges)
     words, scales, biases = _Plan.of([x], [coding]).coded([x])
     group, bits = coding.group_size, coding.bits
     scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
     read = mx.dequantize(words, scales, biases, group_size=group, bits=bits)
     own, usual = (
-        float(mx.linalg.norm(each - turned)) for each in (read, _by_range(turned, group, bits))
+        float(mx.linalg.norm(each - rotated)) for each in (read, _by_range(rotated, group, bits))
     )
     # Written so that a NaN is too much.
     return (

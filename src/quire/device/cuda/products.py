@@ -12,8 +12,10 @@ from functools import cache, cached_property
 
 import mlx.core as mx
 
-from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
-from quire.device.kept import kept
+from quire.device.cuda.driver import card
+from quire.device.cuda.few import Few
+from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, problem_of
+from quire.device.kept import Claim, Fact, kept
 
 log = logging.getLogger("quire.device")
 
@@ -26,16 +28,14 @@ rows anew, tens of milliseconds a step, and MLX builds a step's graphs anew arou
 """
 _FEW_ROWS = 64
 """Rows up to which a thread block has 16 of a matrix's rows for itself."""
-_TILES = (1, 2, 4)
-"""Of 8 rows, which a thread block multiplies at a time."""
-_WARPS = 16
-_EXPERT_WARPS = 8
 _FEW_TILE, _MANY_TILE = 8, 64
 """Pairs of row and expert in a tile, where few rows come to an expert, and where many do."""
 _MOST_EXPERTS = 1024
 _GROUP_LANES, _LANES, _MANY_LANES = 1024, 256, 128
 _TOLERANCE = 1e-2
-_AGREE = "packed products agree"
+_WIDE, _WIDE_OF_EXPERTS = 16_384, 4096
+"""Columns of matrices that are held against MLX's, as wide as those of models."""
+_AGREE = Fact(Claim.PRODUCTS_AGREE)
 
 ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
 """What `experts` can apply, and what the kernels' `GELU` is for each."""
@@ -76,10 +76,7 @@ class Products:
         """Whether this machine computes them as MLX's products. Compiles all of them, once."""
         if kept().holds(_AGREE):
             return True
-        try:
-            difference = _difference()
-        except Exception as error:  # a compiler's or a driver's, of any type
-            difference = str(error)
+        difference = problem_of(_difference)
         if difference is not None:
             log.warning("packed products by MLX's own kernels: %s", difference)
         else:
@@ -92,6 +89,8 @@ class Products:
         if not 1 < rows <= MOST_ROWS or x.dtype != mx.bfloat16:
             return None
         if not (weight.readable_by_kernels and self.sound):
+            return None
+        if rows <= _FEW_ROWS and not _fits(_few(rows, weight)):
             return None
         y = _linear(x.reshape(rows, -1), weight)
         return y.reshape(*x.shape[:-1], -1)
@@ -150,22 +149,64 @@ class Products:
             return None
         if gate.codes.shape[0] > _MOST_EXPERTS or not self.sound:
             return None
+        if not all(map(_fits, _few_of_experts(gate, down))):
+            return None
         return _experts(x, chosen, matrices, ACTIVATIONS[activation])
 
 
 def _linear(x: mx.array, weight: Packed) -> mx.array:
     """`[M, in]` -> `[M, out]`."""
-    rows, outputs = x.shape[0], weight.codes.shape[0]
+    rows = x.shape[0]
     if rows > _FEW_ROWS:
         return _many(x, weight)
-    tiles = next(n for n in _TILES if rows <= 8 * n or n == _TILES[-1])
-    return _linear_kernel(weight.group_size, tiles)(
+    few = _few(rows, weight)
+    return _linear_kernel(few)(
         inputs=[x, weight.codes, weight.scales, weight.biases],
-        grid=(outputs // 16 * _WARPS * 32, -(-rows // (8 * tiles)), 1),
-        threadgroup=(_WARPS * 32, 1, 1),
-        output_shapes=[(rows, outputs)],
+        grid=(-(-few.outputs // few.width) * few.threads, few.blocks, 1),
+        threadgroup=(few.threads, 1, 1),
+        output_shapes=[(rows, few.outputs)],
         output_dtypes=[mx.bfloat16],
     )[0]
+
+
+def _few(rows: int, weight: Packed) -> Few:
+    outputs, words = weight.codes.shape
+    return _cut(words * 8, outputs, weight.group_size, 1 << max(3, (rows - 1).bit_length()))
+
+
+def _few_of_experts(gate: Packed, down: Packed) -> tuple[Few, Few]:
+    """Of gate and up, and of down."""
+    outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
+    return (
+        _cut(hidden, outputs, gate.group_size, _FEW_TILE, gated=True, experts=True),
+        _cut(outputs, hidden, down.group_size, _FEW_TILE, experts=True),
+    )
+
+
+@cache
+def _cut(
+    inputs: int,
+    outputs: int,
+    group_size: int,
+    rows: int,
+    *,
+    gated: bool = False,
+    experts: bool = False,
+) -> Few:
+    """Kept, as it is asked for at each product."""
+    return Few(inputs, outputs, group_size, rows, card(), gated, experts)
+
+
+@cache
+def _fits(few: Few) -> bool:
+    """Whether the card has the shared memory. Says once where it has not."""
+    if not few.fits:
+        log.warning(
+            "products of %d rows and %d columns by MLX's own kernels: they need %d bytes of "
+            "shared memory, and the card has %d",
+            *(few.rows, few.inputs, few.shared, few.card.shared),
+        )
+    return few.fits
 
 
 def _many(x: mx.array, weight: Packed, up: Packed | None = None, gelu: int = 0) -> mx.array:
@@ -220,35 +261,37 @@ def _experts(
         output_shapes=[(pairs,), (most, 3)],
         output_dtypes=[mx.int32, mx.int32],
     )
-    lanes = _MANY_LANES if many else _EXPERT_WARPS * 32
-    outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
-    inner = _expert_kernel(many, True, gate.group_size, top, gelu)(
-        inputs=[
-            *(x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases),
-            *(order, tiles),
-        ],
-        grid=(outputs // (64 if many else 16) * lanes, most, 1),
+    few_gate, few_down = _few_of_experts(gate, down)
+    inner, *_ = _expert_product(
+        [x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, order, tiles],
+        few_gate,
+        (pairs, most, many, top, gelu),
+    )
+    y, *_ = _expert_product(
+        [inner, down.codes, down.scales, down.biases, order, tiles],
+        few_down,
+        (pairs, most, many, 1, 0),
+    )
+    return y.reshape(-1, top, few_down.outputs)
+
+
+def _expert_product(
+    inputs: list[mx.array], few: Few, launch: tuple[int, int, bool, int, int]
+) -> list[mx.array]:
+    """`launch`: pairs, tiles, whether many rows come to an expert, experts a row, activation."""
+    pairs, most, many, top, gelu = launch
+    width = (64 if few.gated else 128) if many else few.width
+    lanes = _MANY_LANES if many else few.threads
+    return _expert_kernel(many, few, top, gelu)(
+        inputs=inputs,
+        grid=(-(-few.outputs // width) * lanes, most, 1),
         threadgroup=(lanes, 1, 1),
-        output_shapes=[(pairs, outputs)],
+        output_shapes=[(pairs, few.outputs)],
         output_dtypes=[mx.bfloat16],
-    )[0]
-    y = _expert_kernel(many, False, down.group_size, 1, 0)(
-        inputs=[inner, down.codes, down.scales, down.biases, order, tiles],
-        grid=(hidden // (128 if many else 16) * lanes, most, 1),
-        threadgroup=(lanes, 1, 1),
-        output_shapes=[(pairs, hidden)],
-        output_dtypes=[mx.bfloat16],
-    )[0]
-    return y.reshape(-1, top, hidden)
+    )
 
 
 # -- kernels ---------------------------------------------------------------------------------------
-
-
-def few_defines(group_size: int, *, experts: bool) -> dict[str, int]:
-    """The constants of `few.cuh`; those of gated experts and their activation come beside."""
-    warps = _EXPERT_WARPS if experts else _WARPS
-    return {"TILES": 1, "WARPS": warps, "EXPERTS": int(experts), "GROUP": group_size}
 
 
 def many_defines(group_size: int, *, dense: bool) -> dict[str, int]:
@@ -263,9 +306,9 @@ def header(defines: dict[str, int]) -> str:
 
 
 @cache
-def _linear_kernel(group_size: int, tiles: int) -> Kernel:
-    defines = few_defines(group_size, experts=False) | {"GATED": 0, "GELU": 0, "TILES": tiles}
-    return _compiled("few", ["x", "w", "scales", "biases"], ["y"], defines)
+def _linear_kernel(few: Few) -> Kernel:
+    names = ["x", "w", "scales", "biases"]
+    return _compiled("few", names, ["y"], few.defines | {"GELU": 0}, few.shared)
 
 
 @cache
@@ -279,11 +322,11 @@ def _gate_kernel(gelu: int) -> Kernel:
 
 
 @cache
-def _expert_kernel(many: bool, gated: bool, group_size: int, top: int, gelu: int) -> Kernel:
-    own = many_defines(group_size, dense=False) if many else few_defines(group_size, experts=True)
-    defines = own | {"GATED": int(gated), "TOP": top, "GELU": gelu}
-    inputs = [*_matrices(gated), "order", "tiles"]
-    return _compiled("many" if many else "few", inputs, ["y"], defines)
+def _expert_kernel(many: bool, few: Few, top: int, gelu: int) -> Kernel:
+    own = many_defines(few.group_size, dense=False) if many else few.defines
+    defines = own | {"GATED": int(few.gated), "TOP": top, "GELU": gelu}
+    inputs, shared = [*_matrices(few.gated), "order", "tiles"], 0 if many else few.shared
+    return _compiled("many" if many else "few", inputs, ["y"], defines, shared)
 
 
 @cache
@@ -303,17 +346,23 @@ def _group_kernel(experts: int, tile: int) -> Kernel:
     return _compiled("group", ["chosen"], ["order", "tiles"], defines)
 
 
-def _compiled(name: str, inputs: list[str], outputs: list[str], defines: dict[str, int]) -> Kernel:
+def _compiled(
+    name: str, inputs: list[str], outputs: list[str], defines: dict[str, int], shared: int = 0
+) -> Kernel:
     own = "_".join(str(n) for n in defines.values())
     body = kernel_text(_PACKAGE, f"{name}.cuh")
-    return cuda_kernel(f"quire_{name}_{own}", inputs, outputs, body, header(defines))
+    return cuda_kernel(f"quire_{name}_{own}", inputs, outputs, body, header(defines), shared)
 
 
 # -- held against MLX's ----------------------------------------------------------------------------
 
 
 def _difference() -> str | None:
-    """How far the kernels are from MLX's products, of random weights; None if near enough."""
+    """How far the kernels are from MLX's products, of random weights; None if near enough.
+
+    Those of few rows also for wide matrices, after narrow ones: the same kernels then ask for more
+    shared memory.
+    """
     for group_size in (64, 128):
         weight = _random(144, 256, group_size, 0)
         difference = _compared(_unpacked(weight), _plain(weight))
@@ -329,26 +378,37 @@ def _difference() -> str | None:
         difference = _compared(gated, _spelled_out(inner[0], inner[1], 0))
         if difference:
             return f"gated, groups of {group_size}: {difference}"
+        wide = _random(144, _WIDE, group_size, 2)
+        for rows in (2, 13, 50):
+            x = mx.random.normal((rows, _WIDE), key=mx.random.key(rows)).astype(mx.bfloat16)
+            difference = _compared(_linear(x, wide), x @ _plain(wide).T)
+            if difference:
+                return f"{rows} rows of {_WIDE}, groups of {group_size}: {difference}"
     for activation, gelu in ACTIVATIONS.items():
         x, y = mx.random.normal((2, 40, 24), key=mx.random.key(gelu)).astype(mx.bfloat16)
         difference = _compared(_gated(x, y, gelu), _spelled_out(x, y, gelu))
         if difference:
             return f"{activation}: {difference}"
-    count, hidden = 8, 256
+    for hidden, counts in ((256, (1, 9, 100)), (_WIDE_OF_EXPERTS, (1, 9))):
+        for rows in counts:
+            difference = _difference_of_experts(hidden, rows)
+            if difference:
+                return f"experts, {rows} rows of {hidden}: {difference}"
+    return None
+
+
+def _difference_of_experts(hidden: int, rows: int) -> str | None:
+    count = 8
     gate, up = _random(64, hidden, 64, 1, count), _random(64, hidden, 64, 2, count)
     down = _random(hidden, 64, 64, 3, count)
-    for rows in (1, 9, 100):
-        x = mx.random.normal((rows, hidden), key=mx.random.key(rows)).astype(mx.bfloat16)
-        chosen = mx.argsort(mx.random.normal((rows, count), key=mx.random.key(rows)))[:, :3]
-        chosen = chosen.astype(mx.int32)
-        got = _experts(x, chosen, (gate, up, down), 0)
-        inner = [(x[:, None, None] @ _plain(m)[chosen].swapaxes(-1, -2)) for m in (gate, up)]
-        product = _spelled_out(inner[0], inner[1], 0).astype(mx.bfloat16)
-        expected = (product @ _plain(down)[chosen].swapaxes(-1, -2)).squeeze(-2)
-        difference = _compared(got, expected)
-        if difference:
-            return f"experts, {rows} rows: {difference}"
-    return None
+    x = mx.random.normal((rows, hidden), key=mx.random.key(rows)).astype(mx.bfloat16)
+    chosen = mx.argsort(mx.random.normal((rows, count), key=mx.random.key(rows)))[:, :3]
+    chosen = chosen.astype(mx.int32)
+    got = _experts(x, chosen, (gate, up, down), 0)
+    inner = [(x[:, None, None] @ _plain(m)[chosen].swapaxes(-1, -2)) for m in (gate, up)]
+    product = _spelled_out(inner[0], inner[1], 0).astype(mx.bfloat16)
+    expected = (product @ _plain(down)[chosen].swapaxes(-1, -2)).squeeze(-2)
+    return _compared(got, expected)
 
 
 def _spelled_out(x: mx.array, y: mx.array, gelu: int) -> mx.array:

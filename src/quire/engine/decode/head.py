@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from quire.device.cuda.driver import Card
 from quire.device.gpu_kernels import kernel_text
 from quire.engine.decode import kernels
 
-_HEAD_BLOCKS = 528
-"""That fill the card, and leave none idle at the end."""
-_MOST_SHARED = 220 << 10
+_MOST_BLOCKS = 4
+"""A multiprocessor: they fill the card, and leave none idle at the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,20 @@ class Head:
     outputs: int
     group_size: int
     cap: float | None
+    card: Card
 
     @property
     def tiles(self) -> int:
         """Times 8 rows in a thread block: as many as its shared memory holds."""
         wanted = min(4, -(-self.max_rows // 8))
         return max(
-            n for n in (1, 2, 4) if n <= wanted and (n == 1 or self._shared(n) <= _MOST_SHARED)
+            n for n in (1, 2, 4) if n <= wanted and (n == 1 or self._shared(n) <= self.card.shared)
         )
+
+    @property
+    def fits(self) -> bool:
+        """Whether the card has the shared memory."""
+        return self.shared <= self.card.shared
 
     @property
     def columns(self) -> int:
@@ -47,7 +53,7 @@ class Head:
     @property
     def grid(self) -> tuple[int, int, int]:
         """Thread blocks: for all rows, and so many that they fill the card."""
-        blocks = _HEAD_BLOCKS if self.tiles == 1 else _HEAD_BLOCKS // 4
+        blocks = self.card.multiprocessors * (_MOST_BLOCKS if self.tiles == 1 else 1)
         return -(-self.max_rows // (8 * self.tiles)), blocks, 1
 
     @property

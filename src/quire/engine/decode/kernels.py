@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
-from quire.device.cuda.products import ACTIVATIONS, few_defines
+from quire.device.cuda.few import Few
+from quire.device.cuda.products import ACTIVATIONS
 from quire.device.gpu_kernels import kernel_text
 
 _PRODUCTS, _OWN = "quire.device.cuda", "quire.engine.decode"
@@ -19,9 +20,8 @@ _PRODUCTS, _OWN = "quire.device.cuda", "quire.engine.decode"
 ROW_THREADS = 512
 HEAD_THREADS = 128
 ROUTE_THREADS = 1024
-EXPERT_THREADS = 256
-SEAL_THREADS = 256
-_HALF = "#include <cuda_fp16.h>\n"
+TAIL_THREADS = 256
+HALF = "#include <cuda_fp16.h>\n"
 
 # A kernel may be launched while the one before still runs (programmatic dependent launch): what it
 # does before it waits is hidden.
@@ -37,43 +37,7 @@ __device__ __forceinline__ void wait_for_others() {
 #endif
 }
 """
-# Has the second-level cache fetch the 16 rows of a matrix that a thread block reads.
-_FETCH = """
-{{
-  const char* at = (const char*)({codes} + (size_t){part} * 16 * {words});
-  for (int i = threadIdx.x * 128; i < 64 * {words}; i += blockDim.x * 128)
-    asm volatile("prefetch.global.L2 [%0];" :: "l"(at + i));
-}}
-"""
-
 WEIGHT = ("const unsigned* {0}", "const T* {1}", "const T* {2}")
-
-
-@dataclass(frozen=True, slots=True)
-class Tiling:
-    """How products cut up to `max_rows` rows.
-
-    Attributes:
-        batch_invariant: a row's sums are added up in one order, however many rows there are.
-        tiles: times 8 rows in a thread block.
-        warps: that share a row of weights.
-    """
-
-    max_rows: int
-    batch_invariant: bool = False
-
-    @property
-    def tiles(self) -> int:
-        return min(4, -(-self.max_rows // 8))
-
-    @property
-    def warps(self) -> int:
-        return 16 if self.tiles == 1 and not self.batch_invariant else 8
-
-    @property
-    def blocks(self) -> int:
-        """Thread blocks, one above the other, for all rows."""
-        return -(-self.max_rows // (8 * self.tiles))
 
 
 def source_text(
@@ -166,7 +130,7 @@ class Mix:
         return _row_text("mix", parameters, defines)
 
 
-def linear(inputs: int, outputs: tuple[int, ...], group_size: int, tiling: Tiling) -> str:
+def linear(few: Few, outputs: tuple[int, ...]) -> str:
     """rows, x, then codes, scales, biases and y of each matrix."""
     parameters = ["const int* rows", "const T* x"]
     for n in range(len(outputs)):
@@ -177,51 +141,41 @@ def linear(inputs: int, outputs: tuple[int, ...], group_size: int, tiling: Tilin
         f"int outputs = {outputs[0]};",
         "const unsigned* w = w0; const T *scales = s0, *biases = b0; T* y = y0;",
     ]
-    for n in range(1, len(outputs)):
+    for n, before in enumerate(parts(few, outputs)[:-1], 1):
         lines += [
-            f"if (part >= {outputs[n - 1] // 16}) {{ part -= {outputs[n - 1] // 16};",
+            f"if (part >= {before}) {{ part -= {before};",
             f"w = w{n}; scales = s{n}; biases = b{n}; y = y{n}; outputs = {outputs[n]};",
         ]
-    lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {inputs // 8}}};"]
-    lines.append(_FETCH.format(codes="w", part="part", words=inputs // 8))
-    return _few(parameters, lines, _few_defines(group_size, tiling) | {"TILE_X": "part"})
+    lines += ["}" * (len(outputs) - 1), f"const int w_shape[2] = {{outputs, {few.inputs // 8}}};"]
+    return _few(parameters, lines, few, {"GELU": 0, "TILE_X": "part"})
 
 
-def gated(inputs: int, outputs: int, group_size: int, activation: str, tiling: Tiling) -> str:
+def parts(few: Few, outputs: tuple[int, ...]) -> list[int]:
+    """Thread blocks side by side of each matrix."""
+    return [-(-n // few.width) for n in outputs]
+
+
+def gated(few: Few, activation: str) -> str:
     """rows, x, gate's and up's codes, scales and biases, y."""
     parameters = ["const int* rows", "const T* x", *_gate_and_up(), "T* y"]
     lines = [
         "const int x_shape[1] = {*rows};",
-        f"const int w_shape[2] = {{{outputs}, {inputs // 8}}};",
-        *(
-            _FETCH.format(codes=each, part="blockIdx.x", words=inputs // 8)
-            for each in ("w", "w_up")
-        ),
+        f"const int w_shape[2] = {{{few.outputs}, {few.inputs // 8}}};",
     ]
-    more = {"GATED": 1, "GELU": ACTIVATIONS[activation]}
-    return _few(parameters, lines, _few_defines(group_size, tiling) | more)
+    return _few(parameters, lines, few, {"GELU": ACTIVATIONS[activation]})
 
 
-def experts_gated(
-    experts: int, inputs: int, outputs: int, group_size: int, activation: str, top: int
-) -> str:
+def experts_gated(few: Few, experts: int, activation: str, top: int) -> str:
     """x, gate's and up's codes, scales and biases, order, tiles, y."""
     parameters = ["const T* x", *_gate_and_up(), "const int* order", "const int* tiles", "T* y"]
-    more = {"GATED": 1, "GELU": ACTIVATIONS[activation], "TOP": top}
-    return _experts(parameters, (experts, outputs, inputs // 8), group_size, more)
+    return _experts(parameters, few, experts, {"GELU": ACTIVATIONS[activation], "TOP": top})
 
 
-def experts_down(experts: int, inputs: int, outputs: int, group_size: int) -> str:
+def experts_down(few: Few, experts: int) -> str:
     """x, codes, scales, biases, order, tiles, y."""
     parameters = ["const T* x", *(p.format("w", "scales", "biases") for p in WEIGHT)]
     parameters += ["const int* order", "const int* tiles", "T* y"]
-    more = {"GATED": 0, "GELU": 0, "TOP": 1, "WARPS": down_warps(inputs)}
-    return _experts(parameters, (experts, outputs, inputs // 8), group_size, more)
-
-
-def down_warps(inputs: int) -> int:
-    """That share a row of an expert's last matrix: its rows are short."""
-    return 4 if inputs <= 1024 else 8
+    return _experts(parameters, few, experts, {"GELU": 0, "TOP": 1})
 
 
 def _gate_and_up() -> list[str]:
@@ -229,23 +183,15 @@ def _gate_and_up() -> list[str]:
     return [each.format(*own) for own in names for each in WEIGHT]
 
 
-def _experts(
-    parameters: list[str], shape: tuple[int, int, int], group_size: int, more: dict[str, int]
-) -> str:
-    lines = [f"const int w_shape[3] = {{{shape[0]}, {shape[1]}, {shape[2]}}};"]
-    return _few(parameters, lines, few_defines(group_size, experts=True) | more)
+def _experts(parameters: list[str], few: Few, experts: int, more: dict[str, int]) -> str:
+    lines = [f"const int w_shape[3] = {{{experts}, {few.outputs}, {few.inputs // 8}}};"]
+    return _few(parameters, lines, few, more)
 
 
-def _few_defines(group_size: int, tiling: Tiling) -> dict[str, int]:
-    own = {"TILES": tiling.tiles, "WARPS": tiling.warps, "GATED": 0, "GELU": 0}
-    return few_defines(group_size, experts=False) | own
-
-
-def _few(parameters: list[str], lines: list[str], defines: Mapping[str, object]) -> str:
+def _few(parameters: list[str], lines: list[str], few: Few, more: Mapping[str, object]) -> str:
     head, body = kernel_text(_PRODUCTS, "common.cuh"), kernel_text(_PRODUCTS, "few.cuh")
-    threads = 32 * int(str(defines["WARPS"]))
-    resident = 2 if int(str(defines["TILES"])) > 1 else None
-    return source_text(parameters, body, threads, defines, head, "\n".join(lines), resident)
+    defines = {**few.defines, **more, "READY": "wait_for_others()"}
+    return source_text(parameters, body, few.threads, defines, head, "\n".join(lines))
 
 
 def route(
@@ -323,7 +269,7 @@ def combine(shape: paged.Shape, splits: int) -> str:
     """rows, partial, stats, tiles, result."""
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     lines = [
-        *_of_splits(shape, splits),
+        *of_splits(shape, splits),
         f"const int* tile = tiles + blockIdx.x / {shape.heads} * 6;",
         "const int low = tile[2], high = tile[3], each = units_of_split(low, high, splits);",
         "const int count = ((high + 31) / 32 - low / 32 + each - 1) / each;",
@@ -336,7 +282,7 @@ def combine(shape: paged.Shape, splits: int) -> str:
     return source_text(parameters, body, paged.LANES, defines, paged.source("units"))
 
 
-def _of_splits(shape: paged.Shape, splits: int) -> list[str]:
+def of_splits(shape: paged.Shape, splits: int) -> list[str]:
     """What stands before a kernel that joins them."""
     return [
         f"if ((int)blockIdx.x >= *rows * {shape.heads}) return;",
@@ -358,7 +304,7 @@ def attend_packed(shape: paged.Shape, codes: packed.Codes) -> str:
     parameters += ["float* own_partial", "float* own_stats"]
     more = {"LEAST_PASSES": 1, "READY": "wait_for_others()"}
     defines: Mapping[str, object] = {**packed.defines(shape, codes), **more}
-    head = _HALF + packed.head()
+    head = HALF + packed.head()
     return source_text(parameters, packed.body(), paged.LANES, defines, head)
 
 
@@ -373,26 +319,26 @@ def join(shape: paged.Shape, splits: int) -> str:
     """rows, partial, stats, those of the own blocks, signs, result."""
     parameters = ["const int* rows", "const float* partial", "const float* stats"]
     parameters += ["const float* own_partial", "const float* own_stats", "const float* signs"]
-    lines = _of_splits(shape, splits)
+    lines = of_splits(shape, splits)
     defines: Mapping[str, object] = {"V_DIM": shape.value_dim, "HEADS": shape.heads, "SINKS": 0}
     body = "\n".join([*lines, paged.source("join")])
     return source_text([*parameters, "T* result"], body, paged.LANES, defines)
 
 
-def seal(kv_heads: int, dim: int, codes: packed.Codes) -> str:
+def code_tails(kv_heads: int, dim: int, codes: packed.Codes) -> str:
     """rows, blocks, offsets, tails, signs, stores: `[layers, 8]` addresses of arrays."""
     parameters = ["const int* rows", "const int* blocks", "const int* offsets"]
     parameters += ["const int* tails", "const float* signs", "const long long* stores"]
     defines: Mapping[str, object] = {
         "KV_HEADS": kv_heads,
         "DIM": dim,
-        "THREADS": SEAL_THREADS,
+        "THREADS": TAIL_THREADS,
         "K_BITS": codes.key_bits,
         "V_BITS": codes.value_bits,
         "V_GROUP": codes.value_group,
     }
-    head = _HALF + kernel_text(_PRODUCTS, "coding.cuh")
-    return source_text(parameters, kernel_text(_OWN, "seal.cuh"), SEAL_THREADS, defines, head)
+    head = HALF + kernel_text(_PRODUCTS, "coding.cuh")
+    return source_text(parameters, kernel_text(_OWN, "code_tails.cuh"), TAIL_THREADS, defines, head)
 
 
 def number(x: float) -> str:

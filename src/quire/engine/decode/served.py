@@ -2,45 +2,68 @@
 
 from __future__ import annotations
 
+import logging
+
 import mlx.core as mx
 
 from quire.attention.paged import cuda as paged
 from quire.cache.specs import KVLayout
+from quire.device.cuda.driver import Card
+from quire.device.cuda.few import Few
 from quire.device.cuda.products import ACTIVATIONS, Packed
 from quire.device.operations import PackedWeight
+from quire.engine.decode.head import Head
 from quire.models.stack import Stack, StackLayer
 
+log = logging.getLogger("quire.engine")
 
-class Unfit(Exception):
+MOST_ROWS = 64
+"""In a recorded step."""
+
+
+class UnsupportedStack(Exception):
     """The model or the machine is not served; the message says why."""
 
 
-def has_head(stack: Stack) -> bool:
+def has_head(stack: Stack, card: Card) -> bool:
     """Whether kernels compute the logits too."""
-    return stack.head is not None and _readable(stack.head.weight, 32, 256)
+    if stack.head is None or not _readable(stack.head.weight, 32, 256):
+        return False
+    weight = stack.head.weight
+    outputs, words = weight.codes.shape
+    head = Head(MOST_ROWS, words * 8, outputs, weight.packing.group_size, None, card)
+    if not head.fits:
+        log.info("logits by MLX's own kernels: %s", _too_wide(words * 8, card))
+    return head.fits
 
 
-def check_stack(stack: Stack, layout: KVLayout) -> None:
+def check_stack(
+    stack: Stack, layout: KVLayout, card: Card, *, batch_invariant: bool = False
+) -> None:
     """Whether the kernels are made for a model.
 
+    Args:
+        batch_invariant: see `Few`.
+
     Raises:
-        Unfit: they are not.
+        UnsupportedStack: they are not.
     """
     _check_matrix(stack.embedding)
     for number, layer in enumerate(stack.layers):
-        _check(layer, number, layout)
+        _check_layer(layer, number, layout)
+        _check_memory(layer, card, batch_invariant)
 
 
-def _check(layer: StackLayer, number: int, layout: KVLayout) -> None:
-    """Raises `Unfit` for a layer that the kernels are not made for."""
+def _check_layer(layer: StackLayer, number: int, layout: KVLayout) -> None:
+    """Raises `UnsupportedStack` for a layer that the kernels are not made for."""
     attention = layer.attention
     if layout.owner[number] != number or attention.layer != number:
-        raise Unfit("a layer reads another's keys")
+        raise UnsupportedStack("a layer reads another's keys")
     spec = layout.groups[layout.group[number]].spec.attention
     if spec is None or spec.value_in_key or spec.value_dim != attention.head_dim:
-        raise Unfit("values differ from keys")
+        raise UnsupportedStack("values differ from keys")
     if attention.head_dim not in paged.VALUE_DIMS:
-        raise Unfit(f"heads of {attention.head_dim}")
+        raise UnsupportedStack(f"heads of {attention.head_dim}")
     matrices = [attention.q, attention.k, attention.o]
     if attention.v is not None:
         matrices.append(attention.v)
@@ -48,19 +71,43 @@ def _check(layer: StackLayer, number: int, layout: KVLayout) -> None:
         if part is None:
             continue
         if part.activation not in ACTIVATIONS:
-            raise Unfit(f"the activation {part.activation}")
+            raise UnsupportedStack(f"the activation {part.activation}")
         if part.gate.packing != part.up.packing:
-            raise Unfit("gate and up are packed differently")
+            raise UnsupportedStack("gate and up are packed differently")
         matrices += [part.gate, part.up, part.down]
     if layer.experts is not None:
         count = layer.experts.gate.codes.shape[0]
         if count % 32 or count > 1024 or layer.experts.k > 32:
-            raise Unfit(f"{layer.experts.k} of {count} experts")
+            raise UnsupportedStack(f"{layer.experts.k} of {count} experts")
         matrices.append(layer.experts.router)
     for weight in matrices:
         _check_matrix(weight)
     if any(each.dtype != mx.bfloat16 for each in _vectors(layer)):
-        raise Unfit("norms of another type than bfloat16")
+        raise UnsupportedStack("norms of another type than bfloat16")
+
+
+def _check_memory(layer: StackLayer, card: Card, batch_invariant: bool) -> None:
+    """Raises `UnsupportedStack` where products need more shared memory than the card has.
+
+    What the narrowest cut needs is the same for all rows from 8 on.
+    """
+    attention, mlp, experts = layer.attention, layer.mlp, layer.experts
+    products = [(each, False, False) for each in (attention.q, attention.o)]
+    if mlp is not None:
+        products += [(mlp.gate, True, False), (mlp.down, False, False)]
+    if experts is not None:
+        products += [(experts.router, False, False)]
+        products += [(experts.gate, True, True), (experts.down, False, True)]
+    for weight, gated, of_experts in products:
+        outputs, words = weight.codes.shape[-2:]
+        group_size = weight.packing.group_size
+        kind = gated, of_experts, batch_invariant
+        if not Few(words * 8, outputs, group_size, MOST_ROWS, card, *kind).fits:
+            raise UnsupportedStack(_too_wide(words * 8, card))
+
+
+def _too_wide(columns: int, card: Card) -> str:
+    return f"{columns} columns do not fit {card.shared} bytes of shared memory"
 
 
 def _vectors(layer: StackLayer) -> list[mx.array]:
@@ -78,9 +125,9 @@ def _vectors(layer: StackLayer) -> list[mx.array]:
 def _check_matrix(weight: PackedWeight) -> None:
     packing = weight.packing
     if weight.biases is None or weight.tiled:
-        raise Unfit(f"codes in mode {packing.mode}{' in tiles' * weight.tiled}")
+        raise UnsupportedStack(f"codes in mode {packing.mode}{' in tiles' * weight.tiled}")
     if not _readable(weight):
-        raise Unfit(f"codes of {packing.bits} bits in groups of {packing.group_size}")
+        raise UnsupportedStack(f"codes of {packing.bits} bits in groups of {packing.group_size}")
 
 
 def _readable(weight: PackedWeight, rows: int = 16, columns: int = 64) -> bool:

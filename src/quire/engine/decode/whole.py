@@ -1,4 +1,4 @@
-"""Steps in which every sequence generates one token, as one operation on the device.
+"""Steps of few rows, as one operation on the device: sequences generate, or read short prompts.
 
 Python touches a step's small arrays only: how many rows, their positions, slots, ranges and block
 tables. All kernels of the decoder are recorded once for 1, 2, 4 and so on rows, on addresses that
@@ -18,7 +18,6 @@ import numpy as np
 from quire.attention.backend import AttentionCase
 from quire.attention.metadata import AttentionMetadata, build_metadata
 from quire.attention.paged import packed
-from quire.attention.paged.backend import kernels_serve
 from quire.attention.paged.tiles import TILE_FIELDS
 from quire.cache.formats.base import LayerStore
 from quire.cache.pools import Pools
@@ -26,14 +25,16 @@ from quire.cache.specs import Ints, KVLayout
 from quire.core.errors import EngineFailure, ModelError
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.compiled import compiler
-from quire.device.cuda.driver import DriverError, Graph
+from quire.device.cuda.driver import DriverError, Graph, card
 from quire.device.cuda.extension import Extension, NoExtension, load_extension
 from quire.device.device import current_device
-from quire.device.kept import kept
+from quire.device.kept import Claim, Fact, kept
 from quire.engine.decode import workspace
-from quire.engine.decode.recording import LayerPool, Recording, launches
-from quire.engine.decode.sealing import runs_on_device, seal_differs
-from quire.engine.decode.served import Unfit, check_stack, has_head
+from quire.engine.decode.coding_check import DeviceRunner
+from quire.engine.decode.pools import kind_of
+from quire.engine.decode.recorder import Recorder, launches
+from quire.engine.decode.recording import Recording
+from quire.engine.decode.served import MOST_ROWS, UnsupportedStack, check_stack, has_head
 from quire.engine.inputs import StepInputs
 from quire.models.base import LanguageModel
 from quire.models.stack import Stack, StackLayer, UnsupportedModel
@@ -42,7 +43,6 @@ from quire.scheduler.positions import alike
 
 log = logging.getLogger("quire.engine")
 
-MOST_ROWS = 64
 _MOST_ENTRIES = 1 << 18
 """Of all block tables of a step together."""
 _TOLERANCE = 5e-2
@@ -69,9 +69,9 @@ def open_whole_decode(
         return None
     try:
         stack = model.stack()
-        check_stack(stack, layout)
-        if batch_invariant and not has_head(stack):
-            raise Unfit("the head is not packed in 4 bits")
+        check_stack(stack, layout, card(), batch_invariant=batch_invariant)
+        if batch_invariant and not has_head(stack, card()):
+            raise UnsupportedStack("the head is not packed in 4 bits, or too wide")
         return WholeDecode(
             stack,
             model.logits,
@@ -81,7 +81,7 @@ def open_whole_decode(
             load_extension(),
             batch_invariant=batch_invariant,
         )
-    except (Unfit, UnsupportedModel, NoExtension, DriverError, OSError) as error:
+    except (UnsupportedStack, UnsupportedModel, NoExtension, DriverError, OSError) as error:
         if batch_invariant:
             raise ModelError(f"batch-invariant: {error}") from error
         log.info("decode steps go layer by layer: %s", error)
@@ -110,6 +110,9 @@ class _Graphs:
 
 class WholeDecode:
     """The recorded steps of a model.
+
+    A sequence may have several rows: some of its prompt, or drafts. Where full blocks are coded and
+    tails are not, each has one.
 
     Each number of rows is held against the model's own way once. If it differs, none is used.
 
@@ -141,7 +144,7 @@ class WholeDecode:
         )
         self._out = mx.zeros((MOST_ROWS, stack.hidden_size), dtype=mx.bfloat16)
         self._logits: mx.array | None = None
-        if has_head(stack):
+        if has_head(stack, card()):
             assert stack.head is not None
             self._logits = mx.zeros((MOST_ROWS, stack.head.weight.codes.shape[0]))
             mx.eval(self._logits)
@@ -150,6 +153,8 @@ class WholeDecode:
         self._serves_format: dict[KVFormat, bool] = {}
         self.verified: dict[tuple[KVFormat, int], bool] = {}
         """By format and rows of a graph, whether it computes what the model does."""
+        self._unknown: set[tuple[KVFormat, int]] = set()
+        """Of which no earlier start knew anything."""
         self._identity = identity
         self._batch_invariant = batch_invariant
 
@@ -192,35 +197,56 @@ class WholeDecode:
 
     def _known(self, format: KVFormat, max_rows: int) -> bool | None:
         """What was found out, here or at an earlier start, of steps of so many rows."""
-        if (format, max_rows) not in self.verified and kept().holds(self._fact(format, max_rows)):
-            self.verified[format, max_rows] = True
-        return self.verified.get((format, max_rows))
+        key = format, max_rows
+        if key not in self.verified and key not in self._unknown:
+            if kept().holds(self._fact(format, max_rows)):
+                self.verified[key] = True
+            else:
+                self._unknown.add(key)  # asked once: planning asks at each step
+        return self.verified.get(key)
 
     def _serves(self, inputs: StepInputs) -> bool:
         rows = inputs.sequences
-        if not 0 < len(rows) <= MOST_ROWS or inputs.media is not None:
+        if not 0 < sum(each.count for each in rows) <= MOST_ROWS:
             return False
-        if inputs.wanted is not None or inputs.cross is not None:
+        if inputs.media is not None or inputs.cross is not None:
             return False
         format = rows[0].format
-        if format not in self._serves_format:
-            self._serves_format[format] = self._made_for(format)
-        if not self._serves_format[format]:
+        if not self._made_for(format):
             return False
-        return all(each.count == 1 and each.sampled == 1 and each.format == format for each in rows)
+        if format.has_tail and any(each.count > 1 for each in rows):
+            return False
+        return all(each.format == format and each.sampled == each.wanted for each in rows)
+
+    def rows_together(self, format: KVFormat) -> int:
+        """Rows of a step that is likely to be recorded, if there may be several of a sequence.
+
+        Returns:
+            0 where every sequence may have but one.
+        """
+        if self._batch_invariant or format.has_tail or not self._made_for(format):
+            return 0
+        rows = MOST_ROWS
+        while rows > 1 and self._known(format, rows) is False:
+            rows //= 2
+        return rows if rows > 1 else 0
 
     def _made_for(self, format: KVFormat) -> bool:
-        """Whether the kernels read and write it."""
+        """Whether the kernels read and write it; found out once."""
+        if format not in self._serves_format:
+            self._serves_format[format] = self._tried_coding(format)
+        return self._serves_format[format]
+
+    def _tried_coding(self, format: KVFormat) -> bool:
         cases = [self._case(layer, format) for layer in self._stack.layers]
-        if not all(map(kernels_serve, cases)):
+        if not all(kind_of(each.format).serves(each) for each in cases):
             return False
-        coded = dict.fromkeys((each.spec, each.format) for each in cases if each.format.has_tail)
-        run = runs_on_device(self._compiler, self._extension)
-        for each in coded:
-            fact = f"sealing agrees: {each}"
+        runner = DeviceRunner(self._compiler, self._extension)
+        for case in dict.fromkeys(cases):
+            fact = Fact(Claim.CODING_AGREES, case)
             if kept().holds(fact):
                 continue
-            if (difference := seal_differs(*each, run)) is not None:
+            if (difference := kind_of(case.format).differs(case, runner)) is not None:
                 log.warning("decode steps in %s go layer by layer: %s", format.name, difference)
                 return False
             kept().note(fact)
@@ -263,6 +289,8 @@ class WholeDecode:
                 return expected
             whole = expected if self._logits is None else self._logits_of(expected)
             wide = whole.astype(mx.float32)
+            if inputs.narrowed:
+                found = found[inputs.wanted]
             error = mx.linalg.norm(found.astype(mx.float32) - wide) / mx.linalg.norm(wide)
             log.debug("%d rows: relative error %.2g", max_rows, float(error))
             # Written so that a NaN is too much.
@@ -278,10 +306,10 @@ class WholeDecode:
             log.warning("decode steps of %d rows go layer by layer: %s", max_rows, difference)
         return expected
 
-    def _fact(self, format: KVFormat, max_rows: int) -> str:
+    def _fact(self, format: KVFormat, max_rows: int) -> Fact:
         """That steps of so many rows agree with the model, for `kept`."""
-        how = "batch-invariant" if self._batch_invariant else "plain"
-        return f"decode steps of {max_rows} rows agree: {self._identity} {format} {how}"
+        subject = self._identity, format, max_rows, self._batch_invariant
+        return Fact(Claim.DECODE_STEPS_AGREE, subject)
 
     # -- graphs --------------------------------------------------------------------------------
 
@@ -301,37 +329,23 @@ class WholeDecode:
             known = self._recorded[format] = _Graphs(addresses)
         graph = known.graphs.get(max_rows)
         if graph is None:
-            graph = known.graphs[max_rows] = self._new_graph(max_rows, stores, addresses)
+            graph = known.graphs[max_rows] = self._new_graph(max_rows, stores)
         return graph
 
-    def _new_graph(
-        self, max_rows: int, stores: list[LayerStore], addresses: tuple[tuple[int, ...], ...]
-    ) -> Graph:
+    def _new_graph(self, max_rows: int, stores: list[LayerStore]) -> Graph:
+        pointer = self._extension.pointer
         pools = {
-            layer: LayerPool(
-                self._layout.group[layer],
-                self._pools.block_tokens,
-                addresses[layer],
-                None if store.packed is None else packed.Codes.of(store.arrays()),
-            )
+            layer: kind_of(store.format).of(store, self._layout.group[layer], pointer)
             for layer, store in enumerate(stores)
         }
-        pointer = self._extension.pointer
-        logits = None if self._logits is None else pointer(self._logits)
-        out = pointer(self._out)
-        recording = Recording(
-            self._stack,
-            pools,
-            max_rows,
-            pointer,
-            self._workspace,
-            out,
-            logits,
-            self._batch_invariant,
+        recorder = Recorder(
+            max_rows, pointer, self._workspace, card(), batch_invariant=self._batch_invariant
         )
-        recorded = recording.record()
-        functions = self._compiler.functions([each.source for each in recorded])
-        return Graph(launches(recorded, functions), recording.tables)
+        out = pointer(self._out)
+        logits = None if self._logits is None else pointer(self._logits)
+        Recording(self._stack, pools, recorder, out, logits).record()
+        functions = self._compiler.functions([each.source for each in recorder.kernels])
+        return Graph(launches(recorder.kernels, functions), recorder.kept)
 
     # -- a step's inputs -----------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ from quire.models.base import LanguageModel
 from quire.models.description import FeedForward, Layer, Mixer
 from quire.models.families.common import (
     Family,
-    activation,
     attention,
     channels_last,
     decoder,
@@ -30,12 +29,15 @@ _PARTS = {
 
 
 def jamba(s: Settings) -> LanguageModel:
-    every, at = s.integer("attn_layer_period", default=8), s.integer("attn_layer_offset", default=4)
+    every, at = (
+        s.integer("attn_layer_period", default=8),
+        s.integer("attn_layer_offset", default=4, minimum=0),
+    )
     attends = replace(attention(s, qkv_bias=False, out_bias=False), rope=None)
     mixers: tuple[Mixer, Mixer] = (_state_space(s), attends)
     blocks = _blocks(s)
     period = s.integer("expert_layer_period", default=2)
-    first = s.integer("expert_layer_offset", default=1)
+    first = s.integer("expert_layer_offset", default=1, minimum=0)
     layers = tuple(
         Layer((mixers[index % every == at],), blocks[index % period == first])
         for index in range(s.integer("num_hidden_layers"))
@@ -55,15 +57,15 @@ def _blocks(s: Settings) -> tuple[FeedForward, FeedForward]:
 
 
 def _state_space(s: Settings) -> Mamba:
-    hidden, rank = s.integer("hidden_size"), s.values.get("mamba_dt_rank", "auto")
-    if rank in (None, "auto"):
+    s.only("hidden_act", "silu")
+    hidden = s.integer("hidden_size")
+    if s.values.get("mamba_dt_rank") in (None, "auto"):
         s = s.changed(mamba_dt_rank=-(-hidden // 16))
     return Mamba(
         channels=s.integer("mamba_expand", default=2) * hidden,
         state_dim=s.integer("mamba_d_state", default=16),
         step_rank=s.integer("mamba_dt_rank"),
         kernel=s.integer("mamba_d_conv", default=4),
-        activation=activation(s),
         eps=rms(s).eps,
         conv_bias=s.flag("mamba_conv_bias", default=True),
         bias=s.flag("mamba_proj_bias", default=False),

@@ -9,13 +9,13 @@ from quire.models.base import LanguageModel
 from quire.models.description import Mixer, Placement
 from quire.models.families.common import (
     Family,
-    alike,
     attention,
     by_type,
     decoder,
     mlp,
     rms,
     softmax_mixture,
+    uniform_layers,
 )
 from quire.models.settings import FULL, SLIDING, Settings
 
@@ -23,14 +23,14 @@ from quire.models.settings import FULL, SLIDING, Settings
 def olmo2(s: Settings) -> LanguageModel:
     norm = rms(s, 1e-5)
     usual = attention(s, qk_norm=QKNorm(norm, Over.ALL_HEADS))
-    layers = alike(s, usual, mlp(s, bias=False))
+    layers = uniform_layers(s, usual, mlp(s, bias=False))
     return decoder(s, layers, norm=norm, placement=Placement.POST)
 
 
 def olmo3(s: Settings) -> LanguageModel:
     norm, count = rms(s, 1e-5), s.integer("num_hidden_layers")
     usual = attention(s, qk_norm=QKNorm(norm, Over.ALL_HEADS), rope=None)
-    theta = s.number("rope_theta", default=5e5)
+    theta = s.positive("rope_theta", default=5e5)
     full, sliding = s.rope_by_type(theta, theta)
     mixers: dict[str, Mixer] = {
         FULL: replace(usual, rope=full),
@@ -46,7 +46,9 @@ def olmoe(s: Settings) -> LanguageModel:
     clip = s.number("clip_qkv") if s.has("clip_qkv") else None
     usual = attention(s, qk_norm=QKNorm(norm, Over.ALL_HEADS), clip=clip)
     return decoder(
-        s, alike(s, usual, softmax_mixture(s, width=s.integer("intermediate_size"))), norm=norm
+        s,
+        uniform_layers(s, usual, softmax_mixture(s, width=s.integer("intermediate_size"))),
+        norm=norm,
     )
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from quire.models.base import LanguageModel
 from quire.models.description import Norm
 from quire.models.families.common import Family
-from quire.models.families.vision import decoder_of, seeing_tiles, transformer, without_vision
+from quire.models.families.vision import (
+    decoder_of,
+    tiled_vision_model,
+    vision_transformer,
+    without_vision,
+)
 from quire.models.projectors import LayersProjector
 from quire.models.settings import Settings
 
@@ -16,8 +21,8 @@ def aya_vision(s: Settings) -> LanguageModel:
     if not s.has("vision_config"):
         return without_vision(text)
     s.only("vision_feature_select_strategy", "full")
-    layer = s.integer("vision_feature_layer", default=-1)
-    kind = transformer(s.within("vision_config"), (layer,), last_norm=False)
+    layer = s.integer("vision_feature_layer", default=-1, minimum=None)
+    kind = vision_transformer(s.within("vision_config"), (layer,), last_norm=False)
     width = s.within("text_config").integer("hidden_size")
     projector = LayersProjector(
         "silu",
@@ -26,7 +31,7 @@ def aya_vision(s: Settings) -> LanguageModel:
         width=s.integer("alignment_intermediate_size", default=width),
         gated=True,
     )
-    return seeing_tiles(text, kind, projector)
+    return tiled_vision_model(text, kind, projector)
 
 
 FAMILIES = (Family("aya_vision", "Aya Vision, text and images", aya_vision),)

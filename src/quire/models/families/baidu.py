@@ -8,12 +8,12 @@ from quire.models.attention import Attention
 from quire.models.base import LanguageModel
 from quire.models.families.common import (
     Family,
-    alike,
     attention,
     decoder,
     mlp,
     rms,
     softmax_mixture,
+    uniform_layers,
     with_dense,
 )
 from quire.models.names import Names, Weights
@@ -22,7 +22,7 @@ from quire.models.settings import Settings
 
 
 def ernie4_5(s: Settings) -> LanguageModel:
-    layers = alike(s, _attention(s), mlp(s, bias=_bias(s)))
+    layers = uniform_layers(s, _attention(s), mlp(s, bias=_bias(s)))
     return decoder(s, layers, tied=True, norm=rms(s, 1e-5))
 
 
@@ -37,22 +37,23 @@ def _attention(s: Settings) -> Attention:
 
 def ernie4_5_moe(s: Settings) -> LanguageModel:
     s.only("use_bias", False)
+    s.only("moe_norm_min", 1e-12)
     width = s.integer("moe_intermediate_size")
     k = s.integer("moe_k", "num_experts_per_tok", default=6)
     experts = softmax_mixture(
         s.changed(num_experts=s.integer("moe_num_experts", "num_experts"), num_experts_per_tok=k),
         router=SoftmaxRouter(k, normalise=True, corrected=True),
-        shared_width=width * s.integer("moe_num_shared_experts", default=2),
+        shared_width=width * s.integer("moe_num_shared_experts", default=2, minimum=0),
     )
     count, every = s.integer("num_hidden_layers"), s.integer("moe_layer_interval", default=1)
-    first = s.integer("moe_layer_start_index", default=1)
-    last = s.integer("moe_layer_end_index", default=-1)
+    first = s.integer("moe_layer_start_index", default=1, minimum=0)
+    last = s.integer("moe_layer_end_index", default=-1, minimum=-1)
     last = count - 1 if last == -1 else last
 
     def dense(index: int) -> bool:
         return not first <= index <= last or (index + 1) % every != 0
 
-    layers = with_dense(alike(s, _attention(s), experts), mlp(s, bias=False), dense)
+    layers = with_dense(uniform_layers(s, _attention(s), experts), mlp(s, bias=False), dense)
     names = Names(
         renamed={
             "shared_experts": "shared_expert",

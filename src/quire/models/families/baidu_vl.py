@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from functools import partial
 
+from quire.core.errors import ModelError
 from quire.core.media import CLIP_COLOURS
 from quire.models.arguments import require
 from quire.models.base import LanguageModel
@@ -14,14 +15,15 @@ from quire.models.ernie_vision import PAIR, ErnieTower, SpatialMerging
 from quire.models.families.common import (
     Family,
     activation,
-    alike,
     attention,
     described,
     mlp,
     rms,
+    text_of,
+    uniform_layers,
 )
 from quire.models.families.qwen import with_axes
-from quire.models.families.qwen_vl import seeing, text_of
+from quire.models.families.qwen_vl import vision_language_model
 from quire.models.families.siglip import SIGLIP_PARTS, siglip
 from quire.models.feed_forward import MLP
 from quire.models.moe import Mixture
@@ -39,9 +41,9 @@ def paddleocr_vl(s: Settings) -> LanguageModel:
     text = with_axes(text, (16, 24, 24), interleaved=False)
     bias = text.flag("use_bias", default=False)
     usual = attention(text, qkv_bias=bias, out_bias=bias)
-    layers = alike(text, usual, mlp(text, bias=bias))
+    layers = uniform_layers(text, usual, mlp(text, bias=bias))
     description = described(text, layers, tied=True, norm=rms(text, 1e-5))
-    return seeing(s, description, _vision, Names(), PictureTower, _PARTS)
+    return vision_language_model(s, description, _vision, Names(), PictureTower, _PARTS)
 
 
 def _vision(v: Settings, width: int) -> QwenVision:
@@ -74,12 +76,13 @@ def ernie4_5_vl_moe(s: Settings) -> LanguageModel:
         prepare=partial(_by_kind, _pair(text, "moe_num_experts", 64)[0]),
     )
     tower = partial(ErnieTower, norm)
-    return seeing(s, description, _ernie_vision, names, tower, _ERNIE_PARTS)
+    return vision_language_model(s, description, _ernie_vision, names, tower, _ERNIE_PARTS)
 
 
 def _by_modality(s: Settings, text: Settings) -> tuple[Layer, ...]:
     """Layers of experts behind dense ones. The file's outer part knows the tokens of media."""
     text.only("use_bias", False)
+    text.only("moe_norm_min", 1e-12)
     theta = with_axes(text, (22, 22, 20), interleaved=False).rope(theta=5e5)
     rope = replace(theta, interleaved=True, mrope_time_last=True)
     usual = attention(text, rope=rope, qkv_bias=False, out_bias=False)
@@ -89,7 +92,7 @@ def _by_modality(s: Settings, text: Settings) -> tuple[Layer, ...]:
         Mixture(count, width, activation(text), SoftmaxRouter(k, normalise=True, corrected=True))
         for count, width in zip(experts, widths, strict=True)
     )
-    shared = widths[0] * text.integer("moe_num_shared_experts", default=2)
+    shared = widths[0] * text.integer("moe_num_shared_experts", default=2, minimum=0)
     block = MixtureByToken(
         for_text,
         for_media,
@@ -116,8 +119,8 @@ def _media_tokens(s: Settings) -> tuple[int, ...]:
 def _sparse(text: Settings) -> list[bool]:
     """Which layers have experts."""
     count = text.integer("num_hidden_layers")
-    types = text.values.get("mlp_layer_types")
-    if types is not None:
+    types = text.names("mlp_layer_types")
+    if types:
         return [kind == "sparse" for kind in types]
     first = _pair(text, "moe_layer_start_index", 1)
     last = _pair(text, "moe_layer_end_index", count - 1)
@@ -129,9 +132,11 @@ def _pair(s: Settings, name: str, default: int) -> tuple[int, int]:
     """Of text and of media; one number is of both."""
     value = s.values.get(name, default)
     if isinstance(value, list):
-        first, second = s.integers(name)
-        return first, second
-    number = s.integer(name, default=default)
+        values = s.integers(name)
+        if len(values) != 2:
+            raise ModelError(f"config.json: {name} = {value!r} is not of text and of media")
+        return values[0], values[1]
+    number = s.integer(name, default=default, minimum=0)
     return number, number
 
 

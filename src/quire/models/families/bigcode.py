@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.models.base import LanguageModel
 from quire.models.description import Norm
-from quire.models.families.common import Family, activation, alike, attention, decoder
+from quire.models.families.common import Family, activation, attention, decoder, uniform_layers
 from quire.models.feed_forward import MLP
 from quire.models.names import Names
 from quire.models.settings import Settings
@@ -17,7 +17,7 @@ def starcoder2(s: Settings) -> LanguageModel:
     block = MLP(s.integer("intermediate_size"), name, gated=False, bias=bias)
     norm = Norm(s.number("norm_epsilon", default=1e-5), centred=True, bias=True)
     parts = {"c_fc": "up_proj", "c_proj": "down_proj"}
-    return decoder(s, alike(s, usual, block), Names(renamed=parts), norm=norm, tied=True)
+    return decoder(s, uniform_layers(s, usual, block), Names(renamed=parts), norm=norm, tied=True)
 
 
 FAMILIES = (Family("starcoder2", "StarCoder 2", starcoder2),)

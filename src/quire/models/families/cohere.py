@@ -8,13 +8,15 @@ from typing import Any
 from quire.models.attention import Attention, Over, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Mixer, Norm, Placement
-from quire.models.families.common import Family, alike, attention, by_type, decoder, mlp
+from quire.models.families.common import Family, attention, by_type, decoder, mlp, uniform_layers
 from quire.models.settings import FULL, SLIDING, Settings
 
 
 def cohere(s: Settings) -> LanguageModel:
     norm = QKNorm(_norm(s), Over.EACH_HEAD) if s.flag("use_qk_norm", default=False) else None
-    return _decoder(s, alike(s, replace(_attention(s, 5e5), qk_norm=norm), mlp(s, bias=False)))
+    return _decoder(
+        s, uniform_layers(s, replace(_attention(s, 5e5), qk_norm=norm), mlp(s, bias=False))
+    )
 
 
 def cohere2(s: Settings) -> LanguageModel:

@@ -36,6 +36,13 @@ class Family:
     context: Callable[[Settings], int] | None = None
 
 
+def text_of(s: Settings) -> Settings:
+    """The decoder's keys. The head is tied if the whole or its `text_config` says so."""
+    text = s.within("text_config")
+    tied = any(part.flag("tie_word_embeddings", default=False) for part in (s, text))
+    return text.changed(tie_word_embeddings=tied)
+
+
 CORRECTION = {"gate.e_score_correction_bias": "e_score_correction_bias"}
 """Where DeepSeek and its heirs keep the bias of a router's choice."""
 
@@ -101,24 +108,27 @@ def softmax_mixture(s: Settings, **changes: Any) -> Mixture:
     return replace(usual, **changes)
 
 
-def sigmoid_mixture(s: Settings) -> Mixture:
+def sigmoid_mixture(s: Settings, **changes: Any) -> Mixture:
     """Experts as in DeepSeek V3, with their shared ones in one block."""
-    width = s.integer("moe_intermediate_size")
+    width, experts = s.integer("moe_intermediate_size"), s.integer("n_routed_experts")
     s.only("scoring_func", "sigmoid")
     s.only("topk_method", "noaux_tc")
-    return Mixture(
-        experts=s.integer("n_routed_experts"),
+    groups = s.integer("n_group", default=1)
+    require("n_routed_experts % n_group", experts % groups, (0,))
+    usual = Mixture(
+        experts=experts,
         width=width,
         activation=activation(s),
         router=SigmoidRouter(
             k=s.integer("num_experts_per_tok"),
             normalise=s.flag("norm_topk_prob", default=True),
             scale=s.number("routed_scaling_factor", default=1.0),
-            groups=s.integer("n_group", default=1),
+            groups=groups,
             best_groups=s.integer("topk_group", default=1),
         ),
-        shared_width=width * s.integer("n_shared_experts", default=0),
+        shared_width=width * s.integer("n_shared_experts", default=0, minimum=0),
     )
+    return replace(usual, **changes)
 
 
 def channels_last(weights: Weights) -> Weights:
@@ -131,7 +141,7 @@ def channels_last(weights: Weights) -> Weights:
     }
 
 
-def alike(s: Settings, mixer: Mixer, feed_forward: FeedForward) -> tuple[Layer, ...]:
+def uniform_layers(s: Settings, mixer: Mixer, feed_forward: FeedForward) -> tuple[Layer, ...]:
     """Layers that are all the same."""
     return (Layer((mixer,), feed_forward),) * s.integer("num_hidden_layers")
 
@@ -174,7 +184,10 @@ def described(
         tied_head=s.flag("tie_word_embeddings", default=tied),
     )
     s.refuse_unasked()
-    return replace(usual, **changes)
+    whole = replace(usual, **changes)
+    if whole.tied_head and whole.head_bias:
+        require("tie_word_embeddings", True, (False,))  # this family's head has a bias
+    return whole
 
 
 def decoder(

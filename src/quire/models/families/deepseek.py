@@ -15,11 +15,11 @@ from quire.models.description import Layer
 from quire.models.families.common import (
     CORRECTION,
     Family,
-    alike,
     decoder,
     mlp,
     sigmoid_mixture,
     softmax_mixture,
+    uniform_layers,
     with_dense,
 )
 from quire.models.indexer import Indexer
@@ -42,20 +42,22 @@ def deepseek_v2(s: Settings) -> LanguageModel:
         groups=s.integer("n_group", default=1) if groups else 1,
         best_groups=s.integer("topk_group", default=1) if groups else 1,
     )
-    shared = s.integer("moe_intermediate_size") * s.integer("n_shared_experts", default=2)
+    shared = s.integer("moe_intermediate_size") * s.integer(
+        "n_shared_experts", default=2, minimum=0
+    )
     experts = softmax_mixture(
         s.changed(num_experts=s.integer("n_routed_experts")), router=router, shared_width=shared
     )
-    first = s.integer("first_k_dense_replace", default=0)
+    first = s.integer("first_k_dense_replace", default=0, minimum=0)
     kind = latent_attention(s)
-    return _decoder(s, kind, alike(s, kind, experts), first)
+    return _decoder(s, kind, uniform_layers(s, kind, experts), first)
 
 
 def deepseek_v3(s: Settings) -> LanguageModel:
     s.only("moe_layer_freq", 1)
     s = s.filled(n_group=8, topk_group=4, routed_scaling_factor=2.5, n_shared_experts=1)
-    kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=3)
-    return _decoder(s, kind, alike(s, kind, sigmoid_mixture(s)), first)
+    kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=3, minimum=0)
+    return _decoder(s, kind, uniform_layers(s, kind, sigmoid_mixture(s)), first)
 
 
 def glm_moe_dsa(s: Settings) -> LanguageModel:
@@ -77,7 +79,10 @@ def _sparse(s: Settings, choosing: tuple[bool, ...]) -> LanguageModel:
         choosing: by layer, whether it has an indexer; the others take the keys of the last layer
             before them that has one (arXiv:2603.12201).
     """
-    first, count = s.integer("first_k_dense_replace", default=3), s.integer("num_hidden_layers")
+    first, count = (
+        s.integer("first_k_dense_replace", default=3, minimum=0),
+        s.integer("num_hidden_layers"),
+    )
     first = min(first, count)
     s.only("mlp_layer_types", ["dense"] * first + ["sparse"] * (count - first))
     usual, experts = latent_attention(s), sigmoid_mixture(s)
@@ -108,25 +113,24 @@ def _choosing_layers(s: Settings) -> tuple[bool, ...]:
         types = s.names("indexer_types")
     elif s.has("index_topk_pattern"):
         short = {"F": "full", "S": "shared"}
-        pattern = s.values["index_topk_pattern"]
-        types = tuple(short.get(each, str(each)) for each in pattern)
+        types = tuple(short.get(each, each) for each in s.word("index_topk_pattern"))
     else:
-        every = max(s.integer("index_topk_freq", default=1), 1)
-        offset = s.integer("index_skip_topk_offset", default=2)
+        every = max(s.integer("index_topk_freq", default=1, minimum=0), 1)
+        offset = s.integer("index_skip_topk_offset", default=2, minimum=0)
         full = [max(index - offset + 1, 0) % every == 0 for index in range(count)]
         types = tuple("full" if each else "shared" for each in full)
     for each in types:
         require("indexer_types", each, ("full", "shared"))
-    if len(types) != count or types[0] != "full":
+    if len(types) != count or types[:1] != ("full",):
         raise ModelError(f"config.json: indexer_types for {count} layers, the first of them full")
     return tuple(each == "full" for each in types)
 
 
 def glm4_moe_lite(s: Settings) -> LanguageModel:
-    s = s.filled(routed_scaling_factor=1.8, n_shared_experts=1)
+    s = s.filled(routed_scaling_factor=1.8, n_shared_experts=1, rms_norm_eps=1e-5)
     s.only("mlp_layer_types", ["dense"] + ["sparse"] * (s.integer("num_hidden_layers") - 1))
-    kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=1)
-    return _decoder(s, kind, alike(s, kind, sigmoid_mixture(s)), first)
+    kind, first = latent_attention(s), s.integer("first_k_dense_replace", default=1, minimum=0)
+    return _decoder(s, kind, uniform_layers(s, kind, sigmoid_mixture(s)), first)
 
 
 def latent_attention(s: Settings) -> LatentAttention:
@@ -158,7 +162,10 @@ def _decoder(
     s: Settings, kind: LatentAttention, layers: tuple[Layer, ...], first: int
 ) -> LanguageModel:
     """Layers with experts, of which the first have a plain block instead."""
-    count, ahead = len(layers), s.integer("num_nextn_predict_layers", "num_mtp_layers", default=1)
+    count, ahead = (
+        len(layers),
+        s.integer("num_nextn_predict_layers", "num_mtp_layers", default=1, minimum=0),
+    )
     names = Names(
         renamed=CORRECTION | {"shared_experts": "shared_expert"},
         # The layers that guess several tokens ahead.

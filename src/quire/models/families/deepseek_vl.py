@@ -14,8 +14,8 @@ from quire.models.description import Norm
 from quire.models.families.common import Family, activation
 from quire.models.families.vision import (
     decoder_of,
-    seeing_tiles,
-    transformer,
+    tiled_vision_model,
+    vision_transformer,
     visual_names,
     without_vision,
 )
@@ -52,8 +52,8 @@ def _one_encoder(s: Settings, prepare: Callable[[Weights], Weights]) -> Language
     decoder = decoder_of(s, "llama")
     if not s.has("vision_config"):
         return without_vision(decoder)
-    kind = transformer(s.within("vision_config"), (-1,), last_norm=True)
-    return seeing_tiles(decoder, kind, LayersProjector("gelu"), prepare=prepare)
+    kind = vision_transformer(s.within("vision_config"), (-1,), last_norm=True)
+    return tiled_vision_model(decoder, kind, LayersProjector("gelu"), prepare=prepare)
 
 
 def deepseek_vl_hybrid(s: Settings) -> LanguageModel:
@@ -65,7 +65,7 @@ def _two_encoders(s: Settings, prepare: Callable[[Weights], Weights] | None) -> 
     assert isinstance(text, DecoderModel)
     if not s.has("vision_config"):
         return text
-    low = transformer(s.within("vision_config"), (-1,), last_norm=True)
+    low = vision_transformer(s.within("vision_config"), (-1,), last_norm=True)
     high = _sam(s.within("high_res_vision_config").changed(model_type="sam_vision_model"))
     return HybridModel(text, low, high, prepare)
 

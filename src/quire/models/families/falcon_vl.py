@@ -15,7 +15,7 @@ from quire.models.attention import QKNorm
 from quire.models.base import LanguageModel, MediaEncoder
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Norm
-from quire.models.families.common import Family, alike, described, gate_up, query_key_value
+from quire.models.families.common import Family, described, gate_up, query_key_value, uniform_layers
 from quire.models.feed_forward import MLP
 from quire.models.fused_vision import PatchEncoder, PatchRotaryAttention, positions
 from quire.models.names import Names, Weights
@@ -46,13 +46,13 @@ def falcon_vl(s: Settings) -> LanguageModel:
         head_dim=head_dim,
         scale=head_dim**-0.5,
         rope=RopeParameters(
-            s.number("rope_theta", default=1e4), partial_rotary_factor=0.5, interleaved=True
+            s.positive("rope_theta", default=1e4), partial_rotary_factor=0.5, interleaved=True
         ),
         qk_norm=QKNorm(unweighted),
         sinks=True,
         bidirectional_media=True,
     )
-    layers = alike(s, attention, MLP(s.integer("intermediate_size"), "relu2"))
+    layers = uniform_layers(s, attention, MLP(s.integer("intermediate_size"), "relu2"))
     names = Names(
         renamed=_PARTS,
         fused={"wqkv": query_key_value(attention), "w13": gate_up(s)},

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from quire.core.media import CLIP_COLOURS
 from quire.models.base import LanguageModel
-from quire.models.families.common import Family, activation, rms
+from quire.models.families.common import Family, activation, rms, text_of
 from quire.models.families.qwen import with_axes
-from quire.models.families.qwen_vl import seeing, text_of
+from quire.models.families.qwen_vl import vision_language_model
 from quire.models.families.zhipu import (
     glm4_described,
     glm4_moe_described,
@@ -22,19 +22,21 @@ from quire.models.settings import Settings
 
 
 def glm4v(s: Settings) -> LanguageModel:
-    text = with_axes(text_of(s), (8, 12, 12), interleaved=False)
-    return seeing(s, glm4_described(text, partial=1.0), _vision, glm4_names(text))
+    text = with_axes(text_of(s), (8, 12, 12), interleaved=False).filled(rms_norm_eps=1e-5)
+    return vision_language_model(s, glm4_described(text, partial=1.0), _vision, glm4_names(text))
 
 
 def glm_ocr(s: Settings) -> LanguageModel:
     text = with_axes(text_of(s), (16, 24, 24), interleaved=False)
-    text = text.filled(attention_bias=False, num_nextn_predict_layers=1)
-    return seeing(s, glm4_described(text, partial=1.0), _vision_ocr, glm4_names(text))
+    text = text.filled(attention_bias=False, num_nextn_predict_layers=1, rms_norm_eps=1e-5)
+    return vision_language_model(
+        s, glm4_described(text, partial=1.0), _vision_ocr, glm4_names(text)
+    )
 
 
 def glm4v_moe(s: Settings) -> LanguageModel:
     text = with_axes(text_of(s), (8, 12, 12), interleaved=False).filled(attention_bias=True)
-    return seeing(s, glm4_moe_described(text), _vision, glm4_moe_names(text))
+    return vision_language_model(s, glm4_moe_described(text), _vision, glm4_moe_names(text))
 
 
 def _vision(v: Settings, width: int) -> QwenVision:

@@ -15,15 +15,15 @@ from quire.models.description import Layer, Mixer, Norm, Placement
 from quire.models.families.common import (
     Family,
     activation,
-    alike,
     attention,
     by_type,
     decoder,
     mlp,
     rms,
+    uniform_layers,
     windows,
 )
-from quire.models.families.vision import seeing_tiles, transformer, without_vision
+from quire.models.families.vision import tiled_vision_model, vision_transformer, without_vision
 from quire.models.feed_forward import MLP
 from quire.models.gemma3n import Gemma3n
 from quire.models.gemma4 import Gemma4
@@ -39,7 +39,7 @@ def gemma(s: Settings) -> LanguageModel:
     s.only("hidden_act", "gelu", "gelu_pytorch_tanh")
     # The first configurations say "gelu" and mean its approximation.
     s = s.changed(hidden_act="gelu_pytorch_tanh")
-    return _decoder(s, alike(s, attention(s), mlp(s, bias=False)))
+    return _decoder(s, uniform_layers(s, attention(s), mlp(s, bias=False)))
 
 
 def gemma2(s: Settings) -> LanguageModel:
@@ -58,9 +58,9 @@ def gemma3(s: Settings) -> LanguageModel:
     text = gemma3_text(s.within("text_config"), bidirectional_media=sees)
     if not sees:
         return without_vision(text)
-    kind = transformer(s.within("vision_config"), (-1,), last_norm=True)
+    kind = vision_transformer(s.within("vision_config"), (-1,), last_norm=True)
     side = max(1, math.isqrt(s.integer("mm_tokens_per_image", default=256)))
-    return seeing_tiles(text, kind, PoolingProjector(kind.side // side, Norm(kind.norm.eps)))
+    return tiled_vision_model(text, kind, PoolingProjector(kind.side // side, Norm(kind.norm.eps)))
 
 
 def gemma3_text(s: Settings, *, bidirectional_media: bool = False) -> LanguageModel:

@@ -12,9 +12,17 @@ from quire.core.media import CLIP_COLOURS, PlacedMedia
 from quire.models.base import LanguageModel, MediaEncoder
 from quire.models.decoder import DecoderModel
 from quire.models.description import Norm
-from quire.models.families.common import Family, activation, alike, described, mlp, rms
+from quire.models.families.common import (
+    Family,
+    activation,
+    described,
+    mlp,
+    rms,
+    text_of,
+    uniform_layers,
+)
 from quire.models.families.qwen import with_axes
-from quire.models.families.qwen_vl import joined, text_of
+from quire.models.families.qwen_vl import joined
 from quire.models.families.tencent import NAMES, hunyuan_attention
 from quire.models.feed_forward import MLP
 from quire.models.hunyuan_vision import (
@@ -25,14 +33,14 @@ from quire.models.hunyuan_vision import (
 )
 from quire.models.names import Weights, renamed
 from quire.models.qwen_vision import QwenVision, Table
-from quire.models.seeing import SeeingModel
 from quire.models.settings import Settings
+from quire.models.vision_language import VisionLanguageModel
 
 
 def hunyuan_vl(s: Settings) -> LanguageModel:
     text = _text(s)
     section = text.values["rope_parameters"]["mrope_section"]
-    layers = alike(text, hunyuan_attention(text), mlp(text, bias=False))
+    layers = uniform_layers(text, hunyuan_attention(text), mlp(text, bias=False))
     decoder = DecoderModel(described(text, layers, norm=rms(text, 1e-5)), NAMES)
     if not s.has("vision_config"):
         return decoder
@@ -45,13 +53,14 @@ def _text(s: Settings) -> Settings:
     text = text_of(s.filled(tie_word_embeddings=True))
     if text.has("attention_head_dim"):
         text = text.filled(head_dim=text.integer("attention_head_dim"))
-    rope = dict(text.values.get("rope_parameters") or text.values.get("rope_scaling") or {})
-    section = rope.pop("xdrope_section", None) or rope.get("mrope_section")
-    if not isinstance(section, list) or len(section) < 3:
+    given = Settings(text.scaling())
+    section = given.integers("xdrope_section") or given.integers("mrope_section")
+    if len(section) < 3:
         raise ModelError(f"config.json: xdrope_section = {section!r} is not of three axes or more")
-    if (rope.get("rope_type") or rope.get("type")) == "xdrope":
+    rope = {key: value for key, value in given.values.items() if key != "xdrope_section"}
+    if text.rope_type() == "xdrope":
         rope |= {"rope_type": "dynamic", "type": "dynamic"}
-    rope["mrope_section"] = [int(each) for each in section]
+    rope["mrope_section"] = section
     text = text.changed(rope_parameters=rope, rope_scaling=None)
     return with_axes(text, (0, 0, 0), interleaved=False)
 
@@ -79,7 +88,7 @@ def _vision(v: Settings, width: int) -> QwenVision:
     )
 
 
-class HunyuanVL(SeeingModel):
+class HunyuanVL(VisionLanguageModel):
     """The decoder with its encoder.
 
     Args:

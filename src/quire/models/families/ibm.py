@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from quire.models.arguments import require
 from quire.models.base import LanguageModel
 from quire.models.description import FeedForward, Layer, Mixer
 from quire.models.families.common import (
     Family,
     activation,
-    alike,
     attention,
     by_type,
     channels_last,
@@ -19,6 +17,7 @@ from quire.models.families.common import (
     mlp,
     rms,
     softmax_mixture,
+    uniform_layers,
 )
 from quire.models.families.mamba import hybrid_mamba2
 from quire.models.feed_forward import MLP
@@ -39,9 +38,11 @@ def granitemoe(s: Settings) -> LanguageModel:
 def granitemoehybrid(s: Settings) -> LanguageModel:
     """Granite 4: most layers are state spaces; attention knows no order."""
     s.only("position_embedding_type", "nope", "rope")
-    experts = s.integer("num_local_experts", default=0)
-    width = s.integer("shared_intermediate_size", default=1024)
-    block = _experts(s) if experts else MLP(width, activation(s))
+    s = s.filled(num_local_experts=8, shared_intermediate_size=1024)
+    if s.integer("num_local_experts", minimum=0):
+        block: FeedForward = _experts(s)
+    else:
+        block = MLP(s.integer("shared_intermediate_size"), activation(s))
     usual = attention(s, scale=s.number("attention_multiplier", default=1.0))
     if s.values.get("position_embedding_type") != "rope":
         usual = replace(usual, rope=None)
@@ -52,10 +53,8 @@ def granitemoehybrid(s: Settings) -> LanguageModel:
         "mamba": state_space,
         "linear_attention": state_space,
     }
-    types = s.values.get("layer_types") or ["mamba"] * s.integer("num_hidden_layers")
-    for kind in types:
-        require("layer_types", kind, mixers)
-    return _model(s, by_type(tuple(types), mixers, block), _names(s))
+    types = s.layer_types(["mamba"] * s.integer("num_hidden_layers"), mixers)
+    return _model(s, by_type(types, mixers, block), _names(s))
 
 
 def _experts(s: Settings) -> Mixture:
@@ -64,13 +63,13 @@ def _experts(s: Settings) -> Mixture:
         s.filled(num_experts_per_tok=2),
         width=s.integer("intermediate_size"),
         router=router,
-        shared_width=s.integer("shared_intermediate_size", default=0),
+        shared_width=s.integer("shared_intermediate_size", default=0, minimum=0),
     )
 
 
 def _names(s: Settings) -> Names:
-    shared = s.integer("shared_intermediate_size", default=0)
-    dense = not s.integer("num_local_experts", default=0)
+    shared = s.integer("shared_intermediate_size", default=0, minimum=0)
+    dense = not s.integer("num_local_experts", default=0, minimum=0)
     parts = {
         "block_sparse_moe": "mlp",
         "shared_mlp": "mlp" if dense else "mlp.shared_expert",
@@ -95,14 +94,14 @@ def _stacked(weights: Weights) -> Weights:
 def _decoder(s: Settings, block: FeedForward, names: Names | None = None) -> LanguageModel:
     s.only("position_embedding_type", "rope")
     usual = attention(s, scale=s.number("attention_multiplier", default=1.0))
-    return _model(s, alike(s, usual, block), names)
+    return _model(s, uniform_layers(s, usual, block), names)
 
 
 def _model(s: Settings, layers: tuple[Layer, ...], names: Names | None) -> LanguageModel:
     changes: dict[str, Any] = {
         "embedding_multiplier": s.number("embedding_multiplier", default=1.0),
         "residual_multiplier": s.number("residual_multiplier", default=1.0),
-        "head_multiplier": 1 / s.number("logits_scaling", default=1.0),
+        "head_multiplier": 1 / s.positive("logits_scaling", default=1.0),
     }
     return decoder(s, layers, names, **changes)
 

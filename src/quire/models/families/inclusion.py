@@ -5,13 +5,13 @@ from __future__ import annotations
 from quire.models.base import LanguageModel
 from quire.models.families.common import (
     Family,
-    alike,
     attention,
     decoder,
     mlp,
     query_key_value,
     rms,
     softmax_mixture,
+    uniform_layers,
     with_dense,
 )
 from quire.models.names import Names
@@ -29,10 +29,10 @@ def bailing_moe(s: Settings) -> LanguageModel:
         out_bias=s.flag("use_bias", default=False),
     )
     width = s.integer("moe_intermediate_size")
-    shared = width * s.integer("num_shared_experts", default=0)
+    shared = width * s.integer("num_shared_experts", default=0, minimum=0)
     experts = softmax_mixture(s.filled(norm_topk_prob=True), shared_width=shared)
-    first = s.integer("first_k_dense_replace", default=0)
-    layers = with_dense(alike(s, usual, experts), mlp(s, bias=False), lambda i: i < first)
+    first = s.integer("first_k_dense_replace", default=0, minimum=0)
+    layers = with_dense(uniform_layers(s, usual, experts), mlp(s, bias=False), lambda i: i < first)
     names = Names(
         renamed={
             "word_embeddings": "embed_tokens",

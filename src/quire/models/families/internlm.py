@@ -9,7 +9,7 @@ from functools import partial
 
 from quire.models.attention import Attention
 from quire.models.base import LanguageModel
-from quire.models.families.common import Family, alike, attention, decoder, mlp
+from quire.models.families.common import Family, attention, decoder, mlp, rms, uniform_layers
 from quire.models.names import Names, Weights, renamed
 from quire.models.settings import Settings
 
@@ -18,13 +18,14 @@ def internlm2(s: Settings) -> LanguageModel:
     bias = s.flag("bias", default=True)
     usual = attention(s, qkv_bias=bias, out_bias=bias)
     names = Names(prepare=partial(_as_llama, usual))
-    return decoder(s, alike(s, usual, mlp(s, bias=False)), names)
+    return decoder(s, uniform_layers(s, usual, mlp(s, bias=False)), names)
 
 
 def internlm3(s: Settings) -> LanguageModel:
-    bias = s.flag("bias", default=False)
-    usual = attention(s, qkv_bias=s.flag("qkv_bias", default=False), out_bias=bias)
-    return decoder(s, alike(s, usual, mlp(s, bias=bias)))
+    bias = s.flag("bias", "mlp_bias", default=False)
+    qkv_bias = s.flag("qkv_bias", "attention_bias", default=False)
+    usual = attention(s, qkv_bias=qkv_bias, out_bias=bias)
+    return decoder(s, uniform_layers(s, usual, mlp(s, bias=bias)), norm=rms(s, 1e-5))
 
 
 _PARTS = {

@@ -32,8 +32,7 @@ def _types(s: Settings, window: int | None) -> list[str]:
         types = [
             SLIDING if pattern[index % len(pattern)] == "L" else FULL for index in range(count)
         ]
-        types[-1] = FULL
-        return types
+        return [*types[:-1], FULL]
     every = s.integer("sliding_window_pattern", default=4)
     return [SLIDING if (index + 1) % every else FULL for index in range(count)]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quire.core.errors import ModelError
-from quire.models.arguments import require
 from quire.models.attention import QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import FeedForward, Layer, Mixer, Norm
@@ -51,11 +49,12 @@ def _width(s: Settings) -> int:
     if not s.flag("block_auto_adjust_ff_dim", default=True):
         return width
     multiple = s.integer("block_multiple_of", default=256)
-    width = int(s.number("block_ffn_dim_multiplier", default=1.0) * int(2 * width / 3))
+    width = int(s.positive("block_ffn_dim_multiplier", default=1.0) * int(2 * width / 3))
     return -(-width // multiple) * multiple
 
 
 def lfm2_moe(s: Settings) -> LanguageModel:
+    s.only("hidden_act", "silu")
     router = SigmoidRouter(
         k=s.integer("num_experts_per_tok", default=4),
         normalise=s.flag("norm_topk_prob", default=True),
@@ -63,7 +62,10 @@ def lfm2_moe(s: Settings) -> LanguageModel:
         corrected=s.flag("use_expert_bias", default=True),
     )
     s = s.filled(num_experts_per_tok=4)
-    first, dense = s.integer("num_dense_layers", default=2), s.integer("intermediate_size")
+    first, dense = (
+        s.integer("num_dense_layers", default=2, minimum=0),
+        s.integer("intermediate_size"),
+    )
     layers = _layers(s, softmax_mixture(s, router=router))
     return _decoder(s, with_dense(layers, MLP(dense, "silu"), lambda index: index < first))
 
@@ -71,18 +73,15 @@ def lfm2_moe(s: Settings) -> LanguageModel:
 def _layers(s: Settings, block: FeedForward) -> tuple[Layer, ...]:
     count, norm = s.integer("num_hidden_layers"), _norm(s)
     listed = s.integers("full_attn_idxs") or range(count)
-    types = s.values.get("layer_types") or [FULL if i in listed else CONV for i in range(count)]
-    for kind in types:
-        require("layer_types", kind, (FULL, CONV))
-    if len(types) != count:
-        raise ModelError(f"config.json: {len(types)} layer_types for {count} layers")
+    usual = [FULL if index in listed else CONV for index in range(count)]
+    types = s.layer_types(usual, (FULL, CONV))
     kernel, bias = s.integer("conv_L_cache", default=3), s.flag("conv_bias", default=False)
     full = attention(s, rope=s.rope(theta=1e6), qk_norm=QKNorm(norm), out_bias=False)
     mixers: dict[str, Mixer] = {
         FULL: replace(full, qkv_bias=False),
         CONV: ShortConv(s.integer("hidden_size"), kernel, bias),
     }
-    return by_type(tuple(types), mixers, block)
+    return by_type(types, mixers, block)
 
 
 def _norm(s: Settings) -> Norm:

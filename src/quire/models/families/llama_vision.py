@@ -52,11 +52,10 @@ def _vision(v: Settings, width: int) -> LlamaVision:
         raise ModelError(f"config.json: image_size = {size} is no multiple of {patch}")
     tiles = v.integer("max_num_tiles", default=4)
     # The usual ones: all that are no more tiles than there may be.
-    usual = [[a, b] for a in range(1, tiles + 1) for b in range(1, tiles // a + 1)]
-    shapes = v.values.get("supported_aspect_ratios") or usual
+    usual = tuple((a, b) for a in range(1, tiles + 1) for b in range(1, tiles // a + 1))
     return LlamaVision(
         depth=v.integer("num_hidden_layers", default=32),
-        gated_depth=v.integer("num_global_layers", default=8),
+        gated_depth=v.integer("num_global_layers", default=8, minimum=0),
         levels=v.integers("intermediate_layers_indices") or (3, 7, 15, 23, 30),
         hidden_size=v.integer("hidden_size", default=1280),
         heads=v.integer("attention_heads", "num_attention_heads", default=16),
@@ -68,11 +67,11 @@ def _vision(v: Settings, width: int) -> LlamaVision:
         side=size // patch,
         patch=patch,
         tiles=tiles,
-        shapes=tuple((rows, columns) for rows, columns in shapes),
+        shapes=v.pairs("supported_aspect_ratios") or usual,
     )
 
 
-class Sight(Module):
+class VisionTowerAndProjector(Module):
     """The encoder and its projector, as checkpoints have them."""
 
     def __init__(self, kind: LlamaVision) -> None:
@@ -90,12 +89,12 @@ class LlamaVisionModel(DecoderModel):
 
     def __init__(self, description: Description, kind: LlamaVision) -> None:
         super().__init__(description, Names())
-        self.visual = Sight(kind)
+        self.visual = VisionTowerAndProjector(kind)
 
     @property
     def encoders(self) -> Mapping[str, MediaEncoder]:
-        sight = self.visual
-        return {"image": LlamaPictureEncoder(sight.vision_model, sight.multi_modal_projector)}
+        visual = self.visual
+        return {"image": LlamaPictureEncoder(visual.vision_model, visual.multi_modal_projector)}
 
     def cross_media(self, media: Sequence[PlacedMedia]) -> tuple[CrossMedia, ...]:
         keys = self.encoders["image"].cross_keys

@@ -10,8 +10,8 @@ from quire.models.families.vision import (
     CLIP,
     SIGLIP,
     decoder_of,
-    seeing_tiles,
-    transformer,
+    tiled_vision_model,
+    vision_transformer,
     without_vision,
 )
 from quire.models.layers import ACTIVATIONS
@@ -21,18 +21,18 @@ from quire.models.settings import Settings
 
 
 def llava(s: Settings) -> LanguageModel:
-    return _seeing(s, {"image": InOrder()}, CLIP, -2)
+    return _llava(s, {"image": InOrder()}, CLIP, -2)
 
 
 def llava_next(s: Settings) -> LanguageModel:
-    return _seeing(s, {"image": AnyResolution()}, CLIP, -2)
+    return _llava(s, {"image": AnyResolution()}, CLIP, -2)
 
 
 def llava_onevision(s: Settings) -> LanguageModel:
-    return _seeing(s, {"image": AnyResolution(), "video": HalvedFrames()}, SIGLIP, -1)
+    return _llava(s, {"image": AnyResolution(), "video": HalvedFrames()}, SIGLIP, -1)
 
 
-def _seeing(s: Settings, packings: dict[str, Packing], tower: str, layer: int) -> LanguageModel:
+def _llava(s: Settings, packings: dict[str, Packing], tower: str, layer: int) -> LanguageModel:
     """The model, with a tower of this type and its output of this layer where it says nothing."""
     text = decoder_of(s, *(("qwen2", "llama") if tower == SIGLIP else _TEXT))
     if not s.has("vision_config"):
@@ -40,7 +40,7 @@ def _seeing(s: Settings, packings: dict[str, Packing], tower: str, layer: int) -
     v = s.within("vision_config")
     if not v.has("model_type"):
         v = v.changed(model_type=tower)
-    kind = transformer(v, _layers(s, layer), last_norm=False)
+    kind = vision_transformer(v, _layers(s, layer), last_norm=False)
     # The output leaves the class token out, and nothing else.
     strategy = "default" if kind.class_token else "full"
     usual = "full" if tower == SIGLIP else "default"
@@ -53,7 +53,7 @@ def _seeing(s: Settings, packings: dict[str, Packing], tower: str, layer: int) -
     name = s.word("projector_hidden_act", default="gelu")
     require("projector_hidden_act", name, ACTIVATIONS)
     bias = s.flag("multimodal_projector_bias", default=True)
-    return seeing_tiles(text, kind, LayersProjector(name, bias=bias), packings)
+    return tiled_vision_model(text, kind, LayersProjector(name, bias=bias), packings)
 
 
 _TEXT = ("llama", "mistral", "qwen2")
@@ -61,8 +61,8 @@ _TEXT = ("llama", "mistral", "qwen2")
 
 def _layers(s: Settings, default: int) -> tuple[int, ...]:
     if isinstance(s.values.get("vision_feature_layer"), list):
-        return s.integers("vision_feature_layer")
-    return (s.integer("vision_feature_layer", default=default),)
+        return s.integers("vision_feature_layer") or (default,)
+    return (s.integer("vision_feature_layer", default=default, minimum=None),)
 
 
 FAMILIES = (

@@ -7,7 +7,7 @@ from typing import Any
 from quire.models.arguments import require
 from quire.models.base import LanguageModel
 from quire.models.description import Layer, Norm
-from quire.models.families.common import Family, activation, channels_last, decoder
+from quire.models.families.common import Family, channels_last, decoder
 from quire.models.mamba2 import Mamba2
 from quire.models.names import Names
 from quire.models.settings import Settings
@@ -15,6 +15,7 @@ from quire.models.settings import Settings
 
 def mamba2(s: Settings) -> LanguageModel:
     """Layers of state spaces and nothing else."""
+    s.only("hidden_act", "silu")
     heads, head_dim = s.integer("num_heads"), s.integer("head_dim")
     width = s.integer("expand", default=2) * s.integer("hidden_size")
     require("num_heads * head_dim", heads * head_dim, (width,))
@@ -28,7 +29,6 @@ def mamba2(s: Settings) -> LanguageModel:
                 state_dim=s.integer("state_size", "ssm_state_size"),
                 groups=s.integer("n_groups", default=8),
                 kernel=s.integer("conv_kernel", default=4),
-                activation=activation(s),
                 eps=norm.eps,
                 conv_bias=s.flag("use_conv_bias", default=True),
                 bias=s.flag("use_bias", default=False),
@@ -54,6 +54,7 @@ def mamba2(s: Settings) -> LanguageModel:
 
 def hybrid_mamba2(s: Settings, **changes: Any) -> Mamba2:
     """The state space layer of Granite 4 and Falcon-H1, whose keys begin with `mamba_`."""
+    s.only("hidden_act", "silu")
     heads = s.integer("mamba_n_heads", default=128)
     inner = s.integer("mamba_expand", default=2) * s.integer("hidden_size")
     if s.values.get("mamba_d_head") in (None, "auto"):
@@ -65,7 +66,6 @@ def hybrid_mamba2(s: Settings, **changes: Any) -> Mamba2:
         "state_dim": s.integer("mamba_d_state", default=256),
         "groups": s.integer("mamba_n_groups", default=1),
         "kernel": s.integer("mamba_d_conv", default=4),
-        "activation": activation(s),
         "conv_bias": s.flag("mamba_conv_bias", default=True),
         "bias": s.flag("mamba_proj_bias", default=False),
         "min_step": minimum,
@@ -76,13 +76,15 @@ def hybrid_mamba2(s: Settings, **changes: Any) -> Mamba2:
 
 def step_limits(s: Settings) -> tuple[float, float]:
     """The smallest and the largest step of a token."""
-    minimum, maximum = s.values.get("time_step_limit") or (0.0, float("inf"))
-    return _number(minimum), _number(maximum)
+    given = s.values.get("time_step_limit")
+    if isinstance(given, list):  # transformers 5 writes infinity as an object that holds its name
+        s = s.changed(time_step_limit=[_INFINITE if e == _INFINITY else e for e in given])
+    minimum, maximum = s.numbers("time_step_limit", (0.0, _INFINITE))
+    return minimum, maximum
 
 
-def _number(value: Any) -> float:
-    """A number as transformers 5 writes it, infinity as an object that holds its name."""
-    return float(value["__float__"] if isinstance(value, dict) else value)
+_INFINITE = float("inf")
+_INFINITY = {"__float__": "Infinity"}
 
 
 def _context(s: Settings) -> int:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from quire.core.errors import ModelError
-from quire.models.arguments import require
 from quire.models.attention import Attention, QKNorm, Temperature
 from quire.models.base import LanguageModel
 from quire.models.description import Layer
 from quire.models.families.common import (
     Family,
     activation,
-    alike,
     attention,
     decoder,
     mlp,
     rms,
+    uniform_layers,
 )
 from quire.models.feed_forward import MLP
 from quire.models.moe import Mixture
@@ -28,7 +27,7 @@ CHUNKED = "chunked_attention"
 
 
 def llama(s: Settings) -> LanguageModel:
-    return decoder(s, alike(s, attention(s), mlp(s)))
+    return decoder(s, uniform_layers(s, attention(s), mlp(s)))
 
 
 def llama4(s: Settings) -> LanguageModel:
@@ -41,21 +40,16 @@ def llama4(s: Settings) -> LanguageModel:
 def llama4_text(s: Settings) -> LanguageModel:
     count, every = s.integer("num_hidden_layers"), s.integer("no_rope_layer_interval", default=4)
     rotated = s.integers("no_rope_layers") or tuple((i + 1) % every for i in range(count))
-    types = s.values.get("layer_types") or [CHUNKED if each else FULL for each in rotated]
-    if not len(rotated) == len(types) == count:
-        raise ModelError(
-            f"config.json: {len(rotated)} no_rope_layers and {len(types)} layer_types "
-            f"for {count} layers"
-        )
-    for kind in types:
-        require("layer_types", kind, (CHUNKED, FULL))
+    if len(rotated) != count:
+        raise ModelError(f"config.json: {len(rotated)} no_rope_layers for {count} layers")
+    types = s.layer_types([CHUNKED if each else FULL for each in rotated], (CHUNKED, FULL))
     step = s.integer("interleave_moe_layer_step", default=1)
     mixed = s.integers("moe_layers") or tuple(range(step - 1, count, step))
     experts, dense = _experts(s), MLP(s.integer("intermediate_size_mlp"), activation(s))
     rotates, still = _attention(s)
     layers = tuple(
         Layer(
-            (_seeing(s, rotates if rotated[index] else still, kind),),
+            (_chunked(s, rotates if rotated[index] else still, kind),),
             experts if index in mixed else dense,
         )
         for index, kind in enumerate(types)
@@ -81,10 +75,12 @@ def _attention(s: Settings) -> tuple[Attention, Attention]:
     )
 
 
-def _seeing(s: Settings, kind: Attention, layer_type: str) -> Attention:
-    if layer_type == FULL or not s.has("attention_chunk_size"):
+def _chunked(s: Settings, kind: Attention, layer_type: str) -> Attention:
+    known = "attention_chunk_size" in s.values
+    chunk = s.values["attention_chunk_size"] if known else 8192  # a null is no chunk
+    if layer_type == FULL or chunk is None:
         return kind
-    return replace(kind, chunk=s.integer("attention_chunk_size"))
+    return replace(kind, chunk=s.integer("attention_chunk_size", default=8192))
 
 
 def _experts(s: Settings) -> Mixture:

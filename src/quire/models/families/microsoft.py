@@ -8,7 +8,6 @@ from quire.models.description import Norm, Placement
 from quire.models.families.common import (
     Family,
     activation,
-    alike,
     attention,
     decoder,
     gate_up,
@@ -16,6 +15,7 @@ from quire.models.families.common import (
     query_key_value,
     rms,
     softmax_mixture,
+    uniform_layers,
 )
 from quire.models.feed_forward import MLP
 from quire.models.names import Names
@@ -43,7 +43,7 @@ def phi(s: Settings) -> LanguageModel:
     }
     return decoder(
         s,
-        alike(s, usual, block),
+        uniform_layers(s, usual, block),
         Names(renamed=parts),
         norm=norm,
         placement=Placement.PARALLEL,
@@ -52,14 +52,13 @@ def phi(s: Settings) -> LanguageModel:
 
 
 def phi3(s: Settings) -> LanguageModel:
-    scaling = s.values.get("rope_scaling") or s.values.get("rope_parameters") or {}
-    if (scaling.get("rope_type") or scaling.get("type")) in ("su", "yarn"):  # its first names
-        s = s.changed(rope_scaling=scaling | {"rope_type": "longrope"})
+    if s.rope_type() in ("su", "yarn"):  # its first names
+        s = s.changed(rope_scaling=s.scaling() | {"rope_type": "longrope"})
     usual = attention(
         s, rope=s.rope(partial=1.0), qkv_bias=False, out_bias=False, window=s.window()
     )
     names = Names(fused={"qkv_proj": query_key_value(usual), "gate_up_proj": gate_up(s)})
-    return decoder(s, alike(s, usual, mlp(s, bias=False)), names, norm=rms(s, 1e-5))
+    return decoder(s, uniform_layers(s, usual, mlp(s, bias=False)), names, norm=rms(s, 1e-5))
 
 
 def phimoe(s: Settings) -> LanguageModel:
@@ -77,7 +76,7 @@ def phimoe(s: Settings) -> LanguageModel:
     }
     return decoder(
         s,
-        alike(s, usual, experts),
+        uniform_layers(s, usual, experts),
         Names(renamed=parts),
         norm=rms(s, 1e-5, centred=True, bias=True),
         head_bias=s.flag("lm_head_bias", default=False),

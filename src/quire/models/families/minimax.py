@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from quire.models.attention import Over, QKNorm
 from quire.models.base import LanguageModel
-from quire.models.families.common import Family, alike, attention, decoder, rms, softmax_mixture
+from quire.models.families.common import (
+    Family,
+    attention,
+    decoder,
+    rms,
+    softmax_mixture,
+    uniform_layers,
+)
 from quire.models.names import Names
 from quire.models.routers import SigmoidRouter
 from quire.models.settings import Settings
@@ -27,7 +34,7 @@ def minimax_m2(s: Settings) -> LanguageModel:
     )
     parts = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
     names = Names(renamed=parts, unused=("mtp.",))
-    return decoder(s, alike(s, usual, experts), names)
+    return decoder(s, uniform_layers(s, usual, experts), names)
 
 
 FAMILIES = (Family("minimax_m2", "MiniMax M2", minimax_m2),)

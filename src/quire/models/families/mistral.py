@@ -9,13 +9,14 @@ from quire.models.attention import Temperature
 from quire.models.base import LanguageModel
 from quire.models.families.common import (
     Family,
-    alike,
     attention,
     by_type,
     decoder,
     mlp,
     rms,
     softmax_mixture,
+    text_of,
+    uniform_layers,
     windows,
 )
 from quire.models.names import Names
@@ -27,14 +28,14 @@ _UNUSED = ("vision_tower.", "multi_modal_projector.", "vision_encoder.", "patch_
 
 def mistral(s: Settings) -> LanguageModel:
     windowed = replace(attention(s, qkv_bias=False, out_bias=False), window=s.window(4096))
-    return decoder(s, alike(s, windowed, mlp(s, bias=False)))
+    return decoder(s, uniform_layers(s, windowed, mlp(s, bias=False)))
 
 
 def mixtral(s: Settings) -> LanguageModel:
     s = s.filled(num_experts_per_tok=2)
     router = SoftmaxRouter(s.integer("num_experts_per_tok"), normalise=True)
     usual = attention(s, window=s.window(), rope=s.rope(theta=1e6))
-    layers = alike(
+    layers = uniform_layers(
         s, usual, softmax_mixture(s, width=s.integer("intermediate_size"), router=router)
     )
     parts = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -50,14 +51,16 @@ def ministral(s: Settings) -> LanguageModel:
 
 def ministral3(s: Settings) -> LanguageModel:
     """Queries grow with their position past the context of training, where YaRN stretches it."""
-    given: dict[str, Any] = s.values.get("rope_parameters") or s.values.get("rope_scaling") or {}
-    stretched: dict[str, Any] = _YARN | given
-    s = s.changed(rope_parameters=stretched, rope_scaling=None)
+    stretched = Settings(s.scaling()).filled(**_YARN)
+    s = s.changed(rope_parameters=stretched.values, rope_scaling=None)
     temperature = Temperature(
-        float(stretched["llama_4_scaling_beta"]), stretched["original_max_position_embeddings"]
+        stretched.number("llama_4_scaling_beta"),
+        stretched.integer("original_max_position_embeddings"),
     )
     usual = attention(s, qkv_bias=False, out_bias=False, window=s.window(), temperature=temperature)
-    return decoder(s, alike(s, usual, mlp(s, bias=False)), Names(unused=_UNUSED))
+    return decoder(
+        s, uniform_layers(s, usual, mlp(s, bias=False)), Names(unused=_UNUSED), norm=rms(s, 1e-5)
+    )
 
 
 _YARN: dict[str, Any] = {
@@ -74,13 +77,14 @@ _YARN: dict[str, Any] = {
 
 def mistral3(s: Settings) -> LanguageModel:
     """The text of Mistral Small 3.1 and 3.2, and of Ministral 3; the vision encoder is left out."""
-    text = s.within("text_config")
+    text = text_of(s)
     text.only("model_type", "mistral", "ministral3")
-    text = text.changed(tie_word_embeddings=s.flag("tie_word_embeddings", default=False))
     if text.values.get("model_type") == "ministral3":
         return ministral3(text)
     windowed = replace(attention(text, qkv_bias=False, out_bias=False), window=text.window(4096))
-    return decoder(text, alike(text, windowed, mlp(text, bias=False)), Names(unused=_UNUSED))
+    return decoder(
+        text, uniform_layers(text, windowed, mlp(text, bias=False)), Names(unused=_UNUSED)
+    )
 
 
 FAMILIES = (

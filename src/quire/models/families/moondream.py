@@ -12,7 +12,13 @@ from quire.core.media import EVEN_COLOURS
 from quire.models.base import LanguageModel, MediaEncoder
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Norm, Placement
-from quire.models.families.common import Family, alike, described, query_key_value, with_dense
+from quire.models.families.common import (
+    Family,
+    described,
+    query_key_value,
+    uniform_layers,
+    with_dense,
+)
 from quire.models.feed_forward import MLP
 from quire.models.moe import Mixture
 from quire.models.moondream import MoondreamVision, OverlappingTiles, TauAttention
@@ -87,7 +93,7 @@ def moondream3(s: Settings) -> LanguageModel:
         kv_heads=heads,
         head_dim=head_dim,
         scale=head_dim**-0.5,
-        rope=RopeParameters(text.number("rope_theta"), partial_rotary_factor=rotated / head_dim),
+        rope=RopeParameters(text.positive("rope_theta"), partial_rotary_factor=rotated / head_dim),
         qkv_bias=True,
         out_bias=True,
         bidirectional_media=True,
@@ -100,10 +106,10 @@ def moondream3(s: Settings) -> LanguageModel:
         bias=True,  # the router's; and what is gated has one added to it
     )
     dense = MLP(text.integer("intermediate_size"), "gelu_pytorch_tanh", gated=False, bias=True)
-    first = text.integer("moe_start_layer")
+    first = text.integer("moe_start_layer", minimum=0)
     description = described(
         text,
-        with_dense(alike(text, attention, mixture), dense, lambda layer: layer < first),
+        with_dense(uniform_layers(text, attention, mixture), dense, lambda layer: layer < first),
         norm=Norm(text.number("rms_norm_eps"), centred=True, bias=True),
         placement=Placement.PARALLEL,
         head_bias=True,
@@ -120,8 +126,8 @@ def moondream3(s: Settings) -> LanguageModel:
         description,
         names,
         visual,
-        vision.integer("overlap_margin"),
-        s.integer("bos_token_id", default=0),
+        vision.integer("overlap_margin", minimum=0),
+        s.integer("bos_token_id", default=0, minimum=0),
     )
 
 

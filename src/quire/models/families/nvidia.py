@@ -13,18 +13,18 @@ from quire.models.families.common import (
     CORRECTION,
     Family,
     activation,
-    alike,
     attention,
     channels_last,
     decoder,
     mlp,
+    sigmoid_mixture,
+    uniform_layers,
 )
 from quire.models.families.mamba import step_limits
 from quire.models.feed_forward import MLP
 from quire.models.mamba2 import Mamba2
 from quire.models.moe import Mixture
 from quire.models.names import Names
-from quire.models.routers import SigmoidRouter
 from quire.models.settings import Settings
 
 
@@ -32,7 +32,7 @@ def nemotron(s: Settings) -> LanguageModel:
     usual = attention(s, rope=s.rope(partial=0.5))
     block = mlp(s, gated=False, activation=activation(s, "relu2"))
     norm = Norm(s.number("norm_eps", default=1e-5), centred=True, bias=True)
-    return decoder(s, alike(s, usual, block), Names(less_one=("norm.weight",)), norm=norm)
+    return decoder(s, uniform_layers(s, usual, block), Names(less_one=("norm.weight",)), norm=norm)
 
 
 _KINDS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
@@ -71,9 +71,9 @@ def nemotron_h(s: Settings) -> LanguageModel:
 
 def _kinds(s: Settings) -> list[str]:
     """What each layer is."""
-    pattern = s.values.get("hybrid_override_pattern")
-    listed = s.values.get("layers_block_type") or s.values.get("layer_types") or pattern
-    kinds = [_OLD_KINDS.get(kind, _KINDS.get(kind, kind)) for kind in listed or ()]
+    listed = s.names("layers_block_type") or s.names("layer_types")
+    listed = listed or tuple(s.word("hybrid_override_pattern", default=""))
+    kinds = [_OLD_KINDS.get(kind, _KINDS.get(kind, kind)) for kind in listed]
     require("hybrid_override_pattern", bool(kinds), (True,))
     for kind in kinds:
         require("layers_block_type", kind, _KINDS.values())
@@ -91,7 +91,6 @@ def _state_space(s: Settings, norm: Norm) -> Mamba2:
         state_dim=s.integer("ssm_state_size", default=128),
         groups=s.integer("n_groups", default=8),
         kernel=s.integer("conv_kernel", default=4),
-        activation="silu",
         eps=norm.eps,
         conv_bias=s.flag("use_conv_bias", default=True),
         bias=bias,
@@ -117,18 +116,10 @@ def _activation(s: Settings) -> str:
 
 
 def _experts(s: Settings) -> Mixture:
-    return Mixture(
-        experts=s.integer("n_routed_experts", default=8),
-        width=s.integer("moe_intermediate_size", default=7688),
+    return sigmoid_mixture(
+        s.filled(n_routed_experts=8, moe_intermediate_size=7688, num_experts_per_tok=2),
         activation=_activation(s),
-        router=SigmoidRouter(
-            k=s.integer("num_experts_per_tok", default=2),
-            normalise=s.flag("norm_topk_prob", default=True),
-            scale=s.number("routed_scaling_factor", default=1.0),
-            groups=s.integer("n_group", default=1),
-            best_groups=s.integer("topk_group", default=1),
-        ),
-        shared_width=s.integer("moe_shared_expert_intermediate_size", default=7688),
+        shared_width=s.integer("moe_shared_expert_intermediate_size", default=7688, minimum=0),
         gated=False,
         latent_dim=s.integer("moe_latent_size") if s.has("moe_latent_size") else 0,
         latent_bias=s.flag("mlp_bias", default=False),

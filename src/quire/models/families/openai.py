@@ -21,6 +21,8 @@ from quire.models.settings import FULL, SLIDING, Settings
 
 def gpt_oss(s: Settings) -> LanguageModel:
     s = s.filled(num_experts_per_tok=s.integer("experts_per_token", default=4), head_dim=64)
+    if not s.has("rope_scaling"):
+        s = s.filled(rope_parameters=_YARN)
     bias = s.flag("attention_bias", default=True)
     usual = attention(s, rope=s.rope(theta=1.5e5), qkv_bias=bias, out_bias=bias, sinks=True)
     experts = softmax_mixture(
@@ -35,6 +37,17 @@ def gpt_oss(s: Settings) -> LanguageModel:
     layers = by_type(types, windows(s, usual, 128), experts)
     names = Names(renamed={"router": "gate"}, prepare=_separated)
     return decoder(s, layers, names, norm=rms(s, 1e-5))
+
+
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+"""How the published models stretch their context; what a configuration that says nothing means."""
 
 
 def _separated(weights: Weights) -> Weights:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.models.base import LanguageModel
-from quire.models.families.common import Family, alike, attention, decoder, mlp
+from quire.models.families.common import Family, attention, decoder, mlp, uniform_layers
 from quire.models.settings import Settings
 
 
@@ -13,7 +13,7 @@ def minicpm(s: Settings) -> LanguageModel:
     depth = s.number("scale_depth", default=1.0)
     return decoder(
         s,
-        alike(s, attention(s), mlp(s)),
+        uniform_layers(s, attention(s), mlp(s)),
         tied=True,
         embedding_multiplier=s.number("scale_emb", default=1.0),
         residual_multiplier=depth / s.integer("num_hidden_layers") ** 0.5,

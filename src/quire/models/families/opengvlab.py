@@ -13,8 +13,8 @@ from quire.models.families.common import Family
 from quire.models.families.vision import (
     INTERNVIT,
     decoder_of,
-    seeing_tiles,
-    transformer,
+    tiled_vision_model,
+    vision_transformer,
     without_vision,
 )
 from quire.models.layers import ACTIVATIONS
@@ -39,10 +39,10 @@ def _internvl(s: Settings, prepare: Callable[[Weights], Weights] | None) -> Lang
         return without_vision(text)
     s.only("vision_feature_select_strategy", "default")
     v = s.within("vision_config").filled(model_type=INTERNVIT)
-    layer = s.integer("vision_feature_layer", default=-1)
+    layer = s.integer("vision_feature_layer", default=-1, minimum=None)
     # The encoder's own norm is for its whole output, and only where nothing is averaged.
     last_norm = layer == -1 and not v.flag("use_mean_pooling", default=True)
-    kind = transformer(v, (layer,), last_norm=last_norm)
+    kind = vision_transformer(v, (layer,), last_norm=last_norm)
     name = s.word("projector_hidden_act", default="gelu")
     require("projector_hidden_act", name, ACTIVATIONS)
     ratio = s.number("downsample_ratio", default=0.5)
@@ -50,7 +50,9 @@ def _internvl(s: Settings, prepare: Callable[[Weights], Weights] | None) -> Lang
         raise ModelError(f"config.json: downsample_ratio = {ratio} is not above 0 and at most 1")
     norm = Norm(1e-5, centred=True, bias=True)
     projector = LayersProjector(name, square=int(1 / ratio), norm=norm)
-    return seeing_tiles(text, kind, projector, {"image": InOrder(), "video": InOrder()}, prepare)
+    return tiled_vision_model(
+        text, kind, projector, {"image": InOrder(), "video": InOrder()}, prepare
+    )
 
 
 _DECODERS = (

@@ -9,13 +9,13 @@ from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.families.common import Family
 from quire.models.families.microsoft import phi3
-from quire.models.families.qwen_vl import seeing
+from quire.models.families.qwen_vl import vision_language_model
 from quire.models.families.siglip import SIGLIP_PARTS, UNREAD, siglip
 from quire.models.paddle_vision import PictureTower
 from quire.models.phi_vision import MLPMerging
 from quire.models.qwen_vision import QwenVision, Table
-from quire.models.seeing import TextPositionsModel
 from quire.models.settings import Settings
+from quire.models.vision_language import TextPositionsModel
 
 
 def phi4_siglip(s: Settings) -> LanguageModel:
@@ -30,7 +30,9 @@ def phi4_siglip(s: Settings) -> LanguageModel:
         raise ModelError(f"config.json: mm_vision_tower = {tower!r} is no NaFlex encoder")
     last = s.within("vision_config").integer("num_hidden_layers") - 1
     parts = _PARTS | {f"encoder.layers.{last}": UNREAD}
-    return seeing(s, text.description, _vision, text.names, PictureTower, parts, TextPositionsModel)
+    return vision_language_model(
+        s, text.description, _vision, text.names, PictureTower, parts, TextPositionsModel
+    )
 
 
 def _vision(v: Settings, width: int) -> QwenVision:

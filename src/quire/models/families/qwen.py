@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import mlx.core as mx
 
-from quire.core.errors import ModelError
-from quire.models.arguments import require
 from quire.models.attention import Attention, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import FeedForward, Layer, Mixer
 from quire.models.families.common import (
     Family,
-    activation,
-    alike,
     attention,
     by_type,
     decoder,
     mlp,
     rms,
     softmax_mixture,
+    uniform_layers,
     with_dense,
 )
 from quire.models.gated_delta import GatedDelta
@@ -38,15 +35,17 @@ def qwen2(s: Settings) -> LanguageModel:
 
 def qwen2_layers(s: Settings) -> tuple[Layer, ...]:
     usual = attention(s, qkv_bias=True, out_bias=False)
-    return _windowed(s, usual, mlp(s, bias=False))
+    return _windowed(s, usual, mlp(s, bias=False), _behind(s))
 
 
 def qwen2_moe(s: Settings) -> LanguageModel:
     usual = attention(s, qkv_bias=s.flag("qkv_bias", default=True), out_bias=False)
     experts = softmax_mixture(
-        s, shared_width=s.integer("shared_expert_intermediate_size"), shared_gate=True
+        s, shared_width=s.integer("shared_expert_intermediate_size", minimum=0), shared_gate=True
     )
-    return decoder(s, _with_dense(s, _windowed(s, usual, experts)))
+    last = s.integer("max_window_layers", default=28, minimum=0)
+    layers = _windowed(s, usual, experts, lambda index: index % 2 == 0 and index < last)
+    return decoder(s, _with_dense(s, layers))
 
 
 def qwen3(s: Settings) -> LanguageModel:
@@ -54,7 +53,7 @@ def qwen3(s: Settings) -> LanguageModel:
 
 
 def qwen3_layers(s: Settings) -> tuple[Layer, ...]:
-    return _windowed(s, attention(s, qk_norm=QKNorm(rms(s))), mlp(s, bias=False))
+    return _windowed(s, attention(s, qk_norm=QKNorm(rms(s))), mlp(s, bias=False), _behind(s))
 
 
 def qwen3_moe(s: Settings) -> LanguageModel:
@@ -64,18 +63,26 @@ def qwen3_moe(s: Settings) -> LanguageModel:
 def qwen3_moe_layers(s: Settings) -> tuple[Layer, ...]:
     # All layers have the window, if there is one: `max_window_layers` counts for nothing.
     usual = attention(s, qk_norm=QKNorm(rms(s)), window=_window(s))
-    return _with_dense(s, alike(s, usual, softmax_mixture(s)))
+    return _with_dense(s, uniform_layers(s, usual, softmax_mixture(s)))
 
 
 def _window(s: Settings) -> int | None:
     return s.window(4096) if s.flag("use_sliding_window", default=False) else None
 
 
-def _windowed(s: Settings, usual: Attention, block: FeedForward) -> tuple[Layer, ...]:
-    """Layers of which those from `max_window_layers` on have the window, unless listed."""
+def _behind(s: Settings) -> Callable[[int], bool]:
+    """Whether a layer is one of those from `max_window_layers` on."""
+    first = s.integer("max_window_layers", default=28, minimum=0)
+    return lambda index: index >= first
+
+
+def _windowed(
+    s: Settings, usual: Attention, block: FeedForward, sliding: Callable[[int], bool]
+) -> tuple[Layer, ...]:
+    """Layers that have the window, if there is one, as `layer_types` or else `sliding` says."""
     count, window = s.integer("num_hidden_layers"), _window(s)
-    first = count if window is None else s.integer("max_window_layers", default=28)
-    types = s.layer_types([FULL if index < first else SLIDING for index in range(count)])
+    usually = [SLIDING if window and sliding(index) else FULL for index in range(count)]
+    types = s.layer_types(usually)
     mixers: dict[str, Mixer] = {FULL: usual, SLIDING: replace(usual, window=window)}
     return by_type(types, mixers, block)
 
@@ -145,24 +152,23 @@ def with_axes(s: Settings, section: tuple[int, int, int], *, interleaved: bool =
     Args:
         section: where the configuration has none.
     """
-    given: dict[str, Any] = s.values.get("rope_parameters") or s.values.get("rope_scaling") or {}
-    kind = given.get("rope_type") or given.get("type")
-    rope = {"mrope_section": section} | given
+    kind = s.rope_type()
+    rope = {"mrope_section": section} | s.scaling()
     rope |= {
-        "rope_type": "default" if kind in (None, "mrope") else kind,
+        "rope_type": "default" if kind == "mrope" else kind,
         "mrope_interleaved": interleaved,
     }
     return s.changed(rope_parameters=rope, rope_scaling=None)
 
 
 def _delta(s: Settings) -> GatedDelta:
+    s.only("hidden_act", "silu")
     return GatedDelta(
         key_heads=s.integer("linear_num_key_heads", default=16),
         value_heads=s.integer("linear_num_value_heads", default=32),
         key_dim=s.integer("linear_key_head_dim", default=128),
         value_dim=s.integer("linear_value_head_dim", default=128),
         kernel=s.integer("linear_conv_kernel_dim", default=4),
-        activation=activation(s),
         eps=rms(s).eps,
     )
 
@@ -171,16 +177,13 @@ def _hybrid_types(s: Settings) -> tuple[str, ...]:
     count = s.integer("num_hidden_layers")
     every = s.integer("full_attention_interval", default=4)
     usual = [LINEAR if (index + 1) % every else FULL for index in range(count)]
-    types = tuple(s.values.get("layer_types") or usual)
-    for kind in types:
-        require("layer_types", kind, (FULL, LINEAR))
-    if len(types) != count:
-        raise ModelError(f"config.json: {len(types)} layer_types for {count} layers")
-    return types
+    return s.layer_types(usual, (FULL, LINEAR))
 
 
 def _qwen3_5_block(s: Settings) -> FeedForward:
-    return _shared_experts(s) if s.integer("num_experts", default=0) else mlp(s, bias=False)
+    return (
+        _shared_experts(s) if s.integer("num_experts", default=0, minimum=0) else mlp(s, bias=False)
+    )
 
 
 def _shared_experts(s: Settings) -> FeedForward:
@@ -190,7 +193,7 @@ def _shared_experts(s: Settings) -> FeedForward:
             s.integer("num_experts_per_tok", default=8),
             normalise=s.flag("norm_topk_prob", default=True),
         ),
-        shared_width=s.integer("shared_expert_intermediate_size", default=512),
+        shared_width=s.integer("shared_expert_intermediate_size", default=512, minimum=0),
         shared_gate=True,
     )
 

@@ -12,10 +12,11 @@ from functools import partial
 import mlx.core as mx
 
 from quire.core.media import CLIP_COLOURS, EVEN_COLOURS
+from quire.models.arguments import require
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Norm
-from quire.models.families.common import Family, activation, described
+from quire.models.families.common import Family, activation, described, text_of
 from quire.models.families.qwen import (
     QWEN3_5_NAMES,
     qwen2_layers,
@@ -28,8 +29,8 @@ from quire.models.feed_forward import MLP
 from quire.models.names import Names, Weights, renamed
 from quire.models.qwen_audio import AudioTower, QwenAudio
 from quire.models.qwen_vision import QwenVision, Table, VisionTower
-from quire.models.seeing import VISUAL, HearingModel, SeeingModel
 from quire.models.settings import Settings
+from quire.models.vision_language import VISUAL, AudioVisionLanguageModel, VisionLanguageModel
 
 Vision = Callable[[Settings, int], QwenVision]
 """From the keys of `vision_config`, and the decoder's width."""
@@ -38,29 +39,29 @@ _LAYER_NORM = Norm(1e-6, centred=True, bias=True)
 
 
 def qwen2_vl(s: Settings) -> LanguageModel:
-    text = _three_axes(s, (16, 24, 24), interleaved=False, theta=1e6)
-    return seeing(s, described(text, qwen2_layers(text)), _vision_2)
+    text = _three_axes(s, (16, 24, 24), interleaved=False, theta=1e6).filled(rms_norm_eps=1e-5)
+    return vision_language_model(s, described(text, qwen2_layers(text)), _vision_2)
 
 
 def qwen2_5_vl(s: Settings) -> LanguageModel:
-    text = _three_axes(s, (16, 24, 24), interleaved=False, theta=1e6)
-    return seeing(s, described(text, qwen2_layers(text)), _vision_2_5)
+    text = _three_axes(s, (16, 24, 24), interleaved=False, theta=1e6).filled(rms_norm_eps=1e-5)
+    return vision_language_model(s, described(text, qwen2_layers(text)), _vision_2_5)
 
 
 def qwen3_vl(s: Settings) -> LanguageModel:
     text = _three_axes(s, (24, 20, 20), interleaved=True, theta=5e5)
-    return seeing(s, described(text, qwen3_layers(text)), _vision_3)
+    return vision_language_model(s, described(text, qwen3_layers(text)), _vision_3)
 
 
 def qwen3_vl_moe(s: Settings) -> LanguageModel:
     text = _three_axes(s, (24, 20, 20), interleaved=True, theta=5e5).filled(norm_topk_prob=True)
     names = Names(prepare=partial(_experts_by_rows, text.integer("hidden_size")))
-    return seeing(s, described(text, qwen3_moe_layers(text)), _vision_3, names)
+    return vision_language_model(s, described(text, qwen3_moe_layers(text)), _vision_3, names)
 
 
 def qwen3_5(s: Settings) -> LanguageModel:
     text = text_of(s)
-    return seeing(s, described(text, qwen3_5_layers(text)), _vision_3, QWEN3_5_NAMES)
+    return vision_language_model(s, described(text, qwen3_5_layers(text)), _vision_3, QWEN3_5_NAMES)
 
 
 def qwen3_omni_moe(s: Settings) -> LanguageModel:
@@ -69,10 +70,13 @@ def qwen3_omni_moe(s: Settings) -> LanguageModel:
     text = text.filled(norm_topk_prob=True)
     description = described(text, qwen3_moe_layers(text))
     width, times = description.hidden_size, thinker.integer("position_id_per_seconds", default=25)
-    kind = replace(_vision_3(thinker.within("vision_config"), width), times=times, between=True)
+    kind = _described(_vision_3, thinker.within("vision_config"), width)
+    kind = replace(kind, times=times, between=True)
     audio = _audio(thinker.within("audio_config"), width)
     names = partial(_visual_names, kind, parts=_PARTS)
-    return HearingModel(description, Names(), VisionTower(kind), names, AudioTower(audio))
+    return AudioVisionLanguageModel(
+        description, Names(), VisionTower(kind), names, AudioTower(audio)
+    )
 
 
 def _omni_context(s: Settings) -> int:
@@ -95,14 +99,14 @@ def _audio(a: Settings, width: int) -> QwenAudio:
     )
 
 
-def seeing(
+def vision_language_model(
     s: Settings,
     description: Description,
     vision: Vision,
     names: Names | None = None,
     tower: Callable[[QwenVision], VisionTower] = VisionTower,
     parts: Mapping[str, str] | None = None,
-    model: type[SeeingModel] = SeeingModel,
+    model: type[VisionLanguageModel] = VisionLanguageModel,
 ) -> LanguageModel:
     """The described decoder with the vision encoder that the configuration has, if it has one.
 
@@ -113,17 +117,16 @@ def seeing(
     names = names or Names()
     if not s.has("vision_config"):
         return DecoderModel(description, replace(names, unused=(*names.unused, *VISUAL)))
-    kind = vision(s.within("vision_config"), description.hidden_size)
+    kind = _described(vision, s.within("vision_config"), description.hidden_size)
     brought = partial(_visual_names, kind, parts=parts or _PARTS)
     return model(description, names, tower(kind), brought)
 
 
-def text_of(s: Settings) -> Settings:
-    """The decoder's keys. A file with parts says at its top whether the head is tied."""
-    text = s.within("text_config")
-    if not text.has("tie_word_embeddings"):
-        text = text.changed(tie_word_embeddings=s.flag("tie_word_embeddings", default=False))
-    return text
+def _described(vision: Vision, v: Settings, width: int) -> QwenVision:
+    """The encoder, rotated as the configuration says."""
+    require("vision_config.rope_type", v.rope_type(), ("default", "axial"))  # two names of one way
+    given = v.filled(**v.scaling())
+    return replace(vision(v, width), theta=given.positive("rope_theta", default=1e4))
 
 
 def _three_axes(
@@ -160,6 +163,7 @@ def _vision_2(v: Settings, width: int) -> QwenVision:
 
 
 def _vision_2_5(v: Settings, width: int) -> QwenVision:
+    v = v.filled(fullatt_block_indexes=[7, 15, 23, 31])
     usual = _usual(v, width)
     return replace(
         usual,
@@ -232,14 +236,15 @@ def joined(weights: Weights) -> Weights:
 def _experts_by_rows(hidden: int, weights: Weights) -> Weights:
     """Qwen3-VL-MoE publishes the experts' matrices transposed; others have transposed them back.
 
-    The last one's shape says which, as the first two together may be square.
+    Their shapes together say which, as one of them may be square.
     """
 
     def transposed(name: str) -> bool:
         experts, _, part = name.rpartition(".")
         if not experts.endswith(".experts") or part not in ("gate_up_proj", "down_proj"):
             return False
-        return weights[f"{experts}.down_proj"].shape[-1] == hidden
+        rows = weights[f"{experts}.gate_up_proj"].shape[-2]
+        return rows == weights[f"{experts}.down_proj"].shape[-1] == hidden
 
     return {
         name: array.swapaxes(-1, -2) if transposed(name) else array

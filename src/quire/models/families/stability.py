@@ -9,7 +9,7 @@ import mlx.core as mx
 from quire.models.attention import Over, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.description import Norm, Placement
-from quire.models.families.common import Family, alike, attention, decoder, mlp
+from quire.models.families.common import Family, attention, decoder, mlp, uniform_layers
 from quire.models.names import Names, Weights
 from quire.models.settings import Settings
 
@@ -29,7 +29,7 @@ def stablelm(s: Settings) -> LanguageModel:
     parallel = s.flag("use_parallel_residual", default=False)
     return decoder(
         s,
-        alike(s, usual, mlp(s, bias=False)),
+        uniform_layers(s, usual, mlp(s, bias=False)),
         Names(prepare=_stacked_norms),
         norm=norm,
         placement=Placement.PARALLEL if parallel else Placement.PRE,

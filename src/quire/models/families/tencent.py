@@ -6,12 +6,12 @@ from quire.models.attention import Attention, QKNorm
 from quire.models.base import LanguageModel
 from quire.models.families.common import (
     Family,
-    alike,
     attention,
     decoder,
     mlp,
     rms,
     softmax_mixture,
+    uniform_layers,
 )
 from quire.models.names import Names
 from quire.models.routers import SoftmaxRouter
@@ -28,7 +28,7 @@ NAMES = Names(
 
 
 def hunyuan_dense(s: Settings) -> LanguageModel:
-    layers = alike(s, hunyuan_attention(s), mlp(s, bias=False))
+    layers = uniform_layers(s, hunyuan_attention(s), mlp(s, bias=False))
     return decoder(s, layers, NAMES, norm=rms(s, 1e-5))
 
 
@@ -40,25 +40,26 @@ def hunyuan_attention(s: Settings) -> Attention:
 def hunyuan_moe(s: Settings) -> LanguageModel:
     """Each layer has its own number of chosen experts in the file, all alike in those published."""
     k, experts, shared = (
-        _same(s, name) for name in ("moe_topk", "num_experts", "num_shared_expert")
+        _same(s, name, 1) for name in ("moe_topk", "num_experts", "num_shared_expert")
     )
-    width = _same(s, "moe_intermediate_size") or s.integer("intermediate_size")
+    width = _same(s, "moe_intermediate_size", s.integer("intermediate_size"))
     mixture = softmax_mixture(
         s.changed(num_experts=experts, num_experts_per_tok=k, moe_intermediate_size=width),
         router=SoftmaxRouter(k, normalise=True),
-        shared_width=s.integer("intermediate_size") * (shared or 1),
+        shared_width=s.integer("intermediate_size") * shared,
     )
-    layers = alike(s, hunyuan_attention(s), mixture)
+    layers = uniform_layers(s, hunyuan_attention(s), mixture)
     return decoder(s, layers, NAMES, norm=rms(s, 1e-5))
 
 
-def _same(s: Settings, name: str) -> int:
-    """A number that the file may repeat for each layer; 0 if absent."""
+def _same(s: Settings, name: str, default: int) -> int:
+    """A number that the file may repeat for each layer."""
     listed = s.values.get(name)
     if not isinstance(listed, list):
-        return s.integer(name, default=0)
-    s.only(name, [listed[0]] * len(listed))
-    return s.changed(**{name: listed[0]}).integer(name)
+        return s.integer(name, default=default, minimum=0)
+    s.only(name, listed[:1] * len(listed))
+    first = listed[0] if listed else default
+    return s.changed(**{name: first}).integer(name, minimum=0)
 
 
 FAMILIES = (

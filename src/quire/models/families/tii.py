@@ -23,7 +23,6 @@ Factors = dict[str, float | mx.array]
 
 
 def falcon_h1(s: Settings) -> LanguageModel:
-    s.only("hidden_act", "silu")
     for bias in ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias"):
         s.only(bias, False)  # they would not be multiplied as their matrices are
     s = s.filled(mamba_d_ssm=1024, rms_norm_eps=1e-5)
@@ -41,18 +40,22 @@ def falcon_h1(s: Settings) -> LanguageModel:
     head = s.number("lm_head_multiplier", default=1.0)
     if not tied:
         factors["lm_head"] = head
-    names = Names(renamed=_PARTS, prepare=lambda weights: _multiplied(weights, factors))
+    names = Names(
+        renamed=_PARTS,
+        unused=("lm_head.",) if tied else (),
+        prepare=lambda weights: _multiplied(weights, factors),
+    )
     # A tied head reads a table that was multiplied for the embedding.
-    undone = head / s.number("embedding_multiplier", default=1.0) if tied else 1.0
+    undone = head / s.positive("embedding_multiplier", default=1.0) if tied else 1.0
     return decoder(s, layers, names, head_multiplier=undone)
 
 
 def _factors(s: Settings, state_space: Mamba2) -> Factors:
-    gate, down = s.values.get("mlp_multipliers") or (1.0, 1.0)
-    inner = s.values.get("ssm_multipliers") or (1.0,) * 5
+    gate, down = s.numbers("mlp_multipliers", (1.0, 1.0))
+    inner = s.numbers("ssm_multipliers", (1.0,) * 5)
     groups = state_space.groups * state_space.state_dim
     rows = (state_space.width, state_space.width, groups, groups, state_space.heads)
-    by_row = [mx.full((n, 1), float(each)) for n, each in zip(rows, inner, strict=True)]
+    by_row = [mx.full((n, 1), each) for n, each in zip(rows, inner, strict=True)]
     into = s.number("attention_in_multiplier", default=1.0)
     return {
         "embed_tokens": s.number("embedding_multiplier", default=1.0),
@@ -62,8 +65,8 @@ def _factors(s: Settings, state_space: Mamba2) -> Factors:
         "o_proj": s.number("attention_out_multiplier", default=1.0),
         "in_proj": mx.concatenate(by_row) * s.number("ssm_in_multiplier", default=1.0),
         "out_proj": s.number("ssm_out_multiplier", default=1.0),
-        "gate_proj": float(gate),
-        "down_proj": float(down),
+        "gate_proj": gate,
+        "down_proj": down,
     }
 
 

@@ -16,14 +16,13 @@ from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Norm
 from quire.models.families.cohere import cohere2
-from quire.models.families.common import activation
+from quire.models.families.common import activation, text_of
 from quire.models.families.internlm import internlm2, internlm3
 from quire.models.families.meta import llama
 from quire.models.families.microsoft import phi3
 from quire.models.families.mistral import mistral
 from quire.models.families.openai import gpt_oss
 from quire.models.families.qwen import qwen2, qwen3, qwen3_moe
-from quire.models.families.qwen_vl import text_of
 from quire.models.feed_forward import MLP
 from quire.models.names import Weights, renamed
 from quire.models.packing import InOrder, Packing
@@ -77,7 +76,9 @@ def decoder_of(s: Settings, *known: str) -> LanguageModel:
     return _DECODERS[kind](text)
 
 
-def transformer(v: Settings, layers: tuple[int, ...], *, last_norm: bool) -> VisionTransformer:
+def vision_transformer(
+    v: Settings, layers: tuple[int, ...], *, last_norm: bool
+) -> VisionTransformer:
     """The encoder of a `vision_config`.
 
     Args:
@@ -181,7 +182,7 @@ def taking(kind: VisionTransformer, layers: tuple[int, ...]) -> VisionTransforme
     return replace(kind, taken=taken, depth=max(1, *taken))
 
 
-def seeing_tiles(
+def tiled_vision_model(
     text: LanguageModel,
     kind: VisionTransformer,
     projector: Projector,

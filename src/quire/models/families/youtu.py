@@ -7,15 +7,15 @@ from dataclasses import replace
 from quire.models.base import LanguageModel
 from quire.models.decoder import DecoderModel
 from quire.models.description import Description, Norm
-from quire.models.families.common import Family, alike, described, mlp
+from quire.models.families.common import Family, described, mlp, uniform_layers
 from quire.models.families.deepseek import latent_attention
-from quire.models.families.qwen_vl import seeing
+from quire.models.families.qwen_vl import vision_language_model
 from quire.models.families.siglip import SIGLIP_PARTS, UNREAD, siglip
 from quire.models.names import Names
 from quire.models.paddle_vision import PaddleMerging, PictureTower
 from quire.models.qwen_vision import QwenVision
-from quire.models.seeing import TextPositionsModel
 from quire.models.settings import Settings
+from quire.models.vision_language import TextPositionsModel
 
 
 def youtu(s: Settings) -> LanguageModel:
@@ -26,12 +26,14 @@ def youtu_vl(s: Settings) -> LanguageModel:
     """The decoder's keys stand beside `vision_config`."""
     text = s.within("text_config").filled(rope_theta=5e5)
     description, names = _text(text)
-    return seeing(s, description, _vision, names, PictureTower, _PARTS, TextPositionsModel)
+    return vision_language_model(
+        s, description, _vision, names, PictureTower, _PARTS, TextPositionsModel
+    )
 
 
 def _text(s: Settings) -> tuple[Description, Names]:
     kind = latent_attention(s)
-    return described(s, alike(s, kind, mlp(s)), tied=True), Names(prepare=kind.absorbed)
+    return described(s, uniform_layers(s, kind, mlp(s)), tied=True), Names(prepare=kind.absorbed)
 
 
 def _vision(v: Settings, width: int) -> QwenVision:

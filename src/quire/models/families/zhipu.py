@@ -11,7 +11,6 @@ from quire.models.description import Description, Placement
 from quire.models.families.common import (
     CORRECTION,
     Family,
-    alike,
     attention,
     decoder,
     described,
@@ -19,6 +18,7 @@ from quire.models.families.common import (
     mlp,
     rms,
     sigmoid_mixture,
+    uniform_layers,
     with_dense,
 )
 from quire.models.names import Names
@@ -27,7 +27,7 @@ from quire.models.settings import Settings
 
 def glm(s: Settings) -> LanguageModel:
     names = Names(fused={"gate_up_proj": gate_up(s)})
-    layers = alike(s, _attention(s.filled(head_dim=128), 0.5), mlp(s, bias=False))
+    layers = uniform_layers(s, _attention(s.filled(head_dim=128), 0.5), mlp(s, bias=False))
     return decoder(s, layers, names, norm=rms(s, 1.5625e-07))
 
 
@@ -38,7 +38,7 @@ def glm4(s: Settings) -> LanguageModel:
 
 def glm4_described(s: Settings, partial: float = 0.5) -> Description:
     """Norms around both blocks. `partial` is the share of a head that is usually rotated."""
-    layers = alike(s, _attention(s, partial), mlp(s, bias=False))
+    layers = uniform_layers(s, _attention(s, partial), mlp(s, bias=False))
     return described(s, layers, norm=rms(s, 1.5625e-07), placement=Placement.SANDWICH)
 
 
@@ -65,6 +65,7 @@ def glm4_moe(s: Settings) -> LanguageModel:
 
 def glm4_moe_described(s: Settings) -> Description:
     """Experts behind dense layers."""
+    s = s.filled(n_shared_experts=1)
     norm = rms(s, 1e-5)
     usual = attention(
         s,
@@ -72,8 +73,8 @@ def glm4_moe_described(s: Settings) -> Description:
         out_bias=False,
         qk_norm=QKNorm(norm) if s.flag("use_qk_norm", default=False) else None,
     )
-    first = s.integer("first_k_dense_replace", default=1)
-    experts = alike(s, usual, sigmoid_mixture(s))
+    first = s.integer("first_k_dense_replace", default=1, minimum=0)
+    experts = uniform_layers(s, usual, sigmoid_mixture(s))
     return described(s, with_dense(experts, mlp(s, bias=False), lambda i: i < first), norm=norm)
 
 
@@ -87,7 +88,7 @@ def glm4_moe_names(s: Settings) -> Names:
 def _unused_layers(s: Settings, *, usual: int) -> tuple[str, ...]:
     """The layers that guess several tokens ahead."""
     count = s.integer("num_hidden_layers")
-    guessing = s.integer("num_nextn_predict_layers", "num_mtp_layers", default=usual)
+    guessing = s.integer("num_nextn_predict_layers", "num_mtp_layers", default=usual, minimum=0)
     return tuple(f"layers.{count + i}." for i in range(guessing))
 
 

@@ -133,7 +133,7 @@ export class Chat {
     const { current } = this;
     current.messages.push(message);
     if (current.messages.length === 1) current.title = (message.content || titled(message.files)).replace(/\s+/g, " ").slice(0, 60);
-    if (!this.conversations.includes(current)) this.conversations.unshift(current);
+    this.conversations = [current, ...this.conversations.filter((each) => each !== current)];
     this.keep();
     this.list();
     const view = this.view(message);
@@ -204,7 +204,7 @@ export class Chat {
     this.running = this.answering = null;
     this.composer.busy = false;
     this.turn(false);
-    store.put(conversation).catch(() => {});
+    if (this.conversations.includes(conversation)) store.put(conversation).catch(() => {}); // else it was deleted meanwhile
     if (conversation === this.current) {
       this.markFailed();
       this.follow();

@@ -75,7 +75,7 @@ function fields(spec, schema) {
 /** A schema in a few words. */
 function kind(spec, schema, depth = 0) {
   const name = /\/([^/]+)$/.exec(schema.$ref ?? "")?.[1];
-  if (name) return depth ? name : `${name}${depth < 1 ? inner(spec, schema) : ""}`;
+  if (name) return depth ? name : `${name}${inner(spec, schema)}`;
   const several = schema.anyOf ?? schema.oneOf;
   if (several) return several.filter((each) => each.type !== "null").map((each) => kind(spec, each, depth + 1)).join(" or ");
   if (schema.enum) return schema.enum.filter((each) => each !== null).map((each) => JSON.stringify(each)).join(", ");

@@ -24,9 +24,10 @@ async function transact(mode, act) {
   const db = await database();
   if (!db) return null;
   return new Promise((resolve, reject) => {
-    const request = act(db.transaction(STORE, mode).objectStore(STORE));
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
+    const transaction = db.transaction(STORE, mode);
+    const request = act(transaction.objectStore(STORE));
+    transaction.oncomplete = () => resolve(request.result);
+    transaction.onabort = () => reject(transaction.error); // a full disk is found when all is written
   });
 }
 

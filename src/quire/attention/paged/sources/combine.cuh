@@ -1,7 +1,11 @@
   // Joins what the splits of a row found: partial [T, HEADS, splits, V_DIM], stats [T, HEADS, splits, 2].
-  // One thread block for each row and head. `count` splits have written.
+  // One thread block for each row and head. `count` splits have written. With TURNED they are sums of
+  // values in coordinates of their own: a Hadamard transform and `signs` turn them back.
   __shared__ float weight[64];
   __shared__ int live;  // splits with keys: those without come last
+#if TURNED
+  __shared__ float turned[V_DIM];
+#endif
   const size_t place = blockIdx.x;
   const float* own = stats + place * splits * 2;
   if (threadIdx.x < 32) {
@@ -32,5 +36,12 @@
       const float own_sum = partial[(place * splits + s) * V_DIM + d];
       if (weight[s] != 0.f) x += weight[s] * own_sum;
     }
+#if TURNED
+    turned[d] = x;
+  }
+  TURN(turned, V_DIM, V_DIM)
+  for (int d = threadIdx.x; d < V_DIM; d += blockDim.x) {
+    const float x = turned[d] * signs[d];
+#endif
     result[place * V_DIM + d] = (T)x;
   }

@@ -83,11 +83,7 @@
   READY;
 #endif
   if (begin >= end) {
-    for (int m = threadIdx.x; m < PART; m += 128) {
-      const size_t at = ((size_t)row * HEADS + head0 + m) * splits + split;
-      stats[at * 2] = -1e30f;
-      stats[at * 2 + 1] = 0.f;
-    }
+    store_no_keys(stats, (size_t)row * HEADS + head0, tile[1] * PART, split, splits);
     return;
   }
 
@@ -190,25 +186,8 @@
           const float x = (s[c][t][i] - 1024.f * k_ones[c][i]) * weight_of<K_BITS>(t) + k_bias[c][i];
           s[c][t][i] = x * factor[c][i & 1];
         }
-    if (SHARE > 1) {
-      float4* given = (float4*)met + (pass - begin) / STREAMS % 2 * (4 * 4 * COLUMNS * 32);
-      #pragma unroll
-      for (int n = 0; n < 4 * COLUMNS; n++)
-        given[(warp * 4 * COLUMNS + n) * 32 + lane] = *(const float4*)s[n / 4][n % 4];
-      meet(1 + stream, 32 * SHARE);
-      #pragma unroll
-      for (int n = 0; n < 4 * COLUMNS; n++) {
-        float* to = s[n / 4][n % 4];
-        #pragma unroll
-        for (int other = 0; other < SHARE; other++) {
-          const float4 x = given[((other * STREAMS + stream) * 4 * COLUMNS + n) * 32 + lane];
-          to[0] = other ? to[0] + x.x : x.x;
-          to[1] = other ? to[1] + x.y : x.y;
-          to[2] = other ? to[2] + x.z : x.z;
-          to[3] = other ? to[3] + x.w : x.w;
-        }
-      }
-    }
+    if (SHARE > 1)
+      add_shares<SHARE, STREAMS, 4 * COLUMNS>(s[0][0], (float4*)met + (pass - begin) / STREAMS % 2 * (4 * 4 * COLUMNS * 32), warp, stream, lane);
 
     // Weights, times 256: what is left of small ones in float16 suffices.
     const bool all = pass * 64 >= low && pass * 64 + 64 <= high;
@@ -319,16 +298,11 @@
   __syncthreads();
   #pragma unroll
   for (int c = 0; c < COLUMNS; c++) {
+    store_totals(found + (warp * ROWS + c * 8) * 2, most[c], total[c], quad, group);
     #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const float sum = column_sum(total[c][h]);
-      if (group == 0) {
-        found[(warp * ROWS + c * 8 + quad * 2 + h) * 2] = most[c][h];
-        found[(warp * ROWS + c * 8 + quad * 2 + h) * 2 + 1] = sum;
-      }
+    for (int h = 0; h < 2; h++)
       #pragma unroll
       for (int g = 0; g < OWN_GROUPS; g++) v_bias[c][g][h] = column_sum(v_bias[c][g][h]);
-    }
     #pragma unroll
     for (int e = 0; e < RUNS; e++)
       #pragma unroll
@@ -341,14 +315,4 @@
         }
   }
   __syncthreads();
-  for (int n = threadIdx.x; n < PART * V_DIM; n += 128) {
-    const int m = n / V_DIM, d = n % V_DIM;
-    const float* element = (const float*)(shared + d / V_OWN * STREAMS * WARP) + m * V_OWN + d % V_OWN;
-    const Joined all = joined<STREAMS, ROWS>(found, m, element, WARP / sizeof(float));
-    const size_t at = ((size_t)row * HEADS + head0 + m) * splits + split;
-    partial[at * V_DIM + d] = all.x;
-    if (d == 0) {
-      stats[at * 2] = all.best;
-      stats[at * 2 + 1] = all.sum;
-    }
-  }
+  store_split<STREAMS, ROWS, V_OWN, WARP>(found, shared, (size_t)row * HEADS + head0, split, splits, partial, stats);

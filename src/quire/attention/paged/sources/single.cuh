@@ -131,22 +131,7 @@
 
     if (SHARE > 1) {
       constexpr int N = TILES_OF * COLUMNS;
-      float4* given = (float4*)met + (pass - begin) / STREAMS % 2 * (4 * N * 32);
-      #pragma unroll
-      for (int n = 0; n < N; n++) given[(warp * N + n) * 32 + lane] = *(const float4*)s[n / TILES_OF][n % TILES_OF];
-      meet(1 + stream, 32 * SHARE);
-      #pragma unroll
-      for (int n = 0; n < N; n++) {
-        float* to = s[n / TILES_OF][n % TILES_OF];
-        #pragma unroll
-        for (int other = 0; other < SHARE; other++) {
-          const float4 x = given[((other * STREAMS + stream) * N + n) * 32 + lane];
-          to[0] = other ? to[0] + x.x : x.x;
-          to[1] = other ? to[1] + x.y : x.y;
-          to[2] = other ? to[2] + x.z : x.z;
-          to[3] = other ? to[3] + x.w : x.w;
-        }
-      }
+      add_shares<SHARE, STREAMS, N>(s[0][0], (float4*)met + (pass - begin) / STREAMS % 2 * (4 * N * 32), warp, stream, lane);
     }
 
     unsigned weights[COLUMNS][TILES_OF][2];
@@ -216,14 +201,7 @@
   __syncthreads();
   #pragma unroll
   for (int c = 0; c < COLUMNS; c++) {
-    #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const float sum = column_sum(total[c][h]);
-      if (group == 0) {
-        found[(warp * ROWS + c * 8 + quad * 2 + h) * 2] = most[c][h];
-        found[(warp * ROWS + c * 8 + quad * 2 + h) * 2 + 1] = sum;
-      }
-    }
+    store_totals(found + (warp * ROWS + c * 8) * 2, most[c], total[c], quad, group);
     #pragma unroll
     for (int e = 0; e < V_OWN / 16; e++)
       #pragma unroll

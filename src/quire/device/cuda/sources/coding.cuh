@@ -10,13 +10,11 @@ __device__ __forceinline__ float lanes_sum(float x) {
   for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(0xffffffffu, x, by);
   return x;
 }
-// A warp turns a vector: signs, then a Hadamard transform, times `scale`. A lane has elements lane,
-// lane + 32 and so on, here as below.
+// A warp's Hadamard transform of a vector, times `scale`. Each bit of an
+// element's place in the vector is a bit of the lane's number or of e, in any order.
 template <int E>
-__device__ __forceinline__ void turned(float* x, const float* signs, float scale) {
+__device__ __forceinline__ void transformed(float* x, float scale) {
   const int lane = threadIdx.x & 31;
-  #pragma unroll
-  for (int e = 0; e < E; e++) x[e] *= signs[e * 32 + lane];
   #pragma unroll
   for (int half = 1; half < 32; half *= 2)
     #pragma unroll
@@ -35,6 +33,15 @@ __device__ __forceinline__ void turned(float* x, const float* signs, float scale
       }
   #pragma unroll
   for (int e = 0; e < E; e++) x[e] *= scale;
+}
+// A warp turns a vector: signs, then a Hadamard transform, times `scale`. A lane has elements lane,
+// lane + 32 and so on, here as below.
+template <int E>
+__device__ __forceinline__ void turned(float* x, const float* signs, float scale) {
+  const int lane = threadIdx.x & 31;
+  #pragma unroll
+  for (int e = 0; e < E; e++) x[e] *= signs[e * 32 + lane];
+  transformed<E>(x, scale);
 }
 // The lanes' codes as words, the lowest bits first.
 template <int EACH_BITS>

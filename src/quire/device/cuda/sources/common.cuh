@@ -1,12 +1,14 @@
 __device__ __forceinline__ void product(float* c, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                                         unsigned b0, unsigned b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 // Two 4-bit codes of a word, four apart, as bfloat16 numbers 128 + n.
 __device__ __forceinline__ unsigned raised(unsigned word, int shift) {
-  return ((word >> shift) & 0x000F000Fu) | 0x43004300u;
+  unsigned up;  // the compiler alone makes two operations of this one
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(up) : "r"(word >> shift), "n"(0x000F000F), "r"(0x43004300));
+  return up;
 }
 // What the eight codes of a word stand for, in their order.
 __device__ __forceinline__ uint4 numbers(unsigned word, __nv_bfloat162 scale, __nv_bfloat162 bias) {

@@ -1,122 +1,231 @@
-  // TILE_X is the number of the 16 rows of W.
+  // TILE_X is the number of the 16 * PARTS rows of W. READY waits for the kernel before.
 #ifndef TILE_X
 #define TILE_X blockIdx.x
 #endif
+#ifndef READY
+#define READY
+#endif
   // y = x W^T, 8 * TILES rows a thread block; codes of 4 bits, bfloat16.
-  // A thread block makes 16 rows of W (with GATED: of both matrices) for all rows of x. Its warps
-  // share the groups of 64 columns and add up at the end. Codes are the left operand, as 128 + n;
-  // what that adds is taken off by the sum of x, a product with ones.
+  // A thread block makes 16 * PARTS rows of W (with GATED: of both matrices) for all rows of x. Its
+  // warps share the columns, CHUNK groups of 64 at a time, and add up at the end. A warp copies
+  // STAGES chunks ahead into a ring of its own: codes, and the ROWS rows of x. The first codes come
+  // while the kernel before still runs. Codes are the left operand, as 128 + n; what that adds is
+  // taken off by the sum of x, a product with ones.
   // With EXPERTS, a tile is up to 8 * TILES pairs of row and expert: expert, first place, count.
+  // WHOLE: chunks have no rest.
+  constexpr int SETS = GATED ? 2 : 1, MATRICES = SETS * PARTS;
+  // In pieces of 16 bytes: a row's codes and a row of x in a chunk, a chunk's codes, a chunk.
+  constexpr int CODES = CHUNK * 2, X = CHUNK * 8, ALL_CODES = MATRICES * 16 * CODES;
+  constexpr int STAGE = ALL_CODES + ROWS * X;
+  constexpr int SPAN = CHUNK < 2 ? 1 : 2, SCALES = SPAN * 64 < GROUP ? 1 : SPAN * 64 / GROUP;
+  extern __shared__ uint4 memory[];
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, quad = lane & 3, r = lane >> 2;
 #if EXPERTS
+  READY;
   const int first = tiles[blockIdx.y * 3 + 1], count = tiles[blockIdx.y * 3 + 2];
   if (count == 0) return;
   const size_t expert = tiles[blockIdx.y * 3];
   const int N = w_shape[1], words = w_shape[2];
 #else
   const int first = blockIdx.y * TILES * 8, count = min(TILES * 8, x_shape[0] - first);
-  if (count <= 0) return;
+  if (count <= 0) {
+    READY;
+    return;
+  }
   const size_t expert = 0;
   const int N = w_shape[0], words = w_shape[1];
 #endif
-  const int K = words * 8, groups = K / GROUP, n0 = TILE_X * 16;
-  const size_t row0 = expert * N + n0 + r, row1 = row0 + 8;
+  const int K = words * 8, groups = K / GROUP, chunks = (K / 64 + CHUNK - 1) / CHUNK;
 #if GATED
-  constexpr int SETS = 2;
-  const unsigned* codes[2] = {w, w_up};
-  const T* s_of[2] = {scales, scales_up};
-  const T* b_of[2] = {biases, biases_up};
+  const unsigned* const w_of[2] = {w, w_up};
+  const T* const s_of[2] = {scales, scales_up};
+  const T* const b_of[2] = {biases, biases_up};
 #else
-  constexpr int SETS = 1;
-  const unsigned* codes[1] = {w};
-  const T* s_of[1] = {scales};
-  const T* b_of[1] = {biases};
+  const unsigned* const w_of[1] = {w};
+  const T* const s_of[1] = {scales};
+  const T* const b_of[1] = {biases};
 #endif
-  const T* x_row[TILES];
+  // The last block may have more parts than there are rows of W: they make its last rows again.
+  const int n0 = TILE_X * PARTS * 16;
+  const auto row_of = [&](int own) { return min(n0 + own * 16, N - 16); };
+  const auto copy = [](const void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;"
+      :: "r"((unsigned)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+  };
+  const auto commit = []() { asm volatile("cp.async.commit_group;" ::: "memory"); };
+  // Where a row's 32 bytes of a group are in its chunk, so that four rows are read at a time.
+  const auto turned = [](int group, int row) {
+    return CHUNK < 4 ? group ^ row * CHUNK / 4 % CHUNK : group ^ row % 4;
+  };
+  uint4* const ring = memory + warp * STAGES * STAGE;
+  const auto copy_codes = [&](int chunk, int stage) {
+    if (chunk >= chunks) return;
+    #pragma unroll
+    for (int m = 0; m < MATRICES; m++)
+      #pragma unroll
+      for (int i = 0; i < CHUNK; i++) {
+        const int row = (i * 32 + lane) / CODES, piece = lane % CODES;
+        uint4* const to = ring + stage * STAGE + (m * 16 + row) * CODES;
+        const size_t at = (expert * N + row_of(m / SETS) + row) * words + chunk * CHUNK * 8;
+        if (WHOLE || chunk * CHUNK + piece / 2 < K / 64)
+          copy(to + turned(piece / 2, row) * 2 + piece % 2, w_of[m % SETS] + at + piece * 4);
+      }
+  };
+  // Scales and biases of all columns; rows padded, where they would begin in one bank.
+  const int pad = groups % 8 ? 0 : 1, scale_row = groups + pad * 8, each = pad ? groups / 8 : groups * 2;
+  T* const scale_tile = (T*)(memory + WARPS * STAGES * STAGE);
   #pragma unroll
-  for (int t = 0; t < TILES; t++) {
-    const int place = first + min(t * 8 + r, count - 1);
+  for (int m = 0; m < 2 * MATRICES; m++) {
+    const T* const from = (m % 2 ? b_of : s_of)[m / 2 % SETS] + (expert * N + row_of(m / 2 / SETS)) * groups;
+    for (int i = threadIdx.x; i < groups * 2; i += WARPS * 32)
+      copy((uint4*)(scale_tile + m * 16 * scale_row) + i + i / each * pad, from + i * 8);
+  }
+  #pragma unroll
+  for (int s = 0; s < STAGES; s++) {
+    copy_codes(warp + s * WARPS, s);
+    commit();
+  }
+#if !EXPERTS
+  READY;
+#endif
+  constexpr int X_COPIES = (ROWS * X + 31) / 32;
+  const T* x_from[X_COPIES];
+  #pragma unroll
+  for (int i = 0; i < X_COPIES; i++) {
+    const int place = first + min((i * 32 + lane) / X, count - 1);
 #if EXPERTS && GATED
-    x_row[t] = x + (size_t)(order[place] / TOP) * K;
+    x_from[i] = x + (size_t)(order[place] / TOP) * K + lane % X * 8;
 #else
-    x_row[t] = x + (size_t)place * K;
+    x_from[i] = x + (size_t)place * K + lane % X * 8;
 #endif
   }
-  float acc[SETS][TILES][4];
+  const auto copy_x = [&](int chunk, int stage) {
+    if (chunk >= chunks) return;
+    #pragma unroll
+    for (int i = 0; i < X_COPIES; i++) {
+      const int row = (i * 32 + lane) / X, piece = lane % X;
+      if (row < ROWS && (WHOLE || chunk * CHUNK + piece / 8 < K / 64))
+        copy(ring + stage * STAGE + ALL_CODES + row * X + (piece ^ row % 2), x_from[i] + chunk * CHUNK * 64);
+    }
+  };
   #pragma unroll
-  for (int s = 0; s < SETS; s++)
+  for (int s = 0; s < STAGES; s++) {
+    copy_x(warp + s * WARPS, s);
+    commit();
+  }
+  float acc[MATRICES][TILES][4];
+  #pragma unroll
+  for (int m = 0; m < MATRICES; m++)
     #pragma unroll
     for (int t = 0; t < TILES; t++)
-      for (int i = 0; i < 4; i++) acc[s][t][i] = 0.f;
-  const unsigned ones = 0x3f803f80u;
-  #pragma unroll 2
-  for (int g = warp; g < K / 64; g += WARPS) {
-    uint2 u0[SETS], u1[SETS];
-    float s0[SETS], s1[SETS], o0[SETS], o1[SETS];
-    #pragma unroll
-    for (int s = 0; s < SETS; s++) {
-      u0[s] = *(const uint2*)(codes[s] + row0 * words + g * 8 + quad * 2);
-      u1[s] = *(const uint2*)(codes[s] + row1 * words + g * 8 + quad * 2);
-      const size_t at = g * 64 / GROUP;
-      s0[s] = (float)s_of[s][row0 * groups + at];
-      s1[s] = (float)s_of[s][row1 * groups + at];
-      o0[s] = (float)b_of[s][row0 * groups + at] - 128.f * s0[s];
-      o1[s] = (float)b_of[s][row1 * groups + at] - 128.f * s1[s];
-    }
-    #pragma unroll
-    for (int t = 0; t < TILES; t++) {
-      const uint4* from = (const uint4*)(x_row[t] + g * 64 + quad * 16);
-      float c[SETS][4] = {}, d[4] = {};
       #pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const uint4 some = from[h];
-        const unsigned p0 = __byte_perm(some.x, some.z, 0x5410), p1 = __byte_perm(some.x, some.z, 0x7632);
-        const unsigned p2 = __byte_perm(some.y, some.w, 0x5410), p3 = __byte_perm(some.y, some.w, 0x7632);
-        product(d, ones, ones, ones, ones, p0, p1);
-        product(d, ones, ones, ones, ones, p2, p3);
+      for (int i = 0; i < 4; i++) acc[m][t][i] = 0.f;
+  const unsigned ones = 0x3f803f80u;
+  asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 1) : "memory");
+  __syncthreads();
+  int stage = 0;
+  #pragma unroll 1
+  for (int chunk = warp; chunk < chunks; chunk += WARPS) {
+    asm volatile("cp.async.wait_group %0;" :: "n"(STAGES - 1) : "memory");
+    __syncwarp();
+    const uint4* const now = ring + stage * STAGE;
+    #pragma unroll 1
+    for (int span = 0; span < CHUNK; span += SPAN) {
+      struct __align__(WHOLE ? 2 * SCALES : 2) Scales { T of[SCALES]; };
+      Scales scale[MATRICES][2][2];  // and biases; by half of the 16 rows
+      #pragma unroll
+      for (int m = 0; m < 2 * MATRICES; m++)
         #pragma unroll
-        for (int s = 0; s < SETS; s++) {
-          const unsigned a = h ? u0[s].y : u0[s].x, e = h ? u1[s].y : u1[s].x;
-          product(c[s], raised(a, 0), raised(e, 0), raised(a, 4), raised(e, 4), p0, p1);
-          product(c[s], raised(a, 8), raised(e, 8), raised(a, 12), raised(e, 12), p2, p3);
+        for (int h = 0; h < 2; h++) {
+          const int at = (chunk * CHUNK + span) * 64 / GROUP;
+          const T* const from = scale_tile + (m * 16 + r + h * 8) * scale_row + at;
+          Scales& to = scale[m / 2][m % 2][h];
+          if (WHOLE) to = *(const Scales*)from;
+          else
+            for (int n = 0; n < SCALES; n++) to.of[n] = from[min(n, groups - 1 - at)];
+        }
+      #pragma unroll
+      for (int j = 0; j < SPAN; j++) {
+        if (!WHOLE && chunk * CHUNK + span + j >= K / 64) break;
+        unsigned a[MATRICES][2][8];
+        float s[MATRICES][2], o[MATRICES][2];
+        #pragma unroll
+        for (int m = 0; m < MATRICES; m++)
+          #pragma unroll
+          for (int h = 0; h < 2; h++) {
+            const uint4* const codes = now + (m * 16 + r + h * 8) * CODES;
+            const uint2 u = ((const uint2*)(codes + turned(span + j, r) * 2))[quad];
+            #pragma unroll
+            for (int n = 0; n < 4; n++) {
+              a[m][h][n] = raised(u.x, 4 * n);
+              a[m][h][4 + n] = raised(u.y, 4 * n);
+            }
+            s[m][h] = (float)scale[m][0][h].of[j * 64 / GROUP];
+            o[m][h] = (float)scale[m][1][h].of[j * 64 / GROUP] - 128.f * s[m][h];
+          }
+        #pragma unroll
+        for (int t = 0; t < TILES; t++) {
+          const int row = (t * 8 + r) % ROWS;
+          float d[4] = {}, c[MATRICES][4] = {};
+          #pragma unroll
+          for (int h = 0; h < 2; h++) {
+            const uint4 some = now[ALL_CODES + row * X + ((span + j) * 8 + quad * 2 + h ^ row % 2)];
+            const unsigned p0 = __byte_perm(some.x, some.z, 0x5410), p1 = __byte_perm(some.x, some.z, 0x7632);
+            const unsigned p2 = __byte_perm(some.y, some.w, 0x5410), p3 = __byte_perm(some.y, some.w, 0x7632);
+            product(d, ones, ones, ones, ones, p0, p1);
+            product(d, ones, ones, ones, ones, p2, p3);
+            #pragma unroll
+            for (int m = 0; m < MATRICES; m++) {
+              const unsigned *const up = a[m][0] + 4 * h, *const low = a[m][1] + 4 * h;
+              product(c[m], up[0], low[0], up[1], low[1], p0, p1);
+              product(c[m], up[2], low[2], up[3], low[3], p2, p3);
+            }
+          }
+          #pragma unroll
+          for (int m = 0; m < MATRICES; m++)
+            #pragma unroll
+            for (int i = 0; i < 4; i++)
+              acc[m][t][i] = fmaf(o[m][i / 2], d[i], fmaf(s[m][i / 2], c[m][i], acc[m][t][i]));
         }
       }
-      #pragma unroll
-      for (int s = 0; s < SETS; s++) {
-        acc[s][t][0] += s0[s] * c[s][0] + o0[s] * d[0];
-        acc[s][t][1] += s0[s] * c[s][1] + o0[s] * d[1];
-        acc[s][t][2] += s1[s] * c[s][2] + o1[s] * d[2];
-        acc[s][t][3] += s1[s] * c[s][3] + o1[s] * d[3];
-      }
     }
+    __syncwarp();
+    copy_codes(chunk + STAGES * WARPS, stage);
+    copy_x(chunk + STAGES * WARPS, stage);
+    commit();
+    stage = stage + 1 < STAGES ? stage + 1 : 0;
   }
-  __shared__ float found[WARPS][SETS][TILES * 128];  // [column, row of W]
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
+  float* const found = (float*)memory;  // [WARPS, MATRICES, column, row of W]
   #pragma unroll
-  for (int s = 0; s < SETS; s++)
+  for (int m = 0; m < MATRICES; m++)
     #pragma unroll
     for (int t = 0; t < TILES; t++) {
-      float* to = found[warp][s] + t * 128 + quad * 32 + r;
-      to[0] = acc[s][t][0];
-      to[16] = acc[s][t][1];
-      to[8] = acc[s][t][2];
-      to[24] = acc[s][t][3];
+      float* const to = found + ((warp * MATRICES + m) * TILES + t) * 128 + quad * 32 + r;
+      to[0] = acc[m][t][0];
+      to[16] = acc[m][t][1];
+      to[8] = acc[m][t][2];
+      to[24] = acc[m][t][3];
     }
   __syncthreads();
-  for (int i = threadIdx.x; i < TILES * 128; i += WARPS * 32) {
+  for (int i = threadIdx.x; i < PARTS * TILES * 128; i += WARPS * 32) {
+    const int own = i / 16 % PARTS, column = i / 16 / PARTS, row = i % 16;
+    if (column >= count) continue;
     float sum[SETS];
     #pragma unroll
     for (int s = 0; s < SETS; s++) {
       sum[s] = 0.f;
       #pragma unroll
-      for (int from = 0; from < WARPS; from++) sum[s] += found[from][s][i];
+      for (int from = 0; from < WARPS; from++)
+        sum[s] += found[(from * MATRICES + own * SETS + s) * TILES * 128 + column * 16 + row];
     }
-    const int column = i >> 4;
-    if (column >= count) continue;
+    const int n = row_of(own) + row;
 #if GATED
-    y[(size_t)(first + column) * N + n0 + (i & 15)] = (T)gated(sum[0], sum[1]);
+    y[(size_t)(first + column) * N + n] = (T)gated(sum[0], sum[1]);
 #elif EXPERTS
-    y[(size_t)order[first + column] * N + n0 + (i & 15)] = (T)sum[0];
+    y[(size_t)order[first + column] * N + n] = (T)sum[0];
 #else
-    y[(size_t)(first + column) * N + n0 + (i & 15)] = (T)sum[0];
+    y[(size_t)(first + column) * N + n] = (T)sum[0];
 #endif
   }

@@ -1,5 +1,6 @@
   // A warp for each row and head. Queries and keys are normalised, rotated, and stored: queries where
-  // they were, keys in the row's slot of the pool; values beside them, perhaps normalised.
+  // they were, keys in the row's slot of the pool; values beside them, perhaps normalised. Where BLOCK
+  // is 0, keys and values are rows of a buffer: [T, KV_HEADS, DIM].
   const int row = blockIdx.x, head = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
   if (row >= *rows || head >= HEADS + 2 * KV_HEADS) return;
   const int lane = threadIdx.x & 31;
@@ -9,8 +10,9 @@
                   : (value ? v : k) + ((size_t)row * KV_HEADS + own) * DIM;
   T* to = from;
   if (!query) {
-    const size_t at = (((size_t)blocks[row] * KV_HEADS + own) * BLOCK + offsets[row]) * DIM;
-    to = (value ? values : keys) + at;
+    const size_t vector = BLOCK ? ((size_t)blocks[row] * KV_HEADS + own) * BLOCK + offsets[row]
+                                : (size_t)row * KV_HEADS + own;
+    to = (value ? values : keys) + vector * DIM;
   }
   // Pair p is of elements (first, second): that turn together, or, behind the last, neighbours.
   constexpr int HALF = DIM / 2, EACH = HALF / 32;

@@ -16,7 +16,7 @@ HEARD = _SEEN + 2
 """Those of one with sound: then come the frames and the bins of its spectrogram."""
 
 
-class QwenHeardVideoEncoder(QwenVideoEncoder):
+class QwenVideoAudioEncoder(QwenVideoEncoder):
     """The towers for videos, with sound or without.
 
     Their features are those of the video, then those of its sound.

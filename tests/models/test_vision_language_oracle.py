@@ -171,6 +171,16 @@ def test_rows_of_pictures_match(opened: Callable[[str], Both], name: str) -> Non
             assert differ(mine, other) < 2e-4
 
 
+def test_experts_as_wide_as_the_model_are_read(tmp_path: Path) -> None:
+    """Their last matrices are square."""
+    config = deepcopy(CONFIGS["qwen3_vl_moe"])
+    config["text_config"] |= {"moe_intermediate_size": config["text_config"]["hidden_size"]}
+    reference = oracle.save_random(AutoConfig.for_model(**config), tmp_path)
+    tokens, _ = PROMPTS["text alone"]
+    ours = solo_logits(open_model(str(tmp_path)).model, tokens)
+    assert differ(ours, oracle.reference_logits(reference, tokens)) < 2e-4
+
+
 WATCHING = [name for name in CONFIGS if name != "paddleocr_vl"]
 
 

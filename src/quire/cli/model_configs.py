@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from quire.cli.model_options import ModelOptions
 from quire.cli.server_options import ServerOptions
 from quire.cli.settings import describe, wrong_key
 from quire.cli.values import Place
-from quire.core.config import Offer, ServerConfig
+from quire.core.config import DiskConfig, ModelConfig, ServerConfig
 from quire.core.errors import QuireError
 from quire.demo import MODEL_DIR, NAME
 
@@ -32,13 +33,13 @@ class ModelTable(ModelOptions):
     pinned: bool = False
 
 
-def offers(options: ServerOptions, server: ServerConfig) -> tuple[Offer, ...]:
+def model_configs(options: ServerOptions, server: ServerConfig) -> tuple[ModelConfig, ...]:
     """The models of the command line, else those of the configuration file, else the embedded one.
 
     Raises:
         QuireError: two have one name, a setting is wrong, or an option is for one model only.
     """
-    found = [_offer_of(each, options, server) for each in options.models or (NAME,)]
+    found = [_config_of(each, options, server) for each in options.models or (NAME,)]
     if len(found) > 1:
         for option in _ONE_MODEL:
             if getattr(options, option):
@@ -48,16 +49,34 @@ def offers(options: ServerOptions, server: ServerConfig) -> tuple[Offer, ...]:
         raise QuireError(f"two models are called {twice[0]!r}; say NAME=MODEL")
     if unknown := [name for name in options.pin if name not in names]:
         raise QuireError(f"--pin {unknown[0]}: no model has this name")
-    return tuple(found)
+    return _with_own_folders(found)
 
 
-def _offer_of(
+def _with_own_folders(found: list[ModelConfig]) -> tuple[ModelConfig, ...]:
+    """The same, where models that name one folder for blocks get one each in it.
+
+    A folder is one engine's: the other models would go without.
+    """
+    paths = Counter(each.engine.disk.path for each in found if each.engine.disk is not None)
+    return tuple(
+        each
+        if (disk := each.engine.disk) is None or paths[disk.path] == 1
+        else replace(each, engine=replace(each.engine, disk=_own(disk, each.name)))
+        for each in found
+    )
+
+
+def _own(disk: DiskConfig, name: str) -> DiskConfig:
+    return replace(disk, path=str(Path(disk.path) / name.replace("/", "--")))
+
+
+def _config_of(
     given: str | Mapping[str, Any], options: ServerOptions, server: ServerConfig
-) -> Offer:
+) -> ModelConfig:
     """The model of an argument, or of a table, whose settings come before those for all."""
     if isinstance(given, str):
         name, model = _named(given)
-        return _offer(options.served_name or name, model, options, server)
+        return _model_config(options.served_name or name, model, options, server)
     entries = {key.replace("-", "_"): value for key, value in given.items()}
     name = str(entries.get("name", _named(str(entries.get("model", NAME)))[0]))
     try:
@@ -70,8 +89,8 @@ def _offer_of(
         raise TableError(f"[[models]] {name}: {text}") from error
     own = table.model_fields_set & ModelOptions.model_fields.keys()
     merged = options.model_copy(update={key: getattr(table, key) for key in own})
-    offer = _offer(name, table.model, merged, server)
-    return replace(offer, pinned=offer.pinned or table.pinned)
+    config = _model_config(name, table.model, merged, server)
+    return replace(config, pinned=config.pinned or table.pinned)
 
 
 def _named(given: str) -> tuple[str, str]:
@@ -98,7 +117,9 @@ def _place(model: str) -> str:
     return str(MODEL_DIR) if embedded else model
 
 
-def _offer(name: str, model: str, options: ServerOptions, server: ServerConfig) -> Offer:
+def _model_config(
+    name: str, model: str, options: ServerOptions, server: ServerConfig
+) -> ModelConfig:
     serving = replace(
         server,
         served_name=name,
@@ -111,4 +132,4 @@ def _offer(name: str, model: str, options: ServerOptions, server: ServerConfig) 
         sampling_overrides=options.sampling_overrides(),
     )
     engine, pinned = options.engine_config(_place(model)), name in options.pin
-    return Offer(engine, serving, pinned, idle_unload_s=options.idle_unload)
+    return ModelConfig(engine, serving, pinned, idle_unload_s=options.idle_unload)

@@ -1,4 +1,4 @@
-"""Described decoders that see, and hear, and positions of three axes (multimodal RoPE)."""
+"""Decoders with encoders of pictures, videos and sound; positions of three axes (M-RoPE)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire.models.decoder import DecoderModel
 from quire.models.description import Description
 from quire.models.names import Names, Weights
 from quire.models.qwen_audio import AudioTower, QwenSoundEncoder, channels_last
-from quire.models.qwen_film import HEARD, QwenHeardVideoEncoder
+from quire.models.qwen_video_audio import HEARD, QwenVideoAudioEncoder
 from quire.models.qwen_vision import QwenVision, VisionTower
 
 log = logging.getLogger("quire.models")
@@ -89,7 +89,7 @@ def _squares(item: MediaItem, kind: QwenVision) -> npt.NDArray[np.float64]:
     return squares
 
 
-class SeeingModel(DecoderModel):
+class VisionLanguageModel(DecoderModel):
     """A decoder and what makes pictures into rows of its embeddings.
 
     Args:
@@ -128,7 +128,7 @@ class SeeingModel(DecoderModel):
         return super().sanitize(text) | {f"visual.{n}": array for n, array in translated.items()}
 
 
-class TextPositionsModel(SeeingModel):
+class TextPositionsModel(VisionLanguageModel):
     """A decoder that sees; a picture's rows are numbered as tokens of text are."""
 
     def positions(
@@ -137,7 +137,7 @@ class TextPositionsModel(SeeingModel):
         return None
 
 
-class HearingModel(SeeingModel):
+class AudioVisionLanguageModel(VisionLanguageModel):
     """A decoder that sees and hears: the thinker of a model that also speaks, or the model.
 
     Args:
@@ -162,7 +162,7 @@ class HearingModel(SeeingModel):
         sounds = QwenSoundEncoder(self.audio_tower)
         if self.visual is None:
             return {"audio": sounds}
-        videos = QwenHeardVideoEncoder(self.visual, sounds)
+        videos = QwenVideoAudioEncoder(self.visual, sounds)
         return {**super().encoders, "video": videos, "audio": sounds}
 
     def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from openai import APIStatusError, OpenAI
 
-from quire.api.openapi import OPERATIONS
+from quire.api.routes import OPERATIONS
 from quire.api.shared.auth import check_exposure
 from quire.core.config import ServerConfig
 from quire.core.errors import QuireError
@@ -188,8 +188,9 @@ def test_one_line_a_request_says_how_it_went(
     served = serve(lambda _: Script((5, 6, 7), cached_tokens=4, reuse="evicted"))
     with caplog.at_level(logging.INFO, logger="quire.access"):
         answer = HTTP.post(served.url + CHAT, json={**ASK, "stream": True})
+        wait_until(lambda: len(caplog.records) == 1, 5)  # the line comes after the last byte
         HTTP.post(served.url + CHAT, json={"model": "x", **ASK})
-        wait_until(lambda: len(caplog.records) >= 2, 5)
+        wait_until(lambda: len(caplog.records) == 2, 5)
     good, bad = (vars(record)["fields"] for record in caplog.records)
     assert good["id"] == answer.headers["x-request-id"]
     assert (good["path"], good["status"], good["finish"]) == (CHAT, 200, "stop")

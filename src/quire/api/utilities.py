@@ -103,7 +103,7 @@ def _json(content: bytes) -> Response:
     return Response(content, media_type="application/json")
 
 
-class Operation:
+class Utilities:
     """The endpoints."""
 
     def __init__(self, server: ServerContext) -> None:
@@ -157,7 +157,7 @@ class Operation:
             "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
             "owned_by": "quire",
             "state": model.state,
-            "pinned": model.offer.pinned,
+            "pinned": model.config.pinned,
             "requests": model.users,
             "expires_s": model.expires_s,
             "progress": None if model.progress is None else asdict(model.progress),

@@ -102,7 +102,7 @@ def test_names_of_all_kinds_of_checkpoint_are_read(name: str, tmp_path: Path) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_5", "qwen3_5_moe"])
 def test_conversions_over_recurrent_layers_are_read(name: str, tmp_path: Path) -> None:
-    """As mlx-vlm names them, plain and packed; `test_seeing_oracle` opens published ones."""
+    """As mlx-vlm names them, plain and packed; the oracle tests open published ones."""
     config = CONFIGS[name]
     weights = random_weights(config)
     converted = theirs(name, weights, conversion=True)

@@ -1,0 +1,29 @@
+"""What all systems are asked: pure Python, so that an interpreter without Quire can ask it too."""
+
+from __future__ import annotations
+
+import random
+
+LONG = 20_000
+STREAMS = (1, 8, 32)
+
+
+def drawn(count: int, seed: int) -> tuple[int, ...]:
+    """A prompt of random tokens."""
+    numbers = random.Random(seed)
+    return tuple(numbers.randrange(10, 100_000) for _ in range(count))
+
+
+def tokens_asked(what: list[str]) -> int:
+    """Of each answer: N where `tokens-N` is among the options."""
+    return _number(what, "tokens-", 60)
+
+
+def kv_gigabytes(what: list[str]) -> int:
+    """Of the KV cache: N where `kv-N` is among the options."""
+    return _number(what, "kv-", 40)
+
+
+def _number(what: list[str], name: str, otherwise: int) -> int:
+    named = [part.removeprefix(name) for part in what if part.startswith(name)]
+    return int(named[0]) if named else otherwise

@@ -1,0 +1,86 @@
+"""Serves a model and asks for many answers at once: `gpu_http.py FOLDER OUT [what]`.
+
+Prompts are 128 token ids each, those of `gpu/engine.py`. What: `tokens-256` for answers of so many;
+`kv-8` for 8 GB of KV cache. The folder gets a tokenizer of made-up words if it has none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpu.workload import STREAMS, drawn, kv_gigabytes, tokens_asked
+from servers import SERVERS, running
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from quire.cli.load import Target, closed_loop
+
+_LIMIT_S = 300.0
+
+
+def with_tokenizer(folder: Path) -> None:
+    """A byte-level tokenizer, with a word for each further token of the model's."""
+    file = folder / "tokenizer.json"
+    if file.exists():
+        return
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate(letters)}
+    vocabulary |= {f"\u0120w{number}": number for number in range(len(letters), size)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(file))
+    kind = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(kind))
+
+
+def run(
+    target: Target, model: str, prompts: list[tuple[int, ...]], tokens: int, name: str
+) -> dict[str, Any]:
+    """All at once, to their ends."""
+    body = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    bodies = [json.dumps(body | {"prompt": prompt}).encode() for prompt in prompts]
+    answers = asyncio.run(closed_loop(target, "/completions", bodies, len(bodies), _LIMIT_S))
+    for answer in answers:
+        if answer.error is not None:
+            raise SystemExit(f"{name}: {answer.error}")
+    begun = min(answer.started for answer in answers)
+    took = max(answer.ended for answer in answers) - begun
+    first = max(answer.text_times[0] for answer in answers) - begun
+    result = {
+        "what": name,
+        "streams": len(prompts),
+        "prompt": len(prompts[0]),
+        "seconds": round(took, 3),
+        "first token, s": round(first, 3),
+        "tokens/s": round(sum(answer.tokens for answer in answers) / took, 1),
+    }
+    print(json.dumps(result), flush=True)
+    return result
+
+
+def main(folder: Path, out: Path, what: list[str]) -> None:
+    with_tokenizer(folder)
+    quire = next(server for server in SERVERS if server.name == "quire")
+    memory = ("--kv-memory", f"{kv_gigabytes(what)}GB")
+    server = replace(quire, command=(*quire.command, *memory))
+    rows: list[dict[str, Any]] = []
+    with running(server, str(folder), sys.executable, limit_s=_LIMIT_S) as (target, seconds):
+        rows.append({"what": "open", "seconds": seconds})
+        for again in ("first", "second", "third"):
+            for streams in STREAMS:
+                seed = 1000 * streams + 7 * len(again)
+                prompts = [drawn(128, seed + number) for number in range(streams)]
+                name = f"{streams} streams, {again}"
+                rows.append(run(target, folder.name, prompts, tokens_asked(what), name))
+    out.write_text(json.dumps({"model": str(folder), "rows": rows}, indent=1))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

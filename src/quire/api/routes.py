@@ -1,0 +1,195 @@
+"""What is served where: one table, of which the routes and `/openapi.json` are made."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.api.chat.endpoint import Chat, ChatRequest
+from quire.api.completions.endpoint import CompletionRequest, Completions
+from quire.api.messages.endpoint import Messages
+from quire.api.messages.schema import CountRequest, MessagesRequest
+from quire.api.responses.endpoint import Responses
+from quire.api.responses.schema import ResponsesRequest
+from quire.api.shared.schema import Wire
+from quire.api.utilities import DetokenizeRequest, ModelRequest, TokenizeRequest, Utilities
+
+JSON, EVENTS, _TEXT = "application/json", "text/event-stream", "text/plain"
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """What answers, of one server.
+
+    Attributes:
+        document: `GET /openapi.json`.
+    """
+
+    chat: Chat
+    completions: Completions
+    messages: Messages
+    responses: Responses
+    utilities: Utilities
+    document: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One method of one path, as OpenAPI calls it.
+
+    Attributes:
+        endpoint: which of the endpoints answers.
+        path: with starlette's convertors.
+        body: the model of the request's body; None if it has none. Requests with a body take a
+            slot and hold a model.
+        answers: media types of a good answer.
+        open: whether it needs no key.
+        statuses: of answers that are not good, beside those that every operation may give.
+        listed: whether `/openapi.json` has it.
+    """
+
+    endpoint: Callable[[Endpoints], Endpoint]
+    method: str
+    path: str
+    summary: str
+    body: type[Wire] | None = None
+    answers: tuple[str, ...] = (JSON,)
+    open: bool = False
+    statuses: tuple[int, ...] = ()
+    listed: bool = True
+
+    @property
+    def template(self) -> str:
+        """The path without convertors, as OpenAPI has it."""
+        return re.sub(r":\w+\}", "}", self.path)
+
+
+_GENERATING = (404, 408, 429, 501, 503)
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        lambda e: e.chat.create,
+        "post",
+        "/v1/chat/completions",
+        "Answers a conversation",
+        ChatRequest,
+        (JSON, EVENTS),
+        statuses=_GENERATING,
+    ),
+    Operation(
+        lambda e: e.completions.create,
+        "post",
+        "/v1/completions",
+        "Goes on with a text",
+        CompletionRequest,
+        (JSON, EVENTS),
+        statuses=_GENERATING,
+    ),
+    Operation(
+        lambda e: e.messages.create,
+        "post",
+        "/v1/messages",
+        "Answers a conversation, as Anthropic's API does",
+        MessagesRequest,
+        (JSON, EVENTS),
+        statuses=_GENERATING,
+    ),
+    Operation(
+        lambda e: e.messages.count_tokens,
+        "post",
+        "/v1/messages/count_tokens",
+        "Counts the tokens of a conversation",
+        CountRequest,
+        statuses=(404,),
+    ),
+    Operation(
+        lambda e: e.responses.create,
+        "post",
+        "/v1/responses",
+        "Answers a conversation of items, and keeps it",
+        ResponsesRequest,
+        (JSON, EVENTS),
+        statuses=_GENERATING,
+    ),
+    Operation(
+        lambda e: e.responses.retrieve,
+        "get",
+        "/v1/responses/{id}",
+        "A response that is kept",
+        statuses=(404,),
+    ),
+    Operation(
+        lambda e: e.responses.delete,
+        "delete",
+        "/v1/responses/{id}",
+        "Forgets a response",
+        statuses=(404,),
+    ),
+    Operation(lambda e: e.utilities.models, "get", "/v1/models", "The models that are served"),
+    Operation(
+        lambda e: e.utilities.model,
+        "get",
+        "/v1/models/{name:path}",
+        "A model that is served",
+        statuses=(404,),
+    ),
+    Operation(
+        lambda e: e.utilities.load,
+        "post",
+        "/models/load",
+        "Loads a model ahead of its first request",
+        ModelRequest,
+        statuses=(404, 429, 503),
+    ),
+    Operation(
+        lambda e: e.utilities.unload,
+        "post",
+        "/models/unload",
+        "Unloads a model as soon as nobody uses it",
+        ModelRequest,
+        statuses=(404, 429),
+    ),
+    Operation(
+        lambda e: e.utilities.tokenize,
+        "post",
+        "/tokenize",
+        "Text or messages to token ids",
+        TokenizeRequest,
+        statuses=(404,),
+    ),
+    Operation(
+        lambda e: e.utilities.detokenize,
+        "post",
+        "/detokenize",
+        "Token ids to text",
+        DetokenizeRequest,
+        statuses=(404,),
+    ),
+    Operation(
+        lambda e: e.utilities.embeddings, "post", "/v1/embeddings", "Not offered", listed=False
+    ),
+    Operation(lambda e: e.utilities.root, "get", "/", "Who answers here"),
+    Operation(
+        lambda e: e.utilities.health,
+        "get",
+        "/health",
+        "Whether the engine can go on",
+        open=True,
+        statuses=(503,),
+    ),
+    Operation(
+        lambda e: e.utilities.metrics,
+        "get",
+        "/metrics",
+        "Counters for Prometheus",
+        answers=(_TEXT,),
+        statuses=(503,),
+    ),
+    Operation(lambda e: e.document, "get", "/openapi.json", "This document"),
+)

@@ -1,0 +1,264 @@
+"""Blocks of codes as numbers of the queries' type, and behind them blocks as written."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import mlx.core as mx
+import numpy as np
+
+from quire.attention.metadata import AttentionMetadata
+from quire.attention.paged import cuda
+from quire.attention.paged.portable_kernels import Codes
+from quire.cache.formats.base import CodedArrays, LayerShape, PackedStore, WrittenBlocks
+from quire.cache.formats.paging import block_rows
+from quire.cache.formats.registry import make_store
+from quire.cache.specs import Ints
+from quire.core.kv_format import KVFormat
+from quire.device.gpu_kernels import Kernel, kernel_text, problem_of
+from quire.device.operations import VectorRotation
+
+log = logging.getLogger("quire.attention")
+
+_THREADS = 256
+_TOLERANCE = 3e-3
+"""Relative. Sums of another order round to another number of 16 bits here and there."""
+_ELEMENTS = 1 << 24
+"""Of keys, and of values, that MLX's operations decode at once: 64 MB in float32, of which a few
+copies are in memory; what is kept has the queries' type."""
+
+Blocks = tuple[mx.array, mx.array]
+"""Keys `[n, block_tokens, head_dim]` and values `[n, block_tokens, value_dim]`."""
+
+
+class BlockDecoder:
+    """Decodes the same blocks in each layer of a KV group.
+
+    Args:
+        ids: of the blocks.
+    """
+
+    def __init__(self, ids: Ints, metadata: AttentionMetadata) -> None:
+        self._rows = block_rows(ids, metadata.spec.kv_heads)
+        vector = max(metadata.spec.head_dim, metadata.spec.value_dim)
+        self._some = max(1, _ELEMENTS // (metadata.block_tokens * vector))
+        self._all_rows: mx.array | None = None
+
+    def blocks(
+        self, store: PackedStore, written: Sequence[WrittenBlocks], dtype: mx.Dtype
+    ) -> Blocks:
+        """The blocks decoded, then those that were written, a row for each KV head."""
+        kept = _kept_blocks(written) if written else None
+        if not self._rows.size and kept is not None:
+            return kept
+        kind = _kind_served(store, dtype, kept)
+        if kind is None:
+            return self._by_operations(store, kept, dtype)
+        if self._all_rows is None:
+            self._all_rows = self._rows if kept is None else _with_kept(self._rows, len(kept[0]))
+        return _by_kernel(store, kind, self._all_rows, kept)
+
+    def _by_operations(self, store: PackedStore, kept: Blocks | None, dtype: mx.Dtype) -> Blocks:
+        keys: list[mx.array] = []
+        values: list[mx.array] = []
+        for start in range(0, self._rows.size, self._some):
+            rows = self._rows[start : start + self._some, None]
+            rows = mx.depends([rows], keys[-1:] + values[-1:])[0]
+            of_keys, of_values = store.read(rows).decoded()
+            keys.append(of_keys.astype(dtype))
+            values.append(of_values.astype(dtype))
+        if kept is not None:
+            keys.append(kept[0])
+            values.append(kept[1])
+        return mx.concatenate(keys), mx.concatenate(values)
+
+
+def _with_kept(rows: mx.array, count: int) -> mx.array:
+    """Rows as the kernel reads them, with what was kept behind them."""
+    return mx.concatenate([rows, -1 - mx.arange(count, dtype=rows.dtype)])
+
+
+def _kept_blocks(written: Sequence[WrittenBlocks]) -> Blocks:
+    keys, values = [each.keys for each in written], [each.values for each in written]
+    if len(written) > 1:
+        keys, values = [mx.concatenate(keys)], [mx.concatenate(values)]
+    return keys[0].flatten(0, 1), values[0].flatten(0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What the kernel is compiled for.
+
+    Attributes:
+        key_scale, value_scale: of what undoes the rotation, see `VectorRotation`; None without one.
+        behind: whether there are blocks as written.
+    """
+
+    shape: cuda.Shape
+    codes: Codes
+    key_scale: float | None
+    value_scale: float | None
+    behind: bool
+
+    @staticmethod
+    def of(shape: LayerShape, arrays: CodedArrays, dtype: mx.Dtype, *, behind: bool) -> Kind:
+        sizes = shape.head_dim, shape.value_dim, 1, 1, shape.block_tokens
+        layout = arrays.layout
+        return Kind(
+            cuda.Shape(dtype, *sizes, capped=False, sinks=False),
+            Codes.of(arrays),
+            None if layout.key_rotation is None else layout.key_rotation.scale,
+            None if layout.value_rotation is None else layout.value_rotation.scale,
+            behind,
+        )
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """The constants of the source."""
+        sizes = {
+            "K_DIM": self.shape.key_dim,
+            "V_DIM": self.shape.value_dim,
+            "BLOCK": self.shape.block_tokens,
+            "THREADS": _THREADS,
+        }
+        return self.codes.defines() | sizes
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the kernel's inputs."""
+        turns = {"key_signs": self.key_scale, "value_signs": self.value_scale}
+        signs = [name for name, scale in turns.items() if scale is not None]
+        kept = ["written_keys", "written_values"] if self.behind else []
+        return [*self.codes.inputs(), *signs, *kept, "rows"]
+
+
+_sound: dict[Kind, bool] = {}
+"""The kinds that were tried in this process, and whether the kernel agrees."""
+
+
+def _kind_served(store: PackedStore, dtype: mx.Dtype, kept: Blocks | None) -> Kind | None:
+    """The kernel's; None where it does not serve. Mutates: tries what was not tried before."""
+    shape, arrays = store.shape, store.coded()
+    layout = arrays.layout
+    by_token = [shape.value_dim] if layout.by_channel else [shape.head_dim, shape.value_dim]
+    made_for = (
+        not shape.value_in_key
+        and dtype in cuda.TYPES
+        and all(dim in cuda.VALUE_DIMS for dim in by_token)
+        and shape.head_dim % 64 == 0
+        and shape.block_tokens % 32 == 0
+        and all(each.map.ndim == 1 for each in _rotations(arrays))
+        and (kept is None or kept[0].dtype == kept[1].dtype == dtype)
+    )
+    if not made_for:
+        return None
+    kind = Kind.of(shape, arrays, dtype, behind=kept is not None)
+    if kind not in _sound:
+        _sound[kind] = _tried(shape, store.format, dtype, behind=kept is not None)
+    return kind if _sound[kind] else None
+
+
+def _rotations(arrays: CodedArrays) -> list[VectorRotation]:
+    """Of keys and of values, where there are any."""
+    layout = arrays.layout
+    return [each for each in (layout.key_rotation, layout.value_rotation) if each is not None]
+
+
+def _tried(shape: LayerShape, format: KVFormat, dtype: mx.Dtype, *, behind: bool) -> bool:
+    difference = problem_of(lambda: decoding_differs(shape, format, dtype, behind=behind))
+    if difference is not None:
+        log.warning("blocks are decoded by MLX's operations: %s", difference)
+    return difference is None
+
+
+def decoding_differs(
+    shape: LayerShape, format: KVFormat, dtype: mx.Dtype, *, behind: bool
+) -> str | None:
+    """How far random codes are from what MLX's operations decode; None if they are near enough.
+
+    Args:
+        behind: whether blocks as written follow.
+    """
+    store = random_blocks(replace(shape, kv_heads=1), format, 3)
+    rows = mx.array([2, 0], mx.int32)
+    keys, values = (each.astype(dtype) for each in store.read(rows[:, None]).decoded())
+    kept: Blocks | None = None
+    if behind:
+        kept = keys[:1] + 1, values[:1] + 1
+        rows = _with_kept(rows, 1)
+        keys, values = mx.concatenate([keys, kept[0]]), mx.concatenate([values, kept[1]])
+    kind = Kind.of(store.shape, store.coded(), dtype, behind=behind)
+    found = _by_kernel(store, kind, rows, kept)
+    for name, own, usual in zip(("keys", "values"), found, (keys, values), strict=True):
+        own, usual = own.astype(mx.float32), usual.astype(mx.float32)
+        error = float(mx.linalg.norm(own - usual) / mx.linalg.norm(usual))
+        # Written so that a NaN is too much.
+        if not error <= _TOLERANCE:
+            return f"{name} of {format.name} have a relative error of {error:.2g}"
+    return None
+
+
+def random_blocks(shape: LayerShape, format: KVFormat, count: int) -> PackedStore:
+    """A store of some blocks of random codes."""
+    store = make_store(shape, format).packed
+    assert store is not None, "blocks hold codes"
+    store.resize(count, ())
+    rng = np.random.default_rng(0)
+    contents = [_random(rng, each) for arrays in store.block_arrays for each in arrays]
+    store.restore(np.arange(count, dtype=np.int32), contents)
+    return store
+
+
+def _random(rng: np.random.Generator, like: mx.array) -> mx.array:
+    if like.dtype == mx.uint32:
+        return mx.array(rng.integers(0, 1 << 32, like.shape, dtype=np.uint32))
+    return mx.array(rng.standard_normal(like.shape)).astype(like.dtype)
+
+
+def _by_kernel(store: PackedStore, kind: Kind, rows: mx.array, kept: Blocks | None) -> Blocks:
+    """Rows of the store, or where row is -1 - n, what is kept at n."""
+    shape, arrays, dtype = store.shape, store.coded(), kind.shape.dtype
+    turns = [each.map for each in _rotations(arrays)]
+    count, tokens = len(rows), shape.block_tokens
+    keys, values = _kernel(kind)(
+        inputs=[*arrays.keys, *arrays.values, *turns, *(kept or ()), rows],
+        grid=(count * _THREADS, 2, 1),
+        threadgroup=(_THREADS, 1, 1),
+        output_shapes=[(count, tokens, dim) for dim in (shape.head_dim, shape.value_dim)],
+        output_dtypes=[dtype, dtype],
+    )
+    return keys, values
+
+
+@cache
+def _kernel(kind: Kind) -> Kernel:
+    return cuda.compiled(
+        "decode",
+        kind.inputs,
+        ["decoded_keys", "decoded_values"],
+        kind.shape,
+        kind.defines,
+        head(),
+        body(kind),
+        0,
+    )
+
+
+def head() -> str:
+    """What stands before `body`, behind the constants."""
+    coding = kernel_text("quire.device.cuda", "coding.cuh")
+    return coding + cuda.source("elements") + cuda.source("decode")
+
+
+def body(kind: Kind) -> str:
+    """The kernel; what it is not given are null pointers."""
+    given = {"key_signs": "float", "value_signs": "float"}
+    given |= {"written_keys": "T", "written_values": "T"}
+    missing = [name for name in given if name not in kind.inputs]
+    scales = {"key_turn": kind.key_scale, "value_turn": kind.value_scale}
+    lines = [f"const {given[name]}* {name} = nullptr;" for name in missing]
+    lines += [f"const float {name} = (float){scale or 0.0!r};" for name, scale in scales.items()]
+    return "\n".join([*lines, cuda.source("decode_blocks")])

@@ -1,0 +1,83 @@
+"""Frames on a pipe between two processes: a pickle behind its length in eight bytes.
+
+Both ends are this package on this machine, joined by a socket pair that nobody else holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+import struct
+from typing import Any
+
+_LENGTH = struct.Struct("<Q")
+_READ = 1 << 18
+
+
+def encode(value: object) -> bytes:
+    """One frame."""
+    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Reads frames from a socket as they arrive."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._buffer = bytearray()
+
+    def read(self) -> list[Any] | None:
+        """What the frames hold that one read completes; None when the other end is gone.
+
+        Blocks if the socket does; an empty list when nothing can be read without blocking.
+        """
+        try:
+            data = self._socket.recv(_READ)
+        except (BlockingIOError, InterruptedError):
+            return []
+        except ConnectionError:
+            return None
+        return self._completed(data) if data else None
+
+    def next(self) -> Any:
+        """What the next frame holds, of a blocking socket on which each frame is waited for.
+
+        Raises:
+            EOFError: the other end is gone.
+        """
+        while not (values := self.read()):
+            if values is None:
+                raise EOFError
+        return values[0]
+
+    async def next_async(self) -> Any:
+        """The same of a socket that does not block.
+
+        Raises:
+            EOFError: the other end is gone.
+        """
+        loop = asyncio.get_running_loop()
+        values: list[Any] = []
+        while not values:
+            data = await loop.sock_recv(self._socket, _READ)
+            if not data:
+                raise EOFError
+            values = self._completed(data)
+        return values[0]
+
+    def _completed(self, data: bytes) -> list[Any]:
+        self._buffer += data
+        values = []
+        start = 0
+        while len(self._buffer) - start >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            end = start + _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            with memoryview(self._buffer) as view:
+                values.append(pickle.loads(view[start + _LENGTH.size : end]))
+            start = end
+        del self._buffer[:start]
+        return values

@@ -1,0 +1,162 @@
+"""How products of few rows are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from quire.device.cuda.driver import Card
+
+
+class Cut(NamedTuple):
+    """A thread block makes `16 * parts` rows of a matrix; its warps share the columns.
+
+    Attributes:
+        chunk: times 64 columns, which a warp copies at a time.
+        stages: chunks that a warp copies ahead.
+    """
+
+    parts: int
+    warps: int
+    chunk: int
+    stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Few:
+    """How `few.cuh` multiplies up to `rows` rows: what it is compiled for, and how it is launched.
+
+    The figures are those that were fastest on an H200 (`benchmarks/gpu.md`). Where a card has less
+    shared memory, the first narrower cut is taken that fits.
+
+    Attributes:
+        outputs: of all matrices together by which a launch multiplies; with `gated`, of one of two.
+        experts: a matrix an expert.
+        batch_invariant: a row's sums are added up in one order, however many rows there are.
+    """
+
+    inputs: int
+    outputs: int
+    group_size: int
+    rows: int
+    card: Card
+    gated: bool = False
+    experts: bool = False
+    batch_invariant: bool = False
+
+    @property
+    def tiles(self) -> int:
+        """Times 8 rows in a thread block."""
+        return _chosen(self)[0]
+
+    @property
+    def cut(self) -> Cut:
+        return _chosen(self)[1]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the card has the shared memory."""
+        return self.shared <= self.card.shared
+
+    @property
+    def width(self) -> int:
+        """Rows of a matrix that a thread block makes."""
+        return 16 * self.cut.parts
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.cut.warps
+
+    @property
+    def blocks(self) -> int:
+        """Thread blocks, one above the other, for all rows."""
+        return -(-self.rows // (8 * self.tiles))
+
+    @property
+    def shared(self) -> int:
+        """Bytes of shared memory that `few.cuh` lays out."""
+        return self.shared_of(self.tiles, self.cut)
+
+    def shared_of(self, tiles: int, cut: Cut) -> int:
+        """The same with another cut."""
+        matrices = cut.parts * (2 if self.gated else 1)
+        groups = self.inputs // self.group_size
+        columns = self._columns(tiles)
+        ring = cut.warps * cut.stages * cut.chunk * (512 * matrices + 128 * columns)
+        scales = 64 * matrices * (groups if groups % 8 else groups + 8)
+        return max(ring + scales, 512 * cut.warps * matrices * tiles)
+
+    def _columns(self, tiles: int) -> int:
+        """Rows that a thread block keeps."""
+        return min(8 * tiles, self.rows)
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """The constants of `few.cuh`, but for those of activation and experts."""
+        tiles, cut = self.tiles, self.cut
+        return {
+            "TILES": tiles,
+            "ROWS": self._columns(tiles),
+            "PARTS": cut.parts,
+            "WARPS": cut.warps,
+            "CHUNK": cut.chunk,
+            "STAGES": cut.stages,
+            "WHOLE": int(self.inputs % (64 * cut.chunk) == 0),
+            "EXPERTS": int(self.experts),
+            "GATED": int(self.gated),
+            "GROUP": self.group_size,
+        }
+
+    def cuts(self) -> Iterator[tuple[int, Cut]]:
+        """Tiles and cuts, fastest first.
+
+        Where sums must be added up alike, all have the same warps and chunks.
+        """
+        tiles = 1 if self.experts else next(n for n in (1, 2, 4) if self.rows <= 8 * n or n == 4)
+        while tiles:
+            wanted = self._wanted(tiles)
+            chunk = wanted.chunk
+            while chunk:
+                for stages in range(wanted.stages * wanted.chunk // chunk, 1, -1):
+                    for parts in range(wanted.parts, 0, -1):
+                        yield tiles, Cut(parts, wanted.warps, chunk, stages)
+                chunk = 0 if self.batch_invariant else chunk // 2
+            tiles //= 2
+
+    def _wanted(self, tiles: int) -> Cut:
+        if self.experts:
+            alone = self.rows == 1 and not self.batch_invariant
+            return Cut(2, 4, 2, 2) if self.gated else Cut(1, 4, 2, 3) if alone else Cut(2, 4, 1, 3)
+        if self.gated:
+            return self._gated(tiles)
+        blocks, most = self.outputs // 32, self.card.multiprocessors
+        parts = 1 if 2 * blocks <= most else 2
+        one_each = blocks <= most and not self.batch_invariant
+        if tiles > 1 or self.batch_invariant:
+            return Cut(parts, 16 if one_each and tiles == 2 else 8, 1, 2)
+        if one_each:
+            return Cut(parts, 16, 2, 2)
+        if 2 * blocks <= 3 * most - 24:  # else few would have a second thread block
+            return Cut(1, 8, 4, 2) if self.rows <= 2 else Cut(1, 8, 2, 3)
+        return Cut(2, 8, 2, 3)
+
+    def _gated(self, tiles: int) -> Cut:
+        if self.batch_invariant:
+            return Cut(1, 8, 1, 2)
+        blocks, most = self.outputs // 16, self.card.multiprocessors
+        if tiles > 1:
+            return Cut(2 if tiles == 4 and blocks > 4 * most else 1, 8, 1, 2)
+        return Cut(1, 8, 2, 3) if blocks <= 2 * most else Cut(1, 4, 4, 2)
+
+
+@cache
+def _chosen(few: Few) -> tuple[int, Cut]:
+    """The first of the cuts that fits; the last if none does."""
+    last = None
+    for last in few.cuts():
+        if few.shared_of(*last) <= few.card.shared:
+            return last
+    assert last is not None, "there are cuts"
+    return last

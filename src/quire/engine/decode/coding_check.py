@@ -1,0 +1,159 @@
+"""What kernels code is held against the format's own way: full tails, or single tokens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import mlx.core as mx
+import numpy as np
+
+from quire.attention.backend import AttentionCase
+from quire.attention.paged import packed
+from quire.cache.formats.base import LayerShape, LayerStore, vector_sizes
+from quire.cache.formats.registry import make_store
+from quire.cache.formats.slots import SlotMapping
+from quire.cache.formats.tokens import TokenStore
+from quire.cache.specs import KVSpec
+from quire.core.kv_format import KVFormat
+from quire.device.cuda.driver import Compiler, DriverError, Graph
+from quire.device.cuda.extension import Extension
+from quire.engine.decode import kernels, token_kernels
+from quire.engine.decode.recorder import Kernel, launches
+
+_TOLERANCE = 1e-2
+
+
+class KernelRunner(ABC):
+    """Runs single kernels."""
+
+    @abstractmethod
+    def address(self, array: mx.array) -> int:
+        """Of an array that is computed."""
+
+    @abstractmethod
+    def run(self, kernel: Kernel) -> None:
+        """Mutates: the arrays that the kernel writes to."""
+
+
+class DeviceRunner(KernelRunner):
+    """Runs each as a graph."""
+
+    def __init__(self, compiler: Compiler, extension: Extension) -> None:
+        self._compiler, self._extension = compiler, extension
+
+    def address(self, array: mx.array) -> int:
+        return self._extension.pointer(array)
+
+    def run(self, kernel: Kernel) -> None:
+        out = mx.zeros((1, 1))
+        mx.eval(out)
+        graph = Graph(launches([kernel], self._compiler.functions([kernel.source])))
+        mx.eval(self._extension.replay(graph.handle, [], [], out, 1))
+        mx.synchronize()
+
+
+def tail_coding_differs(spec: KVSpec, format: KVFormat, runner: KernelRunner) -> str | None:
+    """How far coded tails are from those of the format's store; None if they are near enough."""
+    shape = LayerShape.of(spec, packed.BLOCK_TOKENS, mx.bfloat16)
+    store, expected = _stores(shape, format)
+    for either in (store, expected):
+        either.resize_tails(2, ())
+    arrays, vectors = store.arrays(), _keys_and_values(shape)
+    for tails, each in zip(arrays[-2:], vectors, strict=True):
+        tails[: shape.kv_heads] = each.swapaxes(0, 1)
+    # Of two rows the second fills its tail, 0, which goes to block 2.
+    inputs = [mx.array(each) for each in ([2], [1, 2], [5, 63], [1, 0])]
+    inputs.append(packed.signs(spec.value_dim))
+    mx.eval(*arrays, *inputs)
+    table = mx.array(np.array([runner.address(each) for each in arrays], np.int64))
+    mx.eval(table)
+    source = kernels.code_tails(shape.kv_heads, shape.head_dim, packed.Codes.of(arrays))
+    arguments = tuple(map(runner.address, (*inputs, table)))
+    grid = shape.kv_heads, 1, 1
+    try:
+        runner.run(Kernel(source, grid, kernels.TAIL_THREADS, 0, arguments, ()))
+    except (DriverError, RuntimeError) as problem:
+        return str(problem)
+    expected.write(vectors[0], vectors[1], _slots(shape))
+    return _difference(store, expected, shape)
+
+
+def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | None:
+    """How far coded tokens, and queries for them, are from those of the format's store.
+
+    None if they are near enough.
+    """
+    shape = LayerShape.of(case.spec, case.block_tokens, case.dtype)
+    store, expected = _stores(shape, case.format)
+    assert isinstance(store, TokenStore), "the format codes single tokens"
+    assert isinstance(expected, TokenStore), "the format codes single tokens"
+    code = token_kernels.Code.of(store, case.heads)
+    keys, values = _keys_and_values(shape)
+    slots, count = _slots(shape), shape.block_tokens
+    q = _normal((count, case.heads, shape.head_dim), 0).astype(case.dtype)
+    turned = mx.zeros(q.shape, token_kernels.QUERY)
+    rows, blocks, offsets = mx.array([count]), mx.array(slots.blocks), mx.array(slots.offsets)
+    inputs = [rows, q, keys, values, blocks, offsets, *code.tables, turned]
+    inputs += token_kernels.parts(store)
+    mx.eval([each for each in inputs if each is not None])
+    arguments = tuple(0 if each is None else runner.address(each) for each in inputs)
+    grid, threads = code.grid(count), token_kernels.CODE_THREADS
+    try:
+        runner.run(Kernel(code.text, grid, threads, 0, arguments, ()))
+    except (DriverError, RuntimeError) as problem:
+        return str(problem)
+    expected.write(keys, values, slots)
+    wanted = expected.transform(q.astype(mx.float32))
+    error = _relative(turned.astype(mx.float32), wanted)
+    # Written so that a NaN is too much.
+    if not error <= _TOLERANCE:
+        return f"queries of coded keys: relative error {error:.2g}"
+    return _difference(store, expected, shape)
+
+
+def _stores(shape: LayerShape, format: KVFormat) -> tuple[LayerStore, LayerStore]:
+    """Two of three blocks."""
+    stores = make_store(shape, format), make_store(shape, format)
+    for each in stores:
+        each.resize(3, ())
+    return stores
+
+
+def _keys_and_values(shape: LayerShape) -> list[mx.array]:
+    """Of a block's tokens, `[block_tokens, kv_heads, -]`."""
+    vectors = [_normal((shape.block_tokens, shape.kv_heads, n), n) for n in vector_sizes(shape)]
+    return [(3 * each + 1).astype(mx.bfloat16) for each in vectors]
+
+
+def _slots(shape: LayerShape) -> SlotMapping:
+    """Those of block 2, in order."""
+    count = shape.block_tokens
+    blocks, offsets = np.full(count, 2, np.int32), np.arange(count, dtype=np.int32)
+    starts = np.array([0, count], np.int32)
+    return SlotMapping(blocks, offsets, starts, None, shape.kv_heads, count)
+
+
+def _difference(store: LayerStore, expected: LayerStore, shape: LayerShape) -> str | None:
+    """Between block 2 of both, as attention reads it."""
+    rows = mx.arange(2 * shape.kv_heads, 3 * shape.kv_heads)[:, None]
+    q = _normal((shape.kv_heads, 4, shape.head_dim), 1)
+    weights = _normal((shape.kv_heads, 4, shape.block_tokens), 2)
+    for what, x in (("scores", q), ("weighted_sum", weights)):
+        found, wanted = (
+            getattr(each.packed.read(rows), what)(x).astype(mx.float32)
+            for each in (store, expected)
+            if each.packed
+        )
+        error = _relative(found, wanted)
+        # Written so that a NaN is too much.
+        if not error <= _TOLERANCE:
+            return f"coded blocks, {what}: relative error {error:.2g}"
+    return None
+
+
+def _relative(found: mx.array, wanted: mx.array) -> float:
+    return float(mx.linalg.norm(found - wanted) / mx.linalg.norm(wanted))
+
+
+def _normal(shape: tuple[int, ...], seed: int) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed))

@@ -1,0 +1,296 @@
+"""Where layers keep keys and values, by the kind of their blocks, and what kernels that needs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from quire.attention.backend import AttentionCase
+from quire.attention.paged import cuda as paged
+from quire.attention.paged import packed, tokens
+from quire.attention.paged import portable_kernels as portable
+from quire.attention.paged.backend import kernels_serve
+from quire.cache.formats.base import LayerStore
+from quire.cache.formats.tokens import TokenStore
+from quire.core.kv_format import KVFormat
+from quire.engine.decode import kernels, token_kernels, workspace
+from quire.engine.decode.coding_check import KernelRunner, tail_coding_differs, token_coding_differs
+from quire.engine.decode.recorder import Recorder
+from quire.engine.decode.workspace import Buffer
+from quire.models.stack import StackAttention
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where the keys and values of a step's rows go.
+
+    Attributes:
+        block_tokens: 0 where they lie one behind the other, not in blocks.
+        blocks, offsets: addresses of where each row goes, if it goes to a block.
+        keys, values: addresses.
+    """
+
+    block_tokens: int
+    blocks: int
+    offsets: int
+    keys: int
+    values: int
+
+
+@dataclass(frozen=True, slots=True)
+class TailCoding:
+    """How layers code their full tails.
+
+    Attributes:
+        group: whose inputs say which are full.
+    """
+
+    group: int
+    kv_heads: int
+    dim: int
+    codes: packed.Codes
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPool(ABC):
+    """Where a layer keeps keys and values.
+
+    Attributes:
+        group: whose inputs say where a step's rows are.
+        arrays: addresses of its store's arrays.
+    """
+
+    group: int
+    block_tokens: int
+    arrays: tuple[int, ...]
+
+    @classmethod
+    @abstractmethod
+    def serves(cls, case: AttentionCase) -> bool:
+        """Whether kernels are made for layers of this kind."""
+
+    @classmethod
+    def differs(cls, case: AttentionCase, runner: KernelRunner) -> str | None:
+        """How what kernels code differs from what the format does; None where it does not."""
+        return None
+
+    @classmethod
+    @abstractmethod
+    def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> LayerPool:
+        """Of a layer's store."""
+
+    def tail_coding(self, attention: StackAttention) -> TailCoding | None:
+        """How full tails are coded; None without tails."""
+        return None
+
+    def record(self, recorder: Recorder, attention: StackAttention, eps: float, last: int) -> int:
+        """The last of the kernels between a layer's projections and `Buffer.ATTENDED`."""
+        last = self._heads(recorder, attention, eps, last)
+        tokens, dim = self.block_tokens, attention.head_dim
+        group = attention.heads // attention.kv_heads
+        shape = paged.Shape(
+            mx.bfloat16, dim, dim, attention.kv_heads, group, tokens, capped=False, sinks=False
+        )
+        numbers = recorder.constant(paged.numbers(attention.scale, None))
+        return self._attend(recorder, shape, numbers, last)
+
+    def _heads(self, recorder: Recorder, attention: StackAttention, eps: float, last: int) -> int:
+        """Queries, keys and values of the rows, normalised, rotated, and where they belong."""
+        at, to, rope = recorder.workspace.at, self._destination(recorder), attention.rope
+        kernel = kernels.Heads(
+            attention.heads,
+            attention.kv_heads,
+            attention.head_dim,
+            to.block_tokens,
+            rope.frequencies.size,
+            rope.neighbours,
+            rope.gain,
+            attention.q_norm is not None,
+            attention.norms_values,
+            eps,
+        )
+        arguments = [at(Buffer.ROWS), at(Buffer.Q), at(Buffer.K)]
+        arguments += [at(Buffer.K if attention.v is None else Buffer.V)]
+        arguments += map(recorder.optional, (attention.q_norm, attention.k_norm))
+        arguments += [recorder.address(rope.frequencies), at(Buffer.POSITIONS)]
+        arguments += [to.blocks, to.offsets, to.keys, to.values]
+        warps = kernels.HEAD_THREADS // 32
+        grid = recorder.max_rows, -(-(attention.heads + 2 * attention.kv_heads) // warps), 1
+        return recorder.add(kernel.text, grid, kernels.HEAD_THREADS, arguments, (last,))
+
+    @abstractmethod
+    def _destination(self, recorder: Recorder) -> Destination:
+        """Where keys and values go before rows attend."""
+
+    @abstractmethod
+    def _attend(self, recorder: Recorder, shape: paged.Shape, numbers: int, last: int) -> int:
+        """Rows attend.
+
+        Args:
+            numbers: the address of `paged.numbers`.
+        """
+
+
+def _splits(recorder: Recorder, shape: paged.Shape) -> int:
+    invariant = recorder.batch_invariant
+    return workspace.splits(shape, recorder.max_rows, batch_invariant=invariant)
+
+
+class PlainPool(LayerPool):
+    """Blocks of keys and values as they are."""
+
+    __slots__ = ()
+
+    @classmethod
+    def serves(cls, case: AttentionCase) -> bool:
+        return kernels_serve(case)
+
+    @classmethod
+    def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> PlainPool:
+        return cls(group, store.shape.block_tokens, tuple(map(address, store.arrays())))
+
+    def _destination(self, recorder: Recorder) -> Destination:
+        group, (keys, values) = recorder.workspace.group(self.group), self.arrays
+        return Destination(self.block_tokens, group.blocks, group.offsets, keys, values)
+
+    def _attend(self, recorder: Recorder, shape: paged.Shape, numbers: int, last: int) -> int:
+        at, group = recorder.workspace.at, recorder.workspace.group(self.group)
+        splits = _splits(recorder, shape)
+        found = at(Buffer.PARTIAL), at(Buffer.STATS)
+        arguments = [at(Buffer.Q), *self.arrays, group.tiles, recorder.workspace.table, numbers]
+        arguments += [*found, at(Buffer.ATTENDED)]
+        grid = recorder.max_rows, shape.kv_heads * (shape.group // shape.part), splits
+        shared = paged.single_memory(shape)
+        source = kernels.attend(shape)
+        last = recorder.add(source, grid, paged.LANES, arguments, (last,), shared)
+        arguments = [at(Buffer.ROWS), *found, group.tiles, at(Buffer.ATTENDED)]
+        source, grid = kernels.combine(shape, splits), (recorder.max_rows * shape.heads, 1, 1)
+        return recorder.add(source, grid, paged.LANES, arguments, (last,))
+
+
+@dataclass(frozen=True, slots=True)
+class PagePool(LayerPool):
+    """Full blocks as codes; a sequence's last block, its tail, as written.
+
+    Attributes:
+        codes: how blocks are coded.
+    """
+
+    codes: packed.Codes
+
+    @classmethod
+    def serves(cls, case: AttentionCase) -> bool:
+        return kernels_serve(case)
+
+    @classmethod
+    def differs(cls, case: AttentionCase, runner: KernelRunner) -> str | None:
+        return tail_coding_differs(case.spec, case.format, runner)
+
+    @classmethod
+    def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> PagePool:
+        arrays = store.arrays()
+        codes = packed.Codes.of(arrays)
+        return cls(group, store.shape.block_tokens, tuple(map(address, arrays)), codes)
+
+    def tail_coding(self, attention: StackAttention) -> TailCoding | None:
+        return TailCoding(self.group, attention.kv_heads, attention.head_dim, self.codes)
+
+    def _destination(self, recorder: Recorder) -> Destination:
+        group, (keys, values) = recorder.workspace.group(self.group), self.arrays[-2:]
+        return Destination(self.block_tokens, group.tails, group.offsets, keys, values)
+
+    def _attend(self, recorder: Recorder, shape: paged.Shape, numbers: int, last: int) -> int:
+        """Over coded blocks, and each row's own as written."""
+        at, group = recorder.workspace.at, recorder.workspace.group(self.group)
+        splits = _splits(recorder, shape)
+        buffers = Buffer.PARTIAL, Buffer.STATS, Buffer.OWN_PARTIAL, Buffer.OWN_STATS
+        found = [at(each) for each in buffers]
+        arguments = [at(Buffer.Q), *self.arrays, group.coded, group.own, recorder.workspace.table]
+        arguments += [group.tails, group.visible, numbers, *found]
+        grid = recorder.max_rows, shape.kv_heads * (shape.group // shape.part), splits + 1
+        shared = packed.shared_memory(shape, self.codes)
+        source = kernels.attend_packed(shape, self.codes)
+        last = recorder.add(source, grid, paged.LANES, arguments, (last,), shared)
+        signs = recorder.constant(packed.signs(shape.value_dim))
+        arguments = [at(Buffer.ROWS), *found, signs, at(Buffer.ATTENDED)]
+        source, grid = kernels.join(shape, splits), (recorder.max_rows * shape.heads, 1, 1)
+        return recorder.add(source, grid, paged.LANES, arguments, (last,))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPool(LayerPool):
+    """Codes of single tokens: every key, a row's own too, is read as its code.
+
+    Attributes:
+        store: of the layer.
+    """
+
+    store: TokenStore
+
+    @classmethod
+    def serves(cls, case: AttentionCase) -> bool:
+        media = case.spec.attention is None
+        return tokens.kernels_serve(case) and case.dtype == mx.bfloat16 and not media
+
+    @classmethod
+    def differs(cls, case: AttentionCase, runner: KernelRunner) -> str | None:
+        return token_coding_differs(case, runner)
+
+    @classmethod
+    def of(cls, store: LayerStore, group: int, address: Callable[[mx.array], int]) -> TokenPool:
+        assert isinstance(store, TokenStore), "the format codes single tokens"
+        arrays = tuple(map(address, store.arrays()))
+        return cls(group, store.shape.block_tokens, arrays, store)
+
+    def _destination(self, recorder: Recorder) -> Destination:
+        at = recorder.workspace.at
+        return Destination(0, 0, 0, at(Buffer.KEYS), at(Buffer.VALUES))
+
+    def _attend(self, recorder: Recorder, shape: paged.Shape, numbers: int, last: int) -> int:
+        at, group = recorder.workspace.at, recorder.workspace.group(self.group)
+        last = self._code(recorder, shape, last)
+        splits, coded = _splits(recorder, shape), self.store.coded()
+        kernel = token_kernels.attend(shape, portable.Codes.of(coded))
+        found = at(Buffer.PARTIAL), at(Buffer.STATS)
+        arguments = [at(Buffer.TURNED_Q)]
+        for *codes, last_part in (coded.keys, coded.values):
+            # Biases are of the pool; levels are not, and last as long as the graph.
+            own = recorder.constant if coded.layout.codebook else recorder.address
+            arguments += [*map(recorder.address, codes), own(last_part)]
+        arguments += [group.tiles, recorder.workspace.table, numbers, *found]
+        grid = recorder.max_rows, kernel.blocks, splits
+        last = recorder.add(kernel.text, grid, kernel.threads, arguments, (last,), kernel.shared)
+        turn = coded.layout.value_rotation
+        signs = 0 if turn is None else recorder.constant(turn.map * turn.scale)
+        source = token_kernels.combine(shape, splits, turned=turn is not None)
+        arguments = [at(Buffer.ROWS), *found, signs, at(Buffer.ATTENDED)]
+        grid = recorder.max_rows * shape.heads, 1, 1
+        return recorder.add(source, grid, paged.LANES, arguments, (last,))
+
+    def _code(self, recorder: Recorder, shape: paged.Shape, last: int) -> int:
+        """Codes of the rows' keys and values, and queries for such codes."""
+        at, group = recorder.workspace.at, recorder.workspace.group(self.group)
+        code = token_kernels.Code.of(self.store, shape.heads)
+        arguments = [at(Buffer.ROWS), at(Buffer.Q), at(Buffer.KEYS), at(Buffer.VALUES)]
+        arguments += [group.blocks, group.offsets]
+        arguments += [0 if each is None else recorder.constant(each) for each in code.tables]
+        arguments += [at(Buffer.TURNED_Q)]
+        arguments += map(recorder.optional, token_kernels.parts(self.store))
+        grid, threads = code.grid(recorder.max_rows), token_kernels.CODE_THREADS
+        return recorder.add(code.text, grid, threads, arguments, (last,))
+
+
+_KINDS: dict[str, type[LayerPool]] = {
+    "plain": PlainPool,
+    "page": PagePool,
+    "uniform": TokenPool,
+    "turbo": TokenPool,
+}
+
+
+def kind_of(format: KVFormat) -> type[LayerPool]:
+    """Of a layer's format, see `KVFormat.of_layer`."""
+    return _KINDS[format.scheme]

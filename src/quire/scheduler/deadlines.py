@@ -1,0 +1,39 @@
+"""When requests have to be finished; asking costs what has passed, not what is in flight."""
+
+from __future__ import annotations
+
+import heapq
+
+
+class Deadlines:
+    """Deadlines by the number of their sequence."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, float] = {}
+        self._heap: list[tuple[float, int]] = []
+        """What was dropped stays here until it comes to the top, or is most of what is here."""
+
+    def set(self, number: int, time: float) -> None:
+        """For a sequence that has none yet."""
+        self._times[number] = time
+        heapq.heappush(self._heap, (time, number))
+
+    def drop(self, number: int) -> None:
+        """Forgets a sequence, whether it has a deadline or not."""
+        self._times.pop(number, None)
+        if len(self._heap) > 2 * len(self._times) + 16:
+            self._heap = [(time, number) for number, time in self._times.items()]
+            heapq.heapify(self._heap)
+
+    def take_passed(self, now: float) -> list[int]:
+        """Sequences whose deadline is now or before, earliest first; forgets them."""
+        passed = []
+        while self._heap and self._heap[0][0] <= now:
+            _, number = heapq.heappop(self._heap)
+            if self._times.pop(number, None) is not None:
+                passed.append(number)
+        return passed
+
+    def __len__(self) -> int:
+        """How many entries are held, those of dropped sequences among them."""
+        return len(self._heap)

@@ -1,0 +1,150 @@
+"""The kernels over codes of single tokens: emulated here, and on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from quire.attention.backend import AttentionCase
+from quire.attention.paged import TokensBackend, check, cuda, decoding, tokens
+from quire.attention.paged.check import differs
+from quire.attention.paged.portable_kernels import Codes
+from quire.attention.paged.target import METAL, Target
+from quire.cache.specs import AttentionSpec, FullKV, WindowKV
+from quire.core.kv_format import KVFormat
+from tests.support import emulated_metal
+from tests.support.emulated_cuda import emulate
+from tests.support.emulated_metal import why_not
+from tests.support.nvcc import assert_compiles
+
+
+def uniform(bits: int, group_size: int = 64) -> KVFormat:
+    return KVFormat("uniform", bits, bits, group_size)
+
+
+def turbo(bits: float) -> KVFormat:
+    return KVFormat("turbo", bits, bits)
+
+
+Row = tuple[KVFormat, AttentionSpec, int, bool]
+"""A format, a layer, query heads of each KV head, and whether there are a cap and sinks."""
+
+FEW: list[Row] = [(uniform(4), FullKV(1, 64), 4, False), (turbo(3.5), FullKV(1, 64), 3, True)]
+MANY: list[Row] = [
+    (uniform(4), FullKV(2, 64), 4, False),
+    (uniform(4), FullKV(1, 128), 4, True),
+    (uniform(8), FullKV(1, 128), 16, False),
+    (uniform(4, 32), FullKV(1, 256), 2, False),
+    (uniform(4), WindowKV(1, 256, 100), 8, True),
+    (uniform(4), FullKV(1, 512), 8, False),
+    (uniform(3), FullKV(1, 64), 4, False),
+    (uniform(5, 32), FullKV(1, 64), 3, True),
+    (uniform(6), FullKV(1, 128), 5, False),
+    (uniform(2), FullKV(1, 128), 4, False),
+    (uniform(8, 32), FullKV(1, 512), 8, False),
+    (uniform(3, 32), FullKV(1, 256), 4, False),
+    (turbo(4), FullKV(2, 64), 4, False),
+    (turbo(3.5), FullKV(1, 128), 4, True),
+    (turbo(3), WindowKV(1, 256, 100), 4, False),
+    (turbo(2), FullKV(1, 512), 8, False),
+    (turbo(4), FullKV(1, 512), 16, True),
+    (turbo(2), FullKV(1, 64), 11, False),
+]
+
+
+def name(row: Row) -> str:
+    format, spec, group, extras = row
+    span = "all" if spec.sees_all else "window"
+    return f"{format.name} {spec.kv_heads}x{group}-{spec.head_dim} {span}{' extras' * extras}"
+
+
+def case(row: Row, dtype: mx.Dtype = mx.bfloat16) -> AttentionCase:
+    format, spec, group, extras = row
+    return AttentionCase(format, spec, 64, group * spec.kv_heads, 1, dtype, extras, extras)
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> TokensBackend:
+    """A backend whose kernels run here; those that join its parts do so as on a Mac."""
+    monkeypatch.setattr(cuda, "cuda_kernel", emulate)
+    portable = Target(METAL.name, METAL.positions, METAL.types, emulated_metal.emulate)
+    monkeypatch.setattr(tokens, "CUDA", portable)
+    monkeypatch.setitem(check._TOLERANCE, mx.bfloat16, 6e-3)
+    for made in (tokens._kernel, cuda._attend_kernel, decoding._kernel):
+        made.cache_clear()
+    decoding._sound.clear()
+    return TokensBackend()
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize("row", FEW, ids=name)
+def test_sources_agree_with_the_reference(emulated: TokensBackend, row: Row) -> None:
+    assert emulated.made_for(case(row))
+    assert differs(emulated, case(row), check.SINGLE_ROWS[1:4]) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize("row", MANY, ids=name)
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+def test_sources_agree_with_the_reference_in_all_formats(
+    emulated: TokensBackend, row: Row, dtype: mx.Dtype
+) -> None:
+    # The emulation has no products of float16 in prompts.
+    several = row[1].kv_heads == 2 and dtype == mx.bfloat16
+    spans = check.SPANS if several else check.SINGLE_ROWS
+    assert differs(emulated, case(row, dtype), spans) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not mx.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("row", [*FEW, *MANY], ids=name)
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16], ids=str)
+def test_kernels_agree_with_the_reference(row: Row, dtype: mx.Dtype) -> None:
+    assert differs(TokensBackend(), case(row, dtype), check.SPANS) is None
+
+
+@pytest.mark.parametrize(
+    ("format", "spec", "dtype", "block_tokens", "serves"),
+    [
+        (uniform(4), FullKV(2, 128), mx.bfloat16, 64, True),
+        (turbo(3.5), FullKV(2, 128), mx.float16, 128, True),
+        (uniform(4), FullKV(2, 128), mx.float32, 64, False),
+        (uniform(4), FullKV(2, 128), mx.bfloat16, 32, False),
+        (uniform(4), FullKV(2, 96), mx.bfloat16, 64, False),
+        (turbo(4), FullKV(2, 128, value_dim=64), mx.bfloat16, 64, False),
+        (turbo(4), FullKV(1, 576, value_dim=512, value_in_key=True), mx.bfloat16, 64, False),
+        (KVFormat("page", 4, 4), FullKV(2, 128), mx.bfloat16, 64, False),
+    ],
+)
+def test_what_the_kernels_are_made_for(
+    format: KVFormat, spec: AttentionSpec, dtype: mx.Dtype, block_tokens: int, serves: bool
+) -> None:
+    own = AttentionCase(format, spec, block_tokens, 8, 1, dtype, False, False)
+    assert tokens.kernels_serve(own) == serves
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dim", "group"), [(64, 4), (128, 16), (256, 2), (512, 8)])
+@pytest.mark.parametrize("bits", [3, 4, 8])
+def test_sources_compile(dim: int, group: int, bits: int, tmp_path: Path) -> None:
+    shape = cuda.Shape(mx.bfloat16, dim, dim, 2, group, 64, capped=True, sinks=False)
+    for codes in (
+        Codes(bits, 64, bits, 32, by_channel=False, codebook=False),
+        Codes(min(bits, 4), dim, min(bits, 4), dim, by_channel=False, codebook=True),
+    ):
+        last = "float" if codes.codebook else "__half"
+        types = ["unsigned", "__half", last] * 2
+        parts = [f"const {t}* {n}" for t, n in zip(types, codes.inputs(), strict=True)]
+        queries = mx.float32 if codes.codebook else mx.bfloat16
+        text = (
+            cuda.header(mx.bfloat16, tokens.defines(shape, codes))
+            + tokens.head(queries)
+            + 'extern "C" __global__ void __launch_bounds__(128) attend(const Q* q,'
+            + ",".join(parts)
+            + ",const int* tiles, const int* table, const float* numbers, float* partial,"
+            "float* stats) {" + tokens.body() + "}\n"
+        )
+        assert_compiles(text, tmp_path)

@@ -1,0 +1,77 @@
+"""How products of few rows are cut on cards of several sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.device.cuda.driver import Card
+from quire.device.cuda.few import Cut, Few
+from tests.device.cuda.cards import CARDS, H200, RTX_4090
+
+ROWS = [1 << n for n in range(7)]
+LINEAR = {
+    "llama-3.1-8b": [(4096, 6144), (4096, 1024), (4096, 4096), (4096, 14_336), (14_336, 4096)],
+    "gemma-4-31b": [
+        *((5376, n) for n in (2048, 4096, 8192, 16_384, 18_432, 21_504)),
+        *((n, 5376) for n in (8192, 16_384, 21_504)),
+    ],
+    "gemma-4-26b-a4b": [
+        *((2816, n) for n in (128, 1024, 2048, 4096, 8192, 9216)),
+        *((n, 2816) for n in (2112, 4096, 8192)),
+    ],
+    "qwen3-30b-a3b": [*((2048, n) for n in (128, 512, 4096, 5120)), (4096, 2048)],
+    "of 53,248 columns": [(53_248, 16_384), (16_384, 53_248)],
+}
+"""Columns and rows of matrices."""
+GATED = [(4096, 14_336), (5376, 21_504), (2816, 2112), (16_384, 53_248)]
+EXPERTS = [(2816, 704), (2048, 768)]
+CUTS = [
+    *((each, False, False) for shapes in LINEAR.values() for each in shapes),
+    *((each, True, False) for each in GATED),
+    *((each, True, True) for each in EXPERTS),
+    *((each[::-1], False, True) for each in EXPERTS),
+]
+
+
+@pytest.mark.parametrize("card", CARDS, ids=str)
+@pytest.mark.parametrize("batch_invariant", [False, True])
+def test_what_a_thread_block_keeps_fits_the_card(card: Card, batch_invariant: bool) -> None:
+    for (inputs, outputs), gated, experts in CUTS:
+        for group_size in (64, 128):
+            for rows in ROWS:
+                kind = gated, experts, batch_invariant
+                few = Few(inputs, outputs, group_size, rows, card, *kind)
+                assert few.shared <= card.shared, few
+                assert experts or few.blocks * few.tiles * 8 >= rows, few
+                assert few.cut.stages >= 2, few
+
+
+def test_an_h200_gets_the_cuts_that_were_measured_on_it() -> None:
+    for (inputs, outputs), gated, experts in CUTS:
+        if inputs < 50_000:
+            for rows in ROWS:
+                few = Few(inputs, outputs, 64, rows, H200, gated, experts)
+                assert (few.tiles, few.cut) == next(few.cuts())
+    assert Few(14_336, 4096, 64, 8, H200).cut == Cut(2, 16, 2, 2)
+    assert Few(53_248, 4096, 64, 8, H200).cut == Cut(1, 16, 2, 2)
+    assert Few(4096, 4096, 64, 8, RTX_4090).cut == Cut(1, 16, 1, 3)
+
+
+@pytest.mark.parametrize("card", CARDS, ids=str)
+def test_sums_are_added_up_alike_for_all_rows_where_they_must(card: Card) -> None:
+    for (inputs, outputs), gated, experts in CUTS:
+        cuts = {
+            (few.cut.warps, few.cut.chunk)
+            for rows in ROWS
+            for few in [Few(inputs, outputs, 64, rows, card, gated, experts, batch_invariant=True)]
+        }
+        assert len(cuts) == 1
+
+
+def test_what_no_cut_makes_small_enough_does_not_fit() -> None:
+    small = Card(132, 48 << 10)
+    assert not Few(53_248, 16_384, 64, 8, small).fits
+    assert Few(4096, 14_336, 64, 8, small).fits
+    for inputs in range(1024, 100_000, 8192):  # so one check is enough for all rows
+        for gated in (False, True):
+            assert len({Few(inputs, 9216, 64, n, small, gated).fits for n in (8, 16, 32, 64)}) == 1

@@ -1,0 +1,171 @@
+"""A layer's rows over codes of single tokens as recorded steps compute them, emulated."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from quire.attention.backend import AttentionBackend, AttentionCase, PreparedAttention, Scoring
+from quire.attention.metadata import AttentionMetadata, build_metadata
+from quire.attention.paged import check
+from quire.attention.paged import cuda as paged
+from quire.attention.paged.check import differs
+from quire.attention.paged.portable_kernels import Codes
+from quire.attention.reference import ReferenceBackend
+from quire.cache.formats.base import LayerShape, LayerStore, WrittenBlocks
+from quire.cache.formats.registry import make_store
+from quire.cache.specs import AttentionSpec, FullKV, WindowKV
+from quire.core.kv_format import KVFormat
+from quire.engine.decode import token_kernels
+from quire.engine.decode.pools import kind_of
+from quire.engine.decode.recorder import Kernel, Recorder
+from quire.engine.decode.served import MOST_ROWS
+from quire.engine.decode.whole import write_group
+from quire.engine.decode.workspace import Buffer, GroupInputs, Workspace, group_start, table_start
+from tests.attention.rows import HandRows
+from tests.device.cuda.cards import H200
+from tests.engine.decode.test_recording import FAMILIES, packed_model
+from tests.support.emulated_metal import why_not
+from tests.support.emulated_steps import EmulatedRunner
+
+
+class _Recorded(AttentionBackend):
+    """The kernels of a step of 8 rows, on its inputs."""
+
+    name = "recorded"
+
+    def serves(self, case: AttentionCase) -> bool:
+        return True
+
+    def prepare(self, metadata: AttentionMetadata) -> PreparedAttention:
+        return _Prepared(metadata)
+
+
+class _Prepared(PreparedAttention):
+    def __init__(self, metadata: AttentionMetadata) -> None:
+        self._metadata = metadata
+
+    def forward(
+        self, q: mx.array, store: LayerStore, written: Sequence[WrittenBlocks], scoring: Scoring
+    ) -> mx.array:
+        assert store.packed is not None
+        metadata, coded, runner = self._metadata, store.packed.coded(), EmulatedRunner()
+        (count, heads, dim), kv_heads = q.shape, store.shape.kv_heads
+        group, tokens = heads // kv_heads, store.shape.block_tokens
+        shape = paged.Shape(mx.bfloat16, dim, dim, kv_heads, group, tokens, False, False)
+        splits = shape.splits(8)
+
+        start = table_start(MOST_ROWS, 1)
+        numbers = np.zeros(start, np.int32)
+        numbers[0] = count
+        write_group(numbers, 0, metadata, 0)
+        inputs = runner.address(mx.array(np.concatenate([numbers, metadata.block_table])))
+        at = GroupInputs.of(group_start(MOST_ROWS, 0), MOST_ROWS)
+        tiles, table = inputs + 4 * at.tiles, inputs + 4 * start
+
+        turned = store.packed.transform(q.astype(mx.float32))
+        partial = mx.full((count, heads, splits, dim), mx.nan)
+        stats = mx.full((count, heads, splits, 2), mx.nan)
+        result = mx.zeros(q.shape, q.dtype)
+        found = runner.address(partial), runner.address(stats)
+        parts = map(runner.address, (*coded.keys, *coded.values))
+        scale = runner.address(paged.numbers(scoring.scale, None))
+        kernel = token_kernels.attend(shape, Codes.of(coded))
+        arguments = (runner.address(turned), *parts, tiles, table, scale, *found)
+        grid = 8, kernel.blocks, splits
+        runner.run(Kernel(kernel.text, grid, kernel.threads, kernel.shared, arguments, ()))
+
+        turn = coded.layout.value_rotation
+        signs = 0 if turn is None else runner.address(turn.map * turn.scale)
+        text = token_kernels.combine(shape, splits, turned=turn is not None)
+        arguments = (inputs, *found, signs, runner.address(result))
+        runner.run(Kernel(text, (8 * heads, 1, 1), paged.LANES, 0, arguments, ()))
+        return result
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize(
+    "format",
+    [
+        KVFormat("uniform", 4, 4),
+        KVFormat("uniform", 8, 8),
+        KVFormat("turbo", 4, 4),
+        KVFormat("turbo", 3.5, 3.5),
+    ],
+    ids=lambda each: each.name,
+)
+@pytest.mark.parametrize(
+    ("spec", "group"),
+    [(FullKV(2, 64), 4), (WindowKV(2, 128, 100), 2), (FullKV(1, 256), 16), (FullKV(1, 512), 8)],
+)
+def test_kernels_agree_with_the_reference(
+    format: KVFormat, spec: AttentionSpec, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(check._TOLERANCE, mx.bfloat16, 5e-3)
+    case = AttentionCase(
+        format, spec, 64, group * spec.kv_heads, 1, mx.bfloat16, softcap=False, sinks=False
+    )
+    assert differs(_Recorded(), case, check.SINGLE_ROWS) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.parametrize("format", [KVFormat("uniform", 8, 4), KVFormat("turbo", 3.5, 3.5)])
+def test_rows_are_coded_and_attend(format: KVFormat) -> None:
+    """From a layer's projections on; heads are held against those of plain blocks."""
+    stack = packed_model(FAMILIES["qwen3_moe"]).stack()
+    attention = stack.layers[0].attention
+    heads, kv_heads, dim = attention.heads, attention.kv_heads, attention.head_dim
+    spec = FullKV(kv_heads, dim)
+    rows = [HandRows(start, 1, format, ((2 * n, 2 * n + 1),)) for n, start in enumerate((0, 70, 5))]
+    metadata = build_metadata(0, spec, rows, 64)
+    numbers = np.zeros(table_start(MOST_ROWS, 1), np.int32)
+    numbers[0] = len(rows)
+    numbers[4:7] = metadata.keys.astype(np.float32).view(np.int32)
+    write_group(numbers, 0, metadata, 0)
+    projected = {
+        Buffer.Q: (mx.random.normal((3, heads, dim), key=mx.random.key(0))),
+        Buffer.K: (mx.random.normal((3, kv_heads, dim), key=mx.random.key(1))),
+        Buffer.V: (mx.random.normal((3, kv_heads, dim), key=mx.random.key(2))),
+    }
+    shape = LayerShape.of(spec, 64, mx.bfloat16)
+
+    def computed(store: LayerStore, result: Buffer, kernels: slice) -> mx.array:
+        runner = EmulatedRunner()
+        workspace = Workspace(stack, 1, MOST_ROWS, 100, runner.address)
+        inputs = np.concatenate([numbers, metadata.block_table])
+        ctypes.memmove(workspace.at(Buffer.INPUTS), inputs.ctypes.data, inputs.nbytes)
+        for buffer, each in projected.items():
+            bits = np.array(each.astype(mx.bfloat16).view(mx.uint16))
+            ctypes.memmove(workspace.at(buffer), bits.ctypes.data, bits.nbytes)
+        recorder = Recorder(4, runner.address, workspace, H200)
+        pool = kind_of(store.format).of(store, 0, runner.address)
+        pool.record(recorder, attention, stack.eps, 0)
+        for kernel in recorder.kernels[kernels]:
+            runner.run(kernel)
+        found = np.zeros((3, heads, dim), np.uint16)
+        ctypes.memmove(found.ctypes.data, workspace.at(result), found.nbytes)
+        return mx.array(found).view(mx.bfloat16)
+
+    plain, coded, expected = (make_store(shape, each) for each in (KVFormat(), format, format))
+    for store in (plain, coded, expected):
+        store.resize(6, ())
+    q = computed(plain, Buffer.Q, slice(1))
+    slots = metadata.slots
+    keys, values = (
+        mx.unflatten(array, 0, (-1, kv_heads))[mx.array(slots.blocks), :, mx.array(slots.offsets)]
+        for array in plain.arrays()
+    )
+    expected.write(keys, values, slots)
+    scoring = Scoring(attention.scale, None, None)
+    wanted = ReferenceBackend().prepare(metadata).forward(q, expected, [], scoring)
+    got = computed(coded, Buffer.ATTENDED, slice(None))
+    error = mx.linalg.norm((got - wanted).astype(mx.float32)) / mx.linalg.norm(
+        wanted.astype(mx.float32)
+    )
+    assert error.item() < 5e-3

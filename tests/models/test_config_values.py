@@ -1,0 +1,82 @@
+"""A value that a configuration may not hold is refused by name; faults of ours are not its."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quire.core.errors import ModelError
+from quire.models import registry
+from quire.models.loader import context_length, trained_length
+from tests.support.registered import CONFIGS
+
+Config = dict[str, Any]
+
+WRONG: tuple[Any, ...] = ("x", [], ["x"], {}, {"x": "y"}, [None], None, True, 0, -1, 3, 1.5)
+DAILY = ("llama",)
+
+
+def paths(config: Config, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The way to each key, of nested objects too."""
+    for key, value in config.items():
+        yield (*before, key)
+        if isinstance(value, dict):
+            yield from paths(value, (*before, key))
+
+
+def changed(config: Config, path: tuple[str, ...], value: Any) -> Config:
+    config = deepcopy(config)
+    at = config
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n in DAILY else pytest.mark.slow) for n in CONFIGS],
+)
+def test_any_value_is_used_or_refused(name: str) -> None:
+    refused = 0
+    for path in paths(CONFIGS[name]):
+        for value in WRONG:
+            config = changed(CONFIGS[name], path, value)
+            try:
+                registry.build(config)
+                context_length(config)
+                trained_length(config)
+            except ModelError:
+                refused += 1
+    assert refused > 50
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("llama", {"num_attention_heads": 0}, "num_attention_heads = 0 is less than 1"),
+        ("llama", {"hidden_size": 3, "head_dim": None}, "head_dim = 0 is less than 1"),
+        ("llama", {"rope_parameters": "yarn"}, "rope_parameters = 'yarn' is of the wrong type"),
+        ("llama", {"rope_theta": -1, "rope_parameters": None}, "rope_theta = -1.0 is out of"),
+        ("qwen3", {"layer_types": [3]}, r"layer_types = \[3\] has an element of the wrong type"),
+        ("gemma4", {"text_config": 3}, "text_config = 3 is of the wrong type"),
+        ("internvl_chat", {"llm_config": "x"}, "llm_config = 'x' is not an object"),
+    ],
+)
+def test_the_key_is_named(name: str, changes: Config, said: str) -> None:
+    with pytest.raises(ModelError, match=said):
+        registry.build(CONFIGS[name] | changes)
+
+
+def test_a_fault_of_ours_is_not_the_configuration_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(settings: object) -> Any:
+        raise KeyError("a name that this code misspelt")
+
+    faulty = replace(registry.FAMILIES["llama"], build=build)
+    monkeypatch.setitem(registry.FAMILIES, "llama", faulty)
+    with pytest.raises(KeyError):
+        registry.build(CONFIGS["llama"])

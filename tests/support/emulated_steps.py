@@ -1,0 +1,42 @@
+"""Runs the kernels of recorded steps on the CPU, one after the other."""
+
+from __future__ import annotations
+
+import re
+
+import mlx.core as mx
+import numpy as np
+
+from quire.engine.decode.coding_check import KernelRunner
+from quire.engine.decode.recorder import Kernel
+from tests.support.emulated_cuda import emulate
+
+
+class EmulatedRunner(KernelRunner):
+    """Reads and writes memory by the addresses that kernels are given."""
+
+    def __init__(self) -> None:
+        self._views: list[np.ndarray] = []
+
+    def address(self, array: mx.array) -> int:
+        mx.eval(array)
+        bits = array.view(mx.uint16) if array.dtype == mx.bfloat16 else array
+        mx.eval(bits)
+        self._views.append(np.asarray(memoryview(bits)))
+        return int(self._views[-1].ctypes.data)
+
+    def run(self, kernel: Kernel) -> None:
+        header, _, rest = kernel.source.partition('extern "C"')
+        signature, _, body = rest.partition("{")
+        parameters = re.findall(r"((?:const )?\w+(?: \w+)?\*) (\w+)[,)]", signature)
+        assert len(parameters) == len(kernel.arguments)
+        lines = [f"{t} {name} = ({t})addresses[{n}];" for n, (t, name) in enumerate(parameters)]
+        body = "\n".join([*lines, body[: body.rindex("}")]])
+        x, y, z = kernel.grid
+        emulate("step", ["addresses"], ["done"], body, header, kernel.shared)(
+            inputs=[mx.array(np.array(kernel.arguments, np.int64))],
+            grid=(x * kernel.block, y, z),
+            threadgroup=(kernel.block, 1, 1),
+            output_shapes=[(1,)],
+            output_dtypes=[mx.int32],
+        )
