@@ -258,7 +258,7 @@ def body(kind: Kind) -> str:
     given = {"key_signs": "float", "value_signs": "float"}
     given |= {"written_keys": "T", "written_values": "T"}
     missing = [name for name in given if name not in kind.inputs]
-    scales = {"key_turn": kind.key_scale, "value_turn": kind.value_scale}
+    scales = {"key_rotation_scale": kind.key_scale, "value_rotation_scale": kind.value_scale}
     lines = [f"const {given[name]}* {name} = nullptr;" for name in missing]
     lines += [f"const float {name} = (float){scale or 0.0!r};" for name, scale in scales.items()]
     return "\n".join([*lines, cuda.source("decode_blocks")])

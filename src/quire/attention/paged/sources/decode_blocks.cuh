@@ -12,10 +12,10 @@
 #if BY_CHANNEL
     else decode_channels<K_DIM, K_GROUP, K_BITS>(keys, key_scales, key_more, row, to);
 #else
-    else decode_tokens<K_DIM, K_GROUP, K_BITS>(keys, key_scales, key_more, row, key_signs, key_turn, to);
+    else decode_tokens<K_DIM, K_GROUP, K_BITS>(keys, key_scales, key_more, row, key_signs, key_rotation_scale, to);
 #endif
   } else {
     T* to = decoded_values + (size_t)blockIdx.x * (BLOCK * V_DIM);
     if (row < 0) copy_block(written_values + (size_t)(-1 - row) * (BLOCK * V_DIM), BLOCK * V_DIM, to);
-    else decode_tokens<V_DIM, V_GROUP, V_BITS>(values, value_scales, value_more, row, value_signs, value_turn, to);
+    else decode_tokens<V_DIM, V_GROUP, V_BITS>(values, value_scales, value_more, row, value_signs, value_rotation_scale, to);
   }
