@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gc
 import io
 import json
 from dataclasses import replace
@@ -13,7 +12,7 @@ from typing import Any
 import PIL.Image
 import pytest
 
-from quire.core.errors import Overloaded, RequestError
+from quire.core.errors import RequestError
 from quire.core.media import MediaItem
 from quire.demo import MODEL_DIR
 from quire.media.fetch import FetchPolicy
@@ -21,7 +20,6 @@ from quire.media.processors import open_processors
 from quire.media.processors.base import MediaPart, Parts
 from quire.media.source import FileLimits, MediaLimits, MediaSource
 from quire.serving.media import MediaLoader, as_template_reads, files_of
-from quire.serving.placing import Prompt
 from tests.media.files import greys, tone, video
 from tests.media.test_qwen_videos import omni
 
@@ -51,39 +49,6 @@ def reader() -> MediaLoader:
 
 def items_of(messages: tuple[dict[str, Any], ...]) -> list[MediaItem]:
     return [part.item for parts in files_of(messages) for part in parts]
-
-
-class Run:
-    pass
-
-
-async def test_images_in_flight_are_bounded(
-    reader: MediaLoader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (first,) = items_of(await reader.load(asking("red")))
-    prompt = reader.places.place([18], [first])
-    monkeypatch.setattr("quire.serving.held._HELD_BYTES", 3 * len(first.features))
-    held = [Run(), Run()]
-    for run in held:
-        reader.held.check_room([prompt])
-        reader.held.hold(run, [prompt])
-    reader.held.check_room([prompt])
-    with pytest.raises(Overloaded, match="in flight") as refused:
-        reader.held.check_room([prompt, prompt])
-    assert refused.value.code == "too_much_media_in_flight"
-    del run
-    held.pop()
-    gc.collect()
-    reader.held.check_room([prompt, prompt])
-
-
-async def test_alone_a_request_may_hold_more(
-    reader: MediaLoader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else it could never be served."""
-    monkeypatch.setattr("quire.serving.held._HELD_BYTES", 10)
-    images = items_of(await reader.load(asking("red", "green")))
-    reader.held.check_room([reader.places.place([18, 18], images)])
 
 
 async def test_the_first_image_too_many_is_named(reader: MediaLoader) -> None:
@@ -172,11 +137,6 @@ def test_marks_may_be_text_that_is_no_token(reader: MediaLoader) -> None:
     assert loader.places.marks_by_kind == {"image": "<image>"}
     rendered = loader.places.spell("<image>\na <im\udc00age>", [(MediaPart(image(2)),)])
     assert rendered == "<|image|>\na <im\udc00age>"
-
-
-def test_a_prompt_without_images_holds_nothing(reader: MediaLoader) -> None:
-    reader.held.hold(Run(), [Prompt((1, 2))])
-    assert reader.held._held == 0
 
 
 async def test_moments_of_a_video_stand_behind_their_times_beside_a_picture(

@@ -44,10 +44,11 @@ class ScriptedTicket(Ticket):
     def __init__(self, request_id: str) -> None:
         super().__init__(request_id, self._note)
         self.aborted: FinishReason | None = None
-        self.ended = False
+        self.over = False
+        """The last output is on its way, or there is none."""
 
     def _note(self, request_id: str, reason: FinishReason) -> None:
-        if not self.ended:
+        if not self.over:
             self.aborted = self.aborted or reason
 
 
@@ -104,15 +105,15 @@ class ScriptedEngine:
             await asyncio.sleep(script.delay_s)
             if ticket.aborted:
                 break
-            ticket.ended = number == len(groups) - 1 and finish is not None
-            ticket.put(output(group, finish=finish if ticket.ended else None))
+            ticket.over = number == len(groups) - 1 and finish is not None
+            ticket.put(output(group, finish=finish if ticket.over else None))
         while script.silent and not ticket.aborted:
             await asyncio.sleep(0.002)
-        if ticket.aborted and not ticket.ended:
+        if ticket.aborted and not ticket.over:
             ticket.put(output(finish=ticket.aborted))
         elif script.error is not None:
             ticket.put(output(finish=FinishReason.ERROR, error=script.error))
-        ticket.ended = True
+        ticket.over = True
 
     async def stats(self) -> EngineStats:
         return EngineStats(
@@ -122,7 +123,7 @@ class ScriptedEngine:
             memory=(("free", 3_000_000_000),),
             reuse_misses=(("evicted", 2),),
             disk=(("bytes", 8192), ("hits", 3)),
-            running=sum(not ticket.ended for ticket in self.tickets),
+            running=sum(not ticket.over for ticket in self.tickets),
         )
 
     async def close(self) -> None:

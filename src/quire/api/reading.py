@@ -43,7 +43,8 @@ class ReadingContext:
             if find_spec(decoder) is not None:
                 import_module(decoder)
         seal = Seal(self.config.signing_key)
-        return Context(service, self.config, seal, lambda _: _RemoteStore())
+        media = service.prompts.media.for_job()
+        return Context(service, self.config, seal, lambda _: _RemoteStore(), media)
 
 
 class _NoEngine:
@@ -80,7 +81,7 @@ class _RemoteStore:
 
 
 class _AskedFiles:
-    """Media that the server keeps; see `HeldMedia.answers`. Here it has no features."""
+    """Media that the server keeps; see `JobMedia.answers`. Here it has no features."""
 
     def get(self, key: FileKey) -> Parts | None:
         parts: Parts | None = ask("file", key)

@@ -117,7 +117,6 @@ def assemble(client: EngineClient, name: str, config: ServerConfig) -> Service:
         vocabulary,
         dialect,
         NONE,
-        media.held,
         constraints,
         default_max_tokens=config.default_max_tokens,
         deadline_s=config.request_deadline_s,

@@ -16,7 +16,7 @@ from quire.media.kinds import inputs
 from quire.media.processors import MediaProcessor
 from quire.media.processors.base import Parts, PartStore
 from quire.media.source import DOCUMENT, Detail, FileLimits, MediaLimits, MediaSource, not_taken
-from quire.serving.held import HeldMedia
+from quire.serving.job_media import JobMedia
 from quire.serving.placing import MediaPlaces
 from quire.serving.tasks import cancel_and_wait
 
@@ -30,7 +30,6 @@ class MediaLoader:
 
     Attributes:
         places: where it stands in prompts.
-        held: what the server keeps of it.
 
     Args:
         processors: the model's, by kind; empty in a model that takes text only.
@@ -46,7 +45,6 @@ class MediaLoader:
         limits: Mapping[str, MediaLimits],
     ) -> None:
         self.places = MediaPlaces(processors, tokens)
-        self.held = HeldMedia(processors)
         self._processors = processors
         self._policy = policy
         self._limits = limits
@@ -117,6 +115,10 @@ class MediaLoader:
     def wanted(messages: Sequence[Message]) -> bool:
         """Whether messages name media that has to be loaded."""
         return any("source" in part for part in _media_parts(messages))
+
+    def for_job(self) -> JobMedia:
+        """The server's side of a request's media that is read in a job."""
+        return JobMedia(self._processors)
 
     def share(self, files: PartStore) -> None:
         """Finds and keeps what was read in another place from now on."""

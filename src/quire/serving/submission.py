@@ -11,8 +11,8 @@ from quire.core.errors import EngineFailure, RequestError
 from quire.core.request import GrammarSpec, Request
 from quire.serving.constraints import Constraints
 from quire.serving.generation import Prepared
-from quire.serving.held import HeldMedia
 from quire.serving.interface import EngineClient
+from quire.serving.media_in_flight import MediaInFlight
 from quire.serving.placing import Prompt
 from quire.serving.streams import ChoiceStream, GenerationStream, Observer, Unobserved
 from quire.text.detokenizer import Detokenizer
@@ -42,7 +42,6 @@ class Submission:
         vocabulary: Vocabulary,
         dialect: Dialect,
         plain: Dialect,
-        media: HeldMedia,
         constraints: Constraints,
         *,
         default_max_tokens: int | None = None,
@@ -53,7 +52,7 @@ class Submission:
         self._vocabulary = vocabulary
         self._dialect = dialect
         self._plain = plain
-        self._media = media
+        self._media = MediaInFlight()
         self._constraints = constraints
         self._observer: Callable[[str, int], Observer] = lambda caller, tokens: Unobserved()
         self._default_max_tokens = default_max_tokens
@@ -72,7 +71,7 @@ class Submission:
         """
         if self._client.failure is not None:
             raise EngineFailure(f"The engine cannot go on: {self._client.failure}")
-        spec, prompts = prepared.spec, self._media.complete(prepared.prompts)
+        spec, prompts = prepared.spec, prepared.prompts
         grammar = await self._constraints.build(prepared)
         stops = StopStrings(spec.stops, spec.names.stops)
         requests: list[Request] = []
@@ -84,6 +83,8 @@ class Submission:
                 outputs.append(self._output(prepared, prompt, stops))
                 await asyncio.sleep(0)  # each looks at the prompt, which may be long
         self._media.check_room(prompts)
+        tickets = self._client.submit(requests)
+        self._media.hold(tickets, prompts)
         choices = [
             ChoiceStream(
                 ticket,
@@ -92,13 +93,9 @@ class Submission:
                 show_reasoning=spec.show_reasoning,
                 show_progress=spec.show_progress,
             )
-            for request, ticket, output in zip(
-                requests, self._client.submit(requests), outputs, strict=True
-            )
+            for request, ticket, output in zip(requests, tickets, outputs, strict=True)
         ]
-        run = GenerationStream([prompt.tokens for prompt in prompts], choices, grammar.unenforced)
-        self._media.hold(run, prompts)
-        return run
+        return GenerationStream([prompt.tokens for prompt in prompts], choices, grammar.unenforced)
 
     def _output(self, prepared: Prepared, prompt: Prompt, stops: StopStrings) -> OutputStream:
         """What turns one choice's tokens into events."""

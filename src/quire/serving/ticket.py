@@ -75,6 +75,11 @@ class Ticket:
         """Whether an output has arrived that was not taken or iterated yet."""
         return bool(self._ready)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the engine has ended the request. Outputs may still wait to be taken."""
+        return self._ended
+
     async def __aiter__(self) -> AsyncIterator[Output]:
         while True:
             while not self._ready:

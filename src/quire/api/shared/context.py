@@ -34,9 +34,9 @@ from quire.core.config import ServerConfig
 from quire.core.errors import RequestError
 from quire.core.kv_choice import choose_format
 from quire.core.kv_format import KVFormat
-from quire.core.media import MediaItem
 from quire.core.request import SamplingParams
 from quire.serving.generation import Generation, NeedsJob, Prepared
+from quire.serving.job_media import JobMedia
 from quire.serving.jobs import Jobs
 from quire.serving.models import Lease, Models, unknown_model
 from quire.serving.service import Service
@@ -121,7 +121,8 @@ class ServerContext:
         def stored(request: Request) -> StoredConversations[Any]:
             return self.stored(request, light)
 
-        return Context(loaded.service, serving, self.seal, stored, loaded.jobs, lease)
+        media = loaded.service.prompts.media.for_job()
+        return Context(loaded.service, serving, self.seal, stored, media, loaded.jobs, lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ class Context:
 
     Attributes:
         stored: the conversations that a request may refer to.
+        job_media: what a job has read of the request's media.
         jobs: where requests are read that are large, or hold media; None reads all of them here,
             as within a job.
         lease: what holds the model; None within a job.
@@ -139,6 +141,7 @@ class Context:
     config: ServerConfig
     seal: Seal
     stored: Callable[[Request], StoredConversations[Any]]
+    job_media: JobMedia
     jobs: Jobs | None = None
     lease: Lease | None = None
 
@@ -155,7 +158,8 @@ class Context:
         if lease is not None and keep_s is not None and not lease.keep(keep_s):
             note_ignored(request.scope, ["keep_alive"])
         spec = replace(spec, caller=caller, cache_salt=salt)
-        return await self.service.begin(replace(prepared, spec=spec))
+        prompts = self.job_media.complete(prepared.prompts)
+        return await self.service.begin(replace(prepared, spec=spec, prompts=prompts))
 
     async def read(
         self,
@@ -180,9 +184,7 @@ class Context:
             with suppress(NeedsJob):
                 return await reader(self, request, body)
         assert self.jobs is not None, "nothing is elsewhere without jobs"
-        lent: list[MediaItem] = []  # as long as the result refers to them
-        items = self.service.prompts.media.held.answers(lent)
-        known = items | dict(answers or {})
+        known = self.job_media.answers | dict(answers or {})
         work = self.jobs.run(_read_in_job, reader, _job_scope(request), body, answers=known)
         read: tuple[Result, dict[str, Any]] = await until_gone(request.receive, work)
         note(request.scope, read[1])

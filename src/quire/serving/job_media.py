@@ -1,0 +1,52 @@
+"""Media of a request that is read in a job: its features stay with the server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from quire.core.media import MediaItem, PlacedMedia
+from quire.media.processors import MediaProcessor
+from quire.media.processors.base import FileKey, Parts
+from quire.serving.placing import Prompt
+
+
+class JobMedia:
+    """What the server keeps for one request's job, which gets items without their features.
+
+    Args:
+        processors: the model's, by kind; they keep the files that were read lately.
+    """
+
+    def __init__(self, processors: Mapping[str, MediaProcessor]) -> None:
+        self._processors = processors
+        self._items: dict[bytes, MediaItem] = {}
+        """What the job was given, whole, by digest."""
+
+    @property
+    def answers(self) -> dict[str, Callable[..., object]]:
+        """To what the job asks, see `Jobs.run`: where its processors find files and keep them."""
+        return {"file": self._find, "keep": self._keep}
+
+    def complete(self, prompts: Sequence[Prompt]) -> tuple[Prompt, ...]:
+        """The prompts that the job made, with the features; those are forgotten here."""
+        complete = tuple(
+            replace(prompt, media=tuple(map(self._complete, prompt.media))) for prompt in prompts
+        )
+        self._items.clear()
+        return complete
+
+    def _find(self, key: FileKey) -> Parts | None:
+        parts = self._processors[key[0]].files.get(key)
+        return None if parts is None else self._without_features(parts)
+
+    def _keep(self, key: FileKey, parts: Parts) -> Parts:
+        return self._without_features(self._processors[key[0]].files.put(key, parts))
+
+    def _without_features(self, parts: Parts) -> Parts:
+        self._items |= {part.item.digest: part.item for part in parts}
+        return tuple(replace(part, item=replace(part.item, features=b"")) for part in parts)
+
+    def _complete(self, placed: PlacedMedia) -> PlacedMedia:
+        item = placed.item
+        return placed if item.features else replace(placed, item=self._items[item.digest])
