@@ -5,24 +5,28 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from quire.core.errors import ModelError, RequestError
-from quire.serving.job_process import ask
+from quire.serving.jobs import Asker
 
 
-def opened() -> list[str]:
+@dataclass
+class Opened:
     """What every job is given."""
-    return ["opened"]
+
+    ask: Asker
+    words: list[str] = field(default_factory=lambda: ["opened"])
 
 
-def unopened() -> None:
+def unopened(ask: Asker) -> None:
     """What is raised where a model's folder is gone."""
     raise ModelError("folder has no tokenizer.json")
 
 
-async def join(given: list[str], *words: str) -> tuple[int, str]:
-    given.append("changed")  # in this child alone
-    return os.getpid(), " ".join((*given, *words))
+async def join(given: Opened, *words: str) -> tuple[int, str]:
+    given.words.append("changed")  # in this child alone
+    return os.getpid(), " ".join((*given.words, *words))
 
 
 async def refuse(given: object) -> None:
@@ -48,5 +52,5 @@ async def spin(given: object, started: str) -> None:
         pass
 
 
-async def ask_twice(given: object) -> Sequence[object]:
-    return [ask("double", 2), ask("double", 21)]
+async def ask_twice(given: Opened) -> Sequence[object]:
+    return [given.ask("double", 2), given.ask("double", 21)]

@@ -20,7 +20,7 @@ LIMITS = JobLimits(at_once=2, cpu_s=1, wall_s=60, memory=256 << 20)
 
 @pytest_asyncio.fixture
 async def jobs() -> AsyncIterator[Jobs]:
-    jobs = Jobs(functions.opened, LIMITS)
+    jobs = Jobs(functions.Opened, LIMITS)
     yield jobs
     await jobs.close()
 
@@ -86,7 +86,7 @@ async def test_processor_time_is_limited(jobs: Jobs, tmp_path: Path) -> None:
 
 
 async def test_a_job_nobody_waits_for_is_killed(tmp_path: Path) -> None:
-    jobs, started = Jobs(functions.opened, JobLimits(at_once=1)), tmp_path / "pid"
+    jobs, started = Jobs(functions.Opened, JobLimits(at_once=1)), tmp_path / "pid"
     task = asyncio.create_task(jobs.run(functions.spin, str(started)))
     async with asyncio.timeout(60):
         while not (started.exists() and started.read_text()):

@@ -16,7 +16,7 @@ from quire.core.info import EngineStats, ModelInfo
 from quire.core.request import Request
 from quire.media.processors.base import FileKey, Parts
 from quire.serving.assembly import assemble
-from quire.serving.job_process import ask
+from quire.serving.jobs import Asker
 from quire.serving.ticket import Ticket
 
 _DECODERS = ("av", "pypdfium2")
@@ -36,15 +36,15 @@ class ReadingContext:
     name: str
     config: ServerConfig
 
-    def __call__(self) -> Context:
+    def __call__(self, ask: Asker) -> Context:
         service = assemble(_NoEngine(self.info), self.name, self.config)
-        service.prompts.media.share(_AskedFiles())
+        service.prompts.media.share(_ServersFiles(ask))
         for decoder in _DECODERS:  # here once, else anew in each job that needs one
             if find_spec(decoder) is not None:
                 import_module(decoder)
         seal = Seal(self.config.signing_key)
-        media = service.prompts.media.for_job()
-        return Context(service, self.config, seal, lambda _: _RemoteStore(), media)
+        stored, media = _ServersStore(ask), service.prompts.media.for_job()
+        return Context(service, self.config, seal, lambda _: stored, media)
 
 
 class _NoEngine:
@@ -68,25 +68,31 @@ class _NoEngine:
         raise AssertionError("a job has no engine")
 
 
-class _RemoteStore:
+class _ServersStore:
     """Responses that the server keeps; implements `shared.stored.StoredConversations`."""
 
+    def __init__(self, ask: Asker) -> None:
+        self._ask = ask
+
     def conversation(self, response_id: str) -> Sequence[StoredItem] | None:
-        items: Sequence[StoredItem] | None = ask("conversation", response_id)
+        items: Sequence[StoredItem] | None = self._ask("conversation", response_id)
         return items
 
     def item(self, item_id: str) -> StoredItem | None:
-        item: StoredItem | None = ask("stored_item", item_id)
+        item: StoredItem | None = self._ask("stored_item", item_id)
         return item
 
 
-class _AskedFiles:
+class _ServersFiles:
     """Media that the server keeps; see `JobMedia.answers`. Here it has no features."""
 
+    def __init__(self, ask: Asker) -> None:
+        self._ask = ask
+
     def get(self, key: FileKey) -> Parts | None:
-        parts: Parts | None = ask("file", key)
+        parts: Parts | None = self._ask("file", key)
         return parts
 
     def put(self, key: FileKey, value: Parts) -> Parts:
-        parts: Parts = ask("keep", key, value)
+        parts: Parts = self._ask("keep", key, value)
         return parts

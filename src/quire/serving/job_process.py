@@ -33,9 +33,6 @@ log = logging.getLogger("quire.jobs")
 
 _DATA = b"VmData:"
 
-_pipe: socket.socket | None = None
-"""In a child: to the server."""
-
 
 def main() -> None:
     """Starts jobs until the other end closes. Argument 1: the file descriptor of the pipe."""
@@ -46,7 +43,8 @@ def main() -> None:
     assert isinstance(opening, Opening)
     write_logs(opening.log_level, opening.log_format)
     try:
-        opened = opening.opener()
+        asker = _PipeAsker()
+        opened = opening.opener(asker)
     except QuireError as error:  # such as a folder that is gone
         with contextlib.suppress(BrokenPipeError):
             control.sendall(encode(Failed(error)))
@@ -55,20 +53,31 @@ def main() -> None:
     gc.freeze()  # children share these pages as long as nobody writes to them
     with contextlib.suppress(BrokenPipeError):  # the server has ended meanwhile
         control.sendall(encode(True))
-    _JobRunner(control, opened, opening.limits).run()
+    _JobRunner(control, opened, asker, opening.limits).run()
 
 
-def ask(question: str, *arguments: object) -> Any:
-    """From within a job: what the server answers, see `Jobs.run`."""
-    assert _pipe is not None, "called within a job"
-    _pipe.sendall(encode(Ask(question, arguments)))
-    return Frames(_pipe).next()
+class _PipeAsker:
+    """An `Asker`. The first process makes it; each child connects its own copy."""
+
+    def __init__(self) -> None:
+        self._pipe: socket.socket | None = None
+
+    def connect(self, pipe: socket.socket) -> None:
+        self._pipe = pipe
+
+    def __call__(self, question: str, *arguments: object) -> Any:
+        assert self._pipe is not None, "only a job can ask"
+        self._pipe.sendall(encode(Ask(question, arguments)))
+        return Frames(self._pipe).next()
 
 
 class _JobRunner:
-    def __init__(self, control: socket.socket, opened: object, limits: JobLimits) -> None:
+    def __init__(
+        self, control: socket.socket, opened: object, asker: _PipeAsker, limits: JobLimits
+    ) -> None:
         self._control = control
         self._opened = opened
+        self._asker = asker
         self._limits = limits
         self._children: dict[int, int] = {}
         """Job numbers and process ids. A pid is not used again before it is reaped, here."""
@@ -104,6 +113,7 @@ class _JobRunner:
                 pid = os.fork()
                 if pid == 0:
                     self._control.close()
+                    self._asker.connect(pipe)
                     _run(pipe, self._opened, self._limits)
                 self._children[number] = pid
         elif what == KILL and number in self._children:
@@ -118,8 +128,6 @@ class _JobRunner:
 
 def _run(pipe: socket.socket, opened: object, limits: JobLimits) -> NoReturn:
     """The whole life of a child."""
-    global _pipe
-    _pipe = pipe
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:

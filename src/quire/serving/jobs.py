@@ -28,6 +28,11 @@ log = logging.getLogger("quire.jobs")
 
 Result = TypeVar("Result")
 
+Asker = Callable[..., Any]
+"""From within a job: the server's answer to a question and its arguments, see `Jobs.run`."""
+Opener = Callable[[Asker], object]
+"""Makes the first argument of every job, before there is one. Has to be picklable."""
+
 ORDER = struct.Struct("<cQ")
 """To the first process: what to do, and the number of the job."""
 START, KILL = b"s", b"k"
@@ -62,9 +67,9 @@ class JobLimits:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What the first process begins with: makes the first argument of every job."""
+    """What the first process begins with."""
 
-    opener: Callable[[], object]
+    opener: Opener
     limits: JobLimits
     log_level: str
     log_format: str = "text"
@@ -98,15 +103,11 @@ def too_costly(limits: JobLimits) -> RequestError:
 
 
 class Jobs:
-    """Runs jobs. Belongs to one event loop.
-
-    Args:
-        opener: makes the first argument of every job; has to be picklable.
-    """
+    """Runs jobs. Belongs to one event loop."""
 
     def __init__(
         self,
-        opener: Callable[[], object],
+        opener: Opener,
         limits: JobLimits,
         log_level: str = "info",
         log_format: str = "text",
@@ -146,7 +147,7 @@ class Jobs:
 
         Args:
             function: of a module's top level.
-            answers: for what the job asks, see `job_process.ask`.
+            answers: to what the job asks its `Asker`, by question.
 
         Raises:
             RequestError: by the job; or it took too much, or crashed.

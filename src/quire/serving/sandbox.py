@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from quire.core.errors import RequestError
 from quire.core.lru import LruCache
 from quire.serving.answer_grammar import AnswerGrammar, GrammarRequest
-from quire.serving.jobs import TOO_COSTLY, JobLimits, Jobs
+from quire.serving.jobs import TOO_COSTLY, Asker, JobLimits, Jobs
 
 if TYPE_CHECKING:
     from quire.serving.grammar_builder import GrammarBuilder
@@ -37,7 +37,7 @@ class BuilderOpening:
     dialect: str
     vocab_size: int
 
-    def __call__(self) -> GrammarBuilder:
+    def __call__(self, ask: Asker) -> GrammarBuilder:
         # Here, since the HTTP side never loads the compiler.
         from quire.serving.grammar_builder import GrammarBuilder
 
