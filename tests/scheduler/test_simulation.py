@@ -16,8 +16,9 @@ from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
 from quire.core.media import MediaItem, PlacedMedia
 from quire.core.request import FinishReason, Request
+from quire.scheduler.plan import StepPlan, StepResult
 from quire.scheduler.prefill_budget import PrefillBudget
-from tests.scheduler.simulation import GROUPS, PLAIN, SEALED, Simulation
+from tests.scheduler.simulation import GROUPS, PAGE, PLAIN, SEALED, Simulation, Tables
 from tests.support.scripted_disk import ScriptedDisk
 
 CONTEXT = 40
@@ -341,6 +342,48 @@ def test_short_prompts_beside_streams_are_read_in_steps_that_can_be_recorded(
     first = next(step for step in steps if step[1])
     assert first[1] > 16
     assert not first[2]
+
+
+def test_recorded_rows_of_a_sequence_lie_in_one_block_where_it_has_a_tail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its full blocks become codes when the step ends; rows of the next one read these."""
+    spans: list[tuple[str, int, int]] = []
+    recorded: list[bool] = []
+    begin, execute = PrefillBudget.begin, Simulation._execute
+
+    def begins(self: PrefillBudget, *counts: int, **named: bool) -> None:
+        recorded.append(named["recorded"])
+        begin(self, *counts, **named)
+
+    def executes(self: Simulation, plan: StepPlan, before: Tables) -> StepResult:
+        spans.extend((rows.id, rows.start, rows.count) for rows in plan.sequences)
+        return execute(self, plan, before)
+
+    monkeypatch.setattr(PrefillBudget, "begin", begins)
+    monkeypatch.setattr(Simulation, "_execute", executes)
+    simulation = Simulation(GROUPS["window"], 1 << 20, chunk=100, max_context=200, rows_together=16)
+    simulation.add(Request("stream", (1, 2, 3), max_tokens=60), SEALED)
+    while not simulation.answers["stream"]:
+        simulation.step()
+    for name, length in (("a", 18), ("b", 20)):
+        simulation.add(
+            Request(name, tuple(range(ord(name), ord(name) + length)), max_tokens=1), SEALED
+        )
+    spans.clear()
+    recorded.clear()
+    while len(simulation.ended) < 2:
+        simulation.step()
+    assert all(recorded)
+    assert [span for span in spans if span[0] == "a"] == [
+        ("a", start, min(PAGE, 18 - start)) for start in range(0, 18, PAGE)
+    ]
+    # What one leaves the other may take.
+    assert [span for span in spans if span[0] == "b"] == [
+        ("b", start, PAGE) for start in range(0, 20, PAGE)
+    ]
+    assert len(recorded) < 10
+    simulation.run()
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "recurrent"])

@@ -18,9 +18,10 @@ struct __half {
 typedef bfloat16_t __nv_bfloat16;
 struct __half2 { __half x, y; };
 struct float2 { float x, y; };
-struct alignas(16) float4 { float x, y, z, w; };
+// Aligned to 8 bytes, as MLX's arrays are on a CPU.
+struct alignas(8) float4 { float x, y, z, w; };
 struct alignas(8) uint2 { uint x, y; };
-struct alignas(16) uint4 { uint x, y, z, w; };
+struct alignas(8) uint4 { uint x, y, z, w; };
 static inline uint2 make_uint2(uint x, uint y) { return {x, y}; }
 static inline uint4 make_uint4(uint x, uint y, uint z, uint w) { return {x, y, z, w}; }
 static inline float2 make_float2(float x, float y) { return {x, y}; }

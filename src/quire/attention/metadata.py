@@ -107,7 +107,7 @@ class AttentionMetadata:
         if self.rows == self.sequences:
             own = self.table_starts[1:] - 1
         else:
-            firsts = np.repeat(self.table_starts[:-1] - self.first_blocks, self.counts)
+            firsts = self.by_row(self.table_starts[:-1] - self.first_blocks)
             own = firsts + self.keys // self.block_tokens
         return SlotMapping(
             self.block_table[own],
@@ -117,6 +117,12 @@ class AttentionMetadata:
             self.spec.kv_heads,
             self.block_tokens,
         )
+
+    def by_row(self, of_sequences: Ints) -> Ints:
+        """`[S]`, a number for each sequence: `[T]`, that of each row's."""
+        if self.rows == self.sequences:
+            return of_sequences
+        return np.repeat(of_sequences, self.counts)
 
     def part(self, begin: int, end: int) -> AttentionMetadata:
         """The sequences `[begin, end)` alone."""

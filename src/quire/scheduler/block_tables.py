@@ -163,6 +163,10 @@ class BlockTables:
             return 0
         return end - progress.known if sequence.format.has_tail else sequence.max_context
 
+    def until_block_end(self, sequence: Sequence) -> int:
+        """Tokens that are missing in the block of the sequence's next row."""
+        return self._size - sequence.progress.computed % self._size
+
     def drop_spares(self, sequence: Sequence) -> bool:
         """Lets go of second slots; whether there were any."""
         spares, sequence.blocks.spares = sequence.blocks.spares, {}

@@ -65,7 +65,8 @@ class Planner:
         fail: ends a request for which there is no room, however long it waits.
         clock: seconds; by which sequences arrived.
         rows_together: of a step that costs little beside its rows, several of a sequence among
-            them; by the format of all its sequences.
+            them; by the format of all its sequences. In formats with tails those of a sequence must
+            lie in one block.
     """
 
     def __init__(
@@ -210,6 +211,8 @@ class Planner:
         budget = self._prefill_budget.recorded(budget, generating, sum(remaining), most_recorded)
         if generating + budget <= most_recorded:
             room = min(room, most_recorded - generating)
+            if format is not None and format.has_tail:
+                remaining = list(map(min, remaining, map(self.tables.until_block_end, prompts)))
         shares = self._prefill_split.split(budget, remaining, room)
         for sequence, share in zip(prompts, shares, strict=True):
             if share == 0 or sequence.status is not Status.RUNNING:

@@ -175,10 +175,13 @@ CODED_FAMILIES = FAMILIES | {
         (KVFormat("turbo", 3, 3), ()),
         (KVFormat("turbo", 3.5, 3.5), (1,)),
         (KVFormat("uniform", 4, 4), (0,)),
+        (KVFormat("page", 4, 4), ()),
+        (KVFormat("page", 8, 8), ()),
+        (KVFormat("page", 8, 4), (1,)),
     ],
     ids=str,
 )
-def test_recorded_steps_code_single_tokens(
+def test_recorded_steps_read_and_write_codes(
     family: str,
     format: KVFormat,
     skipped: tuple[int, ...],

@@ -17,7 +17,7 @@ from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import make_store
-from quire.cache.specs import KVLayout, WindowKV
+from quire.cache.specs import AttentionSpec, FullKV, KVLayout, WindowKV
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Card
 from quire.engine.decode.head import Head
@@ -25,7 +25,7 @@ from quire.engine.decode.pools import LayerPool, PagePool, PlainPool, kind_of
 from quire.engine.decode.recorder import Kernel, Recorder
 from quire.engine.decode.recording import Recording
 from quire.engine.decode.served import MOST_ROWS, UnsupportedStack, check_stack, has_head
-from quire.engine.decode.whole import write_group, write_positions
+from quire.engine.decode.whole import in_one_block, write_group, write_positions
 from quire.engine.decode.workspace import Buffer, GroupInputs, Workspace, group_start, table_start
 from quire.models.base import LanguageModel, named_parameters
 from quire.models.quantization import pack_like
@@ -172,6 +172,49 @@ def test_each_row_of_a_sequence_finds_its_keys() -> None:
             assert entries[buffer + each // block] == tables[owner][each // block]
         assert numbers[at.blocks + row] == tables[owner][key // block]
         assert numbers[at.offsets + row] == key % block
+
+
+@pytest.mark.parametrize("spec", [FullKV(1, 64), WindowKV(1, 64, 100)])
+def test_each_row_finds_codes_before_its_block_and_its_block_as_written(
+    spec: AttentionSpec,
+) -> None:
+    format, block = KVFormat("page", 4, 8), 64
+    spans, tables = [(10, 1), (190, 2), (0, 40), (64, 21)], [range(40, 45), range(60, 65)] * 2
+    rows = [
+        HandRows(start, count, format, (table,), (7 + number,))
+        for number, ((start, count), table) in enumerate(zip(spans, tables, strict=True))
+    ]
+    metadata = build_metadata(0, spec, rows, block)
+    numbers = np.zeros(table_start(MOST_ROWS, 1), np.int32)
+    write_group(numbers, 0, metadata, 7)
+    at = GroupInputs.of(group_start(MOST_ROWS, 0), MOST_ROWS)
+    entries = [0] * 7 + metadata.block_table.tolist()
+    owners = np.repeat(np.arange(4), [count for _, count in spans]).tolist()
+    tails = numbers[at.tails :][:MOST_ROWS].tolist()
+    coded, own = (
+        numbers[start:][: 6 * MOST_ROWS].reshape(-1, 6).tolist() for start in (at.coded, at.own)
+    )
+    for row, owner in enumerate(owners):
+        key = int(metadata.keys[row])
+        first, begin = int(spec.first_visible(key)), key // block * block
+        assert tails[row] == 7 + owner
+        assert coded[row][:4] == [row, 1, first, begin]
+        for number in range(first // block, key // block):
+            assert entries[coded[row][4] + number] == tables[owner][number]
+        assert own[row][:4] == [row, 1, max(first, begin), key + 1]
+        assert tails[own[row][4] + key // block] == 7 + owner
+    assert not any(map(sum, (*coded[len(owners) :], *own[len(owners) :])))
+
+
+def test_rows_of_one_block() -> None:
+    def lie_in_one(start: int, count: int) -> bool:
+        return in_one_block(scheduled("a", start, count, [[4]], KVFormat("page", 4, 4)), 64)
+
+    assert lie_in_one(127, 1)
+    assert lie_in_one(64, 64)
+    assert lie_in_one(100, 28)
+    assert not lie_in_one(100, 29)
+    assert not lie_in_one(63, 2)
 
 
 def test_inputs_hold_positions_not_keys() -> None:

@@ -60,7 +60,7 @@ def tiles_of(metadata: AttentionMetadata) -> Ints:
     """Two tiles of each row, int32 `[2, n, TILE_FIELDS]`.
 
     The first is of its coded blocks, by the block table, the second of its own block as written, by
-    the tails. No sequence has more than one row.
+    a table of tails, one for each row. Rows of one sequence lie in one block.
     """
     count = metadata.rows
     own = metadata.keys // BLOCK_TOKENS * BLOCK_TOKENS  # where the row's own block begins
@@ -69,7 +69,7 @@ def tiles_of(metadata: AttentionMetadata) -> Ints:
     tiles[:, :, 1] = 1
     tiles[0, :, 2] = metadata.first_visible
     tiles[0, :, 3] = own
-    tiles[0, :, 4] = metadata.table_starts[:-1] - metadata.first_blocks
+    tiles[0, :, 4] = metadata.by_row(metadata.table_starts[:-1] - metadata.first_blocks)
     tiles[1, :, 2] = np.maximum(metadata.first_visible, own)
     tiles[1, :, 3] = metadata.last_visible + 1
     tiles[1, :, 4] = np.arange(count) - own // BLOCK_TOKENS
@@ -77,7 +77,7 @@ def tiles_of(metadata: AttentionMetadata) -> Ints:
 
 
 def launch(metadata: AttentionMetadata, shape: Shape) -> PackedLaunch:
-    """What `attend` needs of a step."""
+    """What `attend` needs of a step in which no sequence has more than one row."""
     assert metadata.tails is not None, "the format keeps no tails"
     visible = mx.array(np.stack([metadata.first_visible, metadata.last_visible], axis=1))
     table, tails = mx.array(metadata.block_table), mx.array(metadata.tails)

@@ -111,8 +111,8 @@ class _Graphs:
 class WholeDecode:
     """The recorded steps of a model.
 
-    A sequence may have several rows: some of its prompt, or drafts. Where full blocks are coded and
-    tails are not, each has one.
+    A sequence may have several rows: some of its prompt, or drafts. In formats with tails these lie
+    in one block: rows of the next one would read its codes, which are there when the step ends.
 
     Each number of rows is held against the model's own way once. If it differs, none is used.
 
@@ -214,17 +214,21 @@ class WholeDecode:
         format = rows[0].format
         if not self._made_for(format):
             return False
-        if format.has_tail and any(each.count > 1 for each in rows):
+        if format.has_tail and not all(
+            in_one_block(each, self._pools.block_tokens) for each in rows
+        ):
             return False
         return all(each.format == format and each.sampled == each.wanted for each in rows)
 
     def rows_together(self, format: KVFormat) -> int:
-        """Rows of a step that is likely to be recorded, if there may be several of a sequence.
+        """Rows of a step that is likely to be recorded, several of a sequence among them.
+
+        In formats with tails those of a sequence must lie in one block.
 
         Returns:
-            0 where every sequence may have but one.
+            0 where no step is, or all are.
         """
-        if self._batch_invariant or format.has_tail or not self._made_for(format):
+        if self._batch_invariant or not self._made_for(format):
             return 0
         rows = MOST_ROWS
         while rows > 1 and self._known(format, rows) is False:
@@ -399,7 +403,7 @@ def write_group(numbers: Ints, group: int, metadata: AttentionMetadata, entries:
     visible = numbers[at.visible :][: 2 * count].reshape(count, 2)
     visible[:, 0], visible[:, 1] = first, last
     if metadata.tails is not None:
-        numbers[at.tails :][:count] = metadata.tails
+        numbers[at.tails :][:count] = metadata.by_row(metadata.tails)
         coded, own = packed.tiles_of(metadata)
         coded[:, 4] += entries
         numbers[at.coded :][: coded.size] = coded.reshape(-1)
@@ -410,8 +414,12 @@ def write_group(numbers: Ints, group: int, metadata: AttentionMetadata, entries:
     tiles[:, 2], tiles[:, 3] = first, last + 1
     places = metadata.table_starts[:-1] - metadata.first_blocks + entries
     fresh = metadata.keys[metadata.query_starts[:-1]]
-    each = 1 if count == metadata.sequences else metadata.counts
-    tiles[:, 4], tiles[:, 5] = np.repeat(places, each), np.repeat(fresh, each)
+    tiles[:, 4], tiles[:, 5] = metadata.by_row(places), metadata.by_row(fresh)
+
+
+def in_one_block(rows: ScheduledSequence, block_tokens: int) -> bool:
+    """Whether a sequence's rows lie in one block."""
+    return rows.start % block_tokens + rows.count <= block_tokens
 
 
 def _max_rows(rows: Sequence[ScheduledSequence]) -> int:
