@@ -9,23 +9,15 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from quire.core.request import Failure, FinishReason, Output
+from quire.serving.merging import merge
 from quire.serving.reading_time import ReadingTime
 from quire.serving.tasks import cancel_and_wait
 from quire.serving.ticket import Ticket
-from quire.text.events import (
-    Event,
-    Failed,
-    Finished,
-    PromptRead,
-    Reasoning,
-    Text,
-    ToolCallArguments,
-    Usage,
-)
+from quire.text.events import Event, Failed, Finished, PromptRead, Reasoning, Usage
 from quire.text.output import OutputStream
 
 log = logging.getLogger("quire.service")
@@ -77,13 +69,11 @@ class Unobserved:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """When a run came how far, by `time.perf_counter`; None is not yet, or never.
+    """When an answer came how far, by `time.perf_counter`; None is not yet, or never.
 
     Attributes:
         submitted: to the engine.
         scheduled: the engine began to read the prompt.
-        first_token: of the first choice.
-        ended: every choice.
     """
 
     submitted: float
@@ -115,18 +105,39 @@ class ChoiceStream:
         self._show_reasoning = show_reasoning
         self._show_progress = show_progress
         self._reading = ReadingTime()
-        self.started = self._last = time.perf_counter()
-        self.queued_s: float | None = None
-        self.first_token_s: float | None = None
-        self.ended: float | None = None
-        self.cached_tokens = 0
-        self.reuse: str | None = None
-        self.end: Finished | Failed | None = None
+        self._latest: Output | None = None
+        """Of the engine's outputs."""
+        self._submitted = self._latest_tokens = time.perf_counter()
+        self._first_token: float | None = None
+        self._ended: float | None = None
+        self._end: Finished | Failed | None = None
+
+    @property
+    def end(self) -> Finished | Failed | None:
+        """The terminal event, once it was given out."""
+        return self._end
 
     @property
     def usage(self) -> Usage:
         """Counts so far."""
-        return self._output.usage if self.end is None else self.end.usage
+        return self._output.usage if self._end is None else self._end.usage
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens from the prefix cache; 0 before the reading began."""
+        return 0 if self._latest is None else self._latest.cached_tokens
+
+    @property
+    def reuse(self) -> str | None:
+        """Why no more of the prompt was reused; None before the reading began."""
+        return None if self._latest is None else self._latest.reuse
+
+    @property
+    def times(self) -> Times:
+        """How far it has come."""
+        queued_s = None if self._latest is None else self._latest.queued_s
+        scheduled = None if queued_s is None else self._submitted + queued_s
+        return Times(self._submitted, scheduled, self._first_token, self._ended)
 
     def abort(self) -> None:
         """Ends the request by the engine's next step."""
@@ -144,16 +155,16 @@ class ChoiceStream:
         """
         try:
             async for output in self._ticket:
-                begun = self.first_token_s is not None
+                begun = self._first_token is not None
                 events = self._feed(output)
                 for waiting in self._ticket.take(entries - output.entries):
-                    if self.end is None:
+                    if self._end is None:
                         events += self._feed(waiting)
                 if len(events) > 1:
                     events = merge(events)
-                if events or (not begun and self.first_token_s is not None):
+                if events or (not begun and self._first_token is not None):
                     yield events
-                if self.end is not None:
+                if self._end is not None:
                     return
                 if self._ticket.waiting:
                     await asyncio.sleep(0)
@@ -180,13 +191,12 @@ class ChoiceStream:
         return events
 
     def _progress(self, output: Output, read: int) -> PromptRead:
-        seconds = time.perf_counter() - self.started
+        seconds = time.perf_counter() - self._submitted
         left_s = self._reading.left_s(output.prompt_tokens)
         return PromptRead(read, output.prompt_tokens, output.cached_tokens, seconds, left_s)
 
     def _observe(self, output: Output) -> None:
-        self.cached_tokens, self.reuse = output.cached_tokens, output.reuse
-        self.queued_s = output.queued_s
+        self._latest = output
         if output.read is not None:
             self._reading.observe(output.read, time.perf_counter())
             left_s = self._reading.left_s(output.prompt_tokens)
@@ -194,12 +204,13 @@ class ChoiceStream:
         if not output.token_ids:
             return
         now = time.perf_counter()
-        if self.first_token_s is not None:
-            self._observer.tokens(now - self._last, len(output.token_ids))
+        if self._first_token is not None:
+            self._observer.tokens(now - self._latest_tokens, len(output.token_ids))
         else:
-            self.first_token_s = now - self.started
-            self._observer.first_token(self.first_token_s, output.cached_tokens, output.reuse)
-        self._last = now
+            self._first_token = now
+            seconds = now - self._submitted
+            self._observer.first_token(seconds, output.cached_tokens, output.reuse)
+        self._latest_tokens = now
 
     def _fail(self, message: str) -> Failed:
         self._ticket.abort(FinishReason.ERROR)
@@ -208,7 +219,7 @@ class ChoiceStream:
         return event
 
     def _finish(self, event: Finished | Failed) -> None:
-        self.end, self.ended = event, time.perf_counter()
+        self._end, self._ended = event, time.perf_counter()
         self._observer.ended(event)
 
 
@@ -261,27 +272,23 @@ class GenerationStream:
 
     @property
     def times(self) -> Times:
-        """As far as it has come."""
-        first, ended = self.choices[0], [choice.ended for choice in self.choices]
-        known = [each for each in ended if each is not None]
-        return Times(
-            first.started,
-            None if first.queued_s is None else first.started + first.queued_s,
-            None if first.first_token_s is None else first.started + first.first_token_s,
-            max(known) if len(known) == len(ended) else None,
-        )
+        """Those of the first choice, but that it has ended when all have."""
+        ends = [choice.times.ended for choice in self.choices]
+        known = [end for end in ends if end is not None]
+        ended = max(known) if len(known) == len(ends) else None
+        return replace(self.choices[0].times, ended=ended)
 
     def summary(self) -> dict[str, Any]:
         """What a log line says of a run that is over."""
-        usage, first = self.usage, self.choices[0]
+        usage, times = self.usage, self.times
         return {
             "prompt_tokens": usage.prompt_tokens,
             "cached_tokens": usage.cached_tokens,
             "reuse": usage.reuse,
             "completion_tokens": usage.completion_tokens,
             "finish": ",".join(_outcome(choice.end) for choice in self.choices),
-            "queue_ms": _milliseconds(first.queued_s),
-            "ttft_ms": _milliseconds(first.first_token_s),
+            "queue_ms": _milliseconds(times.submitted, times.scheduled),
+            "ttft_ms": _milliseconds(times.submitted, times.first_token),
         }
 
     async def batches(self) -> AsyncGenerator[list[ChoiceEvent], None]:
@@ -319,8 +326,8 @@ class GenerationStream:
             await cancel_and_wait(*pumps)
 
 
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 1)
+def _milliseconds(since: float, moment: float | None) -> float | None:
+    return None if moment is None else round((moment - since) * 1000, 1)
 
 
 def _outcome(end: Finished | Failed | None) -> str:
@@ -347,42 +354,3 @@ async def _pump(
     except Exception:  # the others go on; a cancelled pump has nobody left to tell
         log.exception("choice %d: its stream failed", index)
     await ready.put(None)
-
-
-def merge(events: list[Event]) -> list[Event]:
-    """Joins neighbouring pieces of the same kind; what they spell stays the same."""
-    merged: list[Event] = []
-    same_kind: list[Event] = []
-    for event in events:
-        if same_kind and not _continues(same_kind[0], event):
-            merged.append(_join(same_kind))
-            same_kind = []
-        same_kind.append(event)
-    if same_kind:
-        merged.append(_join(same_kind))
-    return merged
-
-
-def _continues(first: Event, event: Event) -> bool:
-    """Whether `event` is a further piece of what `first` begins."""
-    match first, event:
-        case (Text(), Text()) | (Reasoning(), Reasoning()):
-            return True
-        case ToolCallArguments(), ToolCallArguments():
-            return first.index == event.index
-        case _:
-            return False
-
-
-def _join(events: list[Event]) -> Event:
-    """Pieces of the same kind as one, in time linear in their length."""
-    if len(events) == 1:
-        return events[0]
-    texts = [event for event in events if isinstance(event, Text)]
-    if texts:
-        logprobs = tuple(entry for event in texts for entry in event.logprobs)
-        return Text("".join(event.text for event in texts), logprobs)
-    calls = [event for event in events if isinstance(event, ToolCallArguments)]
-    if calls:
-        return ToolCallArguments(calls[0].index, "".join(event.json for event in calls))
-    return Reasoning("".join(event.text for event in events if isinstance(event, Reasoning)))

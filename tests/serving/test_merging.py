@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.request import TokenLogprobs
-from quire.serving.streams import merge
+from quire.serving.merging import merge
 from quire.text.events import (
     Event,
     Reasoning,

@@ -1,0 +1,44 @@
+"""Joining of events that wait for a slow reader."""
+
+from __future__ import annotations
+
+from quire.text.events import Event, Reasoning, Text, ToolCallArguments
+
+
+def merge(events: list[Event]) -> list[Event]:
+    """Joins neighbouring pieces of the same kind; what they spell stays the same."""
+    merged: list[Event] = []
+    same_kind: list[Event] = []
+    for event in events:
+        if same_kind and not _continues(same_kind[0], event):
+            merged.append(_join(same_kind))
+            same_kind = []
+        same_kind.append(event)
+    if same_kind:
+        merged.append(_join(same_kind))
+    return merged
+
+
+def _continues(first: Event, event: Event) -> bool:
+    """Whether `event` is a further piece of what `first` begins."""
+    match first, event:
+        case (Text(), Text()) | (Reasoning(), Reasoning()):
+            return True
+        case ToolCallArguments(), ToolCallArguments():
+            return first.index == event.index
+        case _:
+            return False
+
+
+def _join(events: list[Event]) -> Event:
+    """Pieces of the same kind as one, in time linear in their length."""
+    if len(events) == 1:
+        return events[0]
+    texts = [event for event in events if isinstance(event, Text)]
+    if texts:
+        logprobs = tuple(entry for event in texts for entry in event.logprobs)
+        return Text("".join(event.text for event in texts), logprobs)
+    calls = [event for event in events if isinstance(event, ToolCallArguments)]
+    if calls:
+        return ToolCallArguments(calls[0].index, "".join(event.json for event in calls))
+    return Reasoning("".join(event.text for event in events if isinstance(event, Reasoning)))
