@@ -48,18 +48,25 @@ class Recorded:
         out: mx.array = self._extension.replay(*arguments, **named)
         return out
 
+    def again(self, graph: int | None = None) -> mx.array:
+        """Launches a graph, the last one unless said otherwise, on the inputs of the last step."""
+        assert self._last is not None, "no graph was launched"
+        named = self._last if graph is None else self._last | {"graph": graph}
+        out: mx.array = self._extension.replay(**named)
+        return out
+
     def milliseconds(self) -> float | None:
         """Of the last step's graph alone."""
         if self._last is None:
             return None
-        named = self._last | {"inputs": [mx.array(each) for each in self._last["inputs"]]}
-        mx.eval(named["inputs"])
+        self._last |= {"inputs": [mx.array(each) for each in self._last["inputs"]]}
+        mx.eval(self._last["inputs"])
         times = []
         for _ in range(5):
             mx.synchronize()
             begun = time.perf_counter()
             for _ in range(LAUNCHES):
-                mx.async_eval(self._extension.replay(**named))
+                mx.async_eval(self.again())
             mx.synchronize()
             times.append((time.perf_counter() - begun) / LAUNCHES * 1e3)
         return statistics.median(times)
