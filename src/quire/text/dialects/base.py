@@ -16,6 +16,9 @@ from quire.core.request import FinishReason
 from quire.text.events import Delta
 from quire.text.tokenizer import Tokenizer
 
+THINK = ("<think>", "</think>")
+"""The markers of reasoning that most families have."""
+
 Schema = Mapping[str, Any]
 """A JSON schema, as a client sent it."""
 

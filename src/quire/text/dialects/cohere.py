@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 
-from quire.text.dialects.base import Dialect, Forced
+from quire.text.dialects.base import Dialect, Forced, Tool
 from quire.text.dialects.flow import named_call
-from quire.text.dialects.grammar import alternatives, literal, marker, schema_of
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.grammar import call_rules, literal, marker
+from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
 from quire.text.dialects.readers import array_head, head_of, read_json_calls
 
 ACTION, BEGIN, END = "Action:", "<|START_ACTION|>", "<|END_ACTION|>"
@@ -42,8 +43,8 @@ def _read_fenced(body: Body, tools: Tools) -> Reading:
 
 
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
-    answer=(frozenset({"<|START_RESPONSE|>"}), frozenset({"<|END_RESPONSE|>"})),
+    reasoning=enclosing(REASONING),
+    answer=enclosing(("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
     sections={
         BEGIN: Section(read_json_calls, array_head, ends=frozenset({END}), begin=_BEGIN),
         ACTION: Section(_read_fenced, head_of("```json", "```\n", "[", "{"), begin=_BEGIN),
@@ -64,12 +65,12 @@ def _forced(forced: Forced) -> str:
         closing = "\n    }"
     opening, comma = literal("[\n    "), literal(",\n    ")
     more = f" ({comma} call)*" if forced.parallel else ""
-    rules = [f'start: {begin} {opening} call{more} "\\n]" {end}']
-    rules.append(alternatives("call", len(forced.tools)))
-    for number, tool in enumerate(forced.tools):
+
+    def call(tool: Tool, arguments: str) -> str:
         header = literal(f"{name}{json.dumps(tool.name)}{parameters}")
-        rules.append(f"call_{number}: {index}{header} args_{number} {literal(closing)}")
-        rules.append(f"args_{number}: {schema_of(tool)}")
+        return f"{index}{header} {arguments} {literal(closing)}"
+
+    rules = [f'start: {begin} {opening} call{more} "\\n]" {end}', *call_rules(forced.tools, call)]
     return "\n".join(rules) + "\n"
 
 
@@ -78,7 +79,7 @@ COHERE = Dialect(
     recognises=lambda template, model_type: (
         BEGIN in template or "<|CHATBOT_TOKEN|>" in template or model_type.startswith("cohere")
     ),
-    build=lambda start: Machine(_LAYOUT, start),
+    build=partial(Machine, _LAYOUT),
     reasoning=REASONING,
     forced=_forced,
     openers=(BEGIN,),

@@ -8,16 +8,16 @@ Source: the chat templates of deepseek-ai/DeepSeek-R1, -V3 and -V3.1. A call is,
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from quire.text.dialects.base import Dialect, Forced
+from quire.text.dialects.base import THINK, Dialect, Forced
 from quire.text.dialects.flow import Begun, named_call
 from quire.text.dialects.grammar import marker, named_rules, one_call, section_of_calls
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
 from quire.text.dialects.readers import header_head, read_named_json
 
 BEGIN, SEPARATOR, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 ALL_BEGIN, ALL_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-REASONING = ("<think>", "</think>")
 _FENCED = re.compile(r"\s*([^\s`{}]+)\s*```(?:json)?\s*")
 _PLAIN = named_call(rf"\s*(?P<name>[^\s`{{}}<]+)\s*{SEPARATOR}")
 _IN_FENCE = named_call(rf"[^`{{}}]*{SEPARATOR}\s*(?P<name>[^\s`{{}}]+)\s*```(?:json)?")
@@ -57,7 +57,7 @@ def _begin(text: str, tools: Tools) -> Begun | None:
 
 
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
+    reasoning=enclosing(THINK),
     sections={
         BEGIN: Section(
             _read,
@@ -77,8 +77,8 @@ DEEPSEEK = Dialect(
         or "<｜Assistant｜>" in template
         or (model_type.startswith("deepseek") and not model_type.startswith("deepseek_vl"))
     ),
-    build=lambda start: Machine(_LAYOUT, start),
-    reasoning=REASONING,
+    build=partial(Machine, _LAYOUT),
+    reasoning=THINK,
     forced=_forced,
     openers=(BEGIN,),
     strict=_strict,

@@ -6,24 +6,25 @@ Source: the chat template of baidu/ERNIE-4.5-21B-A3B-Thinking: `<think>`, then `
 
 from __future__ import annotations
 
-from quire.text.dialects.base import Dialect
-from quire.text.dialects.grammar import wrapped
-from quire.text.dialects.machine import Layout, Machine
+from functools import partial
+
+from quire.text.dialects.base import THINK, Dialect
+from quire.text.dialects.grammar import json_rules, wrapped
+from quire.text.dialects.machine import Layout, Machine, enclosing
 from quire.text.dialects.readers import json_section
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-REASONING = ("<think>", "</think>")
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
-    answer=(frozenset({"<response>"}), frozenset({"</response>"})),
+    reasoning=enclosing(THINK),
+    answer=enclosing(("<response>", "</response>")),
     sections={BEGIN: json_section(END)},
 )
 
 ERNIE = Dialect(
     name="ernie",
     recognises=lambda template, model_type: model_type.startswith("ernie4_5"),
-    build=lambda start: Machine(_LAYOUT, start),
-    reasoning=REASONING,
-    forced=lambda forced: wrapped(forced, BEGIN, END),
+    build=partial(Machine, _LAYOUT),
+    reasoning=THINK,
+    forced=lambda forced: wrapped(forced, BEGIN, END, json_rules(forced.tools)),
     openers=(BEGIN,),
 )

@@ -28,6 +28,7 @@ from quire.text.dialects.machine import (
     Reading,
     Section,
     Tools,
+    enclosing,
     last_added,
 )
 from quire.text.dialects.values import (
@@ -232,7 +233,7 @@ _LAYOUT = Layout(
             begin=_begin,
         )
     },
-    reasoning=(frozenset({CHANNEL}), frozenset({CHANNEL_END})),
+    reasoning=enclosing((CHANNEL, CHANNEL_END)),
     quiet=frozenset({"<|tool_response>"}),
 )
 

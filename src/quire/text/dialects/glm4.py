@@ -7,18 +7,18 @@ everything else as JSON, so the tool's schema decides.
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
-from quire.text.dialects.base import Call, Dialect, Forced, Tool
+from quire.text.dialects.base import THINK, Call, Dialect, Forced, Tool
 from quire.text.dialects.flow import Begun
 from quire.text.dialects.grammar import Arguments, argument_rules, marker
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
 from quire.text.dialects.tag_flow import TagFlow
 from quire.text.dialects.values import skip_space, typed_argument, write_json
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
-REASONING = ("<think>", "</think>")
 _ARGUMENT = re.compile(rf"\s*{KEY}([^<]*){KEY_END}\s*{VALUE}")
 _NAME = re.compile(r"\s*([\w.:/-]+)\s*")
 
@@ -84,7 +84,7 @@ def _forced(forced: Forced) -> str:
 
 
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
+    reasoning=enclosing(THINK),
     sections={
         BEGIN: Section(
             _read,
@@ -101,8 +101,8 @@ GLM4 = Dialect(
     recognises=lambda template, model_type: (
         KEY in template or model_type.startswith(("glm4_moe", "glm_moe"))
     ),
-    build=lambda start: Machine(_LAYOUT, start),
-    reasoning=REASONING,
+    build=partial(Machine, _LAYOUT),
+    reasoning=THINK,
     forced=_forced,
     openers=(BEGIN,),
 )

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 
-from quire.text.dialects.base import Call, Dialect, Forced, Start
+from quire.text.dialects.base import THINK, Call, Dialect, Forced, Start
 from quire.text.dialects.flow import named_call
-from quire.text.dialects.grammar import alternatives, literal, schema_of
+from quire.text.dialects.grammar import call_rules, literal
 from quire.text.dialects.machine import (
     NO_SECTION,
     Body,
@@ -22,11 +22,11 @@ from quire.text.dialects.machine import (
     Reading,
     Section,
     Tools,
+    enclosing,
 )
 from quire.text.dialects.readers import read_named_json
 
 ASSISTANT = "<|assistant|>"
-REASONING = ("<think>", "</think>")
 _HEADER = re.compile(r"\s*([\w.:/-]+)[ \t]*\n\s*(?=\{)")
 _BEGIN = named_call(r"\s*(?P<name>[\w.:/-]+)[ \t]*\n")
 
@@ -53,8 +53,8 @@ def _read(body: Body, tools: Tools) -> Reading:
 
 
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
-    answer=(frozenset({"<answer>"}), frozenset({"</answer>"})),
+    reasoning=enclosing(THINK),
+    answer=enclosing(("<answer>", "</answer>")),
     sections={NO_SECTION: Section(_read, _head, begin=_BEGIN)},
     quiet=frozenset({ASSISTANT}),
 )
@@ -74,11 +74,7 @@ class _Parser(Machine):
 
 def _calls(forced: Forced) -> list[str]:
     """Rules for `call`. A header is one terminal: in `_strict` other text may begin like it."""
-    rules = [alternatives("call", len(forced.tools))]
-    for index, tool in enumerate(forced.tools):
-        rules.append(f"call_{index}: {literal(f'{tool.name}{chr(10)}')} args_{index}")
-        rules.append(f"args_{index}: {schema_of(tool)}")
-    return rules
+    return call_rules(forced.tools, lambda tool, args: f"{literal(tool.name + chr(10))} {args}")
 
 
 def _forced(forced: Forced) -> str:
@@ -103,7 +99,7 @@ GLM4_9B = Dialect(
         "<|observation|>" in template or model_type in ("glm", "glm4", "glm4v")
     ),
     build=_Parser,
-    reasoning=REASONING,
+    reasoning=THINK,
     forced=_forced,
     strict=_strict,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.core.request import JSON_BLANKS
@@ -39,23 +39,35 @@ ANY_JSON = json_term({})
 """A lark term for any JSON."""
 
 
-def json_rules(tools: Sequence[Tool], key: str = "arguments") -> list[str]:
-    """Rules `call_0`, `call_1`... for `{"name": ..., key: ...}`, one a tool, and `call` for any."""
+def call_rules(tools: Sequence[Tool], call: Callable[[Tool, str], str]) -> list[str]:
+    """Rules `call_0`, `call_1`... for calls with arguments in JSON, one a tool, and `call` for any.
+
+    Args:
+        call: the lark terms of a tool's call, from the tool and the name of its arguments' rule.
+    """
     rules = [alternatives("call", len(tools))]
     for index, tool in enumerate(tools):
-        opening = literal(f'{{"name": {json.dumps(tool.name)}, "{key}": ')
-        rules.append(f'call_{index}: {opening} arguments_{index} "}}"')
-        rules.append(f"arguments_{index}: {schema_of(tool)}")
+        arguments = f"args_{index}"
+        rules.append(f"call_{index}: {call(tool, arguments)}")
+        rules.append(f"{arguments}: {schema_of(tool)}")
     return rules
+
+
+def json_rules(tools: Sequence[Tool], key: str = "arguments") -> list[str]:
+    """The `call_rules` of `{"name": ..., key: ...}`."""
+
+    def call(tool: Tool, arguments: str) -> str:
+        opening = literal(f'{{"name": {json.dumps(tool.name)}, "{key}": ')
+        return f'{opening} {arguments} "}}"'
+
+    return call_rules(tools, call)
 
 
 def named_rules(tools: Sequence[Tool], before: str, between: str, after: str = "") -> list[str]:
-    """Rules as `json_rules` gives, for `before NAME between ARGUMENTS after`, all lark terms."""
-    rules = [alternatives("call", len(tools))]
-    for index, tool in enumerate(tools):
-        rules.append(f"call_{index}: {before} {literal(tool.name)} {between} args_{index} {after}")
-        rules.append(f"args_{index}: {schema_of(tool)}")
-    return rules
+    """The `call_rules` of `before NAME between ARGUMENTS after`, all lark terms."""
+    return call_rules(
+        tools, lambda tool, args: f"{before} {literal(tool.name)} {between} {args} {after}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,32 +162,54 @@ def separated(name: str, pairs: Sequence[tuple[str, bool]], comma: str) -> list[
 
 def array_of_calls(forced: Forced, before: str, after: str = "") -> str:
     """A grammar of JSON calls in one array; of one, unless calls are parallel."""
-    opening = marker(before, forced.vocabulary)
-    closing = marker(after, forced.vocabulary) if after else ""
-    more = ' (", " call)*' if forced.parallel else ""
-    rules = [f'start: {opening} "[" call{more} "]" {closing}', *json_rules(forced.tools)]
-    return "\n".join(rules) + "\n"
+    calls = json_rules(forced.tools)
+    return section_of_calls(forced, before, after, calls, within=('"["', '"]"'), between='", "')
 
 
 def wrapped(
-    forced: Forced, before: str, after: str, between: str = '"\\n"', within: str = '"\\n"'
+    forced: Forced,
+    before: str,
+    after: str,
+    call: Sequence[str],
+    *,
+    within: str = '"\\n"',
+    between: str = '"\\n"',
 ) -> str:
-    """A grammar of JSON calls, each between two markers; more of them if calls are parallel."""
-    opening, closing = marker(before, forced.vocabulary), marker(after, forced.vocabulary)
-    more = f" ({between} item)*" if forced.parallel else ""
-    rules = [f"start: item{more}", f"item: {opening} {within} call {within} {closing}"]
-    return "\n".join(rules + json_rules(forced.tools)) + "\n"
-
-
-def section_of_calls(forced: Forced, before: str, after: str, call: Sequence[str]) -> str:
-    """A grammar of calls between two markers that stand once around all of them.
+    """A grammar of calls, each between two markers; more of them if calls are parallel.
 
     Args:
         call: rules for `call`.
+        within: the lark term on both sides of a call, inside the markers.
+        between: the lark term between one call's markers and the next's.
     """
     opening, closing = marker(before, forced.vocabulary), marker(after, forced.vocabulary)
-    more = "+" if forced.parallel else ""
-    return "\n".join([f"start: {opening} call{more} {closing}", *call]) + "\n"
+    more = f" ({between} item)*" if forced.parallel else ""
+    rules = [f"start: item{more}", f"item: {opening} {within} call {within} {closing}"]
+    return "\n".join([*rules, *call]) + "\n"
+
+
+def section_of_calls(
+    forced: Forced,
+    before: str,
+    after: str,
+    call: Sequence[str],
+    *,
+    within: tuple[str, str] = ("", ""),
+    between: str = "",
+) -> str:
+    """A grammar of calls between two markers that stand once around all of them.
+
+    Args:
+        after: empty where nothing closes the section.
+        call: rules for `call`.
+        within: lark terms before the first call and after the last.
+        between: the lark term between two calls.
+    """
+    opening = marker(before, forced.vocabulary)
+    closing = marker(after, forced.vocabulary) if after else ""
+    more = f" ({between} call)*" if forced.parallel else ""
+    start = f"start: {opening} {within[0]} call{more} {within[1]} {closing}"
+    return "\n".join([start, *call]) + "\n"
 
 
 def one_call(call: Sequence[str]) -> str:

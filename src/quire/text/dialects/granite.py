@@ -8,17 +8,16 @@ answer in `<response>`.
 
 from __future__ import annotations
 
-from quire.text.dialects.base import Dialect, Forced, Start
-from quire.text.dialects.grammar import array_of_calls, wrapped
-from quire.text.dialects.machine import Layout, Machine, Mode
+from quire.text.dialects.base import THINK, Dialect, Forced, Start
+from quire.text.dialects.grammar import array_of_calls, json_rules, wrapped
+from quire.text.dialects.machine import Layout, Machine, Mode, enclosing
 from quire.text.dialects.readers import json_section
 
-REASONING = ("<think>", "</think>")
 _PROSE_OPENS = frozenset({"Here is my thought process:", "Here's my thought process:"})
 _PROSE_CLOSES = frozenset({"Here is my response:", "Here's my response:"})
 _LAYOUT = Layout(
-    reasoning=(_PROSE_OPENS | {REASONING[0]}, _PROSE_CLOSES | {REASONING[1]}),
-    answer=(frozenset({"<response>"}), frozenset({"</response>"})),
+    reasoning=(_PROSE_OPENS | {THINK[0]}, _PROSE_CLOSES | {THINK[1]}),
+    answer=enclosing(("<response>", "</response>")),
     sections={
         "<|tool_call|>": json_section(),
         "<tool_call>": json_section("</tool_call>"),
@@ -45,7 +44,7 @@ class _GraniteParser(Machine):
 
 def _forced(forced: Forced) -> str:
     if "<|tool_call|>" not in forced.vocabulary.added:
-        return wrapped(forced, "<tool_call>", "</tool_call>")
+        return wrapped(forced, "<tool_call>", "</tool_call>", json_rules(forced.tools))
     return array_of_calls(forced, "<|tool_call|>")
 
 
@@ -55,7 +54,7 @@ GRANITE = Dialect(
         "<|start_of_role|>" in template or model_type.startswith("granite")
     ),
     build=_GraniteParser,
-    reasoning=REASONING,
+    reasoning=THINK,
     forced=_forced,
     openers=("<|tool_call|>", "<tool_call>"),
 )

@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 
 from quire.core.request import FinishReason
-from quire.text.dialects.base import Dialect, Forced, Frame, Start, Vocabulary
+from quire.text.dialects.base import Dialect, Forced, Frame, Start, Tool, Vocabulary
 from quire.text.dialects.flow import Begun, JsonFlow
-from quire.text.dialects.grammar import alternatives, literal, marker, schema_of
+from quire.text.dialects.grammar import call_rules, literal, marker
 from quire.text.dialects.machine import (
     Body,
     Layout,
@@ -136,13 +136,12 @@ def _calls(forced: Forced) -> list[str]:
     channel, constrain, message, call = (
         marker(text, forced.vocabulary) for text in (CHANNEL, "<|constrain|>", MESSAGE, "<|call|>")
     )
-    rules = [alternatives("call", len(forced.tools))]
-    for index, tool in enumerate(forced.tools):
+
+    def one(tool: Tool, arguments: str) -> str:
         to = literal(f"commentary to=functions.{tool.name} ")
-        header = f'{channel} {to} {constrain} "json" {message}'
-        rules.append(f"call_{index}: {header} args_{index} {call}?")
-        rules.append(f"args_{index}: {schema_of(tool)}")
-    return rules
+        return f'{channel} {to} {constrain} "json" {message} {arguments} {call}?'
+
+    return call_rules(forced.tools, one)
 
 
 def _forced(forced: Forced) -> str:

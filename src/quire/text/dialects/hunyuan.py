@@ -7,17 +7,16 @@ Source: the chat templates of tencent/Hunyuan-A13B-Instruct and Hunyuan-7B-Instr
 
 from __future__ import annotations
 
-from quire.text.dialects.base import Dialect, Start
+from quire.text.dialects.base import THINK, Dialect, Start
 from quire.text.dialects.grammar import array_of_calls
 from quire.text.dialects.jamba import BEGIN, END
-from quire.text.dialects.machine import Layout, Machine, Mode
+from quire.text.dialects.machine import Layout, Machine, Mode, enclosing
 from quire.text.dialects.readers import json_section
 
-REASONING = ("<think>", "</think>")
 _SPEAKER = "助手："
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
-    answer=(frozenset({"<answer>"}), frozenset({"</answer>"})),
+    reasoning=enclosing(THINK),
+    answer=enclosing(("<answer>", "</answer>")),
     sections={BEGIN: json_section(END)},
     quiet=frozenset({_SPEAKER}),
 )
@@ -43,7 +42,7 @@ HUNYUAN = Dialect(
         "<｜hy_" in template or "<|extra_0|>" in template or model_type.startswith("hunyuan")
     ),
     build=_HunyuanParser,
-    reasoning=REASONING,
+    reasoning=THINK,
     forced=lambda forced: array_of_calls(forced, BEGIN, END),
     openers=(BEGIN,),
 )

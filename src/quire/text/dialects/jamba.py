@@ -6,6 +6,8 @@ between `<tool_calls>` and `</tool_calls>`. Jamba Reasoning speaks Hermes, as Qw
 
 from __future__ import annotations
 
+from functools import partial
+
 from quire.text.dialects.base import Dialect
 from quire.text.dialects.grammar import array_of_calls
 from quire.text.dialects.machine import Layout, Machine
@@ -20,7 +22,7 @@ JAMBA = Dialect(
         (BEGIN in template and "<|bom|>" in template)
         or (model_type == "jamba" and "<think>" not in template and "<tool_call>" not in template)
     ),
-    build=lambda start: Machine(_LAYOUT, start),
+    build=partial(Machine, _LAYOUT),
     forced=lambda forced: array_of_calls(forced, BEGIN, END),
     openers=(BEGIN,),
 )

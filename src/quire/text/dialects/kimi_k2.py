@@ -8,23 +8,22 @@ text before the arguments is the call's id, which the model expects to see again
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from quire.text.dialects.base import Dialect, Forced
+from quire.text.dialects.base import THINK, Dialect, Forced, Tool
 from quire.text.dialects.flow import named_call
 from quire.text.dialects.grammar import (
-    alternatives,
+    call_rules,
     literal,
     marker,
     one_call,
-    schema_of,
     section_of_calls,
 )
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
 from quire.text.dialects.readers import header_head, read_named_json
 
 ALL_BEGIN, ALL_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 BEGIN, ARGUMENTS, END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
-REASONING = ("<think>", "</think>")
 _HEADER = rf"\s*(?P<id>(?:functions\.)?(?P<name>[^:\s<]+)(?::[0-9]+)?)\s*{re.escape(ARGUMENTS)}"
 
 
@@ -50,16 +49,16 @@ def _strict(forced: Forced) -> str:
 
 def _calls(forced: Forced) -> list[str]:
     begin, arguments, end = (marker(text, forced.vocabulary) for text in (BEGIN, ARGUMENTS, END))
-    rules = [alternatives("call", len(forced.tools))]
-    for number, tool in enumerate(forced.tools):
+
+    def call(tool: Tool, args: str) -> str:
         name = literal(f"functions.{tool.name}:")
-        rules.append(f"call_{number}: {begin} {name} /[0-9]+/ {arguments} args_{number} {end}")
-        rules.append(f"args_{number}: {schema_of(tool)}")
-    return rules
+        return f"{begin} {name} /[0-9]+/ {arguments} {args} {end}"
+
+    return call_rules(forced.tools, call)
 
 
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0], "◁think▷"}), frozenset({REASONING[1], "◁/think▷"})),
+    reasoning=enclosing(THINK, ("◁think▷", "◁/think▷")),
     sections={
         BEGIN: Section(
             _read,
@@ -75,8 +74,8 @@ _LAYOUT = Layout(
 KIMI_K2 = Dialect(
     name="kimi_k2",
     recognises=lambda template, model_type: ALL_BEGIN in template or model_type.startswith("kimi"),
-    build=lambda start: Machine(_LAYOUT, start),
-    reasoning=REASONING,
+    build=partial(Machine, _LAYOUT),
+    reasoning=THINK,
     forced=_forced,
     openers=(BEGIN,),
     strict=_strict,

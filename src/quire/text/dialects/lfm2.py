@@ -8,15 +8,15 @@ Source: the chat templates of LiquidAI/LFM2-* and LFM2.5-*. Calls stand as
 from __future__ import annotations
 
 import re
+from functools import partial
 
-from quire.text.dialects.base import Dialect, Forced
-from quire.text.dialects.grammar import marker
-from quire.text.dialects.machine import Layout, Machine, Section
+from quire.text.dialects.base import THINK, Dialect, Forced
+from quire.text.dialects.grammar import section_of_calls
+from quire.text.dialects.machine import Layout, Machine, Section, enclosing
 from quire.text.dialects.pythonic import PYTHON, python_rules
 from quire.text.dialects.readers import chosen, json_section
 
 BEGIN, END = "<|tool_call_start|>", "<|tool_call_end|>"
-REASONING = ("<think>", "</think>")
 _JSON = json_section()
 _OBJECT = re.compile(r"\s*(\[\s*)?\{")
 _UNDECIDED = re.compile(r"\s*(\[\s*)?")
@@ -29,16 +29,14 @@ def _by_sign(text: str) -> Section | None:
 
 
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
+    reasoning=enclosing(THINK),
     sections={BEGIN: chosen(_by_sign, END)},
 )
 
 
 def _forced(forced: Forced) -> str:
-    begin, end = marker(BEGIN, forced.vocabulary), marker(END, forced.vocabulary)
-    more = ' (", " call)*' if forced.parallel else ""
-    rules = [f'start: {begin} "[" call{more} "]" {end}', *python_rules(forced)]
-    return "\n".join(rules) + "\n"
+    calls = python_rules(forced)
+    return section_of_calls(forced, BEGIN, END, calls, within=('"["', '"]"'), between='", "')
 
 
 LFM2 = Dialect(
@@ -46,8 +44,8 @@ LFM2 = Dialect(
     recognises=lambda template, model_type: (
         BEGIN in template or "<|tool_list_start|>" in template or model_type.startswith("lfm2")
     ),
-    build=lambda start: Machine(_LAYOUT, start),
-    reasoning=REASONING,
+    build=partial(Machine, _LAYOUT),
+    reasoning=THINK,
     forced=_forced,
     openers=(BEGIN,),
 )

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
-from quire.text.dialects.base import Dialect, Forced, Start
+from quire.text.dialects.base import Dialect, Forced
 from quire.text.dialects.flow import Begun, json_call
 from quire.text.dialects.grammar import json_rules
 from quire.text.dialects.machine import NO_SECTION, Body, Layout, Machine, Reading, Section, Tools
@@ -106,10 +107,6 @@ _LAYOUT = Layout(
 )
 
 
-def _build(start: Start) -> Machine:
-    return Machine(_LAYOUT, start)
-
-
 LLAMA3 = Dialect(
     name="llama3",
     recognises=lambda template, model_type: (
@@ -118,7 +115,7 @@ LLAMA3 = Dialect(
         or "<|header_start|>" in template
         or model_type in ("llama4", "mllama")
     ),
-    build=_build,
+    build=partial(Machine, _LAYOUT),
     forced=_forced,
     strict=_strict,
 )

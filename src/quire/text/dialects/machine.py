@@ -95,9 +95,18 @@ class _Flowing:
     sent: list[str]
 
 
+Enclosing = tuple[frozenset[str], frozenset[str]]
+"""Markers that open a stretch of an answer, and markers that close it."""
+
+
+def enclosing(*pairs: tuple[str, str]) -> Enclosing:
+    """Any of the first markers opens, any of the second closes."""
+    return frozenset(opens for opens, _ in pairs), frozenset(closes for _, closes in pairs)
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The markers of a dialect and what they mean.
+    """The markers of a dialect and what they mean; see `enclosing` for pairs of them.
 
     Attributes:
         reasoning: markers that open reasoning, and markers that close it.
@@ -108,8 +117,8 @@ class Layout:
         new_id: makes the id of a call.
     """
 
-    reasoning: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
-    answer: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+    reasoning: Enclosing = (frozenset(), frozenset())
+    answer: Enclosing = (frozenset(), frozenset())
     sections: Mapping[str, Section] = field(default_factory=dict)
     quiet: frozenset[str] = frozenset()
     new_id: Callable[[], str] = new_call_id

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 import secrets
 import string
+from functools import partial
 
 from quire.text.dialects.base import Dialect, Forced
 from quire.text.dialects.flow import Begun, json_call, named_call
 from quire.text.dialects.grammar import array_of_calls, marker, named_rules
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
 from quire.text.dialects.readers import read_json_calls, read_named_json
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -76,7 +77,7 @@ def _begin(text: str, tools: Tools) -> Begun | None:
 
 
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
+    reasoning=enclosing(REASONING),
     sections={CALLS: Section(_read, _head, inner=frozenset({ARGS, CALL_ID}), begin=_begin)},
     new_id=new_call_id,
 )
@@ -88,7 +89,7 @@ MISTRAL = Dialect(
         or "[INST]" in template
         or model_type.startswith(("mistral", "ministral", "mixtral", "pixtral"))
     ),
-    build=lambda start: Machine(_LAYOUT, start),
+    build=partial(Machine, _LAYOUT),
     reasoning=REASONING,
     forced=_forced,
     openers=(CALLS,),

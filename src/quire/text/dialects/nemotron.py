@@ -8,32 +8,39 @@ Qwen3-Coder does.
 
 from __future__ import annotations
 
-from quire.text.dialects.base import Dialect
-from quire.text.dialects.grammar import array_of_calls, wrapped
-from quire.text.dialects.machine import Layout, Machine
+from functools import partial
+
+from quire.text.dialects.base import THINK, Dialect, Forced
+from quire.text.dialects.grammar import array_of_calls, json_rules, wrapped
+from quire.text.dialects.machine import Layout, Machine, enclosing
 from quire.text.dialects.readers import json_section
 
 BEGIN, END = "<TOOLCALL>", "</TOOLCALL>"
 MINI_BEGIN, MINI_END = "<toolcall>", "</toolcall>"
-REASONING = ("<think>", "</think>")
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
+    reasoning=enclosing(THINK),
     sections={BEGIN: json_section(END)},
 )
 _MINI = Layout(sections={MINI_BEGIN: json_section(MINI_END)})
 
+
+def _forced_mini(forced: Forced) -> str:
+    calls = json_rules(forced.tools)
+    return wrapped(forced, MINI_BEGIN, MINI_END, calls, within='" "', between='" "')
+
+
 NEMOTRON = Dialect(
     name="nemotron",
     recognises=lambda template, model_type: BEGIN in template,
-    build=lambda start: Machine(_LAYOUT, start),
-    reasoning=REASONING,
+    build=partial(Machine, _LAYOUT),
+    reasoning=THINK,
     forced=lambda forced: array_of_calls(forced, BEGIN, END),
     openers=(BEGIN,),
 )
 NEMOTRON_MINI = Dialect(
     name="nemotron_mini",
     recognises=lambda template, model_type: MINI_BEGIN in template or model_type == "nemotron",
-    build=lambda start: Machine(_MINI, start),
-    forced=lambda forced: wrapped(forced, MINI_BEGIN, MINI_END, '" "', within='" "'),
+    build=partial(Machine, _MINI),
+    forced=_forced_mini,
     openers=(MINI_BEGIN,),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from quire.text.dialects.base import Dialect
 from quire.text.dialects.machine import Layout, Machine
 
 NONE = Dialect(
     name="none",
     recognises=lambda template, model_type: True,
-    build=lambda start: Machine(Layout(), start),
+    build=partial(Machine, Layout()),
 )

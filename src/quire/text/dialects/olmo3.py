@@ -7,31 +7,29 @@ Source: the chat templates of allenai/Olmo-3-*: `name(key="value", ...)` on line
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from quire.text.dialects.base import Dialect, Forced
-from quire.text.dialects.grammar import marker
-from quire.text.dialects.machine import Layout, Machine
+from quire.text.dialects.base import THINK, Dialect, Forced
+from quire.text.dialects.grammar import section_of_calls
+from quire.text.dialects.machine import Layout, Machine, enclosing
 from quire.text.dialects.pythonic import PYTHON, python_rules
 
 BEGIN, END = "<function_calls>", "</function_calls>"
-REASONING = ("<think>", "</think>")
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
+    reasoning=enclosing(THINK),
     sections={BEGIN: replace(PYTHON, ends=frozenset({END}))},
 )
 
 
 def _forced(forced: Forced) -> str:
-    begin, end = marker(BEGIN, forced.vocabulary), marker(END, forced.vocabulary)
-    more = ' ("\\n" call)*' if forced.parallel else ""
-    return "\n".join([f"start: {begin} call{more} {end}", *python_rules(forced)]) + "\n"
+    return section_of_calls(forced, BEGIN, END, python_rules(forced), between='"\\n"')
 
 
 OLMO3 = Dialect(
     name="olmo3",
     recognises=lambda template, model_type: BEGIN in template or model_type == "olmo3",
-    build=lambda start: Machine(_LAYOUT, start),
-    reasoning=REASONING,
+    build=partial(Machine, _LAYOUT),
+    reasoning=THINK,
     forced=_forced,
     openers=(BEGIN,),
 )

@@ -7,23 +7,24 @@ Source: the chat template and model card of microsoft/Phi-4-mini-instruct, which
 
 from __future__ import annotations
 
-from quire.text.dialects.base import Dialect
+from functools import partial
+
+from quire.text.dialects.base import THINK, Dialect
 from quire.text.dialects.grammar import array_of_calls
-from quire.text.dialects.machine import Layout, Machine
+from quire.text.dialects.machine import Layout, Machine, enclosing
 from quire.text.dialects.readers import json_section
 
 BEGIN, END = "<|tool_call|>", "<|/tool_call|>"
-REASONING = ("<think>", "</think>")
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
+    reasoning=enclosing(THINK),
     sections={BEGIN: json_section(END), "functools": json_section()},
 )
 
 PHI4 = Dialect(
     name="phi4",
     recognises=lambda template, model_type: "<|tool|>" in template or END in template,
-    build=lambda start: Machine(_LAYOUT, start),
-    reasoning=REASONING,
+    build=partial(Machine, _LAYOUT),
+    reasoning=THINK,
     forced=lambda forced: array_of_calls(forced, BEGIN, END),
     openers=(BEGIN,),
 )

@@ -8,15 +8,17 @@ both. The coder models often leave out `<tool_call>`; `qwen3_coder` therefore al
 
 from __future__ import annotations
 
-from quire.text.dialects.base import Dialect, Forced
+from functools import partial
+
+from quire.text.dialects.base import THINK, Dialect, Forced
 from quire.text.dialects.flow import Begun
-from quire.text.dialects.grammar import Arguments, argument_rules, marker, wrapped
-from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools
+from quire.text.dialects.grammar import Arguments, argument_rules, json_rules, wrapped
+from quire.text.dialects.machine import Body, Layout, Machine, Reading, Section, Tools, enclosing
 from quire.text.dialects.readers import XmlNotation, chosen, json_section
 
-REASONING = ("<think>", "</think>")
 _XML = XmlNotation("function", "=")
 _IN_TAGS, _IN_JSON = _XML.section(), json_section()
+BEGIN, END = "<tool_call>", "</tool_call>"
 OPENER, CLOSER = "<function=", "</function>"
 
 
@@ -44,58 +46,51 @@ def _begin_bare(text: str, tools: Tools) -> Begun | None:
     return None if begun is None else (*begun[:3], begun[3] - len(OPENER))
 
 
-_WRAPPED = chosen(_by_sign, "</tool_call>", inner=frozenset({OPENER, CLOSER}))
-_REASONING = (frozenset({REASONING[0]}), frozenset({REASONING[1]}))
+_WRAPPED = chosen(_by_sign, END, inner=frozenset({OPENER, CLOSER}))
 _HERMES = Layout(
-    reasoning=_REASONING,
-    sections={"<tool_call>": chosen(_by_sign, "</tool_call>")},
+    reasoning=enclosing(THINK),
+    sections={BEGIN: chosen(_by_sign, END)},
 )
 _CODER = Layout(
-    reasoning=_REASONING,
+    reasoning=enclosing(THINK),
     sections={
-        "<tool_call>": _WRAPPED,
+        BEGIN: _WRAPPED,
         OPENER: Section(_read_bare, _bare_head, ends=frozenset({CLOSER}), begin=_begin_bare),
     },
 )
 
 
 def _forced(forced: Forced) -> str:
-    return wrapped(forced, "<tool_call>", "</tool_call>")
+    return wrapped(forced, BEGIN, END, json_rules(forced.tools))
 
 
 def _is_coder(template: str, model_type: str) -> bool:
-    return "<function=" in template and "<parameter=" in template
+    return OPENER in template and "<parameter=" in template
 
 
 def _is_qwen3(template: str, model_type: str) -> bool:
-    return "<tool_call>" in template or "<think>" in template or model_type.startswith("qwen")
+    return BEGIN in template or "<think>" in template or model_type.startswith("qwen")
 
 
 def _forced_xml(forced: Forced) -> str:
-    before, after = (
-        marker("<tool_call>", forced.vocabulary),
-        marker("</tool_call>", forced.vocabulary),
-    )
     notation = Arguments("<parameter={}>\n", "\n</parameter>\n")
-    more = ' ("\\n" item)*' if forced.parallel else ""
-    rules = [f"start: item{more}", f'item: {before} "\\n" call "\\n" {after}']
-    rules += argument_rules(forced, "<function={}>\n", "</function>", notation)
-    return "\n".join(rules) + "\n"
+    calls = argument_rules(forced, "<function={}>\n", "</function>", notation)
+    return wrapped(forced, BEGIN, END, calls)
 
 
 QWEN3 = Dialect(
     name="qwen3",
     recognises=_is_qwen3,
-    build=lambda start: Machine(_HERMES, start),
-    reasoning=REASONING,
+    build=partial(Machine, _HERMES),
+    reasoning=THINK,
     forced=_forced,
-    openers=("<tool_call>",),
+    openers=(BEGIN,),
 )
 QWEN3_CODER = Dialect(
     name="qwen3_coder",
     recognises=_is_coder,
-    build=lambda start: Machine(_CODER, start),
-    reasoning=REASONING,
+    build=partial(Machine, _CODER),
+    reasoning=THINK,
     forced=_forced_xml,
-    openers=("<tool_call>",),
+    openers=(BEGIN,),
 )

@@ -5,9 +5,11 @@ Source: the chat template of ByteDance-Seed/Seed-OSS-36B-Instruct.
 
 from __future__ import annotations
 
+from functools import partial
+
 from quire.text.dialects.base import Dialect, Forced
-from quire.text.dialects.grammar import Arguments, argument_rules, marker
-from quire.text.dialects.machine import Layout, Machine
+from quire.text.dialects.grammar import Arguments, argument_rules, wrapped
+from quire.text.dialects.machine import Layout, Machine, enclosing
 from quire.text.dialects.readers import XmlNotation
 
 BEGIN, END = "<seed:tool_call>", "</seed:tool_call>"
@@ -16,23 +18,20 @@ _XML = XmlNotation("function", "=")
 
 
 def _forced(forced: Forced) -> str:
-    begin, end = marker(BEGIN, forced.vocabulary), marker(END, forced.vocabulary)
     notation = Arguments("<parameter={}>", "</parameter>\n")
-    more = ' ("\\n" item)*' if forced.parallel else ""
-    rules = [f"start: item{more}", f'item: {begin} "\\n" call "\\n" {end}']
-    rules += argument_rules(forced, "<function={}>\n", "</function>", notation)
-    return "\n".join(rules) + "\n"
+    calls = argument_rules(forced, "<function={}>\n", "</function>", notation)
+    return wrapped(forced, BEGIN, END, calls)
 
 
 _LAYOUT = Layout(
-    reasoning=(frozenset({REASONING[0]}), frozenset({REASONING[1]})),
+    reasoning=enclosing(REASONING),
     sections={BEGIN: _XML.section(END)},
 )
 
 SEED = Dialect(
     name="seed",
     recognises=lambda template, model_type: BEGIN in template or model_type == "seed_oss",
-    build=lambda start: Machine(_LAYOUT, start),
+    build=partial(Machine, _LAYOUT),
     reasoning=REASONING,
     forced=_forced,
     openers=(BEGIN,),
