@@ -205,6 +205,20 @@ class VectorCoding:
 
 
 @dataclass(frozen=True, slots=True)
+class CodedChunk:
+    """Consecutive tokens of a sequence in blocks, behind those that its tail holds.
+
+    Attributes:
+        written: keys and values, `[n, heads, block_tokens, dim]` each; zeros behind the last token.
+        codes: of the full blocks, codes, scales and biases of keys `[full * heads, key_dim, -]`,
+            then of values `[full * heads, block_tokens, -]`.
+    """
+
+    written: list[mx.array]
+    codes: list[mx.array]
+
+
+@dataclass(frozen=True, slots=True)
 class DeltaGates:
     """How a gated delta net forgets and takes in.
 
@@ -402,6 +416,28 @@ class Operations:
             return False
         self.write_vectors(pools, codes, rows, offsets)
         return True
+
+    def code_blocks(
+        self,
+        tails: Sequence[mx.array],
+        vectors: Sequence[mx.array],
+        codings: Sequence[VectorCoding],
+        rows: mx.array,
+        offset: int,
+    ) -> CodedChunk | None:
+        """The blocks that a chunk writes to, and codes of those that it fills.
+
+        Args:
+            tails: of keys, and values if there are any, `[tails * heads, block_tokens, dim]`.
+            vectors: new ones, `[T, heads, dim]`.
+            codings: of a channel of a block's keys, and of a token's values.
+            rows: `[heads]` of the chunk's own tail.
+            offset: tokens that it holds before the chunk.
+
+        Returns:
+            None where there is no kernel that does so.
+        """
+        return None
 
     def of_rows(self, x: mx.array, numbers: mx.array) -> mx.array:
         """`x[r, numbers[r, j]]`: of `[R, N, ...]` by `[R, n]`, `[R, n, ...]`."""

@@ -33,6 +33,7 @@ from quire.cache.formats.paging import gathered, resized
 from quire.cache.formats.slots import ChunkPlace, SlotMapping, TailRows
 from quire.core.kv_format import KVFormat
 from quire.device.device import current_device
+from quire.device.operations import VectorCoding
 
 
 class PageKeys:
@@ -51,6 +52,11 @@ class PageKeys:
     def bits(self) -> int:
         """Of a code."""
         return self._layout.bits
+
+    @property
+    def coding(self) -> VectorCoding:
+        """Of a channel, as a kernel computes it."""
+        return self._coding
 
     def parts(self) -> list[tuple[int, mx.Dtype]]:
         """(elements a channel, type) of each array."""
@@ -111,6 +117,9 @@ class PageStore(PackedStore):
             key_rotation=None,
             value_rotation=self._value_codec.rotation if self._value_codec else None,
         )
+        self._codings = [self._key_codec.coding]
+        if self._value_codec is not None:
+            self._codings.append(self._value_codec.coding)
         dims = vector_sizes(shape)
         self._tails = [mx.zeros((0, tokens, dim), dtype=shape.dtype) for dim in dims]
         self._coded = CodedArrays(self._keys, self._values or self._keys, layout)
@@ -166,16 +175,23 @@ class PageStore(PackedStore):
 
     def _write_chunk(self, k: mx.array, v: mx.array, chunk: ChunkPlace) -> WrittenBlocks:
         """Codes the blocks that the chunk fills, the tail first; the rest is the new tail."""
-        written = [
-            self._in_blocks(tails, vectors, chunk)
-            for tails, vectors in zip(self._tails, (k, v), strict=False)
-        ]
-        full = chunk.full_blocks
-        if full:
-            self._code([blocks[:full].flatten(0, 1) for blocks in written], chunk.full_rows)
+        vectors, full = (k, v)[: len(self._tails)], chunk.full_blocks
+        coded = current_device().operations.code_blocks(
+            self._tails, vectors, self._codings, chunk.tail_rows, chunk.offset
+        )
+        if coded is not None:
+            written = coded.written
+            self._store(coded.codes, chunk.full_rows)
+        else:
+            written = [
+                self._in_blocks(tails, new, chunk)
+                for tails, new in zip(self._tails, vectors, strict=True)
+            ]
+            if full:
+                self._code([blocks[:full].flatten(0, 1) for blocks in written], chunk.full_rows)
         # Even when it is full: the chunk's last row may be read once more, as a generating one.
         for tails, blocks in zip(self._tails, written, strict=True):
-            tails[chunk.tail_rows] = blocks[-1]
+            tails[chunk.tail_rows] = blocks[-1:].flatten(0, 1)
         return WrittenBlocks(*self._keys_and_values(written))
 
     def _in_blocks(self, tails: mx.array, new: mx.array, chunk: ChunkPlace) -> mx.array:
@@ -197,6 +213,10 @@ class PageStore(PackedStore):
         codes = self._key_codec.encode(vectors[0])
         if self._value_codec is not None:
             codes += self._value_codec.encode(vectors[1])
+        self._store(codes, rows)
+
+    def _store(self, codes: list[mx.array], rows: mx.array) -> None:
+        """Codes of keys, and of values not in them, into the rows of the pool."""
         for array, part in zip((*self._keys, *self._values), codes, strict=True):
             array[rows] = part
 

@@ -17,7 +17,7 @@ log = logging.getLogger("quire.device")
 
 _PACKAGE = "quire.device.cuda"
 _THREADS = 128
-_LONGEST = 512
+LONGEST = 512
 _TOLERANCE = 1.02
 _OTHER_CODES = 0.01
 """Share of a codebook's codes that may be other than MLX's: those of elements at an edge."""
@@ -81,7 +81,7 @@ class Encoder:
     def _serves(self, x: mx.array, coding: VectorCoding) -> bool:
         """Mutates: tries what was not tried before."""
         fast = coding.rotation is None or coding.rotation.map.ndim == 1
-        fits = coding.size <= _LONGEST and coding.group_size % 32 == 0
+        fits = coding.size <= LONGEST and coding.group_size % 32 == 0
         if not fast or not fits or x.dtype not in (mx.float32, mx.float16, mx.bfloat16):
             return False
         kind = Kind.of(x.shape[-1], coding)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.encoding import Encoder
 from quire.device.cuda.products import MOST_ROWS, Packed, Products
 from quire.device.operations import (
+    CodedChunk,
     ExpertMatrices,
     GatedExperts,
     GatedMatrices,
@@ -32,6 +34,7 @@ class CUDAOperations(Operations):
     def __init__(self) -> None:
         self._products = Products()
         self._encoder = Encoder()
+        self._blocks = BlockEncoder(self._encoder)
 
     def packed_linear(self, x: mx.array, weight: PackedWeight, bias: mx.array | None) -> mx.array:
         if x.size // x.shape[-1] > MOST_ROWS:
@@ -79,6 +82,16 @@ class CUDAOperations(Operations):
         self, vectors: Sequence[mx.array], codings: Sequence[VectorCoding]
     ) -> list[mx.array] | None:
         return self._encoder.encode(vectors, codings)
+
+    def code_blocks(
+        self,
+        tails: Sequence[mx.array],
+        vectors: Sequence[mx.array],
+        codings: Sequence[VectorCoding],
+        rows: mx.array,
+        offset: int,
+    ) -> CodedChunk | None:
+        return self._blocks.code(tails, vectors, codings, rows, offset)
 
     def experts(self, x: mx.array, chosen: mx.array, mlp: GatedExperts) -> mx.array | None:
         gate, up, down = (_alone(each) for each in (mlp.gate, mlp.up, mlp.down))

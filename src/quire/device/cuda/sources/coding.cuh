@@ -120,6 +120,62 @@ __device__ __forceinline__ void code_vector(const float* x, unsigned* words, __h
     }
   }
 }
+// A lane codes a vector of 64 numbers by itself, as one group; see `code_vector`.
+template <int EACH_BITS, int FITS>
+__device__ __forceinline__ void code_alone(const float* x, unsigned* words, __half* scale_to, __half* bias_to,
+                                           float reach = 0.f) {
+  constexpr float TOP = (1 << EACH_BITS) - 1;
+  float codes[64], low = 1e38f, high = -1e38f, mean = 0.f;
+  #pragma unroll
+  for (int i = 0; i < 64; i++) {
+    low = fminf(low, x[i]);
+    high = fmaxf(high, x[i]);
+    mean += x[i];
+  }
+  mean *= 1.f / 64.f;
+  if (reach > 0.f) {
+    float squares = 0.f;
+    #pragma unroll
+    for (int i = 0; i < 64; i++) squares += (x[i] - mean) * (x[i] - mean);
+    const float range = reach * sqrtf(squares * (1.f / 64.f));
+    low = fmaxf(low, mean - range);
+    high = fminf(high, mean + range);
+  }
+  float scale = stored((high - low) / TOP), bias = stored(low);
+  for (int fit = 0; fit <= FITS; fit++) {
+    const float inverse = scale == 0.f ? 0.f : 1.f / scale;
+    float code_mean = 0.f;
+    #pragma unroll
+    for (int i = 0; i < 64; i++) {
+      codes[i] = code_of(x[i], bias, inverse, TOP);
+      code_mean += codes[i];
+    }
+    if (fit == FITS) break;
+    code_mean *= 1.f / 64.f;
+    float spread = 0.f, product = 0.f;
+    #pragma unroll
+    for (int i = 0; i < 64; i++) {
+      const float centred = codes[i] - code_mean;
+      spread += centred * centred;
+      product += centred * x[i];
+    }
+    if (spread != 0.f) {
+      scale = stored(product / fmaxf(spread, 0.25f));
+      bias = stored(mean - scale * code_mean);
+    }
+  }
+  unsigned packed_codes[2 * EACH_BITS] = {};
+  #pragma unroll
+  for (int i = 0; i < 64; i++) {
+    const int word = i * EACH_BITS / 32, by = i * EACH_BITS % 32;
+    packed_codes[word] |= (unsigned)codes[i] << by;
+    if (by + EACH_BITS > 32) packed_codes[word + 1] |= (unsigned)codes[i] >> (32 - by);
+  }
+  #pragma unroll
+  for (int n = 0; n < 2 * EACH_BITS; n++) words[n] = packed_codes[n];
+  *scale_to = __float2half(scale);
+  *bias_to = __float2half(bias);
+}
 // A warp codes a vector's direction: the nearest level of a codebook for each element, by the edges
 // between levels. The vector's length is the scale.
 template <int E, int EACH_BITS>

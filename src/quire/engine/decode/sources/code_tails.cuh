@@ -9,52 +9,11 @@
     const size_t tail = ((size_t)tails[row] * KV_HEADS + kv_head) * 64;
     const T* keys = (const T*)store[6] + tail * DIM;
     for (int channel = threadIdx.x; channel < DIM; channel += THREADS) {
-      float x[64], codes[64], scale, bias;
-      float low = 1e38f, high = -1e38f, mean = 0.f;
+      float x[64];
       #pragma unroll
-      for (int t = 0; t < 64; t++) {
-        x[t] = (float)keys[t * DIM + channel];
-        low = fminf(low, x[t]);
-        high = fmaxf(high, x[t]);
-        mean += x[t];
-      }
-      mean *= 1.f / 64.f;
-      constexpr float TOP = (1 << K_BITS) - 1;
-      scale = stored((high - low) / TOP);
-      bias = stored(low);
-      for (int fit = 0; fit < 3; fit++) {
-        const float inverse = scale == 0.f ? 0.f : 1.f / scale;
-        float code_mean = 0.f;
-        #pragma unroll
-        for (int t = 0; t < 64; t++) {
-          codes[t] = code_of(x[t], bias, inverse, TOP);
-          code_mean += codes[t];
-        }
-        if (fit == 2) break;
-        code_mean *= 1.f / 64.f;
-        float spread = 0.f, product = 0.f;
-        #pragma unroll
-        for (int t = 0; t < 64; t++) {
-          const float centred = codes[t] - code_mean;
-          spread += centred * centred;
-          product += centred * x[t];
-        }
-        if (spread != 0.f) {
-          scale = stored(product / fmaxf(spread, 0.25f));
-          bias = stored(mean - scale * code_mean);
-        }
-      }
+      for (int t = 0; t < 64; t++) x[t] = (float)keys[t * DIM + channel];
       const size_t at = head * DIM + channel;
-      constexpr int EACH = 32 / K_BITS;
-      #pragma unroll
-      for (int w = 0; w < 64 / EACH; w++) {
-        unsigned word = 0;
-        #pragma unroll
-        for (int i = 0; i < EACH; i++) word |= (unsigned)codes[w * EACH + i] << (K_BITS * i);
-        ((unsigned*)store[0])[at * (64 / EACH) + w] = word;
-      }
-      ((__half*)store[1])[at] = __float2half(scale);
-      ((__half*)store[2])[at] = __float2half(bias);
+      code_alone<K_BITS, 2>(x, (unsigned*)store[0] + at * (2 * K_BITS), (__half*)store[1] + at, (__half*)store[2] + at);
     }
 
     // A warp for each token.

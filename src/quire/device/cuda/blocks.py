@@ -1,0 +1,215 @@
+"""Blocks of a chunk as codes: keys by channel, values by token, in one launch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+
+import mlx.core as mx
+
+from quire.device.cuda.encoding import LONGEST, Encoder, Kind, coding_text
+from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, problem_of
+from quire.device.operations import CodedChunk, VectorCoding
+
+log = logging.getLogger("quire.device")
+
+_THREADS = 128
+_TOKENS = 64
+_TYPES = {mx.float32: "float", mx.float16: "__half", mx.bfloat16: "__nv_bfloat16"}
+_TOLERANCE = 3e-3
+"""Relative. Sums of another order round to another scale, or code, here and there."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockKind:
+    """What the kernel is compiled for.
+
+    Attributes:
+        key_dim: channels of keys.
+        keys: of a channel's 64 tokens.
+        values: of a token.
+    """
+
+    dtype: mx.Dtype
+    key_dim: int
+    keys: Kind
+    values: Kind
+
+    @property
+    def defines(self) -> dict[str, object]:
+        """The constants of the source."""
+        return {
+            "THREADS": _THREADS,
+            "K_DIM": self.key_dim,
+            "K_BITS": self.keys.bits,
+            "K_FITS": self.keys.refits,
+            "K_REACH": f"(float){self.keys.reach!r}",
+            "V_DIM": self.values.dim,
+            "V_CODING": self.values.constants,
+            "V_SCALE": f"(float){self.values.scale!r}",
+            "V_REACH": f"(float){self.values.reach!r}",
+        }
+
+
+class BlockEncoder:
+    """Tries each kind once in a process, against the codes of single vectors.
+
+    Args:
+        encoder: of single vectors.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._sound: dict[BlockKind, bool] = {}
+
+    def code(
+        self,
+        tails: Sequence[mx.array],
+        vectors: Sequence[mx.array],
+        codings: Sequence[VectorCoding],
+        rows: mx.array,
+        offset: int,
+    ) -> CodedChunk | None:
+        """See `Operations.code_blocks`; None where the kernel does not serve."""
+        if len(tails) != 2 or offset + len(vectors[0]) < _TOKENS or not _made_for(tails, codings):
+            return None
+        keys, values = codings
+        key_dim, value_dim = (each.shape[-1] for each in tails)
+        kind = BlockKind(
+            tails[0].dtype, key_dim, Kind.of(_TOKENS, keys), Kind.of(value_dim, values)
+        )
+        if kind not in self._sound:
+            self._sound[kind] = self._tried(kind, codings)
+        return _coded(kind, tails, vectors, values, rows, offset) if self._sound[kind] else None
+
+    def _tried(self, kind: BlockKind, codings: Sequence[VectorCoding]) -> bool:
+        difference = problem_of(lambda: blocks_differ(kind, codings, self._encoder))
+        if difference is not None:
+            log.warning("blocks are coded by several operations: %s", difference)
+        return difference is None
+
+
+def _made_for(tails: Sequence[mx.array], codings: Sequence[VectorCoding]) -> bool:
+    keys, values = codings
+    return (
+        all(each.dtype == tails[0].dtype and each.shape[1] == _TOKENS for each in tails)
+        and tails[0].dtype in _TYPES
+        and keys.size == keys.group_size == _TOKENS
+        and keys.rotation is None
+        and values.size <= LONGEST
+        and values.group_size % 32 == 0
+        and values.rotation is not None
+        and values.rotation.map.ndim == 1
+        and keys.edges is None
+        and values.edges is None
+    )
+
+
+def _coded(
+    kind: BlockKind,
+    tails: Sequence[mx.array],
+    vectors: Sequence[mx.array],
+    coding: VectorCoding,
+    rows: mx.array,
+    offset: int,
+) -> CodedChunk:
+    """One launch. Codes of the last block, if it is not full, are left out.
+
+    Args:
+        coding: of values.
+    """
+    assert coding.rotation is not None, "values are rotated"
+    tokens, heads = vectors[0].shape[:2]
+    end = offset + tokens
+    count, full = -(-end // _TOKENS), end // _TOKENS
+    dims = kind.key_dim, kind.values.dim
+    coded: list[tuple[int, ...]] = []
+    for each, size in ((kind.keys, kind.key_dim), (kind.values, _TOKENS)):
+        groups = each.size // each.group
+        coded += [(full * heads, size, n) for n in (each.size * each.bits // 32, groups, groups)]
+    key_parts = -(-kind.key_dim // _THREADS)
+    keys, values, *codes = _kernel(kind)(
+        inputs=[*tails, *vectors, coding.rotation.map, rows, _numbers(offset, end, heads)],
+        grid=(count * heads * _THREADS, key_parts + _TOKENS // 16, 1),
+        threadgroup=(_THREADS, 1, 1),
+        output_shapes=[*((count, heads, _TOKENS, dim) for dim in dims), *coded],
+        output_dtypes=[kind.dtype] * 2 + [mx.uint32, mx.float16, mx.float16] * 2,
+    )
+    return CodedChunk([keys, values], codes)
+
+
+@lru_cache(maxsize=64)
+def _numbers(offset: int, end: int, heads: int) -> mx.array:
+    return mx.array([offset, end, heads], mx.int32)
+
+
+@cache
+def _kernel(kind: BlockKind) -> Kernel:
+    parts = ("words", "scales", "biases")
+    return cuda_kernel(
+        f"quire_blocks_{kind}",
+        [
+            "tail_keys",
+            "tail_values",
+            "fresh_keys",
+            "fresh_values",
+            "value_signs",
+            "rows",
+            "numbers",
+        ],
+        ["keys", "values", *(f"{of}_{part}" for of in "kv" for part in parts)],
+        kernel_text("quire.device.cuda", "blocks.cuh"),
+        header(kind),
+    )
+
+
+def header(kind: BlockKind) -> str:
+    """What stands before the kernel."""
+    lines = [f"#define {name} {value}" for name, value in kind.defines.items()]
+    return "\n".join([*lines, f"typedef {_TYPES[kind.dtype]} T;", coding_text()])
+
+
+def blocks_differ(kind: BlockKind, codings: Sequence[VectorCoding], encoder: Encoder) -> str | None:
+    """How far blocks of a random chunk are from those that single vectors give.
+
+    None if they are near enough.
+    """
+    heads, offset, tokens = 2, 5, 2 * _TOKENS
+    dims = kind.key_dim, kind.values.dim
+    tails = [_normal((3 * heads, _TOKENS, dim), kind.dtype, dim) for dim in dims]
+    vectors = [_normal((tokens, heads, dim), kind.dtype, dim + 1) for dim in dims]
+    rows = mx.arange(heads, 2 * heads)
+    found = _coded(kind, tails, vectors, codings[1], rows, offset)
+    full = (offset + tokens) // _TOKENS
+    expected: list[mx.array] = []
+    for name, own, tail, fresh in zip(
+        ("keys", "values"), found.written, tails, vectors, strict=True
+    ):
+        joined = mx.concatenate([tail[rows][:, :offset], fresh.swapaxes(0, 1)], axis=1)
+        read = own.swapaxes(0, 1).flatten(1, 2)
+        if not mx.array_equal(read[:, : offset + tokens], joined).item():
+            return f"{name} as written are not those that were given"
+        expected.append(own[:full].flatten(0, 1))
+    usual = encoder.encode([mx.contiguous(expected[0].swapaxes(1, 2)), expected[1]], codings)
+    if usual is None:
+        return "single vectors are coded by MLX's operations"
+    for name, coding, n in zip(("keys", "values"), codings, (0, 3), strict=True):
+        own, other = (_read(each[n : n + 3], coding) for each in (found.codes, usual))
+        error = float(mx.linalg.norm(own - other) / mx.linalg.norm(other))
+        # Written so that a NaN is too much.
+        if not error <= _TOLERANCE:
+            return f"codes of {name} have a relative error of {error:.2g}"
+    return None
+
+
+def _read(parts: Sequence[mx.array], coding: VectorCoding) -> mx.array:
+    """What affine codes stand for."""
+    words, scales, biases = parts
+    scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+    return mx.dequantize(words, scales, biases, group_size=coding.group_size, bits=coding.bits)
+
+
+def _normal(shape: tuple[int, ...], dtype: mx.Dtype, seed: int) -> mx.array:
+    return (mx.random.normal(shape, key=mx.random.key(seed)) * 3 + 1).astype(dtype)

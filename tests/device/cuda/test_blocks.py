@@ -1,0 +1,196 @@
+"""A chunk's blocks as codes by one launch: emulated, against the format's own way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from quire.attention.metadata import build_metadata
+from quire.cache.formats.base import LayerShape, PackedStore, WrittenBlocks
+from quire.cache.formats.page import PageStore
+from quire.cache.formats.registry import make_store
+from quire.cache.specs import FullKV
+from quire.core.kv_format import KVFormat
+from quire.device.cuda import blocks, encoding
+from quire.device.cuda.blocks import BlockEncoder, BlockKind
+from quire.device.cuda.compiled import CompiledKernel
+from quire.device.cuda.encoding import Encoder, Kind
+from quire.device.device import current_device
+from quire.device.operations import CodedChunk, Operations, VectorCoding
+from tests.attention.rows import HandRows
+from tests.support.emulated_cuda import emulate
+from tests.support.emulated_metal import why_not
+from tests.support.nvcc import assert_compiles
+
+emulates = pytest.mark.skipif(bool(why_not()), reason=why_not())
+EVERY = [
+    *(((bits, bits), 64, 64) for bits in (2, 3, 5, 6)),
+    *((bits, dim, dim) for bits in ((4, 4), (8, 8), (8, 4)) for dim in (64, 128, 256, 512)),
+    ((4, 8), 192, 128),
+]
+SPANS = [(0, 64), (40, 90), (100, 28), (70, 20), (10, 200)]
+"""First tokens and numbers of tokens of chunks, each of a sequence of its own."""
+
+
+class _ByBlocks(Operations):
+    """Those of a CPU, but for blocks."""
+
+    def __init__(self) -> None:
+        self.blocks = BlockEncoder(Encoder())
+        self.served: list[bool] = []
+
+    def code_blocks(
+        self,
+        tails: Sequence[mx.array],
+        vectors: Sequence[mx.array],
+        codings: Sequence[VectorCoding],
+        rows: mx.array,
+        offset: int,
+    ) -> CodedChunk | None:
+        found = self.blocks.code(tails, vectors, codings, rows, offset)
+        self.served.append(found is not None)
+        return found
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for module in (blocks, encoding):
+        monkeypatch.setattr(module, "cuda_kernel", emulate)
+        module._kernel.cache_clear()
+    yield
+    for module in (blocks, encoding):
+        module._kernel.cache_clear()
+
+
+def store_of(shape: LayerShape, format: KVFormat) -> PackedStore:
+    store = make_store(shape, format).packed
+    assert store is not None
+    store.resize(4 * len(SPANS), ())
+    store.resize_tails(len(SPANS), ())
+    return store
+
+
+def written(store: PackedStore, spans: list[tuple[int, int]]) -> list[WrittenBlocks]:
+    """Rows of all sequences, random ones."""
+    shape = store.shape
+    spec = FullKV(shape.kv_heads, shape.head_dim, value_dim=shape.value_dim)
+    rows = [
+        HandRows(start, count, store.format, (range(4 * n, 4 * n + 4),), (n,))
+        for n, (start, count) in enumerate(spans)
+        if count
+    ]
+    metadata = build_metadata(0, spec, rows, shape.block_tokens)
+    k, v = (
+        (mx.random.normal((metadata.rows, shape.kv_heads, dim), key=mx.random.key(dim)) * 2 + 1)
+        for dim in (shape.head_dim, shape.value_dim)
+    )
+    return store.write(k.astype(shape.dtype), v.astype(shape.dtype), metadata.slots)
+
+
+def assert_coded_alike(
+    shape: LayerShape, format: KVFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks behind tails, by both ways."""
+    store, expected = store_of(shape, format), store_of(shape, format)
+    for each in (store, expected):
+        written(each, [(0, start) for start, _ in SPANS])
+    usual = written(expected, SPANS)
+    operations = _ByBlocks()
+    with monkeypatch.context() as patch:
+        patch.setattr(current_device(), "operations", operations)
+        found = written(store, SPANS)
+    assert operations.served == [start % 64 + count >= 64 for start, count in SPANS]
+    for own, other in zip(found, usual, strict=True):
+        assert mx.array_equal(own.keys, other.keys)
+        assert mx.array_equal(own.values, other.values)
+    for own, other in zip(store.tail_arrays(), expected.tail_arrays(), strict=True):
+        assert mx.array_equal(own, other)
+    full = [
+        (4 * n + block) * shape.kv_heads + head
+        for n, (start, count) in enumerate(SPANS)
+        for block in range((start + count) // 64)
+        for head in range(shape.kv_heads)
+    ]
+    rows = mx.array(full)[:, None]
+    for own, other in zip(store.read(rows).decoded(), expected.read(rows).decoded(), strict=True):
+        assert mx.linalg.norm(own - other).item() < 3e-3 * mx.linalg.norm(other).item()
+
+
+@emulates
+@pytest.mark.usefixtures("emulated")
+def test_chunks_are_coded_as_the_format_codes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = LayerShape(2, 64, 64, 64, mx.bfloat16)
+    assert_coded_alike(shape, KVFormat("page", 4, 8), monkeypatch)
+
+
+@pytest.mark.slow
+@emulates
+@pytest.mark.usefixtures("emulated")
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32], ids=str)
+@pytest.mark.parametrize(("bits", "head_dim", "value_dim"), EVERY)
+def test_every_kind_is_coded_as_the_format_codes_it(
+    bits: tuple[int, int],
+    head_dim: int,
+    value_dim: int,
+    dtype: mx.Dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shape = LayerShape(2, head_dim, value_dim, 64, dtype)
+    assert_coded_alike(shape, KVFormat("page", *bits), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bits"),
+    [
+        (LayerShape(2, 64, 64, 32, mx.bfloat16), 4),  # other blocks
+        (LayerShape(2, 64, 96, 64, mx.bfloat16), 4),  # values that a matrix rotates
+        (LayerShape(1, 128, 64, 64, mx.bfloat16, value_in_key=True), 4),
+    ],
+)
+def test_what_the_kernel_is_not_made_for_is_left_to_operations(
+    shape: LayerShape, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operations = _ByBlocks()
+    monkeypatch.setattr(current_device(), "operations", operations)
+    written(store_of(shape, KVFormat("page", bits, bits)), [(0, 70)])
+    assert operations.served == [False]
+
+
+@emulates
+@pytest.mark.usefixtures("emulated")
+def test_a_kernel_that_differs_gives_way(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    coded = blocks._coded
+
+    def half(*arguments: Any) -> CodedChunk:
+        found = coded(*arguments)
+        return CodedChunk(found.written, [*found.codes[:4], *(n / 2 for n in found.codes[4:])])
+
+    monkeypatch.setattr(blocks, "_coded", half)
+    shape = LayerShape(2, 64, 64, 64, mx.bfloat16)
+    operations = _ByBlocks()
+    monkeypatch.setattr(current_device(), "operations", operations)
+    written(store_of(shape, KVFormat("page", 4, 8)), [(0, 70)])
+    assert operations.served == [False]
+    assert "codes of values have a relative error of 0.5" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bits", "head_dim", "value_dim"), EVERY)
+def test_sources_compile(
+    bits: tuple[int, int], head_dim: int, value_dim: int, tmp_path: Path
+) -> None:
+    store = make_store(LayerShape(2, head_dim, value_dim, 64, mx.bfloat16), KVFormat("page", *bits))
+    assert isinstance(store, PageStore)
+    keys, values = store._codings
+    kind = BlockKind(mx.bfloat16, head_dim, Kind.of(64, keys), Kind.of(value_dim, values))
+    kernel = blocks._kernel(kind)
+    assert isinstance(kernel, CompiledKernel)
+    given = [*[mx.bfloat16] * 4, mx.float32, mx.int32, mx.int32]
+    made = [*[mx.bfloat16] * 2, *[mx.uint32, mx.float16, mx.float16] * 2]
+    assert_compiles(kernel.text(given, made, {}, blocks._THREADS), tmp_path)
