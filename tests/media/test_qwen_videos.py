@@ -241,7 +241,7 @@ class TestAgainstTransformers:
             wanted = frames if fps is None else frames / rate * fps
             wanted = min(max(wanted, 16), 180, frames)
             expected = torch.arange(0, frames, frames / wanted).int().tolist()
-            assert ours.choose(VideoInfo(frames, rate), 1000) == expected
+            assert ours.sample_frames(VideoInfo(frames, rate), 1000) == expected
 
     def test_layout_of_a_video_with_sound(self, tmp_path: Path) -> None:
         pytest.importorskip("torch")
@@ -282,7 +282,7 @@ class TestAgainstTransformers:
         for _ in range(300):
             frames, fps = draw.randrange(1, 4000), draw.choice([1.0, 10.0, 23.976, 30.0, 60.0])
             expected = theirs.sample_frames(metadata(total_num_frames=frames, fps=fps))
-            assert ours.choose(VideoInfo(frames, fps), 768) == expected.tolist()
+            assert ours.sample_frames(VideoInfo(frames, fps), 768) == expected.tolist()
 
     @pytest.mark.parametrize("kind", ["Glm4vVideoProcessor", "Glm46VVideoProcessor"])
     def test_frames_of_glm(self, tmp_path: Path, kind: str) -> None:
@@ -297,7 +297,7 @@ class TestAgainstTransformers:
             frames, fps = draw.randrange(1, 20_000), draw.choice([1.0, 10.0, 23.976, 30.0, 60.0])
             known = metadata(total_num_frames=frames, fps=fps, duration=frames / fps)
             expected = list(dict.fromkeys(theirs.sample_frames(known).tolist()))
-            assert ours.choose(VideoInfo(frames, fps), 10_000) == expected
+            assert ours.sample_frames(VideoInfo(frames, fps), 10_000) == expected
 
     def test_sizes_of_glm(self, tmp_path: Path) -> None:
         pytest.importorskip("torch")

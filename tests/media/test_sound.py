@@ -202,7 +202,7 @@ class TestGemma4:
             assert found.shape == expected.shape
             assert np.abs(found - expected).max() < 1e-3
             mask = out["input_features_mask"][0]
-            assert ours.listen(samples, "p").tokens == int(mask[::2][::2].sum())
+            assert ours.item(samples, "p").tokens == int(mask[::2][::2].sum())
 
 
 class TestGemma3n:
@@ -226,7 +226,7 @@ class TestGemma3n:
         assert (part.item.tokens, part.item.bidirectional) == (188, False)
         assert (part.before, part.after) == ("\n\n<start_of_audio>", "<end_of_audio>\n\n")
         with pytest.raises(RequestError, match="less than"):
-            ours.listen(np.zeros(100, np.float32), "p")
+            ours.item(np.zeros(100, np.float32), "p")
 
     def test_features_are_those_of_transformers(self, tmp_path: Path) -> None:
         pytest.importorskip("torch")
@@ -321,4 +321,4 @@ class TestQwen:
             assert found.shape == expected.shape
             assert np.abs(found - expected).max() < 1e-3
             frames = int(out["attention_mask"][0].sum())
-            assert ours.listen(samples, "p").tokens == lengths(frames)
+            assert ours.item(samples, "p").tokens == lengths(frames)

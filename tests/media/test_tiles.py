@@ -245,10 +245,10 @@ def test_videos_of_llava_onevision_are_read_beside_pictures(tmp_path: Path) -> N
     named = ONEVISION_SETTINGS | {"image_processor_type": "LlavaOnevisionImageProcessor"}
     ours = processor(tmp_path, ONEVISION, named, "video")
     info = VideoInfo(frames=100, fps=10.0)
-    assert len(ours.choose(info, 256)) == 32
-    assert list(ours.choose(info, 4)) == [0, 25, 50, 75]
+    assert len(ours.sample_frames(info, 256)) == 32
+    assert list(ours.sample_frames(info, 4)) == [0, 25, 50, 75]
     frames = (Frame(number, noise(90, 50, number)) for number in range(3))
-    (part,) = ours.watch(info, frames, 3, "p", "auto")
+    (part,) = ours.preprocess(info, frames, 3, "p", "auto")
     assert (part.item.shape, part.item.tokens) == ((3,), 13)
 
 
@@ -434,10 +434,10 @@ def test_frames_of_internvl_are_numbered(tmp_path: Path) -> None:
     (tmp_path / "video_preprocessor_config.json").write_text(json.dumps(settings))
     ours = processor(tmp_path, INTERNVL, INTERNVL_SETTINGS | DYNAMIC, "video")
     info = VideoInfo(frames=100, fps=10.0)
-    assert list(ours.choose(info, 4)) == [12, 37, 62, 87]
-    assert len(ours.choose(info, 256)) == 8
+    assert list(ours.sample_frames(info, 4)) == [12, 37, 62, 87]
+    assert len(ours.sample_frames(info, 256)) == 8
     frames = (Frame(number, noise(90, 50, number)) for number in range(2))
-    parts = ours.watch(info, frames, 2, "p", "auto")
+    parts = ours.preprocess(info, frames, 2, "p", "auto")
     assert [part.before for part in parts] == ["Frame1: <img>", "\nFrame2: <img>"]
     assert [(part.item.kind, part.item.tokens) for part in parts] == [("video", 4)] * 2
 

@@ -66,7 +66,7 @@ def test_all_frames_of_a_short_video(ours: VideoProcessor) -> None:
 @pytest.mark.parametrize("frames", [8, 9, 15, 16, 100, 3001])
 def test_the_frames_of_transformers_are_chosen(ours: VideoProcessor, frames: int) -> None:
     expected = np.arange(0, frames, frames / 8, dtype=int)
-    assert list(ours.choose(VideoInfo(frames, 24.0), 256)) == list(expected)
+    assert list(ours.sample_frames(VideoInfo(frames, 24.0), 256)) == list(expected)
 
 
 def test_a_frame_takes_as_many_tokens_as_is_asked(ours: VideoProcessor) -> None:

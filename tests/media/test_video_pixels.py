@@ -52,7 +52,7 @@ def watched(ours: VideoProcessor, size: tuple[int, int], count: int) -> tuple[Pa
     """What this makes of a video of noise, and the video, `[frames, 3, height, width]`."""
     pictures = [noise(*size, seed) for seed in range(count)]
     frames = (Frame(index, picture) for index, picture in enumerate(pictures))
-    parts = ours.watch(VideoInfo(count, FPS), frames, count, "p", "auto")
+    parts = ours.preprocess(VideoInfo(count, FPS), frames, count, "p", "auto")
     video = np.stack([np.asarray(picture) for picture in pictures]).transpose(0, 3, 1, 2)
     return parts, torch.from_numpy(video.copy())
 

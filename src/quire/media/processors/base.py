@@ -190,11 +190,11 @@ class ImageProcessor(MediaProcessor):
     kind = "image"
 
     def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
-        return self.show(images.decode(data, param=param, limits=limits), param, detail)
+        return self.preprocess(images.decode(data, param=param, limits=limits), param, detail)
 
     @abstractmethod
-    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
-        """Resizes a picture in RGB and cuts it into patches.
+    def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+        """A picture in RGB, resized and cut into patches.
 
         Raises:
             RequestError: it cannot be brought to a size that the model takes.
@@ -204,12 +204,12 @@ class ImageProcessor(MediaProcessor):
 class WholeImageProcessor(ImageProcessor):
     """A picture is one item, without words of its own."""
 
-    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
-        return (MediaPart(self.cut(picture, param, detail)),)
+    def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+        return (MediaPart(self.item(picture, param, detail)),)
 
     @abstractmethod
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
-        """See `show`."""
+    def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+        """See `preprocess`."""
 
 
 class AudioProcessor(MediaProcessor):
@@ -237,10 +237,10 @@ class AudioProcessor(MediaProcessor):
     def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
         limits = replace(limits, seconds=min(limits.seconds, self.seconds))
         samples = sound.decode(data, param=param, rate=self.rate, limits=limits)
-        return (MediaPart(self.listen(samples, param)),)
+        return (MediaPart(self.item(samples, param)),)
 
     @abstractmethod
-    def listen(self, samples: sound.Samples, param: str) -> MediaItem:
+    def item(self, samples: sound.Samples, param: str) -> MediaItem:
         """Features of sound, `[samples]` of one channel at `rate`.
 
         Raises:
@@ -254,16 +254,16 @@ class VideoProcessor(MediaProcessor):
     kind = "video"
 
     def prepare(self, data: bytes, param: str, detail: Detail, limits: FileLimits) -> Parts:
-        with video.opened(data, param=param, limits=limits) as film:
-            wanted = self.choose(film.info, limits.frames)
-            return self.watch(film.info, film.frames(wanted), len(wanted), param, detail)
+        with video.opened(data, param=param, limits=limits) as opened:
+            wanted = self.sample_frames(opened.info, limits.frames)
+            return self.preprocess(opened.info, opened.frames(wanted), len(wanted), param, detail)
 
     @abstractmethod
-    def choose(self, info: video.VideoInfo, maximum: int) -> Sequence[int]:
+    def sample_frames(self, info: video.VideoInfo, maximum: int) -> Sequence[int]:
         """The numbers of the frames to look at, in ascending order, from one to `maximum`."""
 
     @abstractmethod
-    def watch(
+    def preprocess(
         self,
         info: video.VideoInfo,
         frames: Iterator[video.Frame],

@@ -94,7 +94,7 @@ class DeepseekImageProcessor(ImageProcessor):
         token = config.integer("image_token_id", 100_015, minimum=0)
         return cls(Placeholders(token), Tiles.open(settings, config, 224, 16), Sides.open(settings))
 
-    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+    def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         rows = self._tiles.patches**2
         check_room(param, detail, rows)
         tile = on_square(picture, self._tiles, self._sides)
@@ -144,7 +144,7 @@ class HybridImageProcessor(WholeImageProcessor):
         token = config.integer("image_token_id", 100_015, minimum=0)
         return cls(Placeholders(token), large, small, Sides.open(settings))
 
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+    def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         rows = self._small.patches**2
         check_room(param, detail, rows)
         square = on_square(picture, self._large, self._sides)

@@ -109,7 +109,7 @@ class InternVLImageProcessor(ImageProcessor):
         placeholders = Placeholders(config.integer("image_token_id", 151_667, minimum=0))
         return cls(placeholders, Cutting.open(settings, config, internvl_square(config)))
 
-    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+    def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         tiles = self._cutting.cut(picture, param, detail)
         item = self._cutting.tiles.item("image", tiles, self._cutting.rows)
         return (MediaPart(item, "<img>", "</img>"),)
@@ -135,11 +135,11 @@ class InternVLVideoProcessor(VideoProcessor):
         maximum = settings.integer("num_frames", _FRAMES)
         return cls(Placeholders(token, mark="<video>"), cutting, maximum)
 
-    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
+    def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         count = min(self._maximum, maximum, info.frames)
         return [int((number + 0.5) * info.frames / count) for number in range(count)]
 
-    def watch(
+    def preprocess(
         self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
     ) -> Parts:
         cutting = self._cutting
@@ -171,7 +171,7 @@ class AyaImageProcessor(ImageProcessor):
         square = config.integer("downsample_factor", 2)
         return cls(Placeholders(token, mark="<image>"), Cutting.open(settings, config, square))
 
-    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+    def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         tiles, cutting = self._cutting.cut(picture, param, detail), self._cutting
         parts: list[MediaPart] = []
         for number, tile in enumerate(tiles, start=1):

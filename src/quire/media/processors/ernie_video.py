@@ -59,7 +59,7 @@ class ErnieVideoProcessor(VideoProcessor):
         sampling = Sampling.open(known, config, 14, _ROWS)
         return cls(placeholders, sampling, every=every, font=_font(known))
 
-    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
+    def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         own = self._sampling
         wanted = info.frames if self._every else info.frames / info.fps * own.fps
         wanted = min(max(wanted, own.minimum), own.maximum, maximum, info.frames)
@@ -68,7 +68,7 @@ class ErnieVideoProcessor(VideoProcessor):
         count = min(math.ceil(info.frames / step), maximum)
         return [int(each) for each in (np.arange(count) * step).astype(np.float32)]
 
-    def watch(
+    def preprocess(
         self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
     ) -> Parts:
         own = self._sampling

@@ -41,14 +41,14 @@ class FalconImageProcessor(QwenImageProcessor):
             pixels=cls._usual_pixels,
         )
 
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+    def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         check_stretch(picture, param)
         size = bounded(*picture.size, self._shortest, _LONGEST)
         if size != picture.size:
             picture = picture.resize(size, PIL.Image.Resampling.BICUBIC)
         if isinstance(detail, int):
             detail = max(1, detail - LEARNED_ROWS)
-        item = super().cut(picture, param, detail)
+        item = super().item(picture, param, detail)
         return replace(item, tokens=item.tokens + LEARNED_ROWS, bidirectional=True)
 
 

@@ -54,7 +54,7 @@ class Gemma3nImageProcessor(ImageProcessor):
             config.integer("vision_soft_tokens_per_image", 256),
         )
 
-    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+    def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         check_room(param, detail, self._rows)
         if picture.size != (self._width, self._height):
             picture = picture.resize((self._width, self._height), PIL.Image.Resampling.BILINEAR)

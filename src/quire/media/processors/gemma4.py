@@ -86,7 +86,7 @@ class Cutter:
             settings.integer("patch_size", 16), settings.integer("pooling_kernel_size", 3), tokens
         )
 
-    def cut(self, kind: str, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+    def item(self, kind: str, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         """A picture in RGB as an item of a kind.
 
         Raises:
@@ -132,8 +132,8 @@ class Gemma4ImageProcessor(WholeImageProcessor):
         """
         return cls(_placeholders(config, "image_token_id"), Cutter.open(settings, 280))
 
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
-        return self._cutter.cut("image", picture, param, detail)
+    def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+        return self._cutter.item("image", picture, param, detail)
 
 
 class Gemma4VideoProcessor(VideoProcessor):
@@ -158,18 +158,18 @@ class Gemma4VideoProcessor(VideoProcessor):
         placeholders = _placeholders(config, "video_token_id", 258_884)
         return cls(placeholders, Cutter.open(settings, 70), settings.integer("num_frames", 32))
 
-    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
+    def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         count = min(self._maximum, maximum, info.frames)
         return range(0, info.frames // count * count, info.frames // count)
 
-    def watch(
+    def preprocess(
         self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
     ) -> Parts:
         parts: list[MediaPart] = []
         for frame in frames:
             minutes, seconds = divmod(int(frame.index / info.fps), 60)
             time = f"{' ' if parts else ''}{minutes:02d}:{seconds:02d} "
-            item = self._cutter.cut("video", frame.picture, param, detail)
+            item = self._cutter.item("video", frame.picture, param, detail)
             parts.append(MediaPart(item, before=time))
         return tuple(parts)
 

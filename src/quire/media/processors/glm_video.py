@@ -52,7 +52,7 @@ class GlmVideoProcessor(MomentVideoProcessor):
         sampling = Sampling.open(settings, config, 14, rows)
         return cls(placeholders, sampling, settings.integer("max_duration", 300))
 
-    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
+    def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         wanted = sorted(set(self._wanted(info)))
         if len(wanted) <= maximum:
             return wanted

@@ -35,6 +35,6 @@ class HunyuanImageProcessor(QwenImageProcessor):
             pixels=pixel_bounds(settings, *cls._usual_pixels),
         )
 
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
-        item = super().cut(picture, param, detail)
+    def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+        item = super().item(picture, param, detail)
         return replace(item, tokens=item.tokens + item.shape[0] // self._merge + 2)

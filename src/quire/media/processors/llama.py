@@ -100,7 +100,7 @@ class LlamaImageProcessor(WholeImageProcessor):
             tiles=settings.integer("max_image_tiles", 4),
         )
 
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+    def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         size, tile = (picture.height, picture.width), self._tile
         rows, columns = tiles_for(size, tile, 1 if detail == "low" else self._tiles)
         high, wide = fitted(size, (rows * tile, columns * tile), tile)

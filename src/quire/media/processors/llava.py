@@ -105,7 +105,7 @@ class LlavaImageProcessor(WholeImageProcessor):
         """
         return cls(_placeholders(config, "image", 32_000), Fitting.open(settings, config))
 
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+    def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         tiles = self._fitting.tiles
         rows = tiles.patches**2
         check_room(param, detail, rows)
@@ -203,7 +203,7 @@ class LlavaNextImageProcessor(WholeImageProcessor):
     def _maximum(cls, config: Settings) -> int | None:
         return None
 
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+    def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         check_stretch(picture, param)
         grids = self._grids
         if detail == "low":
@@ -246,12 +246,14 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
             raise config.error("vision_aspect_ratio", "not anyres_max_ and a number")
         return int(number)
 
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+    def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         height, width = picture.height, picture.width
         alone = detail == "low"
         if isinstance(detail, int):
             alone = self._grids.within(height, width, detail) is None
-        return self._alone(picture, param, detail) if alone else super().cut(picture, param, detail)
+        return (
+            self._alone(picture, param, detail) if alone else super().item(picture, param, detail)
+        )
 
     def _alone(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         rows = self._tiles.patches**2 + 1
@@ -281,11 +283,11 @@ class LlavaOnevisionVideoProcessor(VideoProcessor):
         tiles = Tiles.open(settings, config, 384, 14)
         return cls(_placeholders(config, "video", 151_647), tiles, maximum)
 
-    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
+    def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         count = min(self._maximum, maximum, info.frames)
         return [int(number * info.frames / count) for number in range(count)]
 
-    def watch(
+    def preprocess(
         self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
     ) -> Parts:
         tiles = [self._tiles.squeezed(frame.picture) for frame in frames]

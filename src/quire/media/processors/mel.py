@@ -1,16 +1,57 @@
-"""Mel spectrograms: the window, and filters, triangles that overlap by half, evenly in mels."""
+"""Mel spectrograms: frames, and filters, triangles that overlap by half, evenly in mels."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from quire.media.sound import Samples
 
 Filters = npt.NDArray[np.float64]
 
 _SLANEY_STEP = math.log(6.4) / 27
 """Of a mel above 1000 Hz, which is 15 mels; below it a mel is 200/3 Hz."""
+
+
+class MelSpectrogram:
+    """How sound becomes a spectrogram.
+
+    Args:
+        rate: samples a second.
+        frame: samples a frame.
+        hop: samples from one frame's beginning to the next.
+        fft: samples of a transform; what a frame lacks is zeros.
+        filters: `[fft // 2 + 1, bins]`.
+    """
+
+    def __init__(self, *, rate: int, frame: int, hop: int, fft: int, filters: Filters) -> None:
+        self.rate = rate
+        self.frame = frame
+        self.hop = hop
+        self.bins = filters.shape[1]
+        self._fft = fft
+        self._filters = filters
+        self._window = hann_window(frame)
+
+    def frames(self, samples: Samples, *, beyond: int = 0) -> Samples:
+        """`[samples]` -> `[frames, frame + beyond]`: those that lie within, a view.
+
+        Args:
+            beyond: samples behind each frame that come along.
+        """
+        size = self.frame + beyond
+        return np.lib.stride_tricks.sliding_window_view(samples, size)[:: self.hop]
+
+    def bins_of(
+        self, frames: npt.NDArray[np.floating[Any]], *, power: int = 1
+    ) -> npt.NDArray[np.float64]:
+        """`[frames, frame]` -> `[frames, bins]`: filtered sums of magnitudes to a power."""
+        magnitudes = np.abs(np.fft.rfft(frames * self._window, n=self._fft))
+        bins: npt.NDArray[np.float64] = magnitudes**power @ self._filters
+        return bins
 
 
 def hann_window(frame: int) -> npt.NDArray[np.float32]:

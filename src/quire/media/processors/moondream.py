@@ -49,7 +49,7 @@ class MoondreamImageProcessor(WholeImageProcessor):
             vision.integer("max_crops", 12),
         )
 
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+    def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         tiles = self._tiles
         rows = 1 + tiles.patches**2
         check_room(param, detail, rows)

@@ -152,7 +152,7 @@ class QwenImageProcessor(WholeImageProcessor):
             pixels=pixel_bounds(settings, *cls._usual_pixels),
         )
 
-    def cut(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
+    def item(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         cell = self._patch * self._merge
         check_stretch(picture, param)
         minimum, usual = self._pixels

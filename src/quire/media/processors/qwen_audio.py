@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from quire.core.media import MediaItem
 from quire.media.processors.base import AudioProcessor, Placeholders
-from quire.media.processors.mel import Filters, hann_window, slaney_filters
+from quire.media.processors.mel import MelSpectrogram, slaney_filters
 from quire.media.settings import Settings
 from quire.media.sound import Samples
 from quire.media.source import refusal
@@ -29,25 +29,13 @@ class QwenAudioProcessor(AudioProcessor):
     """Qwen3-Omni's audio feature extractor. A sound may have any length.
 
     Args:
-        frame: samples a frame.
-        hop: samples from one frame's beginning to the next.
-        filters: `[frequencies, bins]`.
         chunk: frames that the encoder's convolutions see together.
     """
 
-    def __init__(
-        self,
-        placeholders: Placeholders,
-        *,
-        rate: int,
-        frame: int,
-        hop: int,
-        filters: Filters,
-        chunk: int,
-    ) -> None:
-        super().__init__(placeholders, rate=rate, seconds=math.inf)
-        self._frame, self._hop, self._filters, self._chunk = frame, hop, filters, chunk
-        self._window = hann_window(frame)
+    def __init__(self, placeholders: Placeholders, mel: MelSpectrogram, *, chunk: int) -> None:
+        super().__init__(placeholders, rate=mel.rate, seconds=math.inf)
+        self._mel = mel
+        self._chunk = chunk
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> QwenAudioProcessor:
@@ -60,19 +48,20 @@ class QwenAudioProcessor(AudioProcessor):
         rate = settings.integer("sampling_rate", 16_000)
         frame, bins = settings.integer("n_fft", 400), settings.integer("feature_size", 128)
         encoder = Settings(config.path, "audio_config.", config.values["audio_config"])
-        return cls(
-            # Chat templates write what goes around a sound.
-            Placeholders(token=config.integer("audio_token_id", minimum=0)),
+        mel = MelSpectrogram(
             rate=rate,
             frame=frame,
             hop=settings.integer("hop_length", 160),
+            fft=frame,
             filters=slaney_filters(frame // 2 + 1, bins, 8000.0, rate),
-            chunk=2 * encoder.integer("n_window", 50),
         )
+        # Chat templates write what goes around a sound.
+        placeholders = Placeholders(token=config.integer("audio_token_id", minimum=0))
+        return cls(placeholders, mel, chunk=2 * encoder.integer("n_window", 50))
 
-    def listen(self, samples: Samples, param: str) -> MediaItem:
+    def item(self, samples: Samples, param: str) -> MediaItem:
         # The first and the last frame reach over the ends, where the sound is mirrored.
-        minimum = max(self._hop, self._frame // 2 + 1)
+        minimum = max(self._mel.hop, self._mel.frame // 2 + 1)
         if len(samples) < minimum:
             raise refusal(param, f"it lasts less than {minimum / self.rate:g} s")
         features = self.features(samples)
@@ -85,10 +74,9 @@ class QwenAudioProcessor(AudioProcessor):
 
     def features(self, samples: Samples) -> npt.NDArray[np.float32]:
         """`[samples]` -> `[frames, bins]`."""
-        padded = np.pad(samples, self._frame // 2, mode="reflect")
-        windows = np.lib.stride_tricks.sliding_window_view(padded, self._frame)[:: self._hop]
-        spectrum = np.abs(np.fft.rfft(windows[: len(samples) // self._hop] * self._window)) ** 2
-        bins = np.log10(np.maximum(spectrum @ self._filters, _FLOOR))
+        padded = np.pad(samples, self._mel.frame // 2, mode="reflect")
+        frames = self._mel.frames(padded)[: len(samples) // self._mel.hop]
+        bins = np.log10(np.maximum(self._mel.bins_of(frames, power=2), _FLOOR))
         found: npt.NDArray[np.float32] = (np.maximum(bins, bins.max() - _RANGE) / 4 + 1).astype(
             np.float32
         )

@@ -44,7 +44,7 @@ class OmniVideoProcessor(QwenVideoProcessor):
         samples = sound.within(data, param=param, rate=ears.rate, limits=limits)
         if samples is None:
             return (seen,)
-        heard = ears.listen(samples, param)
+        heard = ears.item(samples, param)
         both = MediaItem.of(
             "video",
             seen.item.features + heard.features,

@@ -127,14 +127,14 @@ class QwenVideoProcessor(VideoProcessor):
         values = {key: value for key, value in settings.values.items() if key not in bounds}
         return cls.open(replace(settings, values=values), config)
 
-    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
+    def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         own, together = self._sampling, self._sampling.together
         maximum = min(own.maximum, maximum, info.frames) // together * together
         wanted = min(max(info.frames / info.fps * own.fps, own.minimum), maximum)
         count = max(1, math.floor(wanted / together) * together)
         return [int(number * info.frames / count) for number in range(count)]
 
-    def watch(
+    def preprocess(
         self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
     ) -> Parts:
         own = self._sampling
@@ -180,7 +180,7 @@ class MomentVideoProcessor(VideoProcessor):
     def words(self, info: VideoInfo, first: Frame, last: Frame) -> tuple[str, str]:
         """What stands before and after a moment from one frame to another."""
 
-    def watch(
+    def preprocess(
         self, info: VideoInfo, frames: Iterator[Frame], count: int, param: str, detail: Detail
     ) -> Parts:
         together = self.sampling.together
@@ -224,7 +224,7 @@ class Qwen3VideoProcessor(MomentVideoProcessor):
         placeholders = Placeholders(token, mark=f"{_START}{_PAD}{_END}")
         return cls(placeholders, Sampling.open(settings, config, 16, (128, _FRAME_ROWS)))
 
-    def choose(self, info: VideoInfo, maximum: int) -> Sequence[int]:
+    def sample_frames(self, info: VideoInfo, maximum: int) -> Sequence[int]:
         own = self.sampling
         wanted = int(info.frames / info.fps * own.fps)
         count = min(max(wanted, own.minimum), own.maximum, maximum, info.frames)

@@ -178,7 +178,7 @@ class Gemma3ImageProcessor(ImageProcessor):
         tiles = Tiles.open(settings, config, 224, 16, filter=2)
         return cls(Placeholders(token, mark=_BEGIN), tiles, rows)
 
-    def show(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
+    def preprocess(self, picture: PIL.Image.Image, param: str, detail: Detail) -> Parts:
         check_room(param, detail, self._rows)
         features = self._tiles.features([self._tiles.squeezed(picture)])
         item = MediaItem.of("image", features, (1,), self._rows)

@@ -1,0 +1,47 @@
+"""What Gemma 3n's and Gemma 4's audio feature extractors share (USM, arXiv:2303.01037)."""
+
+from __future__ import annotations
+
+import math
+
+from quire.media.processors.mel import MelSpectrogram, htk_filters
+from quire.media.settings import Settings
+
+SECONDS = 30.1
+"""The extractors keep 30 s of a file, and the models were trained with no more. What coders put
+around a sound is allowed beside."""
+
+NEUTRAL: dict[str, object] = {
+    "dither": 0.0,
+    "input_scale_factor": 1.0,
+    "per_bin_mean": None,
+    "per_bin_stddev": None,
+}
+"""Settings that neither model uses, and the values that turn them off."""
+
+
+def open_spectrogram(
+    settings: Settings, *, frame_ms: float, lowest: float, highest: float, overdrive: bool
+) -> MelSpectrogram:
+    """As an extractor's settings say, or else as the numbers given.
+
+    Args:
+        lowest, highest: where the first filter begins and the last ends, in Hz.
+        overdrive: the transform is twice as long as a frame needs.
+
+    Raises:
+        ModelError: a value is no such number.
+    """
+    rate = settings.integer("sampling_rate", 16_000)
+    frame = round(rate * settings.number("frame_length_ms", frame_ms) / 1000)
+    doubled = bool(settings.values.get("fft_overdrive", overdrive))
+    fft = 2 ** math.ceil(math.log2(frame)) * (2 if doubled else 1)
+    filters = htk_filters(
+        fft // 2 + 1,
+        settings.integer("feature_size", 128),
+        settings.number("min_frequency", lowest),
+        settings.number("max_frequency", highest),
+        rate,
+    )
+    hop = round(rate * settings.number("hop_length_ms", 10.0) / 1000)
+    return MelSpectrogram(rate=rate, frame=frame, hop=hop, fft=fft, filters=filters)
