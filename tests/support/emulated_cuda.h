@@ -38,6 +38,7 @@ static inline float fminf(float a, float b) { return a < b ? a : b; }
 static inline float rintf(float x) { return __builtin_rintf(x); }
 static inline __half __float2half(float x) { return {(float16_t)x}; }
 static inline float fabsf(float x) { return __builtin_fabsf(x); }
+static inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline float exp2f(float x) { return __builtin_exp2f(x); }
 static inline float tanhf(float x) { return __builtin_tanhf(x); }
 static inline void sincosf(float x, float* sine, float* cosine) { *sine = __builtin_sinf(x); *cosine = __builtin_cosf(x); }
@@ -116,17 +117,14 @@ static inline float __shfl_sync(uint, float x, int lane) {
 static inline float __shfl_xor_sync(uint mask, float x, int by) {
   return __shfl_sync(mask, x, emulated::current % 32 ^ by);
 }
+static inline uint __shfl_xor_sync(uint, uint x, int by) {
+  return emulated::post(&x, 1)[(emulated::current ^ by) % 32][0];
+}
 static inline bool __any_sync(uint, bool x) {
   return emulated::over_lanes(x, [](float a, float b) { return a + b; }) > 0.f;
 }
 static inline int __reduce_max_sync(uint, int x) {
   return emulated::over_lanes(x, [](float a, float b) { return a > b ? a : b; });
-}
-static inline uint __reduce_or_sync(uint, uint x) {
-  const emulated::Posts all = emulated::post(&x, 1);
-  uint word = 0;
-  for (int lane = 0; lane < 32; lane++) word |= all[lane][0];
-  return word;
 }
 static inline void __syncwarp() { emulated::over_lanes(0.f, [](float a, float) { return a; }); }
 static inline void product16(float* c, uint a0, uint a1, uint a2, uint a3, uint b0, uint b1) {

@@ -120,6 +120,12 @@ def test_each_kernel_gets_what_it_names_after_what_it_reads(family: str, format:
         reached.update(kernels[number].after)
 
 
+@pytest.mark.parametrize("format", FORMATS[2:], ids=lambda each: each.name)
+def test_coding_single_tokens_takes_no_kernel_of_its_own(format: KVFormat) -> None:
+    coded, plain = (recorded(FAMILIES["llama"], 8, format=each)[0] for each in (format, PLAIN))
+    assert [each.grid[:2] for each in coded] == [each.grid[:2] for each in plain]
+
+
 def test_layers_that_a_format_skips_are_recorded_plain() -> None:
     skipping = replace(FORMATS[-1], skip_layers=(1,))
     kernels, _ = recorded(FAMILIES["gemma4_moe"], 8, format=skipping)

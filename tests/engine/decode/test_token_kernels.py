@@ -67,7 +67,7 @@ class _Prepared(PreparedAttention):
         at = GroupInputs.of(group_start(MOST_ROWS, 0), MOST_ROWS)
         tiles, table = inputs + 4 * at.tiles, inputs + 4 * start
 
-        turned = store.packed.transform(q.astype(mx.float32))
+        turned = store.packed.transform(q.astype(mx.float32)).astype(q.dtype)
         partial = mx.full((count, heads, splits, dim), mx.nan)
         stats = mx.full((count, heads, splits, 2), mx.nan)
         result = mx.zeros(q.shape, q.dtype)

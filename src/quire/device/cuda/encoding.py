@@ -56,8 +56,9 @@ class Kind:
 
     @property
     def constants(self) -> str:
-        """The arguments of the templates in `encode.cuh`."""
-        return f"{self.dim}, {self.size}, {self.group}, {self.bits}, {self.refits}"
+        """The arguments of the templates in `encode.cuh`, without `dim`."""
+        levels = "true" if self.codebook else "false"
+        return f"{self.size}, {self.group}, {self.bits}, {self.refits}, {levels}"
 
 
 class Encoder:
@@ -161,8 +162,8 @@ def _kernel(kinds: tuple[Kind, ...]) -> Kernel:
         outputs += [name for name in (f"words_{n}", f"scales_{n}", biases) if name != "nullptr"]
         numbers = f"(float){kind.scale!r}, (float){kind.reach!r}"
         calls.append(
-            f"if (blockIdx.y == {n}) encode<{kind.constants}>(x_{n}, count[{n}], {signs}, "
-            f"{numbers}, {edges}, words_{n}, scales_{n}, {biases});"
+            f"if (blockIdx.y == {n}) encode<{kind.dim}, {kind.constants}>(x_{n}, count[{n}], "
+            f"{signs}, {numbers}, {edges}, words_{n}, scales_{n}, {biases});"
         )
     header = f"#define THREADS {_THREADS}\n" + coding_text()
     return cuda_kernel(

@@ -17,7 +17,8 @@ from quire.cache.specs import KVSpec
 from quire.core.kv_format import KVFormat
 from quire.device.cuda.driver import Compiler, DriverError, Graph
 from quire.device.cuda.extension import Extension
-from quire.engine.decode import kernels, token_kernels
+from quire.engine.decode import heads, kernels
+from quire.engine.decode.heads import Coding, Heads, code_parts, code_tables
 from quire.engine.decode.recorder import Kernel, launches
 
 _TOLERANCE = 1e-2
@@ -87,24 +88,25 @@ def token_coding_differs(case: AttentionCase, runner: KernelRunner) -> str | Non
     store, expected = _stores(shape, case.format)
     assert isinstance(store, TokenStore), "the format codes single tokens"
     assert isinstance(expected, TokenStore), "the format codes single tokens"
-    code = token_kernels.Code.of(store, case.heads)
     keys, values = _keys_and_values(shape)
     slots, count = _slots(shape), shape.block_tokens
     q = _normal((count, case.heads, shape.head_dim), 0).astype(case.dtype)
-    turned = mx.zeros(q.shape, token_kernels.QUERY)
+    wanted = expected.transform(q.astype(mx.float32))
+    # No norms, and nothing turns with its position.
+    sizes = case.heads, shape.kv_heads, shape.head_dim, count
+    kernel = Heads(*sizes, 0, False, 1.0, False, False, 0.0, Coding.of(store))
     rows, blocks, offsets = mx.array([count]), mx.array(slots.blocks), mx.array(slots.offsets)
-    inputs = [rows, q, keys, values, blocks, offsets, *code.tables, turned]
-    inputs += token_kernels.parts(store)
-    mx.eval([each for each in inputs if each is not None])
+    inputs = [rows, q, keys, values, *[None] * 4, blocks, offsets]
+    inputs += [*code_tables(store), *code_parts(store)]
+    mx.eval(wanted, [each for each in inputs if each is not None])
     arguments = tuple(0 if each is None else runner.address(each) for each in inputs)
-    grid, threads = code.grid(count), token_kernels.CODE_THREADS
+    grid = kernel.grid(count)
     try:
-        runner.run(Kernel(code.text, grid, threads, 0, arguments, ()))
+        runner.run(Kernel(kernel.text, grid, heads.THREADS, 0, arguments, ()))
     except (DriverError, RuntimeError) as problem:
         return str(problem)
     expected.write(keys, values, slots)
-    wanted = expected.transform(q.astype(mx.float32))
-    error = _relative(turned.astype(mx.float32), wanted)
+    error = _relative(q.astype(mx.float32), wanted)
     # Written so that a NaN is too much.
     if not error <= _TOLERANCE:
         return f"queries of coded keys: relative error {error:.2g}"

@@ -18,7 +18,6 @@ from quire.device.gpu_kernels import kernel_text
 _PRODUCTS, _OWN = "quire.device.cuda", "quire.engine.decode"
 
 ROW_THREADS = 512
-HEAD_THREADS = 128
 ROUTE_THREADS = 1024
 TAIL_THREADS = 256
 HALF = "#include <cuda_fp16.h>\n"
@@ -215,43 +214,6 @@ def route(
     }
     body = kernel_text(_OWN, "route.cuh") + kernel_text(_PRODUCTS, "group.cuh")
     return source_text(parameters, body, ROUTE_THREADS, defines)
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """What `heads.cuh` is compiled for."""
-
-    heads: int
-    kv_heads: int
-    dim: int
-    block_tokens: int
-    pairs: int
-    neighbours: bool
-    gain: float
-    normed: bool
-    values_normed: bool
-    eps: float
-
-    @property
-    def text(self) -> str:
-        """rows, q, k, v, norms of q and k, frequencies, positions, blocks, offsets, the pools."""
-        parameters = ["const int* rows", "T* q", "T* k", "T* v", "const T* q_norm"]
-        parameters += ["const T* k_norm", "const float* frequencies", "const float* positions"]
-        parameters += ["const int* blocks", "const int* offsets", "T* keys", "T* values"]
-        defines: Mapping[str, object] = {
-            "HEADS": self.heads,
-            "KV_HEADS": self.kv_heads,
-            "DIM": self.dim,
-            "BLOCK": self.block_tokens,
-            "PAIRS": self.pairs,
-            "NEIGHBOURS": int(self.neighbours),
-            "GAIN": number(self.gain),
-            "QK_NORM": int(self.normed),
-            "V_NORM": int(self.values_normed),
-            "EPS": number(self.eps),
-        }
-        head = "__device__ __forceinline__ float rounded(float x) { return (float)(T)x; }"
-        return source_text(parameters, kernel_text(_OWN, "heads.cuh"), HEAD_THREADS, defines, head)
 
 
 def attend(shape: paged.Shape) -> str:

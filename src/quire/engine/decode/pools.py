@@ -16,8 +16,9 @@ from quire.attention.paged.backend import kernels_serve
 from quire.cache.formats.base import LayerStore
 from quire.cache.formats.tokens import TokenStore
 from quire.core.kv_format import KVFormat
-from quire.engine.decode import kernels, token_kernels, workspace
+from quire.engine.decode import heads, kernels, token_kernels, workspace
 from quire.engine.decode.coding_check import KernelRunner, tail_coding_differs, token_coding_differs
+from quire.engine.decode.heads import Coding, Heads, code_parts, code_tables
 from quire.engine.decode.recorder import Recorder
 from quire.engine.decode.workspace import Buffer
 from quire.models.stack import StackAttention
@@ -28,16 +29,15 @@ class Destination:
     """Where the keys and values of a step's rows go.
 
     Attributes:
-        block_tokens: 0 where they lie one behind the other, not in blocks.
-        blocks, offsets: addresses of where each row goes, if it goes to a block.
-        keys, values: addresses.
+        blocks, offsets: addresses of where each row goes.
+        coding: how they are coded for it.
+        arrays: the last arguments of `Heads`.
     """
 
-    block_tokens: int
     blocks: int
     offsets: int
-    keys: int
-    values: int
+    coding: Coding | None
+    arrays: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,30 +100,30 @@ class LayerPool(ABC):
     def _heads(self, recorder: Recorder, attention: StackAttention, eps: float, last: int) -> int:
         """Queries, keys and values of the rows, normalised, rotated, and where they belong."""
         at, to, rope = recorder.workspace.at, self._destination(recorder), attention.rope
-        kernel = kernels.Heads(
+        kernel = Heads(
             attention.heads,
             attention.kv_heads,
             attention.head_dim,
-            to.block_tokens,
+            self.block_tokens,
             rope.frequencies.size,
             rope.neighbours,
             rope.gain,
             attention.q_norm is not None,
             attention.norms_values,
             eps,
+            to.coding,
         )
         arguments = [at(Buffer.ROWS), at(Buffer.Q), at(Buffer.K)]
         arguments += [at(Buffer.K if attention.v is None else Buffer.V)]
         arguments += map(recorder.optional, (attention.q_norm, attention.k_norm))
         arguments += [recorder.address(rope.frequencies), at(Buffer.POSITIONS)]
-        arguments += [to.blocks, to.offsets, to.keys, to.values]
-        warps = kernels.HEAD_THREADS // 32
-        grid = recorder.max_rows, -(-(attention.heads + 2 * attention.kv_heads) // warps), 1
-        return recorder.add(kernel.text, grid, kernels.HEAD_THREADS, arguments, (last,))
+        arguments += [to.blocks, to.offsets, *to.arrays]
+        grid = kernel.grid(recorder.max_rows)
+        return recorder.add(kernel.text, grid, heads.THREADS, arguments, (last,))
 
     @abstractmethod
     def _destination(self, recorder: Recorder) -> Destination:
-        """Where keys and values go before rows attend."""
+        """Where the keys and values of rows go."""
 
     @abstractmethod
     def _attend(self, recorder: Recorder, shape: paged.Shape, numbers: int, last: int) -> int:
@@ -153,8 +153,8 @@ class PlainPool(LayerPool):
         return cls(group, store.shape.block_tokens, tuple(map(address, store.arrays())))
 
     def _destination(self, recorder: Recorder) -> Destination:
-        group, (keys, values) = recorder.workspace.group(self.group), self.arrays
-        return Destination(self.block_tokens, group.blocks, group.offsets, keys, values)
+        group = recorder.workspace.group(self.group)
+        return Destination(group.blocks, group.offsets, None, self.arrays)
 
     def _attend(self, recorder: Recorder, shape: paged.Shape, numbers: int, last: int) -> int:
         at, group = recorder.workspace.at, recorder.workspace.group(self.group)
@@ -199,8 +199,8 @@ class PagePool(LayerPool):
         return TailCoding(self.group, attention.kv_heads, attention.head_dim, self.codes)
 
     def _destination(self, recorder: Recorder) -> Destination:
-        group, (keys, values) = recorder.workspace.group(self.group), self.arrays[-2:]
-        return Destination(self.block_tokens, group.tails, group.offsets, keys, values)
+        group = recorder.workspace.group(self.group)
+        return Destination(group.tails, group.offsets, None, self.arrays[-2:])
 
     def _attend(self, recorder: Recorder, shape: paged.Shape, numbers: int, last: int) -> int:
         """Over coded blocks, and each row's own as written."""
@@ -246,16 +246,17 @@ class TokenPool(LayerPool):
         return cls(group, store.shape.block_tokens, arrays, store)
 
     def _destination(self, recorder: Recorder) -> Destination:
-        at = recorder.workspace.at
-        return Destination(0, 0, 0, at(Buffer.KEYS), at(Buffer.VALUES))
+        group, store = recorder.workspace.group(self.group), self.store
+        tables = [0 if each is None else recorder.constant(each) for each in code_tables(store)]
+        parts = map(recorder.optional, code_parts(store))
+        return Destination(group.blocks, group.offsets, Coding.of(store), (*tables, *parts))
 
     def _attend(self, recorder: Recorder, shape: paged.Shape, numbers: int, last: int) -> int:
         at, group = recorder.workspace.at, recorder.workspace.group(self.group)
-        last = self._code(recorder, shape, last)
         splits, coded = _splits(recorder, shape), self.store.coded()
         kernel = token_kernels.attend(shape, portable.Codes.of(coded))
         found = at(Buffer.PARTIAL), at(Buffer.STATS)
-        arguments = [at(Buffer.TURNED_Q)]
+        arguments = [at(Buffer.Q)]
         for *codes, last_part in (coded.keys, coded.values):
             # Biases are of the pool; levels are not, and last as long as the graph.
             own = recorder.constant if coded.layout.codebook else recorder.address
@@ -269,18 +270,6 @@ class TokenPool(LayerPool):
         arguments = [at(Buffer.ROWS), *found, signs, at(Buffer.ATTENDED)]
         grid = recorder.max_rows * shape.heads, 1, 1
         return recorder.add(source, grid, paged.LANES, arguments, (last,))
-
-    def _code(self, recorder: Recorder, shape: paged.Shape, last: int) -> int:
-        """Codes of the rows' keys and values, and queries for such codes."""
-        at, group = recorder.workspace.at, recorder.workspace.group(self.group)
-        code = token_kernels.Code.of(self.store, shape.heads)
-        arguments = [at(Buffer.ROWS), at(Buffer.Q), at(Buffer.KEYS), at(Buffer.VALUES)]
-        arguments += [group.blocks, group.offsets]
-        arguments += [0 if each is None else recorder.constant(each) for each in code.tables]
-        arguments += [at(Buffer.TURNED_Q)]
-        arguments += map(recorder.optional, token_kernels.parts(self.store))
-        grid, threads = code.grid(recorder.max_rows), token_kernels.CODE_THREADS
-        return recorder.add(code.text, grid, threads, arguments, (last,))
 
 
 _KINDS: dict[str, type[LayerPool]] = {

@@ -21,10 +21,7 @@ _GROUP_INTS = 23
 
 
 class Buffer(Enum):
-    """What kernels of a step hand to each other, and the step's inputs.
-
-    `KEYS`, `VALUES` and `TURNED_Q` are what formats code of a row, and the queries for such codes.
-    """
+    """What kernels of a step hand to each other, and the step's inputs."""
 
     TOKENS = auto()
     INPUTS = auto()
@@ -37,9 +34,6 @@ class Buffer(Enum):
     Q = auto()
     K = auto()
     V = auto()
-    KEYS = auto()
-    VALUES = auto()
-    TURNED_Q = auto()
     PARTIAL = auto()
     STATS = auto()
     OWN_PARTIAL = auto()
@@ -152,8 +146,7 @@ def _sizes(stack: Stack, max_rows: int) -> dict[Buffer, int]:
         Buffer.TOKENS: 4 * max_rows,
         **dict.fromkeys((Buffer.X, Buffer.NORMED, Buffer.NORMED_1, Buffer.NORMED_2, Buffer.Y), row),
         **dict.fromkeys((Buffer.Q, Buffer.ATTENDED), 2 * max_rows * heads),
-        **dict.fromkeys((Buffer.K, Buffer.V, Buffer.KEYS, Buffer.VALUES), kv),
-        Buffer.TURNED_Q: 4 * max_rows * heads,
+        **dict.fromkeys((Buffer.K, Buffer.V), kv),
         Buffer.PARTIAL: 4 * split,
         Buffer.STATS: 8 * split // min(each.head_dim for each in attentions),
         Buffer.OWN_PARTIAL: 4 * max_rows * heads,

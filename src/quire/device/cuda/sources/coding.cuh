@@ -16,12 +16,11 @@ template <int E>
 __device__ __forceinline__ void transformed(float* x, float scale) {
   const int lane = threadIdx.x & 31;
   #pragma unroll
-  for (int half = 1; half < 32; half *= 2)
+  for (int half = 1; half < 32; half *= 2) {
+    const float sign = lane & half ? -1.f : 1.f;
     #pragma unroll
-    for (int e = 0; e < E; e++) {
-      const float other = __shfl_xor_sync(0xffffffffu, x[e], half);
-      x[e] = lane & half ? other - x[e] : x[e] + other;
-    }
+    for (int e = 0; e < E; e++) x[e] = fmaf(x[e], sign, __shfl_xor_sync(0xffffffffu, x[e], half));
+  }
   #pragma unroll
   for (int half = 1; half < E; half *= 2)
     #pragma unroll
@@ -43,16 +42,39 @@ __device__ __forceinline__ void turned(float* x, const float* signs, float scale
   for (int e = 0; e < E; e++) x[e] *= signs[e * 32 + lane];
   transformed<E>(x, scale);
 }
-// The lanes' codes as words, the lowest bits first.
-template <int EACH_BITS>
-__device__ __forceinline__ void pack_codes(unsigned code, unsigned* words) {
+// A vector's codes as words, the lowest bits first. Lanes trade codes of eight e's in three turns, after
+// each of which a lane has twice as many neighbours, of half as many e's: at last eight codes, of one.
+template <int E, int EACH_BITS>
+__device__ __forceinline__ void store_codes(const unsigned* codes, unsigned* words) {
   const int lane = threadIdx.x & 31;
   #pragma unroll
-  for (int n = 0; n < EACH_BITS; n++) {
-    const int by = lane * EACH_BITS - n * 32;
-    const unsigned own = by >= 32 || by <= -EACH_BITS ? 0u : by < 0 ? code >> -by : code << by;
-    const unsigned word = __reduce_or_sync(0xffffffffu, own);
-    if (lane == n) words[n] = word;
+  for (int begin = 0; begin < E; begin += 8) {
+    unsigned runs[8], low = 0, high = 0;
+    #pragma unroll
+    for (int i = 0; i < 8; i++) runs[i] = begin + i < E ? codes[begin + i] : 0u;
+    #pragma unroll
+    for (int by = 1; by < 8; by *= 2)
+      #pragma unroll
+      for (int i = 0; i < 4 / by; i++) {
+        const bool upper = lane & by;
+        const unsigned own = upper ? runs[2 * i + 1] : runs[2 * i];
+        const unsigned other = __shfl_xor_sync(0xffffffffu, upper ? runs[2 * i] : runs[2 * i + 1], by);
+        low = upper ? other : own;
+        high = upper ? own : other;
+        if (by < 4) runs[i] = low | high << by * EACH_BITS;
+      }
+    const int e = begin + (lane & 7);
+    if (e >= E) continue;
+    const unsigned long long run = (unsigned long long)high << 4 * EACH_BITS | low;
+    unsigned char* to = (unsigned char*)words + (e * 4 + (lane >> 3)) * EACH_BITS;
+    constexpr int EACH = EACH_BITS % 4 == 0 ? 4 : EACH_BITS % 2 == 0 ? 2 : 1;  // bytes
+    #pragma unroll
+    for (int n = 0; n < EACH_BITS / EACH; n++) {
+      const unsigned part = (unsigned)(run >> n * EACH * 8);
+      if (EACH == 4) ((unsigned*)to)[n] = part;
+      else if (EACH == 2) ((unsigned short*)to)[n] = (unsigned short)part;
+      else to[n] = (unsigned char)part;
+    }
   }
 }
 // A warp codes a vector: scale and bias of each group by its range, of which no more than `reach`
@@ -63,6 +85,7 @@ __device__ __forceinline__ void code_vector(const float* x, unsigned* words, __h
   constexpr int OF = EACH_GROUP / 32;
   constexpr float TOP = (1 << EACH_BITS) - 1;
   const int lane = threadIdx.x & 31;
+  unsigned found[E];
   #pragma unroll
   for (int g = 0; g < E / OF; g++) {
     const float* own = x + g * OF;
@@ -78,7 +101,7 @@ __device__ __forceinline__ void code_vector(const float* x, unsigned* words, __h
       low = fminf(low, __shfl_xor_sync(0xffffffffu, low, by));
       high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, by));
     }
-    mean = lanes_sum(mean) * (1.f / EACH_GROUP);
+    if (FITS > 0 || reach > 0.f) mean = lanes_sum(mean) * (1.f / EACH_GROUP);
     if (reach > 0.f) {
       float squares = 0.f;
       #pragma unroll
@@ -113,12 +136,13 @@ __device__ __forceinline__ void code_vector(const float* x, unsigned* words, __h
       }
     }
     #pragma unroll
-    for (int i = 0; i < OF; i++) pack_codes<EACH_BITS>((unsigned)codes[i], words + (g * OF + i) * EACH_BITS);
+    for (int i = 0; i < OF; i++) found[g * OF + i] = (unsigned)codes[i];
     if (lane == 0) {
       scales[g] = __float2half(scale);
       biases[g] = __float2half(bias);
     }
   }
+  store_codes<E, EACH_BITS>(found, words);
 }
 // A lane codes a vector of 64 numbers by itself, as one group; see `code_vector`.
 template <int EACH_BITS, int FITS>
@@ -184,14 +208,16 @@ __device__ __forceinline__ void code_direction(const float* x, const float* edge
   #pragma unroll
   for (int e = 0; e < E; e++) squares += x[e] * x[e];
   const float length = sqrtf(lanes_sum(squares));
+  // A lane has an edge; codes are found by halving what they may be.
+  constexpr int LEVELS = 1 << EACH_BITS;
+  static_assert(LEVELS <= 32, "a lane has an edge");
+  const float edge = length * edges[min((int)(threadIdx.x & 31), LEVELS - 2)];
   unsigned codes[E] = {};
   #pragma unroll
-  for (int n = 0; n < (1 << EACH_BITS) - 1; n++) {
-    const float edge = length * edges[n];
+  for (int half = LEVELS / 2; half > 0; half /= 2)
     #pragma unroll
-    for (int e = 0; e < E; e++) codes[e] += x[e] > edge;
-  }
-  #pragma unroll
-  for (int e = 0; e < E; e++) pack_codes<EACH_BITS>(codes[e], words + e * EACH_BITS);
+    for (int e = 0; e < E; e++)
+      if (x[e] > __shfl_sync(0xffffffffu, edge, (int)codes[e] + half - 1)) codes[e] += half;
+  store_codes<E, EACH_BITS>(codes, words);
   if ((threadIdx.x & 31) == 0) *scale = __float2half(stored(length));
 }

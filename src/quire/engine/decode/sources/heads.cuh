@@ -1,28 +1,43 @@
-  // A warp for each row and head. Queries and keys are normalised, rotated, and stored: queries where
-  // they were, keys in the row's slot of the pool; values beside them, perhaps normalised. Where BLOCK
-  // is 0, keys and values are rows of a buffer: [T, KV_HEADS, DIM].
-  const int row = blockIdx.x, head = blockIdx.y * (blockDim.x >> 5) + (threadIdx.x >> 5);
-  if (row >= *rows || head >= HEADS + 2 * KV_HEADS) return;
-  const int lane = threadIdx.x & 31;
+  // A warp for each row and head. Queries and keys are normalised and rotated, values perhaps
+  // normalised. Queries stay where they were; keys and values go to the row's slot of the pool, as they
+  // are or, CODED, as codes. Queries for coded keys are in the coordinates of those.
+  // q [T, HEADS, HEAD_DIM], k and v [T, KV_HEADS, HEAD_DIM]
+  const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x >> 5, 0);  // so that all lanes' branches are one
+  const int row = blockIdx.x, head = blockIdx.y * (THREADS / 32) + warp, lane = threadIdx.x & 31;
   const bool query = head < HEADS, value = head >= HEADS + KV_HEADS;
   const int own = query ? head : value ? head - HEADS - KV_HEADS : head - HEADS;
-  T* from = query ? q + ((size_t)row * HEADS + own) * DIM
-                  : (value ? v : k) + ((size_t)row * KV_HEADS + own) * DIM;
-  T* to = from;
-  if (!query) {
-    const size_t vector = BLOCK ? ((size_t)blocks[row] * KV_HEADS + own) * BLOCK + offsets[row]
-                                : (size_t)row * KV_HEADS + own;
-    to = (value ? values : keys) + vector * DIM;
-  }
   // Pair p is of elements (first, second): that turn together, or, behind the last, neighbours.
-  constexpr int HALF = DIM / 2, EACH = HALF / 32;
-  float a[EACH], b[EACH], sum = 0.f;
+  constexpr int HALF = HEAD_DIM / 2, EACH = HALF / 32;
   int first[EACH], second[EACH];
+  const T* norm = query ? q_norm : k_norm;
+  float sine[EACH] = {}, cosine[EACH] = {}, weight[2 * EACH] = {};
   #pragma unroll
   for (int i = 0; i < EACH; i++) {
     const int p = lane + 32 * i;
     first[i] = p >= PAIRS || NEIGHBOURS ? 2 * p : p;
     second[i] = p >= PAIRS || NEIGHBOURS ? 2 * p + 1 : p + PAIRS;
+    if (!value && p < PAIRS) sincosf(positions[row] * frequencies[p], &sine[i], &cosine[i]);
+    if (QK_NORM && !value) {
+      weight[2 * i] = (float)norm[first[i]];
+      weight[2 * i + 1] = (float)norm[second[i]];
+    }
+  }
+  const size_t slot = ((size_t)blocks[row] * KV_HEADS + own) * BLOCK + offsets[row];
+  // What stands above reads nothing that another kernel writes.
+  wait_for_others();
+  if (row >= *rows || head >= HEADS + 2 * KV_HEADS) return;
+  const T* from = query ? q + ((size_t)row * HEADS + own) * HEAD_DIM
+                        : (value ? v : k) + ((size_t)row * KV_HEADS + own) * HEAD_DIM;
+  T* own_query = q + ((size_t)row * HEADS + own) * HEAD_DIM;
+#if CODED
+  __shared__ T vectors[THREADS / 32][HEAD_DIM];
+  T* to = query && !QUERY_TURNED ? own_query : vectors[warp];
+#else
+  T* to = query ? own_query : (value ? values : keys) + slot * HEAD_DIM;
+#endif
+  float a[EACH], b[EACH], sum = 0.f;
+  #pragma unroll
+  for (int i = 0; i < EACH; i++) {
     a[i] = (float)from[first[i]];
     b[i] = (float)from[second[i]];
     sum += a[i] * a[i] + b[i] * b[i];
@@ -30,29 +45,45 @@
   if (value ? V_NORM : QK_NORM) {
     #pragma unroll
     for (int by = 16; by > 0; by /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, by);
-    const float factor = rsqrtf(sum / DIM + EPS);
-    const T* weight = query ? q_norm : k_norm;
+    const float factor = rsqrtf(sum / HEAD_DIM + EPS);
     #pragma unroll
     for (int i = 0; i < EACH; i++) {
       a[i] = rounded(a[i] * factor);
       b[i] = rounded(b[i] * factor);
       if (!value) {
-        a[i] = rounded(a[i] * (float)weight[first[i]]);
-        b[i] = rounded(b[i] * (float)weight[second[i]]);
+        a[i] = rounded(a[i] * weight[2 * i]);
+        b[i] = rounded(b[i] * weight[2 * i + 1]);
       }
     }
   }
-  const float position = positions[row];
   #pragma unroll
   for (int i = 0; i < EACH; i++) {
-    const int p = lane + 32 * i;
     float x = a[i], y = b[i];
-    if (!value && p < PAIRS) {
-      float sine, cosine;
-      sincosf(position * frequencies[p], &sine, &cosine);
-      x = (a[i] * cosine - b[i] * sine) * GAIN;
-      y = (a[i] * sine + b[i] * cosine) * GAIN;
+    if (!value && lane + 32 * i < PAIRS) {
+      x = (a[i] * cosine[i] - b[i] * sine[i]) * GAIN;
+      y = (a[i] * sine[i] + b[i] * cosine[i]) * GAIN;
     }
     to[first[i]] = (T)x;
     to[second[i]] = (T)y;
   }
+#if CODED
+  // Codes are of elements in another order than turns by the position.
+  if (query && !QUERY_TURNED) return;
+  __syncwarp();
+  constexpr int E = HEAD_DIM / 32;
+  float x[E];
+  #pragma unroll
+  for (int e = 0; e < E; e++) x[e] = (float)to[e * 32 + lane];
+  if (query ? QUERY_TURNED : value ? V_TURNED : K_TURNED)
+    turned<E>(x, signs, query ? QUERY_SCALE : value ? V_SCALE : K_SCALE);
+  if (query) {
+    #pragma unroll
+    for (int e = 0; e < E; e++) own_query[e * 32 + lane] = (T)x[e];
+    return;
+  }
+  const float reach = value ? V_REACH : K_REACH, *edges = value ? value_edges : key_edges;
+  unsigned* words = value ? value_words : key_words;
+  __half *scales = value ? value_scales : key_scales, *biases = value ? value_biases : key_biases;
+  if (ALIKE || !value) encode_vector<K_CODING>(x, slot, reach, edges, words, scales, biases);
+  else encode_vector<V_CODING>(x, slot, reach, edges, words, scales, biases);
+#endif
