@@ -204,29 +204,12 @@ class Planner:
         encoding, spent_s = self._plan_encoding(prompts, seconds)
         prompts = [sequence for sequence in prompts if self._readable(sequence)]
         budget = self._prefill_budget.beside_encoders(budget, spent_s)
-        remaining = [self._readable(sequence) for sequence in prompts]
         format = _one_format([*prompts, *(rows.sequence for rows in plan)]) if prompts else None
         most_recorded = 0 if format is None else self._rows_together(format)
-        room = self._prefill_budget.room(generating)
-        budget = self._prefill_budget.recorded(budget, generating, sum(remaining), most_recorded)
-        if generating + budget <= most_recorded:
-            room = min(room, most_recorded - generating)
-            if format is not None and format.has_tail:
-                remaining = list(map(min, remaining, map(self.tables.until_block_end, prompts)))
-        shares = self._prefill_split.split(budget, remaining, room)
+        shares = self._shares(prompts, generating, budget, most_recorded)
         for sequence, share in zip(prompts, shares, strict=True):
-            if share == 0 or sequence.status is not Status.RUNNING:
-                continue
-            share = min(share, self.sharing.until_snapshot(sequence))
-            rows = self._chunk(sequence, share)
-            fits = self.tables.extend(sequence, rows.end)
-            while not fits and rows.count > self._config.page_tokens:
-                smaller = self._chunk(sequence, rows.count // 2)
-                if smaller.count == rows.count:
-                    break  # a single item
-                rows, fits = smaller, self.tables.extend(sequence, smaller.end)
-            if fits or self._make_room(rows, plan):
-                plan.append(rows)
+            if share and sequence.status is Status.RUNNING:
+                self._plan_chunk(sequence, share, plan)
         reading = {sequence.number for sequence in prompts}
         read = [rows.count for rows in plan if rows.sequence.number in reading]
         recorded = not read or generating + sum(read) <= most_recorded
@@ -234,6 +217,37 @@ class Planner:
             generating, count, len(read), sum(read), sits_out=sits_out, recorded=recorded
         )
         return encoding
+
+    def _shares(
+        self, prompts: list[Sequence], generating: int, budget: int, most_recorded: int
+    ) -> list[int]:
+        """Tokens that each of the prompts may read.
+
+        Args:
+            generating: rows of the step so far.
+            budget: tokens for all prompts, if the step is not recorded.
+            most_recorded: rows of a recorded step; 0 if this one cannot be.
+        """
+        remaining = [self._readable(sequence) for sequence in prompts]
+        room = self._prefill_budget.room(generating)
+        budget = self._prefill_budget.recorded(budget, generating, sum(remaining), most_recorded)
+        if generating + budget <= most_recorded:
+            room = min(room, most_recorded - generating)
+            if any(sequence.format.has_tail for sequence in prompts):
+                remaining = list(map(min, remaining, map(self.tables.until_block_end, prompts)))
+        return self._prefill_split.split(budget, remaining, room)
+
+    def _plan_chunk(self, sequence: Sequence, share: int, plan: list[PlannedRows]) -> None:
+        """Rows for the next `share` tokens of a prompt, or for fewer where blocks are short."""
+        rows = self._chunk(sequence, min(share, self.sharing.until_snapshot(sequence)))
+        fits = self.tables.extend(sequence, rows.end)
+        while not fits and rows.count > self._config.page_tokens:
+            smaller = self._chunk(sequence, rows.count // 2)
+            if smaller.count == rows.count:
+                break  # a single item
+            rows, fits = smaller, self.tables.extend(sequence, smaller.end)
+        if fits or self._make_room(rows, plan):
+            plan.append(rows)
 
     def _plan_encoding(
         self, prompts: list[Sequence], seconds: float

@@ -11,10 +11,12 @@ from quire.device.cuda.driver import Card
 
 
 class Cut(NamedTuple):
-    """A thread block makes `16 * parts` rows of a matrix; its warps share the columns.
+    """How a product is cut: a thread block makes `16 * parts` of a matrix's rows.
+
+    Its warps share the columns.
 
     Attributes:
-        chunk: times 64 columns, which a warp copies at a time.
+        chunk: of 64 columns, how many a warp copies at a time.
         stages: chunks that a warp copies ahead.
     """
 
@@ -48,7 +50,7 @@ class Few:
 
     @property
     def tiles(self) -> int:
-        """Times 8 rows in a thread block."""
+        """Tiles of 8 rows that a thread block multiplies."""
         return _chosen(self)[0]
 
     @property

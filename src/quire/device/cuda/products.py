@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 
 import mlx.core as mx
 
@@ -262,33 +262,44 @@ def _experts(
         output_dtypes=[mx.int32, mx.int32],
     )
     few_gate, few_down = _few_of_experts(gate, down)
-    inner, *_ = _expert_product(
+    product = partial(_expert_product, pairs=pairs, tiles=most, many=many)
+    inner = product(
         [x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, order, tiles],
         few_gate,
-        (pairs, most, many, top, gelu),
+        top=top,
+        gelu=gelu,
     )
-    y, *_ = _expert_product(
-        [inner, down.codes, down.scales, down.biases, order, tiles],
-        few_down,
-        (pairs, most, many, 1, 0),
-    )
+    y = product([inner, down.codes, down.scales, down.biases, order, tiles], few_down)
     return y.reshape(-1, top, few_down.outputs)
 
 
 def _expert_product(
-    inputs: list[mx.array], few: Few, launch: tuple[int, int, bool, int, int]
-) -> list[mx.array]:
-    """`launch`: pairs, tiles, whether many rows come to an expert, experts a row, activation."""
-    pairs, most, many, top, gelu = launch
+    inputs: list[mx.array],
+    few: Few,
+    *,
+    pairs: int,
+    tiles: int,
+    many: bool,
+    top: int = 1,
+    gelu: int = 0,
+) -> mx.array:
+    """`[pairs, outputs]`, a row for each pair of row and expert.
+
+    Args:
+        tiles: thread blocks, one above the other.
+        many: many rows come to an expert.
+        top: pairs that share a row of the input.
+        gelu: the activation, see `ACTIVATIONS`; counts with a gate only.
+    """
     width = (64 if few.gated else 128) if many else few.width
     lanes = _MANY_LANES if many else few.threads
     return _expert_kernel(many, few, top, gelu)(
         inputs=inputs,
-        grid=(-(-few.outputs // width) * lanes, most, 1),
+        grid=(-(-few.outputs // width) * lanes, tiles, 1),
         threadgroup=(lanes, 1, 1),
         output_shapes=[(pairs, few.outputs)],
         output_dtypes=[mx.bfloat16],
-    )
+    )[0]
 
 
 # -- kernels ---------------------------------------------------------------------------------------
