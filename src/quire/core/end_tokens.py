@@ -8,6 +8,7 @@ from typing import Any
 from quire.core.errors import ModelError
 from quire.core.folder import read_object
 from quire.core.original_configs import read_config
+from quire.core.token_ids import token_id
 
 
 def end_token_ids(folder: Path) -> frozenset[int]:
@@ -25,11 +26,11 @@ def end_token_ids(folder: Path) -> frozenset[int]:
     ids |= _as_ids(text.get("eos_token_id") if isinstance(text, dict) else None, path)
     ids |= _as_ids(read_object(generation).get("eos_token_id"), generation)
     tokenizer = read_object(folder / "tokenizer_config.json")
-    ids |= _id_of(tokenizer.get("eos_token"), tokenizer, folder)
+    ids |= _id_of(tokenizer.get("eos_token"), folder)
     kind = str(config.get("model_type"))
     for key, usual in _NON_TEXT_TOKENS.get(kind, {}).items():
         ids |= _as_ids(config.get(key, usual), path, key)
-    return frozenset(ids | _id_of(_PUBLISHED_IN_CODE.get(kind), tokenizer, folder))
+    return frozenset(ids | _id_of(_PUBLISHED_IN_CODE.get(kind), folder))
 
 
 _PUBLISHED_IN_CODE = {
@@ -45,35 +46,16 @@ _NON_TEXT_TOKENS = {
 tokens behind one depend on it, so an answer in text ends there."""
 
 
-def _id_of(token: Any, tokenizer: dict[str, Any], folder: Path) -> set[int]:
+def _id_of(token: Any, folder: Path) -> set[int]:
+    """The id of a token as `tokenizer_config.json` names it; empty if none is there."""
     if isinstance(token, dict):
         token = token.get("content")
     if not token:
         return set()
     if not isinstance(token, str):
         raise ModelError(f"{folder / 'tokenizer_config.json'}: eos_token = {token!r} is no text")
-    added = tokenizer.get("added_tokens_decoder") or {}
-    if not isinstance(added, dict) or not all(
-        number.isdecimal() and isinstance(entry, dict) for number, entry in added.items()
-    ):
-        path = folder / "tokenizer_config.json"
-        raise ModelError(f"{path}: 'added_tokens_decoder' has no tokens by their ids")
-    for number, entry in added.items():
-        if entry.get("content") == token:
-            return {int(number)}
-    path = folder / "tokenizer.json"
-    full = read_object(path)  # last, since it may have tens of megabytes
-    listed = full.get("added_tokens") or []
-    if not isinstance(listed, list) or not all(
-        isinstance(entry, dict) and isinstance(entry.get("id"), int) for entry in listed
-    ):
-        raise ModelError(f"{path}: 'added_tokens' is no list of tokens and their ids")
-    for entry in listed:
-        if entry.get("content") == token:
-            return {entry["id"]}
-    model = full.get("model")
-    known = model.get("vocab") if isinstance(model, dict) else None
-    return _as_ids(known.get(token), path, f"vocab {token!r}") if isinstance(known, dict) else set()
+    found = token_id(folder, token, ordinary=True)
+    return set() if found is None else {found}
 
 
 def _as_ids(value: Any, path: Path, key: str = "eos_token_id") -> set[int]:

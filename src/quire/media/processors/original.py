@@ -10,8 +10,8 @@ from dataclasses import replace
 import PIL.Image
 
 from quire.core.errors import ModelError
-from quire.core.folder import read_object
 from quire.core.media import CLIP_COLOURS
+from quire.core.token_ids import token_id
 from quire.media.processors.base import ImageProcessor, Placeholders
 from quire.media.processors.deepseek import (
     DeepseekImageProcessor,
@@ -84,13 +84,7 @@ def _token(config: Settings, text: str) -> int:
         ModelError: none of them has it.
     """
     folder = config.path.parent
-    listed = read_object(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
-    found = [int(number) for number, entry in listed.items() if entry.get("content") == text]
-    by_text = read_object(folder / "added_tokens.json")
-    found += [by_text[text]] if isinstance(by_text.get(text), int) else []
-    if not found:  # last, since it may have tens of megabytes
-        entries = read_object(folder / "tokenizer.json").get("added_tokens", ())
-        found = [int(entry["id"]) for entry in entries if entry.get("content") == text]
-    if not found:
+    found = token_id(folder, text)
+    if found is None:
         raise ModelError(f"{folder}: the tokenizer has no token {text!r}, which marks pictures")
-    return found[0]
+    return found
