@@ -73,8 +73,11 @@ class Sequences:
 
     def expected(self, layer: int, row: int) -> np.ndarray:
         """What a row gets, of keys that nothing rounded."""
-        dots = np.maximum(self._index_q[row] @ self.index_k[: row + 1].T, 0)
-        scores = self._weights[row] @ dots
+        # Key by key: in a product of all, equal keys may get scores of other bits (AVX2).
+        scores = [
+            self._weights[row] @ np.maximum(self._index_q[row] @ key, 0)
+            for key in self.index_k[: row + 1]
+        ]
         chosen = sorted(range(row + 1), key=lambda key: (-scores[key], key))[: self.limit]
         keys = self._k[layer, chosen, 0]
         logits = 0.2 * self._q[layer, row] @ keys.T
