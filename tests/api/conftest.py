@@ -20,7 +20,8 @@ from quire.demo import MODEL_DIR
 from quire.text.tokenizer import Tokenizer
 from tests.support.browser import browser, page  # noqa: F401
 from tests.support.scripted_engine import Script, ScriptedEngine
-from tests.support.server import one_model, serving
+from tests.support.server import InFlight, one_model, serving
+from tests.support.waiting import wait_until
 
 NAME = "quire-demo"
 
@@ -44,6 +45,11 @@ class Served:
     url: str
     engine: ScriptedEngine
     tokenizer: Tokenizer
+    in_flight: InFlight
+
+    def settle(self) -> None:
+        """Waits for what follows the last bytes of answers: log lines, metrics, slots."""
+        wait_until(lambda: not self.in_flight.count)
 
     def ids(self, text: str) -> tuple[int, ...]:
         """The tokens of a text."""
@@ -76,8 +82,9 @@ def start(
     )
     engine = ScriptedEngine(info, lambda _: Script())
     models = one_model(engine, NAME, config)
-    url = stack.enter_context(serving(build_app(models, config)))
-    return Served(url, engine, tokenizer)
+    in_flight = InFlight(build_app(models, config))
+    url = stack.enter_context(serving(in_flight))
+    return Served(url, engine, tokenizer, in_flight)
 
 
 @pytest.fixture(scope="session")
@@ -101,6 +108,7 @@ def serve(tokenizer: Tokenizer, shared: Served) -> Iterator[Serve]:
             context_length: int = 4096,
         ) -> Served:
             served = shared if config is None else start(stack, tokenizer, config)
+            served.settle()  # of the test before, nothing is to be seen
             if isinstance(script, str):
                 tokens = served.ids(script)
                 served.engine.reset(lambda _: Script(tokens))

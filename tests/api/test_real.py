@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
 from quire.demo.skills import SkillAnswer, SkillItem, judge, load
-from tests.api.conftest import openai_client
+from tests.api.conftest import HTTP, openai_client
 from tests.support.child import Child, quire_serve
-from tests.support.server import RAW_HEAD
-from tests.support.waiting import wait_until
+from tests.support.server import leaving
+from tests.support.waiting import HANG_S, wait_until
 
 SKILLS = Path(__file__).parents[1] / "data" / "skills"
 WEATHER: Any = {
@@ -220,22 +218,16 @@ def test_a_conversation_goes_on_from_what_was_computed(url: str) -> None:
 
 
 def gauge(url: str, name: str) -> float:
-    found = re.search(rf"^{name} (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    found = re.search(rf"^{name} (\S+)$", HTTP.get(f"{url}/metrics").text, re.MULTILINE)
     assert found is not None
     return float(found[1])
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_row(url: str, stream: bool) -> None:
-    body = {**ENDLESS, "stream": stream}
-    content = json.dumps(body)
-    address = httpx.URL(url)
-    with socket.create_connection((address.host, address.port or 80)) as raw:
-        line = "POST /v1/chat/completions HTTP/1.1"
-        head = f"{line}\r\n{RAW_HEAD}\r\ncontent-length: {len(content)}"
-        raw.sendall(f"{head}\r\n\r\n{content}".encode())
-        wait_until(lambda: gauge(url, "quire_running_sequences"), 10)
-    wait_until(lambda: not gauge(url, "quire_running_sequences"), 5)
+    with leaving(url, "/v1/chat/completions", {**ENDLESS, "stream": stream}):
+        wait_until(lambda: gauge(url, "quire_running_sequences"))
+    wait_until(lambda: not gauge(url, "quire_running_sequences"))
 
 
 ENDLESS = {
@@ -252,18 +244,19 @@ def test_a_deadline_ends_a_request_and_a_dead_engine_ends_the_server(
 ) -> None:
     with quire_serve(tmp_path, "--request-timeout", "1.5") as child:
         body = {**ENDLESS, "stream": False}
-        late = httpx.post(f"{child.url}/v1/chat/completions", json=body, timeout=20)
+        late = HTTP.post(f"{child.url}/v1/chat/completions", json=body)
         assert late.status_code == 408
         assert set(late.json()["error"]) == {"message", "type", "param", "code"}
         assert gauge(child.url, "quire_running_sequences") == 0
 
-        with httpx.stream("POST", f"{child.url}/v1/chat/completions", json=ENDLESS) as answer:
+        engine = child.engine
+        with HTTP.stream("POST", f"{child.url}/v1/chat/completions", json=ENDLESS) as answer:
             lines = (line for line in answer.iter_lines() if line)
             next(lines)
-            child.engine.kill()
+            engine.kill()  # within the request's time
             rest = list(lines)
+        assert HTTP.get(f"{child.url}/health").status_code == 503  # while the server is there
         assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "engine_failure"
         assert rest[-1] == "data: [DONE]"
         assert sum('"error"' in line for line in rest) == 1
-        assert httpx.get(f"{child.url}/health").status_code == 503
-        assert child.process.wait(10) == 1
+        assert child.process.wait(HANG_S) == 1

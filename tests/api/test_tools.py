@@ -92,7 +92,7 @@ def test_one_call_at_a_time(serve: Serve, stream: bool) -> None:
         reason = answer.choices[0].finish_reason
         assert answer.usage.completion_tokens == len(served.ids(CALL))
     assert (names, reason) == (["get_weather"], "tool_calls")
-    wait_until(lambda: served.engine.tickets[0].aborted is FinishReason.STOP, 5)
+    wait_until(lambda: served.engine.tickets[0].aborted is FinishReason.STOP)
 
 
 def test_a_call_that_is_cut_off_is_no_call(serve: Serve) -> None:

@@ -137,7 +137,6 @@ def test_a_stream_that_nobody_reads_ends(serve: Serve) -> None:
     metrics = f"{served.url}/metrics"
     wait_until(
         lambda: "quire_http_in_flight 0" in httpx.get(metrics, timeout=30).text,
-        HANG_S,
         lambda: "the stream holds its slot",
     )
     client.settimeout(HANG_S)

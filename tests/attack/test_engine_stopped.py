@@ -37,6 +37,6 @@ def test_a_stopped_engine_is_told_of(tmp_path: Path) -> None:
             assert client.http.get("/metrics").status_code == 503
         finally:
             engine.send_signal(signal.SIGCONT)
-        wait_until(lambda: client.http.get("/health").status_code == 200, 60)
+        wait_until(lambda: client.http.get("/health").status_code == 200)
         assert client.text("Once upon a time") == expected
         victim.child.wait_idle()

@@ -71,6 +71,7 @@ class Sent:
         self.status = 0
         self.bodies: list[tuple[int, bytes]] = []
         self.rendered: dict[int, int] = {}
+        self.over = 0
 
     async def answer(self, monkeypatch: pytest.MonkeyPatch) -> None:
         turns, asked, plain = Turns(), iter([self._body]), Tokenizer.token_bytes
@@ -91,6 +92,7 @@ class Sent:
 
         monkeypatch.setattr(Tokenizer, "token_bytes", counted)
         await self._app(self._scope, receive, send)
+        self.over = turns.count
         turns.stop()
 
     @property
@@ -122,6 +124,8 @@ async def test_a_turn_renders_and_sends_little(
     assert max(len(body) for _, body in sent.bodies) <= 4 * WRITE
     long = [turn for turn, body in sent.bodies if len(body) >= WRITE]
     assert len(set(long)) == len(long), "writes within one turn"
+    if stream:
+        assert sent.over == sent.bodies[-1][0], "its slot is held after the last byte"
 
 
 async def test_tokens_without_text_are_rendered_as_they_come(

@@ -191,9 +191,9 @@ def test_interrupting_stops_the_answer_and_keeps_the_chat(serve: Serve) -> None:
                 assert more, out
                 out += more
             # It waits for more: Python drops what a signal raises in a destructor.
-            wait_until(lambda: waiting.status() == psutil.STATUS_SLEEPING, 20)
+            wait_until(lambda: waiting.status() == psutil.STATUS_SLEEPING)
             child.send_signal(signal.SIGINT)
-            wait_until(lambda: served.engine.tickets[-1].aborted, 20)
+            wait_until(lambda: served.engine.tickets[-1].aborted)
         out += child.communicate("/exit\n", timeout=20)[0]
     finally:
         child.kill()

@@ -105,7 +105,7 @@ def test_a_fault_leaves_the_other_alone(house: House) -> None:
     for name in ("left", "right"):
         house.ask(name, max_tokens=1)
     house.engines()[0].kill()
-    wait_until(lambda: "failed" in house.states().values(), 30)
+    wait_until(lambda: "failed" in house.states().values())
     (failed,) = [name for name, state in house.states().items() if state == "failed"]
     other = "right" if failed == "left" else "left"
     listed = {each["id"]: each for each in house.http.get("/v1/models").json()["data"]}
@@ -132,7 +132,7 @@ def test_figures_are_told_apart_by_model(house: House) -> None:
 def test_a_model_goes_by_itself(house: House) -> None:
     answer = house.ask("left", max_tokens=1, keep_alive=0)
     assert "x-quire-ignored-fields" not in answer.headers
-    wait_until(lambda: house.states()["left"] == "unloaded", 30)
+    wait_until(lambda: house.states()["left"] == "unloaded")
 
 
 def test_a_folder_that_nobody_understands_is_named_at_the_start(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import subprocess
@@ -18,8 +17,8 @@ import pytest
 
 from tests.e2e.client import CHAT, COMPLETIONS, Client, Streamed, at_once
 from tests.support.child import Child, quire_serve
-from tests.support.server import JSON_TYPE
-from tests.support.waiting import wait_until
+from tests.support.server import JSON_TYPE, leaving
+from tests.support.waiting import HANG_S, wait_until
 
 STORY = "The red cat saw a small boat near the green hill. Two birds"
 OTHERS = (
@@ -45,32 +44,33 @@ def test_ready_in_three_seconds(tmp_path: Path) -> None:
 
 def test_when_the_engine_dies_everyone_is_told(tmp_path: Path) -> None:
     with quire_serve(tmp_path) as child, Client(child.url) as client:
-        begun = threading.Barrier(3, timeout=30)
+        begun = threading.Barrier(3, timeout=HANG_S)
 
         def tell(seen: Streamed) -> None:
             if len(seen.times) == 1:
                 begun.wait()
 
         def streaming() -> Streamed:
-            return client.stream(STORY, tell, max_tokens=5000, ignore_eos=True)
+            return client.stream(STORY, tell, max_tokens=20_000, ignore_eos=True)
 
         def waiting() -> httpx.Response:
             begun.wait()
-            return client.post(COMPLETIONS, prompt=STORY, max_tokens=5000, ignore_eos=True)
+            return client.post(COMPLETIONS, prompt=STORY, max_tokens=20_000, ignore_eos=True)
 
         with ThreadPoolExecutor(2) as pool:
             streamed, whole = pool.submit(streaming), pool.submit(waiting)
             begun.wait()
-            wait_until(lambda: child.live()["quire_running_sequences"] == 2, 30)
+            wait_until(lambda: child.live()["quire_running_sequences"] == 2)
             child.engine.send_signal(signal.SIGKILL)
+            # At once, as the server ends a moment later.
+            refused = client.post(COMPLETIONS, prompt=STORY)
+            wait_until(lambda: client.http.get("/health").status_code == 503)
+            assert client.http.get("/health").json()["status"] == "failed"
+            assert refused.status_code >= 500
             assert streamed.result().error is not None
             assert whole.result().status_code >= 500
             assert whole.result().json()["error"]["code"] == "engine_failure"
-        health = client.http.get("/health")
-        assert (health.status_code, health.json()["status"]) == (503, "failed")
-        refused = client.post(COMPLETIONS, prompt=STORY)
-        assert refused.status_code >= 500
-        assert child.process.wait(20) not in (0, None)
+        assert child.process.wait(HANG_S) not in (0, None)
 
 
 def test_a_server_that_is_told_to_end_tells_those_it_answers(tmp_path: Path) -> None:
@@ -84,8 +84,8 @@ def test_a_server_that_is_told_to_end_tells_those_it_answers(tmp_path: Path) -> 
         seen = client.stream(STORY, stop, max_tokens=20_000, ignore_eos=True)
         assert seen.error is not None
         assert "shutting down" in seen.error["message"]
-        child.process.wait(10)
-        engine.wait(10)
+        child.process.wait(HANG_S)
+        engine.wait(HANG_S)
     assert "Traceback" not in child.log.read_text()
 
 
@@ -128,16 +128,11 @@ def test_an_empty_text_is_answered_or_refused(client: Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_goes_away_frees_its_row(child: Child, client: Client, stream: bool) -> None:
+def test_a_client_that_goes_away_frees_its_row(child: Child, stream: bool) -> None:
     body: Any = {"prompt": STORY, "max_tokens": 20_000, "ignore_eos": True, "temperature": 0}
     aborted = _metric(child, ABORTED)
-    if stream:
-        events = client.events(COMPLETIONS, **body)
-        next(events)
-        events.close()
-    else:
-        with contextlib.suppress(httpx.ReadTimeout):
-            client.http.post(COMPLETIONS, json=body, timeout=0.5)
+    with leaving(child.url, COMPLETIONS, body | {"stream": stream}):
+        wait_until(lambda: child.live()["quire_running_sequences"])
     child.wait_idle()
     assert _metric(child, ABORTED) == aborted + 1
 
@@ -147,10 +142,9 @@ def test_a_client_that_goes_away_stops_the_reading_of_its_prompt(
 ) -> None:
     prompt = list(range(300, 400)) * 300
     before, aborted = (_metric(child, name) for name in ("quire_steps_total", ABORTED))
-    with contextlib.suppress(httpx.ReadTimeout):
-        client.http.post(COMPLETIONS, json={"prompt": prompt, "max_tokens": 1}, timeout=1.0)
+    with leaving(child.url, COMPLETIONS, {"prompt": prompt, "max_tokens": 1}):
+        wait_until(lambda: _metric(child, "quire_steps_total") > before)
     child.wait_idle()
-    assert _metric(child, "quire_steps_total") > before, "it went away before it was read at all"
     assert _metric(child, ABORTED) == aborted + 1
     # Pages that were read stay for the next one, but not those of the whole prompt.
     answer = client.complete(prompt[:64], max_tokens=1)

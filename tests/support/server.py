@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import httpx
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.api.connections import LimitedProtocol
 from quire.core.config import EngineConfig, ModelConfig, ServerConfig
 from quire.serving.assembly import assemble
 from quire.serving.interface import EngineClient
 from quire.serving.models import Loaded, Models, OnProgress
+from tests.support.waiting import HANG_S, wait_until
 
 JSON_TYPE = {"content-type": "application/json"}
 """The header of a body that a test has written itself."""
 RAW_HEAD = "host: localhost\r\ncontent-type: application/json"
 """What a request on a bare socket has to say, beside its body's length."""
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@contextmanager
+def leaving(url: str, path: str, body: object) -> Iterator[socket.socket]:
+    """POSTs a body, as JSON. Within the block the server is at work on it; then its client leaves,
+    answered or not."""
+    address, content = httpx.URL(url), json.dumps(body)
+    with socket.create_connection((address.host, address.port or 80), timeout=HANG_S) as raw:
+        head = f"POST {path} HTTP/1.1\r\n{RAW_HEAD}\r\ncontent-length: {len(content)}"
+        raw.sendall(f"{head}\r\nexpect: 100-continue\r\n\r\n".encode())
+        assert raw.recv(len(_CONTINUE), socket.MSG_WAITALL) == _CONTINUE
+        raw.sendall(content.encode())
+        yield raw
 
 
 def one_model(client: EngineClient, name: str, config: ServerConfig) -> Models:
@@ -36,6 +52,22 @@ def one_model(client: EngineClient, name: str, config: ServerConfig) -> Models:
     return models
 
 
+class InFlight:
+    """Counts an application's requests, each from its head to what follows its last byte."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.count = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_request = scope["type"] == "http"
+        self.count += is_request
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.count -= is_request
+
+
 @contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
     """Serves `app` and gives its URL; raises if it does not start or stop in time."""
@@ -44,15 +76,13 @@ def serving(app: ASGIApp) -> Iterator[str]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
-    while not server.started:
-        if time.monotonic() > deadline or not thread.is_alive():
-            raise RuntimeError("the server did not start")
-        time.sleep(0.005)
+    wait_until(lambda: server.started or not thread.is_alive())
+    if not thread.is_alive():
+        raise RuntimeError("the server did not start")
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(HANG_S)
         if thread.is_alive():
             raise RuntimeError("the server did not stop")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from typing import Any
 
-import httpx
 import pytest
 from openai import APIError, BadRequestError, InternalServerError, NotFoundError, OpenAI
 
 from quire.core.request import Failure, Request
 from tests.api.conftest import HTTP, Serve, Served, openai_client
 from tests.support.scripted_engine import Script
-from tests.support.server import RAW_HEAD
+from tests.support.server import leaving
 from tests.support.waiting import wait_until
 
 TEXT = "The quick brown fox — naïve, 日本語."
@@ -163,7 +161,7 @@ def test_a_stop_string_ends_the_answer_and_the_engines_work(serve: Serve, stream
         text, end = answer.choices[0].message.content, answer.choices[0]
     assert text == "one two "
     assert (end.finish_reason, end.stop_reason) == ("stop", "STOP")
-    wait_until(lambda: served.engine.tickets[0].aborted, 5)
+    wait_until(lambda: served.engine.tickets[0].aborted)
 
 
 def test_sampling_reaches_the_engine(serve: Serve) -> None:
@@ -274,20 +272,12 @@ def test_a_failure_in_mid_stream_is_one_error_and_an_end(serve: Serve) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_the_engine(serve: Serve, stream: bool, n: int) -> None:
     served = serve(lambda _: Script((5, 6, 7), delay_s=0.002, silent=True))
-
     body = {"messages": ASK, "stream": stream, "n": n}
-    address = httpx.URL(served.url)
-    text = json.dumps(body)
-    with socket.create_connection((address.host, address.port or 80)) as raw:
-        line = "POST /v1/chat/completions HTTP/1.1"
-        head = f"{line}\r\n{RAW_HEAD}\r\ncontent-length: {len(text)}"
-        raw.sendall(f"{head}\r\n\r\n{text}".encode())
+    with leaving(served.url, "/v1/chat/completions", body) as raw:
+        wait_until(lambda: len(served.engine.tickets) == n)
         if stream:
             assert raw.recv(100).startswith(b"HTTP/1.1 200")
-        else:
-            wait_until(lambda: len(served.engine.tickets) == n, 5)
-    wait_until(lambda: len(served.engine.tickets) == n, 5)
-    wait_until(lambda: all(ticket.aborted for ticket in served.engine.tickets), 5)
+    wait_until(lambda: all(ticket.aborted for ticket in served.engine.tickets))
 
 
 def test_a_slow_reader_loses_nothing(serve: Serve) -> None:
@@ -296,7 +286,7 @@ def test_a_slow_reader_loses_nothing(serve: Serve) -> None:
     words = (served.ids("word ") * tokens)[:tokens]
     body = {"messages": ASK, "stream": True, "stream_options": {"include_usage": True}}
     with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as raw:
-        wait_until(lambda: all(ticket.ended for ticket in served.engine.tickets), 30)
+        wait_until(lambda: all(ticket.ended for ticket in served.engine.tickets))
         events = [line.removeprefix("data: ") for line in raw.iter_lines() if line]
     chunks = [json.loads(event) for event in events[:-1]]
     text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"])
@@ -311,7 +301,7 @@ def test_a_slow_reader_of_several_choices_loses_nothing(serve: Serve) -> None:
     body = {"messages": ASK, "stream": True, "n": 2}
     texts = ["", ""]
     with HTTP.stream("POST", f"{served.url}/v1/chat/completions", json=body, timeout=30) as raw:
-        wait_until(lambda: all(ticket.ended for ticket in served.engine.tickets), 30)
+        wait_until(lambda: all(ticket.ended for ticket in served.engine.tickets))
         for line in raw.iter_lines():
             if line.startswith("data: {"):
                 choice = json.loads(line.removeprefix("data: "))["choices"][0]

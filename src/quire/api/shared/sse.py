@@ -110,11 +110,11 @@ class EventStream(Response):
                         closing = pieces  # the last events and what follows them are one write
                         break
                     await self._write(send, pieces)
-            await cancel_and_wait(keeper)
-            await self._write(send, self._end(closing), last=True)
         finally:
             note_run(scope, self._run)
             await cancel_and_wait(watcher, keeper)
+        # Last, so that whoever has read it finds the request's slot free, and its line in the log.
+        await self._write(send, self._end(closing), last=True)
 
     def _end(self, closing: Iterable[bytes]) -> Iterator[bytes]:
         yield from closing
