@@ -24,6 +24,7 @@ import psutil
 
 from tests.e2e.client import Client, Streamed
 from tests.support.child import Child, running
+from tests.support.waiting import HANG_S
 
 MIB = 1 << 20
 TURN = 400.0
@@ -36,6 +37,8 @@ answer: what the machine does beside does not count."""
 _PROMPT = "Once upon a time there was a"
 _FIELDS = {"max_tokens": 30, "ignore_eos": True}
 _EVERY_S = 0.05
+_MIDST_S = 0.1
+"""Processor time after which a long job is in its midst."""
 
 
 @dataclass
@@ -99,9 +102,18 @@ class Victim:
         times = psutil.Process(self.child.process.pid).cpu_times()
         return float(times.user + times.system)
 
-    def processes(self) -> int:
-        """How many processes the server consists of."""
-        return 1 + len(psutil.Process(self.child.process.pid).children(recursive=True))
+    def jobs(self) -> list[psutil.Process]:
+        """The processes that read a request each, or make its grammar: children of children."""
+        server = psutil.Process(self.child.process.pid)
+        return list(set(server.children(recursive=True)) - set(server.children()))
+
+    def reads(self) -> bool:
+        """Whether a job is in the midst of its work."""
+        for job in self.jobs():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if job.cpu_times().user > _MIDST_S:
+                    return True
+        return False
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Seen]:
@@ -121,14 +133,14 @@ class Victim:
             ]
             for watcher in watchers:
                 watcher.start()
-            assert begun.wait(60), "the neighbour's stream did not begin"
+            assert begun.wait(HANG_S), "the neighbour's stream did not begin"
             try:
                 yield seen
             finally:
                 done.set()
                 for watcher in watchers:
-                    watcher.join(60)
-            self.child.wait_idle(60)
+                    watcher.join(HANG_S)
+            self.child.wait_idle()
             seen.turns = [float(line) for line in self.turns.read_text().split()]
             seen.left = self._settled(before)
 

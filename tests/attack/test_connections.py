@@ -18,7 +18,7 @@ from quire.core.config import ServerConfig
 from tests.api.conftest import Serve, Served
 from tests.support.child import quire_serve
 from tests.support.scripted_engine import Script
-from tests.support.waiting import wait_until
+from tests.support.waiting import HANG_S, wait_until
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
@@ -26,7 +26,6 @@ HEAD = (
     f"POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     f"content-length: {len(BODY)}\r\n\r\n"
 ).encode()
-HANG_S = 30.0
 
 
 @pytest.fixture
@@ -134,6 +133,7 @@ def test_a_stream_that_nobody_reads_ends(serve: Serve) -> None:
     body = BODY[:-1] + b', "logprobs": true, "top_logprobs": 20}'  # fills any buffer
     head = HEAD.replace(str(len(BODY)).encode(), str(len(body)).encode())
     client = connect(served, head + body)
+    wait_until(lambda: served.engine.tickets)
     metrics = f"{served.url}/metrics"
     wait_until(
         lambda: "quire_http_in_flight 0" in httpx.get(metrics, timeout=30).text,

@@ -7,12 +7,14 @@ import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from quire.cache.blocks import PoolKey
+from quire.cache.disk_tier import DiskTier
 from quire.cache.disk_transfer import matches_pool
 from quire.cache.disk_usage import usage
 from quire.core.config import DiskConfig, EngineConfig
@@ -26,6 +28,7 @@ from tests.support.everyday import everyday
 from tests.support.opened import Open, opener
 from tests.support.parity import Company, Generated, alone, assert_same, prompts
 from tests.support.tiny_models import tiny_model
+from tests.support.waiting import HANG_S
 
 PLAIN, PAGE4 = KVFormat(), KVFormat("page", 4, 4, skip_layers=(1,))
 UNIFORM8, TURBO = KVFormat("uniform", 8, 8, 32), KVFormat("turbo", 3.5, 3.5)
@@ -57,6 +60,14 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Open:
     return opener(tmp_path_factory)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine gives nothing up."""
+    monkeypatch.setattr("quire.cache.disk_prefetch._MIN_TIMEOUT_S", HANG_S)
+    monkeypatch.setattr("quire.serving.engine_client._GRACE_S", HANG_S)
+    monkeypatch.setattr(DiskTier, "close", partialmethod(DiskTier.close, HANG_S))
+
+
 def config(folder: Path, format: KVFormat = PLAIN, memory: int = 64 << 20) -> EngineConfig:
     disk = DiskConfig(str(folder), 64 << 20)
     return EngineConfig("", kv_memory=memory, kv_format=format, disk=disk)
@@ -65,8 +76,10 @@ def config(folder: Path, format: KVFormat = PLAIN, memory: int = 64 << 20) -> En
 def company(loaded: LoadedModel, config: EngineConfig) -> Company:
     """An engine whose disk tier is open, so that the test does not depend on who is quicker."""
     company = Company(loaded, config)
-    assert company.engine._disk is not None
-    assert company.engine._disk.drain(10)
+    disk = company.engine._disk
+    assert disk is not None
+    assert disk.drain(HANG_S)
+    disk.seconds = lambda size: 0.0  # type: ignore[method-assign]
     return company
 
 
@@ -141,11 +154,10 @@ def test_evicted_and_read_back(
     wanted = replace(LONG, id="again")
     all_ = company(loaded, settings)
     assert all_.engine._disk is not None
-    all_.engine._disk.seconds = lambda size: 0.0  # type: ignore[method-assign]  # always quicker
     all_.run([LONG])
     for request in crowd:
         all_.run([request])
-    all_.engine._disk.drain(10)
+    assert all_.engine._disk.drain(HANG_S)
     all_.run([wanted])
     names = [LONG.id, "again", *(request.id for request in crowd)]
     assert_same(all_.answers, expected(loaded, settings, [LONG, wanted, *crowd]), names)

@@ -422,10 +422,10 @@ import sys
 from pathlib import Path
 from tests.cache.test_disk_store import open_store, value
 store = open_store(Path(sys.argv[1]), 6 << 20)
-print("open", flush=True)
 number = int(sys.argv[2])
 while True:
     store.put([value(f"{number + n}", 1000 * (1 + (number + n) % 90)) for n in range(8)])
+    print(number, flush=True)
     if number % 3 == 0:
         store.get(store.keys[0])
     number += 8
@@ -440,8 +440,9 @@ def killed_while_writing(folder: Path, times: int) -> None:
         command = [sys.executable, "-c", _WRITE, str(folder), str(round * 1000)]
         child = subprocess.Popen(command, stdout=subprocess.PIPE)
         assert child.stdout is not None
-        child.stdout.readline()
-        time.sleep(rng.uniform(0.05, 0.5))
+        for _ in range(rng.randrange(1, 40)):
+            child.stdout.readline()
+        time.sleep(rng.uniform(0, 0.02))  # in the midst of what comes next
         child.send_signal(signal.SIGKILL)
         child.wait()
         said: list[str] = []

@@ -38,7 +38,7 @@ from quire.text.tokenizer import Tokenizer
 from tests.api.conftest import Serve, Served
 from tests.support.scripted_engine import Script, ScriptedEngine
 from tests.support.server import one_model, serving
-from tests.support.waiting import wait_until
+from tests.support.waiting import HANG_S, wait_until
 
 CALL = '<|tool_call>call:get_weather{city:<|"|>Tokyo<|"|>}<tool_call|>'
 TOOL = {
@@ -194,7 +194,7 @@ def test_interrupting_stops_the_answer_and_keeps_the_chat(serve: Serve) -> None:
             wait_until(lambda: waiting.status() == psutil.STATUS_SLEEPING)
             child.send_signal(signal.SIGINT)
             wait_until(lambda: served.engine.tickets[-1].aborted)
-        out += child.communicate("/exit\n", timeout=20)[0]
+        out += child.communicate("/exit\n", timeout=HANG_S)[0]
     finally:
         child.kill()
         child.wait()

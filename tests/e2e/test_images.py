@@ -791,9 +791,12 @@ class TestRefusals:
         bad = [(protocol, url) for protocol in PROTOCOLS for url, _ in BAD_DATA.values()]
         faults: list[int] = []
 
-        def disturb(_: Streamed) -> None:
-            if len(faults) < len(bad):
+        def disturb(seen: Streamed) -> None:
+            """One with each event; all that are left with the last, as events may come joined."""
+            while len(faults) < len(bad):
                 faults.append(refused(narrow, bad[len(faults)][0], bad[len(faults)][1]).status)
+                if not seen.finish:
+                    return
 
         calls = [partial(narrow.stream, prompts[0], disturb, **long)]
         calls += [partial(narrow.stream, prompt, **long) for prompt in prompts[1:]]

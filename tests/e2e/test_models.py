@@ -17,7 +17,8 @@ import pytest
 
 from quire.demo import MODEL_DIR
 from tests.support.child import Child, quire_serve
-from tests.support.waiting import wait_until
+from tests.support.server import JSON_TYPE
+from tests.support.waiting import HANG_S, wait_until
 
 CHAT = "/v1/chat/completions"
 SUM = [{"role": "user", "content": "What is 27 plus 45?"}]
@@ -30,10 +31,11 @@ class House:
         self.child = child
         self.http = httpx.Client(base_url=child.url, timeout=60, verify=False)
 
-    def ask(self, model: str, **fields: Any) -> httpx.Response:
-        return self.http.post(
-            CHAT, json={"model": model, "messages": SUM, "temperature": 0, **fields}
-        )
+    def ask(self, model: str, *, padding: bool = False, **fields: Any) -> httpx.Response:
+        """The answer of a model; a body with padding is read by a job."""
+        body = json.dumps({"model": model, "messages": SUM, "temperature": 0, **fields})
+        content = body + " " * (padding << 16)
+        return self.http.post(CHAT, content=content, headers=JSON_TYPE)
 
     def states(self) -> dict[str, str]:
         return {each["id"]: each["state"] for each in self.http.get("/v1/models").json()["data"]}
@@ -71,6 +73,7 @@ def test_a_model_is_loaded_when_asked_for_and_its_memory_comes_back(house: House
         assert answer["model"] == name
         assert "72" in answer["choices"][0]["message"]["content"]
         assert len(house.engines()) == count
+        house.ask(name, padding=True)  # its process that starts jobs is there, too
     both, gone = house.rss(), house.engines()[0].pid
     assert house.unload("left")["state"] == "unloaded"
     (left,) = house.engines()
@@ -95,7 +98,7 @@ def test_unknown_names_get_404_and_no_name_the_first(house: House) -> None:
 def test_a_large_request_finds_its_model_too(house: House) -> None:
     padding = [{"role": "user", "content": "word " * 140_000}]
     body = json.dumps({"messages": padding, "max_tokens": 1, "model": "right"})
-    refused = house.http.post(CHAT, content=body, headers={"content-type": "application/json"})
+    refused = house.http.post(CHAT, content=body, headers=JSON_TYPE)
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     assert house.states()["right"] == "loaded"
 
@@ -144,7 +147,7 @@ def test_a_folder_that_nobody_understands_is_named_at_the_start(tmp_path: Path) 
         [sys.executable, "-m", "quire", "serve", "--port", "0", str(folder)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
     )
     assert ended.returncode == 1
     last = ended.stderr.splitlines()[-1]

@@ -20,6 +20,7 @@ from quire.core.errors import ModelError
 from quire.models.gguf.folder import choose, parts_of
 from tests.support.gguf_files import Kinds, write_gguf
 from tests.support.tiny_models import tiny_model
+from tests.support.waiting import HANG_S
 
 REPOSITORY, FILES = "tiny/llama", "tiny/files"
 COMMIT = "0" * 39 + "1"
@@ -103,9 +104,8 @@ def _open(server: ThreadingHTTPServer, home: Path, name: str) -> subprocess.Comp
         "HOME": str(home),
         "HF_HUB_DISABLE_XET": "1",
     }
-    return subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60
-    )
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG_S)
 
 
 def test_downloads_once_and_then_works_offline(hub: ThreadingHTTPServer, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from quire.core.errors import EngineFailure, RequestError
@@ -62,10 +63,13 @@ def test_a_schema_that_is_too_slow_ends_the_process_and_not_the_next_request() -
 
 def test_whoever_leaves_takes_the_work_along() -> None:
     async def play(made: GrammarSandbox) -> None:
+        before = set(psutil.Process().children())
         await made.build(wanted({"type": "null"}))
+        (first,) = set(psutil.Process().children()) - before
         slow = asyncio.create_task(made.build(wanted(SLOW)))
         waiting = asyncio.create_task(made.build(wanted({"type": "boolean"})))
-        await asyncio.sleep(0.1)
+        while not first.children():  # a job's
+            await asyncio.sleep(0.01)
         slow.cancel()
         assert (await waiting).grammar is not None
         with pytest.raises(asyncio.CancelledError):

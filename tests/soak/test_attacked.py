@@ -119,7 +119,7 @@ def soak(target: Target, seconds: float, seed: int) -> Soaked:
 
 def settled(child: Child) -> dict[str, int]:
     """What is held when nothing is in flight, and connections that were left are closed."""
-    child.wait_idle(120)
+    child.wait_idle()
     now = child.held()
     for _ in range(20):
         time.sleep(0.5)

@@ -123,7 +123,7 @@ def test_what_is_counted_is_what_was_sent_and_nothing_grows(tmp_path: Path) -> N
         sent, held = Sent(), []
         for seed in range(ROUNDS):
             asyncio.run(round_of(child.url, sent, seed))
-            child.wait_idle(60)
+            child.wait_idle()
             held.append(child.held())
         metrics = child.metrics()
         found = re.findall(

@@ -14,7 +14,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-_PATIENCE_S = 60.0
+from tests.support.waiting import HANG_S, wait_until
+
 _HTTP = httpx.Client(timeout=30, headers={"connection": "close"})
 """For all servers: making one reads every certificate of the machine."""
 GAUGES = re.compile(
@@ -64,14 +65,16 @@ class Child:
             "memory": sum(each.memory_full_info().uss for each in family),
         }
 
-    def wait_idle(self, seconds: float = 30.0) -> float:
-        """Seconds until nothing is in flight and no page is held any more."""
-        started = time.monotonic()
-        while any((now := self.live()).values()):
-            assert time.monotonic() - started < seconds, f"still in flight: {now}"
-            time.sleep(0.02)
+    def wait_idle(self) -> None:
+        """Returns when nothing is in flight and no page is held any more."""
+        now: dict[str, float] = {}
+
+        def idle() -> bool:
+            now.update(self.live())
+            return not any(now.values())
+
+        wait_until(idle, lambda: f"still in flight: {now}")
         assert len(now) >= 4, f"gauges are missing: {now}"
-        return time.monotonic() - started
 
 
 @contextmanager
@@ -91,7 +94,7 @@ def running(folder: Path, module: str, *arguments: str) -> Iterator[Child]:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(5)
-        process.wait(20)
+        process.wait(HANG_S)
 
 
 @contextmanager
@@ -103,18 +106,19 @@ def quire_serve(folder: Path, *arguments: str) -> Iterator[Child]:
 
 
 def _wait_ready(process: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + _PATIENCE_S
-    while True:
+    urls: list[str] = []
+
+    def ready() -> bool:
         assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        found = re.search(r"at (http://\S+)/v1", log.read_text())
-        if found is not None and _answers(found[1]):
-            return found[1]
-        time.sleep(0.01)
+        urls[:] = re.findall(r"at (http://\S+)/v1", log.read_text())
+        return bool(urls) and _answers(urls[0])
+
+    wait_until(ready, log.read_text)
+    return urls[0]
 
 
 def _answers(url: str) -> bool:
     try:
-        return _HTTP.get(f"{url}/health", timeout=5).status_code == 200
+        return _HTTP.get(f"{url}/health").status_code == 200
     except httpx.HTTPError:
         return False

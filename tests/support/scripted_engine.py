@@ -20,7 +20,7 @@ class Script:
         tokens: emitted `group` an output; cut at the request's max_tokens and at its stop tokens,
             as an engine does, and followed by a stop token.
         delay_s: before each output.
-        held: nothing is emitted before it is set.
+        held: before it is set, no more is emitted than `held_at` outputs.
         error: ends the request after the tokens.
         silent: never ends after the tokens, until it is aborted.
         reads: prompt tokens that are read after each step before the first token.
@@ -29,6 +29,7 @@ class Script:
     tokens: tuple[int, ...] = ()
     delay_s: float = 0.0
     held: threading.Event | None = None
+    held_at: int = 0
     group: int = 1
     error: Failure | None = None
     silent: bool = False
@@ -92,8 +93,11 @@ class ScriptedEngine:
                 **more,  # type: ignore[arg-type]
             )
 
-        while script.held is not None and not script.held.is_set():
-            await asyncio.sleep(0.002)
+        async def hold(number: int) -> None:
+            while script.held is not None and number == script.held_at and not script.held.is_set():
+                await asyncio.sleep(0.002)
+
+        await hold(0)
         for read in script.reads:
             await asyncio.sleep(script.delay_s)
             ticket.put(output(read=read))
@@ -102,6 +106,7 @@ class ScriptedEngine:
             tokens, finish = _cut(request, tokens)
         groups = [tokens[i : i + script.group] for i in range(0, len(tokens), script.group)]
         for number, group in enumerate(groups):
+            await hold(number)
             await asyncio.sleep(script.delay_s)
             if ticket.aborted:
                 break

@@ -191,11 +191,12 @@ class DiskTier:
 
     def close(self, seconds: float = 3.0) -> None:
         """Writes what is queued, as far as time allows, and lets go of the folder."""
+        deadline = time.monotonic() + seconds
         self.drain(seconds)
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(1.0)
+        self._thread.join(max(1.0, deadline - time.monotonic()))
 
     # -- the thread that owns the store --------------------------------------------------------
 

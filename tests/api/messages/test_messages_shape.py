@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from typing import Any
 
 from quire.api.shared import sse
@@ -36,12 +38,22 @@ BODY: dict[str, Any] = {
 }
 
 
-def events_of(served: Served, **changes: Any) -> list[tuple[str, dict[str, Any]]]:
-    """(name, data) of each event, as they stand on the wire."""
-    answer = HTTP.post(f"{served.url}/v1/messages?beta=true", json={**BODY, **changes})
-    assert answer.headers["content-type"].startswith("text/event-stream")
+def events_of(
+    served: Served, read: Callable[[str], None] = lambda text: None, **changes: Any
+) -> list[tuple[str, dict[str, Any]]]:
+    """(name, data) of each event, as they stand on the wire.
+
+    Args:
+        read: sees what has come, again and again.
+    """
+    url, text = f"{served.url}/v1/messages?beta=true", ""
+    with HTTP.stream("POST", url, json={**BODY, **changes}) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for piece in answer.iter_text():
+            text += piece
+            read(text)
     events = []
-    for block in answer.text.split("\n\n")[:-1]:
+    for block in text.split("\n\n")[:-1]:
         name, data = block.split("\n")
         assert name.startswith("event: ")
         assert data.startswith("data: ")
@@ -120,23 +132,30 @@ def test_a_failure_in_the_midst_is_an_error_event(serve: Serve) -> None:
     assert events[-1][1] == {"type": "error", "error": error}
 
 
+def until_pinged(go_on: threading.Event, count: int) -> Callable[[str], None]:
+    """Reads a stream: sets `go_on` once so many pings have come."""
+    return lambda text: go_on.set() if text.count("event: ping") >= count else None
+
+
 def test_pings_keep_a_silent_stream_open(serve: Serve, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.05)
-    held = serve().ids(ANSWER[ANSWER.index("<|tool_call>") :])
-    names = outline(events_of(serve(lambda _: Script(held, delay_s=0.2, group=8))))
+    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.02)
+    served, go_on = serve(), threading.Event()
+    call = served.ids(ANSWER[ANSWER.index("<|tool_call>") :])
+    served.engine.reset(lambda _: Script(call, group=8, held=go_on, held_at=1))
+    # One follows the first block's beginning, and would without a silence.
+    names = outline(events_of(served, until_pinged(go_on, 3)))
     assert names[0] == "message_start"
-    assert "ping" in names[1:-1]
     assert names[-1] == "message_stop"
 
 
 def test_a_stream_that_waits_for_its_first_token_begins_with_the_message(
     serve: Serve, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.05)
-    served = serve()
-    script = Script(served.ids("Hello."), delay_s=0.5, group=9, cached_tokens=3)
+    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.02)
+    served, go_on = serve(), threading.Event()
+    script = Script(served.ids("Hello."), held=go_on, cached_tokens=3)
     served.engine.reset(lambda _: script)
-    events = events_of(served)
+    events = events_of(served, until_pinged(go_on, 1))
     assert [name for name, _ in events[:2]] == ["message_start", "ping"]
     assert [name for name, _ in events].count("message_start") == 1
     assert events[0][1]["message"]["usage"]["cache_read_input_tokens"] == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,18 +79,33 @@ CODEX: dict[str, Any] = {
 }
 
 
-def stream(served: Served, path: str, body: dict[str, Any]) -> list[str]:
-    """The blocks of a stream, as they stand on the wire."""
-    answer = HTTP.post(f"{served.url}{path}", json=body)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert answer.text.endswith("\n\n")
-    return answer.text.split("\n\n")[:-1]
+def stream(
+    served: Served,
+    path: str,
+    body: dict[str, Any],
+    read: Callable[[str], None] = lambda text: None,
+) -> list[str]:
+    """The blocks of a stream, as they stand on the wire.
+
+    Args:
+        read: sees what has come, again and again.
+    """
+    text = ""
+    with HTTP.stream("POST", f"{served.url}{path}", json=body) as answer:
+        assert answer.status_code == 200, answer.read()
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        for piece in answer.iter_text():
+            text += piece
+            read(text)
+    assert text.endswith("\n\n")
+    return text.split("\n\n")[:-1]
 
 
-def codex(served: Served, **changes: Any) -> list[dict[str, Any]]:
+def codex(
+    served: Served, read: Callable[[str], None] = lambda text: None, **changes: Any
+) -> list[dict[str, Any]]:
     events = []
-    for block in stream(served, "/v1/responses", {**CODEX, **changes}):
+    for block in stream(served, "/v1/responses", {**CODEX, **changes}, read):
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
@@ -284,9 +301,15 @@ def test_a_deferred_tool_is_told_of_when_it_is_found(serve: Serve) -> None:
 
 
 def test_a_silent_stream_shows_signs_of_life(serve: Serve, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.03)
-    held = serve().ids(SHELL)
-    events = codex(serve(lambda _: Script(held, delay_s=0.2, group=8)))
+    monkeypatch.setattr(sse, "KEEPALIVE_S", 0.02)
+    served, go_on = serve(), threading.Event()
+    served.engine.reset(lambda _: Script(served.ids(SHELL), group=8, held=go_on))
+
+    def read(text: str) -> None:
+        if text.count("event: response.in_progress") > 1:
+            go_on.set()
+
+    events = codex(served, read)
     names = [event["type"].removeprefix("response.") for event in events]
     assert names[:3] == ["created", "in_progress", "in_progress"]
     assert list(dict.fromkeys(outline(events)))[1:] == [
