@@ -98,7 +98,7 @@ def _made_for(tails: Sequence[mx.array], codings: Sequence[VectorCoding]) -> boo
         and tails[0].dtype in _TYPES
         and keys.size == keys.group_size == _TOKENS
         and keys.rotation is None
-        and values.size <= LONGEST
+        and values.size == tails[1].shape[-1] <= LONGEST
         and values.group_size % 32 == 0
         and values.rotation is not None
         and values.rotation.map.ndim == 1

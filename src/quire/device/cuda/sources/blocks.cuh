@@ -31,8 +31,15 @@
     const T* from = fresh_values + ((size_t)(token - offset) * heads + head) * V_DIM;
     if (token < offset) from = tail_values + (tail0 + token) * V_DIM;
     T* to = values + ((size_t)blockIdx.x * 64 + i) * V_DIM;
-    for (int e = lane; e < V_DIM; e += 32) to[e] = token < end ? from[e] : (T)0.f;
-    if (full)
-      encode_vector<V_CODING>(from, (size_t)blockIdx.x * 64 + i, value_signs, V_SCALE, V_REACH, nullptr, v_words,
-                              v_scales, v_biases);
+    constexpr int E = V_DIM / 32;
+    float x[E];
+    #pragma unroll
+    for (int e = 0; e < E; e++) {
+      const T own = token < end ? from[e * 32 + lane] : (T)0.f;
+      to[e * 32 + lane] = own;
+      x[e] = (float)own;
+    }
+    if (!full) continue;
+    turned<E>(x, value_signs, V_SCALE);
+    encode_vector<V_CODING>(x, (size_t)blockIdx.x * 64 + i, V_REACH, nullptr, v_words, v_scales, v_biases);
   }
