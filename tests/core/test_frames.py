@@ -42,3 +42,18 @@ def test_a_frame_at_a_time() -> None:
         ours.close()
         with pytest.raises(EOFError):
             asyncio.run(Frames(theirs).next_async())
+
+
+def test_frames_that_arrive_together_come_one_by_one() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(encode("first") + encode("second"))
+        reader = Frames(theirs)
+        assert [reader.next(), reader.next()] == ["first", "second"]
+        ours.sendall(encode("third") + encode("fourth"))
+        theirs.setblocking(False)
+
+        async def both() -> list[object]:
+            return [await reader.next_async(), await reader.next_async()]
+
+        assert asyncio.run(both()) == ["third", "fourth"]

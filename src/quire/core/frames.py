@@ -9,6 +9,7 @@ import asyncio
 import pickle
 import socket
 import struct
+from collections import deque
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
@@ -27,6 +28,8 @@ class Frames:
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
         self._buffer = bytearray()
+        self._waiting: deque[Any] = deque()
+        """Completed beside one that `next` returned."""
 
     def read(self) -> list[Any] | None:
         """What the frames hold that one read completes; None when the other end is gone.
@@ -42,15 +45,17 @@ class Frames:
         return self._completed(data) if data else None
 
     def next(self) -> Any:
-        """What the next frame holds, of a blocking socket on which each frame is waited for.
+        """What the next frame holds, of a blocking socket that `read` is not called on.
 
         Raises:
             EOFError: the other end is gone.
         """
-        while not (values := self.read()):
+        while not self._waiting:
+            values = self.read()
             if values is None:
                 raise EOFError
-        return values[0]
+            self._waiting.extend(values)
+        return self._waiting.popleft()
 
     async def next_async(self) -> Any:
         """The same of a socket that does not block.
@@ -59,13 +64,12 @@ class Frames:
             EOFError: the other end is gone.
         """
         loop = asyncio.get_running_loop()
-        values: list[Any] = []
-        while not values:
+        while not self._waiting:
             data = await loop.sock_recv(self._socket, _READ)
             if not data:
                 raise EOFError
-            values = self._completed(data)
-        return values[0]
+            self._waiting.extend(self._completed(data))
+        return self._waiting.popleft()
 
     def _completed(self, data: bytes) -> list[Any]:
         self._buffer += data

@@ -121,12 +121,14 @@ class GrammarBuilder:
         check_grammar(GrammarSpec("json_schema", json.dumps(prepared.schema)), field)
         return prepared.schema, prepared.unenforced
 
-    def _grammar(self, request: GrammarRequest, lose: Callable[[str], None]) -> GrammarSpec | None:
+    def _grammar(
+        self, request: GrammarRequest, on_unenforced: Callable[[str], None]
+    ) -> GrammarSpec | None:
         opener = self._dialect.opener(self._vocabulary)
         if request.forced:
-            return GrammarSpec("lark", self._calls(request, lose), opener=opener)
+            return GrammarSpec("lark", self._calls(request, on_unenforced), opener=opener)
         if request.format is None:
-            return self._strict_calls(request, opener, lose)
+            return self._strict_calls(request, opener, on_unenforced)
         frame = None if request.bare else self._dialect.frame
         if not request.tools and frame is None:
             return format_grammar(request.format)
@@ -142,25 +144,25 @@ class GrammarBuilder:
                 code="unsupported_parameter",
             )
         calls = re.sub(
-            r"^start:", "calls:", self._calls(request, lose), count=1, flags=re.MULTILINE
+            r"^start:", "calls:", self._calls(request, on_unenforced), count=1, flags=re.MULTILINE
         )
         return GrammarSpec("lark", f"start: answer | calls\n{rule}{calls}", opener=opener)
 
     def _strict_calls(
-        self, request: GrammarRequest, opener: int | None, lose: Callable[[str], None]
+        self, request: GrammarRequest, opener: int | None, on_unenforced: Callable[[str], None]
     ) -> GrammarSpec | None:
         """What binds the calls of strict tools, and leaves all else free."""
         source = None
         if any(tool.name in request.strict for tool in request.tools):
-            source = self._dialect.strict_grammar(request.tools, self._vocabulary, lose)
+            source = self._dialect.strict_grammar(request.tools, self._vocabulary, on_unenforced)
         if source is None:
             return None
         return GrammarSpec("lark", source, opener=opener, lazy=opener is not None)
 
-    def _calls(self, request: GrammarRequest, lose: Callable[[str], None]) -> str:
+    def _calls(self, request: GrammarRequest, on_unenforced: Callable[[str], None]) -> str:
         """Lark source of nothing but tool calls."""
         return self._dialect.tool_grammar(
-            request.tools, request.name or None, request.parallel, self._vocabulary, lose
+            request.tools, request.name or None, request.parallel, self._vocabulary, on_unenforced
         )
 
 

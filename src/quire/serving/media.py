@@ -146,13 +146,13 @@ class MediaLoader:
 
     def _pages(self, data: bytes, source: MediaSource, limits: FileLimits) -> list[dict[str, Any]]:
         """Each page of a document as a text, and as an image where the model sees."""
-        eyes = self._processors.get("image")
+        images = self._processors.get("image")
         parts: list[dict[str, Any]] = []
-        found = pages(data, param=source.param, limits=limits, pictures=eyes is not None)
+        found = pages(data, param=source.param, limits=limits, pictures=images is not None)
         for number, page in enumerate(found, 1):
             parts.append({"type": "text", "text": f"[Page {number}]\n{page.text}"})
-            if eyes is not None:
-                shown = eyes.read(page.picture, param=source.param, detail=source.detail)
+            if images is not None:
+                shown = images.read(page.picture, param=source.param, detail=source.detail)
                 parts.append({"type": "image", "parts": shown})
         return parts
 

@@ -143,32 +143,36 @@ class AccessLog:
             status = 500
             raise
         finally:
-            ended, route = time.perf_counter(), self._label(scope["path"])
-            line = {
-                "id": request_id,
-                "method": scope["method"],
-                "path": scope["path"],
-                "status": status,
-                "ms": round((ended - started) * 1000, 1),
-                **details,
-            }
-            polled = _is_polled(route, scope)
-            level = logging.DEBUG if polled and status < 400 else logging.INFO
-            if log.isEnabledFor(level):
-                log.log(level, "%s", readable(line), extra={"fields": line})
-            access = Access(
-                caller_of(scope),
-                route,
-                polled,
-                started,
-                ended,
-                scope["headers"],
-                line,
-                scope.get(_TIMES),
-            )
-            self._observe(access)
-            if self._trace is not None:
-                self._trace(access)
+            self._report(scope, request_id, status, started)
+
+    def _report(self, scope: Scope, request_id: str, status: int, started: float) -> None:
+        """Logs a request that is over, and tells who observes."""
+        ended, route = time.perf_counter(), self._label(scope["path"])
+        line = {
+            "id": request_id,
+            "method": scope["method"],
+            "path": scope["path"],
+            "status": status,
+            "ms": round((ended - started) * 1000, 1),
+            **notes(scope),
+        }
+        polled = _is_polled(route, scope)
+        level = logging.DEBUG if polled and status < 400 else logging.INFO
+        if log.isEnabledFor(level):
+            log.log(level, "%s", readable(line), extra={"fields": line})
+        access = Access(
+            caller_of(scope),
+            route,
+            polled,
+            started,
+            ended,
+            scope["headers"],
+            line,
+            scope.get(_TIMES),
+        )
+        self._observe(access)
+        if self._trace is not None:
+            self._trace(access)
 
     def _label(self, path: str) -> str:
         return next((name for pattern, name in self._routes if pattern.match(path)), OTHER)

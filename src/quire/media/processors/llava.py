@@ -251,9 +251,9 @@ class LlavaOnevisionImageProcessor(LlavaNextImageProcessor):
         alone = detail == "low"
         if isinstance(detail, int):
             alone = self._grids.within(height, width, detail) is None
-        return (
-            self._alone(picture, param, detail) if alone else super().item(picture, param, detail)
-        )
+        if alone:
+            return self._alone(picture, param, detail)
+        return super().item(picture, param, detail)
 
     def _alone(self, picture: PIL.Image.Image, param: str, detail: Detail) -> MediaItem:
         rows = self._tiles.patches**2 + 1

@@ -7,8 +7,14 @@ from typing import Self
 from quire.core.media import MediaItem, sound_rows
 from quire.media import sound
 from quire.media.kinds import KINDS
-from quire.media.processors.base import AudioProcessor, MediaPart, Parts, VideoProcessor
-from quire.media.processors.qwen_video import QwenVideoProcessor
+from quire.media.processors.base import (
+    AudioProcessor,
+    MediaPart,
+    Parts,
+    Placeholders,
+    VideoProcessor,
+)
+from quire.media.processors.qwen_video import QwenVideoProcessor, Sampling, opened
 from quire.media.settings import Settings
 from quire.media.source import Detail, FileLimits
 
@@ -21,30 +27,43 @@ class OmniVideoProcessor(QwenVideoProcessor):
     """A video is one item, with its sound or without.
 
     With it, the features are those of the video, then those of the sound, and so is the shape.
+
+    Args:
+        audio: reads the sound; None where the folder has no such processor.
+        rate: positions a second.
     """
 
-    _ears: AudioProcessor | None = None
-    _rate = 25
+    def __init__(
+        self,
+        placeholders: Placeholders,
+        sampling: Sampling,
+        audio: AudioProcessor | None,
+        rate: int,
+    ) -> None:
+        super().__init__(placeholders, sampling)
+        self._audio = audio
+        self._rate = rate
 
     @classmethod
     def open(cls, settings: Settings, config: Settings) -> Self:
-        found = super().open(settings, config)
-        ears = KINDS["audio"].open(config.path.parent)
-        found._ears = ears if isinstance(ears, AudioProcessor) else None
-        found._rate = config.integer("position_id_per_seconds", cls._rate)
-        return found
+        audio = KINDS["audio"].open(config.path.parent)
+        return cls(
+            *opened(settings, config),
+            audio if isinstance(audio, AudioProcessor) else None,
+            config.integer("position_id_per_seconds", 25),
+        )
 
     def prepare_with_sound(
         self, data: bytes, param: str, detail: Detail, limits: FileLimits
     ) -> Parts:
-        ears = self._ears
-        if ears is None:
+        audio = self._audio
+        if audio is None:
             return super().prepare_with_sound(data, param, detail, limits)
         (seen,) = self.prepare(data, param, detail, limits)
-        samples = sound.within(data, param=param, rate=ears.rate, limits=limits)
+        samples = sound.within(data, param=param, rate=audio.rate, limits=limits)
         if samples is None:
             return (seen,)
-        heard = ears.item(samples, param)
+        heard = audio.item(samples, param)
         both = MediaItem.of(
             "video",
             seen.item.features + heard.features,
@@ -55,12 +74,12 @@ class OmniVideoProcessor(QwenVideoProcessor):
         return (MediaPart(both, _BEGIN, _END),)
 
     def tokens(self, item: MediaItem) -> list[int]:
-        if len(item.shape) == _SEEN or self._ears is None:
+        if len(item.shape) == _SEEN or self._audio is None:
             return super().tokens(item)
         moments, rows, columns, step = item.shape[:_SEEN]
         squares = self._sampling.squares(rows, columns)
         sounds = item.tokens - moments * squares
-        own, other = self.placeholders.token, self._ears.placeholders.token
+        own, other = self.placeholders.token, self._audio.placeholders.token
         heard = sound_rows(moments, squares, step, self._rate, sounds)
         return [other if each else own for each in heard]
 

@@ -103,6 +103,12 @@ class Sampling:
         return patches(np.stack(filled), self.patch, self.merge).tobytes()
 
 
+def opened(settings: Settings, config: Settings) -> tuple[Placeholders, Sampling]:
+    """What a `QwenVideoProcessor` is made of."""
+    token = config.integer("video_token_id", minimum=0)
+    return Placeholders(token), Sampling.open(settings, config, 14, (128, _FRAME_ROWS))
+
+
 class QwenVideoProcessor(VideoProcessor):
     """Qwen2-VL and Qwen2.5-VL: a video is one item."""
 
@@ -117,8 +123,7 @@ class QwenVideoProcessor(VideoProcessor):
         Raises:
             ModelError: a value is missing, or asks for pixels other than this computes.
         """
-        token = config.integer("video_token_id", minimum=0)
-        return cls(Placeholders(token), Sampling.open(settings, config, 14, (128, _FRAME_ROWS)))
+        return cls(*opened(settings, config))
 
     @classmethod
     def open_beside_pictures(cls, settings: Settings, config: Settings) -> Self:

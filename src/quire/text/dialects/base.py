@@ -129,13 +129,13 @@ class Forced:
     """Which calls a grammar has to force: one of `tools`, or several if `parallel`.
 
     Attributes:
-        lose: told, as `tool: path: keyword`, of what the grammar does not hold a call to.
+        on_unenforced: called with `tool: path: keyword` for what the grammar leaves open.
     """
 
     tools: Sequence[Tool]
     parallel: bool
     vocabulary: Vocabulary
-    lose: Callable[[str], None] = lambda lost: None
+    on_unenforced: Callable[[str], None] = lambda keyword: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Dialect:
         self,
         tools: Sequence[Tool],
         vocabulary: Vocabulary,
-        lose: Callable[[str], None] = lambda lost: None,
+        on_unenforced: Callable[[str], None] = lambda keyword: None,
     ) -> str | None:
         """Lark source that holds calls that the model makes of its own accord to their schemas.
 
@@ -215,12 +215,12 @@ class Dialect:
         nothing tells where a call begins.
 
         Args:
-            lose: see `Forced`.
+            on_unenforced: see `Forced`.
         """
         if self.openers and self.opener(vocabulary) is None:
             return None
         make = self.strict or (self.forced if self.openers else None)
-        return None if make is None else make(Forced(tools, True, vocabulary, lose))
+        return None if make is None else make(Forced(tools, True, vocabulary, on_unenforced))
 
     def tool_grammar(
         self,
@@ -228,14 +228,14 @@ class Dialect:
         name: str | None,
         parallel: bool,
         vocabulary: Vocabulary,
-        lose: Callable[[str], None] = lambda lost: None,
+        on_unenforced: Callable[[str], None] = lambda keyword: None,
     ) -> str:
         """Lark source for llguidance under which the answer is nothing but tool calls.
 
         Args:
             name: the one tool to call; None lets the model choose.
             parallel: whether several calls may follow each other.
-            lose: see `Forced`.
+            on_unenforced: see `Forced`.
 
         Raises:
             RequestError: no such tool, or the dialect cannot force calls.
@@ -254,4 +254,4 @@ class Dialect:
                 param="tool_choice",
                 code="invalid_value",
             )
-        return self.forced(Forced(chosen, parallel, vocabulary, lose))
+        return self.forced(Forced(chosen, parallel, vocabulary, on_unenforced))

@@ -1,7 +1,7 @@
 """Forced calls in Gemma 4's notation: a JSON schema becomes lark rules for llguidance.
 
 Types, properties, enumerations, alternatives, references, bounds, patterns and formats are
-enforced. What is not, such as bounds on the number of properties, is said (`Forced.lose`).
+enforced. What is not, such as bounds on the number of properties, is reported, see `Forced`.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ class _Rules:
     """Collects rules; one a schema, so that schemas that refer to themselves end."""
 
     def __init__(
-        self, tool: Tool, prefix: str, vocabulary: Vocabulary, lose: Callable[[str], None]
+        self, tool: Tool, prefix: str, vocabulary: Vocabulary, on_unenforced: Callable[[str], None]
     ) -> None:
         self._root = tool.parameters
         self._prefix = prefix
         self._quote = marker(QUOTE, vocabulary)
         self._within = "" if QUOTE in vocabulary.added else " & /[^<]*/"
-        self._tell = lose
+        self._on_unenforced = on_unenforced
         self._tool = tool.name
         self._names: dict[int, tuple[Any, str]] = {}
         self.lines: list[str] = []
 
-    def _lose(self, word: str) -> None:
-        self._tell(f"{self._tool}: {word}")
+    def _unenforced(self, word: str) -> None:
+        self._on_unenforced(f"{self._tool}: {word}")
 
     def of(self, schema: Any) -> str:
         """A lark term for a value of this schema."""
@@ -82,7 +82,7 @@ class _Rules:
         return self.object(schema) if kind == "object" or "properties" in found else "any"
 
     def _string(self, schema: Schema) -> str:
-        text = text_of(schema, self._root, self._lose)
+        text = text_of(schema, self._root, self._unenforced)
         if text == ANY:
             return "string"
         name = f"{self._prefix}_TEXT_{len(self.lines)}".upper()
@@ -92,7 +92,7 @@ class _Rules:
     def _array(self, schema: Schema, found: Schema) -> str:
         name = self._name(schema)
         if "prefixItems" in found:
-            self._lose("prefixItems")
+            self._unenforced("prefixItems")
         item = self.of(found.get("items", {}))
         fewest, most = found.get("minItems", 0), found.get("maxItems")
         if most == 0:
@@ -107,7 +107,7 @@ class _Rules:
         them, sorted by name; optional ones or not."""
         found = merged(schema, self._root)
         for word in _IGNORED & found.keys():
-            self._lose(word)
+            self._unenforced(word)
         properties = found.get("properties")
         if not isinstance(properties, Mapping) or not properties:
             return self._map(schema, found)
@@ -167,7 +167,7 @@ def forced_calls(forced: Forced) -> str:
         alternatives("call", len(forced.tools)),
     ]
     for index, tool in enumerate(forced.tools):
-        rules = _Rules(tool, f"tool_{index}", vocabulary, forced.lose)
+        rules = _Rules(tool, f"tool_{index}", vocabulary, forced.on_unenforced)
         body = rules.object(resolve(tool.parameters, tool.parameters))
         lines += [*rules.lines, f"call_{index}: {literal(tool.name)} {body}"]
     return "\n".join(lines) + _SHARED + _string_rule(vocabulary) + "\n"

@@ -110,7 +110,9 @@ def _argument(rule: str, forced: Forced, tool: Tool, key: str, notation: Argumen
     schema = property_schema(tool.parameters, key, tool.parameters)
     if kinds(schema, tool.parameters) == {"string"}:
         text = text_of(
-            schema, tool.parameters, lambda word: forced.lose(f"{tool.name}: {key}: {word}")
+            schema,
+            tool.parameters,
+            lambda word: forced.on_unenforced(f"{tool.name}: {key}: {word}"),
         )
         return _text_argument(rule, literal(key), text, notation)
     opening, closing = _around(literal(key), notation)
