@@ -1,7 +1,8 @@
 """Hatchling's hook: compiles the extensions where that can be; without them the package is whole.
 
 A compiler, MLX's headers and nanobind are needed, on Linux. What is missing is said, and
-`quire doctor` says later whether the kernels are there.
+`quire doctor` says later whether the kernels are there. `QUIRE_KERNELS=off` in the environment
+leaves them out; for `QUIRE_KERNELS=native` see `quire.device.cpu.build`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -26,13 +28,14 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]  # hatchling's 
             return
         # They import nothing of Quire but each other.
         sys.path.insert(0, str(Path(self.root, "src")))
-        for name in _BUILDS:
-            module = importlib.import_module(name)
-            try:
-                target: Path = module.build()
-            except module.CannotBuild as error:
-                self.app.display_warning(f"without {name.removesuffix('.build')}: {error}")
-                continue
-            build_data["pure_python"] = False
-            build_data["infer_tag"] = True
-            build_data["artifacts"].append(str(target.relative_to(self.root)))
+        with TemporaryDirectory() as shared:
+            for name in _BUILDS:
+                module = importlib.import_module(name)
+                try:
+                    target: Path = module.build(shared=Path(shared))
+                except module.CannotBuild as error:
+                    self.app.display_warning(f"without {name.removesuffix('.build')}: {error}")
+                    continue
+                build_data["pure_python"] = False
+                build_data["infer_tag"] = True
+                build_data["artifacts"].append(str(target.relative_to(self.root)))

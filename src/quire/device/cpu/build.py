@@ -14,8 +14,9 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -37,13 +38,33 @@ bits must not depend on the compiler's choice in one of several loops."""
 _AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"]
 _VNNI = [*_AVX512, "-mavx512vnni", "-mavx512vbmi"]
 _X86_FLAGS = {
-    "isa_amx.cpp": [*_VNNI, "-mavx512bf16"],
-    "isa_vnni.cpp": _VNNI,
-    "isa_avx512.cpp": _AVX512,
-    "isa_avx2.cpp": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
     # For processors older than AVX2, on which nobody serves; it took a quarter of the build.
     "isa_baseline.cpp": ["-O2"],
+    "isa_avx2.cpp": ["-mavx2", "-mfma", "-mf16c", "-mbmi2"],
+    "isa_avx512.cpp": _AVX512,
+    "isa_vnni.cpp": _VNNI,
+    "isa_amx.cpp": [*_VNNI, "-mavx512bf16"],
 }
+"""The oldest first: of an inline function that several units have the linker takes the first."""
+_X86_NEEDS = {
+    "isa_amx.cpp": "amx_int8",
+    "isa_vnni.cpp": "avx512_vnni",
+    "isa_avx512.cpp": "avx512f",
+    "isa_avx2.cpp": "avx2",
+}
+"""What /proc/cpuinfo calls a feature that a processor has if a source is for it."""
+_NANOBIND_FLAGS = [
+    *("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-DNDEBUG"),
+    "-fno-strict-aliasing",  # as in nanobind's own build: it reads objects as other types
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Sources that are compiled as one, and flags that only they have."""
+
+    sources: Sequence[Path]
+    flags: Sequence[str] = ()
 
 
 def sources_digest() -> str:
@@ -63,30 +84,47 @@ class CannotBuild(Exception):
     """The kernels cannot be compiled here; the message says what is missing."""
 
 
-def build(target: Path = TARGET) -> Path:
-    """Compiles the extension to `target`; about two minutes of processor time.
+def build(target: Path = TARGET, shared: Path | None = None) -> Path:
+    """Compiles the extension to `target`; over two minutes of processor time.
+
+    With `QUIRE_KERNELS=native` in the environment what this processor cannot run is compiled
+    without optimisation, in half the time: for tests on this machine.
+
+    Args:
+        shared: see `compile_extension`.
 
     Raises:
         CannotBuild: there is no compiler, MLX or nanobind, or the compiler fails.
     """
-    by_file = _X86_FLAGS if platform.machine() == "x86_64" else {}
-    return compile_extension(
-        target, sorted(SOURCES.glob("*.cpp")), FLAGS, sources_digest(), by_file
-    )
+    kernels = [SOURCES / name for name in _X86_FLAGS]
+    # The others include MLX's headers, which take longer to read than they do.
+    others = sorted(set(SOURCES.glob("*.cpp")) - set(kernels))
+    units = [Unit(others), *(Unit([each], _flags_of(each.name)) for each in kernels)]
+    return compile_extension(target, units, FLAGS, sources_digest(), shared)
+
+
+def _flags_of(name: str) -> list[str]:
+    """The flags of an instruction set's source."""
+    if platform.machine() != "x86_64":
+        return []
+    flags = _X86_FLAGS[name]
+    if os.environ.get("QUIRE_KERNELS") == "native":
+        features = Path("/proc/cpuinfo").read_text().split()
+        if (needed := _X86_NEEDS.get(name)) and needed not in features:
+            return [*flags, "-O0"]
+    return flags
 
 
 def compile_extension(
-    target: Path,
-    sources: Sequence[Path],
-    flags: Sequence[str],
-    digest: str,
-    by_file: Mapping[str, list[str]],
+    target: Path, units: Sequence[Unit], flags: Sequence[str], digest: str, shared: Path | None
 ) -> Path:
     """Compiles sources into an extension that takes MLX's arrays.
 
     Args:
+        flags: of all units.
         digest: what the extension says it was built from.
-        by_file: further flags of a source, by its name.
+        shared: a folder that keeps nanobind's part, which is the same for all extensions; none:
+            it is compiled anew.
 
     Raises:
         CannotBuild: see `build`.
@@ -103,19 +141,24 @@ def compile_extension(
         nanobind / "ext" / "robin_map" / "include",
         Path(sysconfig.get_path("include")),
     ]
-    built_from = f'-DQUIRE_SOURCES="{digest}"'
-    given = [*flags, "-DNB_DOMAIN=mlx", built_from, *(f"-I{folder}" for folder in includes)]
-    every = [*sources, nanobind / "src" / "nb_combined.cpp"]
+    common = ["-DNB_DOMAIN=mlx", *(f"-I{folder}" for folder in includes)]
     with tempfile.TemporaryDirectory() as folder:
-
-        def compiled(source: Path) -> str:
-            out = f"{folder}/{source.stem}.o"
-            own = by_file.get(source.name, [])
-            _run([compiler, *given, *own, "-c", str(source), "-o", out])
-            return out
-
+        binding = Path(shared or folder, "nanobind.o")
+        commands: list[list[str]] = []
+        if not binding.exists():
+            source = nanobind / "src" / "nb_combined.cpp"
+            commands.append([*_NANOBIND_FLAGS, "-c", str(source), "-o", str(binding)])
+        objects = [str(binding)]
+        for number, unit in enumerate(units):
+            source = Path(folder, f"{number}.cpp")
+            source.write_text("".join(f'#include "{each}"\n' for each in unit.sources))
+            objects.append(f"{folder}/{number}.o")
+            built_from = f'-DQUIRE_SOURCES="{digest}"'
+            own = [*flags, built_from, *unit.flags]
+            commands.append([*own, "-c", str(source), "-o", objects[-1]])
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(compiled, every))
+            # The last take longest.
+            list(pool.map(lambda own: _run([compiler, *common, *own]), reversed(commands)))
         library = f"{folder}/{target.name}"
         _run([compiler, "-shared", *objects, f"-L{mlx / 'lib'}", "-lmlx", "-o", library])
         shutil.copyfile(library, target)

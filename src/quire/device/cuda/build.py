@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from quire.device.cpu.build import CannotBuild, compile_extension, digest_of
+from quire.device.cpu.build import CannotBuild, Unit, compile_extension, digest_of
 
 SOURCES = Path(__file__).parent
 TARGET = SOURCES / f"_cuda{sysconfig.get_config_var('EXT_SUFFIX')}"
@@ -22,13 +22,17 @@ def sources_digest() -> str:
     return digest_of([SOURCES / "launch.cpp"])
 
 
-def build(target: Path = TARGET) -> Path:
+def build(target: Path = TARGET, shared: Path | None = None) -> Path:
     """Compiles the extension to `target`; some seconds.
+
+    Args:
+        shared: as for the CPU kernels.
 
     Raises:
         CannotBuild: as for the CPU kernels.
     """
-    return compile_extension(target, [SOURCES / "launch.cpp"], _FLAGS, sources_digest(), {})
+    units = [Unit([SOURCES / "launch.cpp"])]
+    return compile_extension(target, units, _FLAGS, sources_digest(), shared)
 
 
 if __name__ == "__main__":
