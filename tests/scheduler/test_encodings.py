@@ -8,7 +8,7 @@ from quire.core.request import Request
 from quire.scheduler.encoding_cost import EncodingCost
 from quire.scheduler.encodings import Encodings
 from quire.scheduler.plan import EncoderWork
-from quire.scheduler.sequence import Sequence
+from quire.scheduler.sequence import Sequence, SequenceParts
 
 
 def picture(seed: int, rows: int = 10) -> MediaItem:
@@ -22,7 +22,7 @@ def sequence(number: int, *items: MediaItem) -> Sequence:
         media.append(PlacedMedia(len(prompt), item))
         prompt += [1] * item.tokens
     request = Request(f"r{number}", (*prompt, 2), media=tuple(media))
-    return Sequence(request, KVFormat(), b"", number)
+    return Sequence(request, KVFormat(), b"", number, SequenceParts())
 
 
 def work(rows: int, count: int = 1) -> EncoderWork:

@@ -9,7 +9,7 @@ generates (one, or as many more as there are drafts), then fills a budget of pro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
@@ -18,16 +18,14 @@ from quire.cache.reuse import MissKind
 from quire.cache.specs import KVGroup
 from quire.core.errors import RequestError
 from quire.core.kv_format import KVFormat
-from quire.core.media import CrossMedia, MediaKey, Pieces
 from quire.core.request import Failure, FinishReason, Output, Request
 from quire.sampling.acceptance import count_accepted
 from quire.scheduler.deadlines import Deadlines
 from quire.scheduler.limits import Limits, largest_item
 from quire.scheduler.plan import SampledTokens, StepPlan, StepResult
 from quire.scheduler.planner import Planner, SchedulerConfig
-from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import PrefillBudget
-from quire.scheduler.sequence import Sequence, Status
+from quire.scheduler.sequence import Sequence, SequenceParts, Status
 
 
 class Scheduler:
@@ -98,30 +96,25 @@ class Scheduler:
         self,
         request: Request,
         format: KVFormat,
-        positions: TokenPositions | None = None,
-        cross_media: tuple[CrossMedia, ...] = (),
-        pieces: Mapping[MediaKey, Pieces] | None = None,
-    ) -> Sequence:
+        parts: SequenceParts | None = None,
+    ) -> None:
         """Queues a request.
 
         Args:
-            positions: of its tokens, where they are not the tokens' indices.
-            cross_media: the media that its tokens attend to through cross-attention layers.
-            pieces: how the encoding of each of its media is cut.
+            parts: what was made of it; None is what suits a request of text.
 
         Raises:
             RequestError: the request could never be served; nothing was queued.
         """
-        self.limits.check(request, format, cross_media)
+        parts = parts or SequenceParts()
+        self.limits.check(request, format, parts.cross_media)
         if request.id in self._by_id:
             raise RequestError(f"id: {request.id!r} is already being served", param="id")
         format = self._formats.setdefault(format, format)
         identity = self._identity(format, request.cache_salt)
-        sequence = Sequence(
-            request, format, identity, self._arrived, positions, cross_media, pieces
-        )
+        sequence = Sequence(request, format, identity, self._arrived, parts)
         self._arrived += 1
-        sequence.max_context = self.limits.context(format, largest_item(request), cross_media)
+        sequence.max_context = self.limits.context(format, largest_item(request), parts.cross_media)
         sequence.arrived = self._clock()
         if request.deadline_s is not None:
             self._deadlines.set(sequence.number, sequence.arrived + request.deadline_s)
@@ -129,7 +122,6 @@ class Scheduler:
             self.sharing.ignore(sequence, MissKind.EVERY_TOKEN_NEEDED)
         self._by_id[request.id] = self._by_number[sequence.number] = sequence
         self._planner.waiting.append(sequence)
-        return sequence
 
     def abort(self, request_id: str, reason: FinishReason = FinishReason.ABORT) -> None:
         """Ends a request before the next step. Unknown ids are ignored: the race is harmless."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -207,22 +208,37 @@ class PrefixCursor:
             self.node = self.node.parent if self.node is not None else None
 
 
+@dataclass(frozen=True, slots=True)
+class SequenceParts:
+    """What is made of a request before it is queued, for this request alone.
+
+    Attributes:
+        positions: of its tokens.
+        cross_media: the media that its tokens attend to through cross-attention layers, in order.
+        pieces: how the encoding of each item is cut; one that is not there is one piece.
+    """
+
+    positions: TokenPositions = field(default_factory=TokenPositions)
+    cross_media: tuple[CrossMedia, ...] = ()
+    pieces: Mapping[MediaKey, Pieces] = field(default_factory=dict)
+    constraint: TokenConstraint | None = None
+    loops: LoopDetector | None = None
+    proposer: Proposer | None = None
+
+
 class Sequence:
-    """A request while it is served.
+    """A request while it is served. For what is not named here, see `SequenceParts`.
 
     Attributes:
         number: in the order of arrival; no other sequence of the engine ever has it.
         max_context: tokens that it may have, by the model and by what the budget holds in its
             format.
         arrived: by the scheduler's clock.
-        cross_media: the media that its tokens attend to through cross-attention layers, in order.
-        pieces: how the encoding of each item is cut; one that is not there is one piece.
         queued_s: seconds from its arrival until it first ran; None before that.
         status: written by the scheduler.
         blocks: written by `BlockTables`.
         prefix: written by `PrefixSharing`.
         row: what the sampler is told; the scheduler tells it of tokens.
-        constraint, loops, proposer: of this request alone; set when it is queued.
     """
 
     def __init__(
@@ -231,16 +247,17 @@ class Sequence:
         format: KVFormat,
         identity: bytes,
         number: int,
-        positions: TokenPositions | None = None,
-        cross_media: tuple[CrossMedia, ...] = (),
-        pieces: Mapping[MediaKey, Pieces] | None = None,
+        parts: SequenceParts,
     ) -> None:
         self.request = request
         self.format = format
         self.number = number
-        self.positions = positions or TokenPositions()
-        self.cross_media = cross_media
-        self.pieces = pieces or {}
+        self.positions = parts.positions
+        self.cross_media = parts.cross_media
+        self.pieces = parts.pieces
+        self.constraint = parts.constraint
+        self.loops = parts.loops
+        self.proposer = parts.proposer
         self.max_context = 0
         self.arrived = 0.0
         self.queued_s: float | None = None
@@ -249,9 +266,8 @@ class Sequence:
         self.blocks = SequenceBlocks()
         self.prefix = PrefixCursor(identity)
         self.row = RowState(request.sampling, request.prompt)
-        self.constraint: TokenConstraint | None = None
-        self.loops: LoopDetector | None = None
-        self.proposer: Proposer | None = None
+        if self.constraint is not None:
+            self.row.mask = self.constraint.mask()
 
     @property
     def id(self) -> str:
