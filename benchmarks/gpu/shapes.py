@@ -131,7 +131,7 @@ def write(shape: str, folder: Path, layers: int | None = None) -> None:
     if layers:
         config["num_hidden_layers"] = layers
         if "layer_types" in config:
-            config["layer_types"] = config["layer_types"][:layers]
+            config["layer_types"] = config["layer_types"][-layers:]  # the last one is full
     folder.mkdir(parents=True, exist_ok=True)
     shard: dict[str, mx.array] = {}
     index: dict[str, str] = {}
