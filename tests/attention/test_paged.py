@@ -137,6 +137,19 @@ PACKED = [
         cuda.Shape(mx.bfloat16, 128, 128, 8, 4, 64, capped=False, sinks=False),
         packed.Codes(8, 8, 128),
     ),
+    (cuda.Shape(mx.bfloat16, 64, 64, 8, 4, 64, capped=False, sinks=False), packed.Codes(2, 5, 64)),
+    (
+        cuda.Shape(mx.bfloat16, 128, 128, 8, 4, 64, capped=False, sinks=False),
+        packed.Codes(3, 3, 64),
+    ),
+    (
+        cuda.Shape(mx.bfloat16, 256, 256, 8, 2, 64, capped=False, sinks=False),
+        packed.Codes(5, 2, 64),
+    ),
+    (
+        cuda.Shape(mx.bfloat16, 512, 512, 2, 8, 64, capped=False, sinks=False),
+        packed.Codes(6, 6, 128),
+    ),
 ]
 
 
@@ -169,6 +182,12 @@ EMULATED = [
     (FullKV(1, 512), 8, (4, 4), False),
     (FullKV(1, 512), 8, (8, 8), False),
     (FullKV(1, 96, value_dim=64), 5, (4, 8), True),
+    (FullKV(2, 64), 4, (2, 3), False),
+    (FullKV(1, 128), 16, (3, 2), False),
+    (WindowKV(1, 256, 100), 2, (5, 6), True),
+    (FullKV(1, 512), 8, (6, 5), False),
+    (FullKV(1, 96, value_dim=64), 5, (3, 5), True),
+    (FullKV(1, 128), 4, (2, 6), False),
 ]
 
 
@@ -281,7 +300,7 @@ def _forget() -> None:
         (KVFormat("page", 8, 4), FullKV(2, 128), 1, mx.bfloat16, True),
         (KVFormat("page", 8, 4), FullKV(2, 128), 2, mx.bfloat16, True),
         (KVFormat("page", 8, 4), FullKV(2, 128), 2, mx.float16, False),
-        (KVFormat("page", 6, 6), FullKV(2, 128), 1, mx.bfloat16, False),
+        (KVFormat("page", 6, 3), FullKV(2, 128), 1, mx.bfloat16, True),
         (KVFormat("turbo", 4, 4), FullKV(2, 128), 1, mx.bfloat16, False),
     ],
 )
@@ -331,7 +350,7 @@ def test_kernels_agree_with_the_reference(
 @pytest.mark.gpu
 @pytest.mark.skipif(not mx.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("spec", [FullKV(8, 128), WindowKV(2, 64, 100), FullKV(2, 512)], ids=str)
-@pytest.mark.parametrize("bits", [(4, 4), (8, 4), (8, 8)])
+@pytest.mark.parametrize("bits", [(4, 4), (8, 4), (8, 8), (2, 3), (5, 6)])
 @pytest.mark.parametrize("extras", [False, True], ids=["", "capped, sinks"])
 def test_kernels_for_codes_agree_with_the_reference(
     spec: AttentionSpec, bits: tuple[int, int], extras: bool

@@ -28,7 +28,18 @@ class _Idle(KernelRunner):
 
 @pytest.mark.slow
 @emulates
-@pytest.mark.parametrize(("dim", "bits"), [(64, (8, 8)), (128, (4, 4)), (512, (8, 4))])
+@pytest.mark.parametrize(
+    ("dim", "bits"),
+    [
+        (64, (8, 8)),
+        (128, (4, 4)),
+        (512, (8, 4)),
+        (64, (2, 3)),
+        (128, (3, 6)),
+        (256, (5, 2)),
+        (64, (6, 5)),
+    ],
+)
 def test_full_tails_are_coded_as_the_format_codes_them(dim: int, bits: tuple[int, int]) -> None:
     assert tail_coding_differs(FullKV(2, dim), KVFormat("page", *bits), EmulatedRunner()) is None
 

@@ -105,9 +105,16 @@ class Layer:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.parametrize("kind", [FullKV, WindowKV])
-@pytest.mark.parametrize("bits", [(4, 4), (4, 8), (8, 4), (8, 8)])
-@pytest.mark.parametrize("dim", [64, 128, 256, 512])
+@pytest.mark.parametrize(
+    ("kind", "bits", "dim"),
+    [
+        *((FullKV, (n, n), 64) for n in (2, 3, 4, 5, 6, 8)),
+        *((WindowKV, bits, 64) for bits in ((4, 8), (8, 4), (2, 5), (3, 6))),
+        *((FullKV, bits, 128) for bits in ((4, 4), (8, 8), (6, 3), (5, 2))),
+        *((WindowKV, bits, 256) for bits in ((4, 8), (3, 5))),
+        *((FullKV, bits, 512) for bits in ((8, 4), (6, 6))),
+    ],
+)
 def test_rows_of_one_block_see_what_the_format_says(
     kind: type, bits: tuple[int, int], dim: int
 ) -> None:

@@ -178,6 +178,7 @@ CODED_FAMILIES = FAMILIES | {
         (KVFormat("page", 4, 4), ()),
         (KVFormat("page", 8, 8), ()),
         (KVFormat("page", 8, 4), (1,)),
+        (KVFormat("page", 6, 3), ()),
     ],
     ids=str,
 )

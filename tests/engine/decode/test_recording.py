@@ -52,6 +52,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma4_moe": gemma4_moe_config(**SIZES, **EXPERTS, **TYPES),
 }
 PLAIN = KVFormat()
+BITS = (2, 3, 4, 5, 6, 8)
 FORMATS = (PLAIN, KVFormat("page", 4, 8), KVFormat("uniform", 4, 4), KVFormat("turbo", 4, 4))
 
 
@@ -77,7 +78,9 @@ def pool_of(layout: KVLayout, layer: int, format: KVFormat) -> LayerPool:
     if own.scheme == "plain":
         return PlainPool(group, 64, (1, 2))
     if own.scheme == "page":
-        return PagePool(group, 64, tuple(range(8)), packed.Codes(4, 8, 64))
+        return PagePool(
+            group, 64, tuple(range(8)), packed.Codes(int(own.key_bits), int(own.value_bits), 64)
+        )
     spec = layout.groups[group].spec.attention
     assert spec is not None
     store = make_store(LayerShape.of(spec, 64, mx.bfloat16), own)
@@ -244,7 +247,13 @@ def test_kernels_compile(max_rows: int, tmp_path: Path) -> None:
     sources = {
         each.source
         for config in FAMILIES.values()
-        for format in (*FORMATS, KVFormat("uniform", 8, 3), KVFormat("turbo", 3.5, 3.5))
+        for format in (
+            *FORMATS,
+            KVFormat("uniform", 8, 3),
+            KVFormat("turbo", 3.5, 3.5),
+            KVFormat("page", 3, 6),
+            KVFormat("page", 2, 5),
+        )
         for each in recorded(config, max_rows, format=format)[0]
     }
     for source in sources:
@@ -288,7 +297,7 @@ def test_what_thread_blocks_keep_fits_the_card(card: Card) -> None:
             assert head.grid[0] * head.tiles * 8 >= rows
     for dim, kv_heads, group in ((128, 8, 4), (256, 16, 2), (512, 4, 8), (256, 8, 2), (512, 2, 8)):
         shape = paged.Shape(mx.bfloat16, dim, dim, kv_heads, group, 64, False, False)
-        codes = [packed.Codes(n, m, 128 if m > 4 else 64) for n in (4, 8) for m in (4, 8)]
+        codes = [packed.Codes(n, m, 128 if m > 5 else 64) for n in BITS for m in BITS]
         asked = [packed.shared_memory(shape, each) for each in codes]
         asked += [paged.single_memory(shape), paged.shared_memory(shape, shape.many_tiles)]
         assert max(asked) <= card.shared

@@ -21,7 +21,7 @@ from quire.core.kv_format import KVFormat
 
 
 class PagedBackend(CheckedBackend):
-    """Serves plain blocks of the queries' type, and page codes of 4 or 8 bits."""
+    """Serves plain blocks of the queries' type, and page codes."""
 
     name = "paged attention on tensor cores"
     sample: ClassVar = AttentionCase(
@@ -62,11 +62,9 @@ def _fused_by_mlx(case: AttentionCase) -> bool:
 
 
 def _serves_packed(case: AttentionCase) -> bool:
-    bits = case.format.key_bits, case.format.value_bits
     if case.spec.attention is None:  # blocks of media have no tails
         return False
-    known = all(each in packed.BITS for each in bits)
-    known = known and case.format.scheme == "page" and case.block_tokens == packed.BLOCK_TOKENS
+    known = case.format.scheme == "page" and case.block_tokens == packed.BLOCK_TOKENS
     known = known and case.spec.head_dim % (16 * cuda.warps_together(case.spec.value_dim)) == 0
     return known and case.dtype == mx.bfloat16
 

@@ -18,7 +18,6 @@ from quire.cache.specs import Ints
 from quire.device.gpu_kernels import Kernel
 
 BLOCK_TOKENS = 64
-BITS = (4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +159,8 @@ def shared_memory(shape: Shape, codes: Codes) -> int:
     groups = shape.value_dim // codes.value_group
     values = shape.value_dim // share * codes.value_bits // 8 + 4 * groups
     columns = -(-shape.part // 8)
-    coded = 4 * (keys + 64 * values) + columns * (256 if share == 1 else 16384)
+    sums = 8 * columns * shape.value_dim // share * 4
+    coded = 4 * max(keys + 64 * values, sums) + columns * (256 if share == 1 else 16384)
     return max(coded, cuda.shared_memory(shape, 1))
 
 

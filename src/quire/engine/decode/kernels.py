@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
+from quire.cache.formats.packing import Affine, affine_coding
 from quire.device.cuda.few import Few
 from quire.device.cuda.products import ACTIVATIONS
 from quire.device.gpu_kernels import kernel_text
@@ -291,10 +292,19 @@ def code_tails(kv_heads: int, dim: int, codes: packed.Codes) -> str:
     """rows, blocks, offsets, tails, signs, stores: `[layers, 8]` addresses of arrays."""
     parameters = ["const int* rows", "const int* blocks", "const int* offsets"]
     parameters += ["const int* tails", "const float* signs", "const long long* stores"]
+    reach = [
+        affine_coding(group, Affine(group, bits), refit=True).reach
+        for bits, group in (
+            (codes.key_bits, packed.BLOCK_TOKENS),
+            (codes.value_bits, codes.value_group),
+        )
+    ]
     defines: Mapping[str, object] = {
         "KV_HEADS": kv_heads,
         "DIM": dim,
         "THREADS": TAIL_THREADS,
+        "K_REACH": number(reach[0]),
+        "V_REACH": number(reach[1]),
         "K_BITS": codes.key_bits,
         "V_BITS": codes.value_bits,
         "V_GROUP": codes.value_group,

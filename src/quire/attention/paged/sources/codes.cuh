@@ -20,15 +20,9 @@ __device__ __forceinline__ unsigned times16(unsigned x, unsigned y) {
 __device__ __forceinline__ float2 halves(unsigned two) {
   return __half22float2(*(const __half2*)&two);
 }
-// Eight neighbouring codes are one word of 4 bits each, or two of 8.
+// Eight neighbouring codes, the lowest bits first: one word of 4 bits each, two of 8.
 struct Words { unsigned x, y; };
 
-template <int BITS>
-__device__ __forceinline__ Words read_words(const unsigned char* from) {
-  if (BITS == 4) return {*(const unsigned*)from, 0};
-  const uint2 both = *(const uint2*)from;
-  return {both.x, both.y};
-}
 // Codes i of two runs of eight, side by side. Of 4 bits, those of odd i count sixteen times.
 template <int BITS>
 __device__ __forceinline__ void pairs(Words a, Words b, unsigned* to) {
@@ -41,7 +35,7 @@ __device__ __forceinline__ void pairs(Words a, Words b, unsigned* to) {
       to[4 * half + 2] = (both >> 8 & 0x000F000Fu) | 0x64006400u;
       to[4 * half + 3] = (both >> 8 & 0x00F000F0u) | 0x64006400u;
     }
-  } else {
+  } else if (BITS == 8) {
     #pragma unroll
     for (int half = 0; half < 2; half++) {
       const unsigned u = half ? a.y : a.x, v = half ? b.y : b.x;
@@ -51,6 +45,16 @@ __device__ __forceinline__ void pairs(Words a, Words b, unsigned* to) {
       to[4 * half + 2] = __byte_perm(high, 0x64646464u, 0x4140);
       to[4 * half + 3] = __byte_perm(high, 0x64646464u, 0x4342);
     }
+  } else {
+    constexpr int EACH = 16 / BITS;  // whole codes in 16 bits
+    constexpr unsigned MASK = ((1u << BITS) - 1) * 0x00010001u;
+    #pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const int bit = i / EACH * EACH * BITS;
+      const unsigned u = (unsigned)(((unsigned long long)a.y << 32 | a.x) >> bit);
+      const unsigned v = (unsigned)(((unsigned long long)b.y << 32 | b.x) >> bit);
+      to[i] = (__byte_perm(u, v, 0x5410) >> i % EACH * BITS & MASK) | 0x64006400u;
+    }
   }
 }
 // A tile of a product has the codes first_of(t) of eight runs, and the second ones after them.
@@ -59,14 +63,31 @@ __device__ __forceinline__ constexpr int second_of(int t) { return first_of(t) +
 template <int BITS> __device__ __forceinline__ constexpr float weight_of(int t) {
   return BITS == 4 && t >= 2 ? 0.0625f : 1.f;
 }
-// Where 16 bytes of a row of codes stand in shared memory, so that the lanes of a load, which read
-// four neighbouring rows, meet in no bank.
+// Bytes of a row of codes that are copied at a time.
+template <int ROW> __device__ __forceinline__ constexpr int chunk_of() { return ROW % 16 ? 8 : 16; }
+// Where a chunk of a row stands in shared memory, so that the lanes of a load, which read four
+// neighbouring rows, meet in no bank. Only rows of 4 and 8 bits are as long as those that are turned.
 template <int ROW>
 __device__ __forceinline__ int place_of(int row, int chunk) {
   const int turn = row & 3;
-  return row * ROW + (chunk ^ (ROW == 32 ? 0 : ROW == 64 ? turn >> 1 << 1 : turn << 1)) * 16;
+  return row * ROW + (chunk ^ (ROW == 64 ? turn >> 1 << 1 : ROW == 128 ? turn << 1 : 0)) * chunk_of<ROW>();
+}
+template <int ROW>
+__device__ __forceinline__ void copy_chunk(unsigned char* codes, int row, int chunk, const unsigned char* from) {
+  if (chunk_of<ROW>() == 16) copy_ahead(codes + place_of<ROW>(row, chunk), from);
+  else copy_few_ahead(codes + place_of<ROW>(row, chunk), from, 8);
 }
 template <int ROW, int BITS>
 __device__ __forceinline__ Words words_at(const unsigned char* codes, int row, int run) {
-  return read_words<BITS>(codes + place_of<ROW>(row, run * BITS / 16) + run * BITS % 16);
+  if (BITS == 4 || BITS == 8) {
+    const unsigned char* from = codes + place_of<ROW>(row, run * BITS / 16) + run * BITS % 16;
+    if (BITS == 4) return {*(const unsigned*)from, 0};
+    const uint2 both = *(const uint2*)from;
+    return {both.x, both.y};
+  }
+  // A run begins at any byte, and lies in two words, of which the second may be behind the row's end.
+  const unsigned* from = (const unsigned*)(codes + row * ROW) + run * BITS / 4;
+  const unsigned long long both = BITS == 2 ? from[0] : (unsigned long long)from[1] << 32 | from[0];
+  const unsigned long long own = both >> run * BITS % 4 * 8;
+  return {(unsigned)own, (unsigned)(own >> 32)};
 }

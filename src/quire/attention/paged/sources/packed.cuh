@@ -1,4 +1,4 @@
-  // One row of a sequence over full blocks of 64 tokens in page codes, 4 or 8 bits.
+  // One row of a sequence over full blocks of 64 tokens in page codes.
   // key codes [blocks * KV_HEADS, K_DIM, 64], a scale and a bias for each channel; value codes
   // [blocks * KV_HEADS, 64, V_DIM], a scale and a bias for each token's V_GROUP elements.
   // What comes out is in the values' rotated coordinates, to be turned back by `join`.
@@ -17,7 +17,8 @@
   constexpr int K_ROW = 8 * K_BITS;                   // bytes of a channel's codes
   constexpr int V_ROW = V_OWN * V_BITS / 8;           // bytes of a token's codes that a warp reads
   constexpr int V_GROUPS = V_DIM / V_GROUP, OWN_GROUPS = V_OWN / V_GROUP, RUNS = V_OWN / 64;
-  constexpr int V_AT = K_OWN * (K_ROW + 4), WARP = V_AT + 64 * (V_ROW + 4 * V_GROUPS);
+  constexpr int V_AT = K_OWN * (K_ROW + 4), CODES = V_AT + 64 * (V_ROW + 4 * V_GROUPS);
+  constexpr int SUMS = 8 * COLUMNS * V_OWN * 4, WARP = CODES > SUMS ? CODES : SUMS;  // bytes of a warp
   constexpr unsigned ONES = 0x3C003C00u;
   extern __shared__ __align__(16) unsigned char shared[];
   float* met = (float*)(shared + 4 * WARP);           // [2, 4, 4 * COLUMNS, 32, 4] scores, where shared
@@ -39,12 +40,12 @@
   const auto fetch_keys = [&](int block) {
     const size_t head = (size_t)block * KV_HEADS + kv_head, channel0 = head * K_DIM + share * K_OWN;
     const unsigned char* from = (const unsigned char*)k_codes + channel0 * K_ROW;
-    constexpr int CHUNKS = K_ROW / 16;
+    constexpr int EACH = chunk_of<K_ROW>(), CHUNKS = K_ROW / EACH, ALL = K_OWN * CHUNKS;
     #pragma unroll
-    for (int i = 0; i < K_OWN * CHUNKS / 32; i++) {
+    for (int i = 0; i < (ALL + 31) / 32; i++) {
       const int n = i * 32 + lane, channel = n / CHUNKS;
       const int at = (channel & ~15) | (channel & 3) << 2 | (channel >> 2 & 3);
-      copy_ahead(k_codes_here + place_of<K_ROW>(at, n % CHUNKS), from + n * 16);
+      if (ALL % 32 == 0 || n < ALL) copy_chunk<K_ROW>(k_codes_here, at, n % CHUNKS, from + n * EACH);
     }
     #pragma unroll
     for (int n = lane; n < K_OWN / 4; n += 32) {
@@ -56,12 +57,12 @@
   const auto fetch_values = [&](int block) {
     const size_t token0 = ((size_t)block * KV_HEADS + kv_head) * 64;
     const unsigned char* from = (const unsigned char*)v_codes + token0 * (V_DIM * V_BITS / 8) + share * V_ROW;
-    constexpr int CHUNKS = V_ROW / 16;
+    constexpr int EACH = chunk_of<V_ROW>(), CHUNKS = V_ROW / EACH;
     #pragma unroll
     for (int i = 0; i < 64 * CHUNKS / 32; i++) {
       const int n = i * 32 + lane, token = n / CHUNKS, chunk = n % CHUNKS;
       const int at = (token & 7) << 3 | (token >> 3 & 1) << 2 | token >> 4;
-      copy_ahead(v_codes_here + place_of<V_ROW>(at, chunk), from + token * (V_DIM * V_BITS / 8) + chunk * 16);
+      copy_chunk<V_ROW>(v_codes_here, at, chunk, from + token * (V_DIM * V_BITS / 8) + chunk * EACH);
     }
     #pragma unroll
     for (int n = lane; n < 16 * V_GROUPS; n += 32) {

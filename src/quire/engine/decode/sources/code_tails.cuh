@@ -13,7 +13,8 @@
       #pragma unroll
       for (int t = 0; t < 64; t++) x[t] = (float)keys[t * DIM + channel];
       const size_t at = head * DIM + channel;
-      code_alone<K_BITS, 2>(x, (unsigned*)store[0] + at * (2 * K_BITS), (__half*)store[1] + at, (__half*)store[2] + at);
+      code_alone<K_BITS, 2>(x, (unsigned*)store[0] + at * (2 * K_BITS), (__half*)store[1] + at, (__half*)store[2] + at,
+                            K_REACH);
     }
 
     // A warp for each token.
@@ -26,6 +27,6 @@
       turned<E>(x, signs, rsqrtf((float)DIM));
       const size_t at = head * 64 + token;
       code_vector<E, V_GROUP, V_BITS, 2>(x, (unsigned*)store[3] + at * (DIM * V_BITS / 32),
-                                         (__half*)store[4] + at * GROUPS, (__half*)store[5] + at * GROUPS);
+                                         (__half*)store[4] + at * GROUPS, (__half*)store[5] + at * GROUPS, V_REACH);
     }
   }
