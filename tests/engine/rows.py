@@ -47,7 +47,6 @@ def scheduled(
             tuple(BlockIds(array("i", ids), len(ids)) for ids in tables),
             {group: 900 + ids[0] for group, ids in enumerate(tables)} if format.has_tail else {},
         ),
-        sampled=sampled,
         sampling=(RowSampling(SamplingParams(temperature=0), end),) * sampled,
         media=tuple(placed for placed in images if placed.start < end and placed.end > start),
         snapshots=snapshots,

@@ -74,7 +74,6 @@ def rows(
         tokens=array("i", tokens),
         positions=range(start, end),
         placement=Placement((BlockIds(array("i", blocks), len(blocks)),)),
-        sampled=sampled,
         sampling=tuple(RowSampling(GREEDY, first + n) for n in range(sampled)),
     )
 

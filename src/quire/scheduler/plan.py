@@ -83,11 +83,10 @@ class ScheduledSequence:
         number: the sequence's own, of which the engine makes each but once.
         tokens: of the rows that the host knows. Where there are fewer than `count`, the last row's
             token is on the device: the step before samples it.
-        sampled: how many of the last rows are sampled. Where there are more than one, the tokens of
-            all of these rows but the first are drafts.
         pooled: how many of the last rows give their hidden states to the task's result.
         completes: whether the last row is the last one that the task needs.
-        sampling: what the sampler is told of each sampled row.
+        sampling: what the sampler is told of each sampled row. Where there are more than one, the
+            tokens of all of these rows but the first are drafts.
         media: the items that stand in some of the rows.
         snapshots: (group, slot) that also gets the recurrent state after the last row.
         drafted_states: (group, slot) that gets it instead of the sequence's own slot, which keeps
@@ -103,7 +102,6 @@ class ScheduledSequence:
     tokens: array[int]
     positions: Positions
     placement: Placement
-    sampled: int = 0
     pooled: int = 0
     completes: bool = False
     sampling: tuple[RowSampling, ...] = ()
@@ -117,6 +115,11 @@ class ScheduledSequence:
     def end(self) -> int:
         """One past the last row's token."""
         return self.start + self.count
+
+    @property
+    def sampled(self) -> int:
+        """How many of the last rows are sampled."""
+        return len(self.sampling)
 
     @property
     def wanted(self) -> int:

@@ -44,26 +44,11 @@ class PlannedRows:
     ) -> ScheduledSequence:
         """The snapshot."""
         sequence, request = self.sequence, self.sequence.request
-        start, end, drafts = self.start, self.start + self.count, self.drafts
+        start, end = self.start, self.end
         tokens = sequence.progress.tokens[start:end]
-        sampled, pooled = 0, 0
-        sampling: tuple[RowSampling, ...] = ()
-        samples = request.task.samples
-        if samples and self.last:
-            sampled = 1 + len(drafts)
-            sampling = sequence.row.rows(sequence.progress.tokens, end - len(drafts), drafts)
-            if drafts:
-                tokens.extend(drafts)
-        elif not samples:
-            pooled = self.count if request.task.needs_every_row else int(self.last)
-        media: tuple[PlacedMedia, ...] = ()
-        if request.media and start < len(request.prompt):
-            media = tuple(p for p in request.media if p.start < end and p.end > start)
-        snapshots: tuple[tuple[int, int], ...] = ()
-        if self.snapshots:
-            snapshots = tuple((slot.pool.group, slot.id) for slot in self.snapshots)
         spares: tuple[tuple[int, int], ...] = ()
-        if drafts:
+        if self.drafts:
+            tokens.extend(self.drafts)
             spares = tuple((group, slot.id) for group, slot in sequence.blocks.spares.items())
         return ScheduledSequence(
             id=request.id,
@@ -74,16 +59,33 @@ class PlannedRows:
             tokens=tokens,
             positions=sequence.positions.of(start, end),
             placement=placement,
-            sampled=sampled,
-            pooled=pooled,
+            pooled=self._pooled(),
             completes=self.last,
-            sampling=sampling,
+            sampling=self._sampling(),
             task=request.task,
-            media=media,
-            snapshots=snapshots,
+            media=self._media(),
+            snapshots=tuple((slot.pool.group, slot.id) for slot in self.snapshots),
             drafted_states=spares,
             crossed=crossed,
         )
+
+    def _sampling(self) -> tuple[RowSampling, ...]:
+        if not self.samples:
+            return ()
+        known, drafts = self.sequence.progress.tokens, self.drafts
+        return self.sequence.row.rows(known, self.end - len(drafts), drafts)
+
+    def _pooled(self) -> int:
+        task = self.sequence.request.task
+        if task.samples:
+            return 0
+        return self.count if task.needs_every_row else int(self.last)
+
+    def _media(self) -> tuple[PlacedMedia, ...]:
+        start, end, request = self.start, self.end, self.sequence.request
+        if not request.media or start >= len(request.prompt):
+            return ()
+        return tuple(each for each in request.media if each.start < end and each.end > start)
 
 
 def block_copies(pairs: Iterable[tuple[Block, Block]]) -> tuple[BlockCopy, ...]:
