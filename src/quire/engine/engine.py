@@ -30,7 +30,7 @@ from quire.engine.constraints import ConstraintFactory
 from quire.engine.grammar_queue import GrammarQueue, MakeConstraint
 from quire.engine.invariance import check_request, limited
 from quire.engine.known import check_known
-from quire.engine.memory import check_context, kv_budget
+from quire.engine.memory import check_context, kv_budget, wanted_context
 from quire.engine.runner import LaunchedStep, Runner, SampledRow
 from quire.models.loader import LoadedModel
 from quire.sampling.loops import LoopDetector
@@ -84,12 +84,7 @@ class Engine:
         )
         budget = kv_budget(config, loaded.parameter_bytes)
         manager = BlockManager(budget, self._runner.pools.block_bytes)
-        context = config.max_context or loaded.context_length
-        if context > loaded.context_length:
-            raise ModelError(
-                f"max-context: {context:,} tokens were asked for, "
-                f"the model is made for {loaded.context_length:,}"
-            )
+        context = wanted_context(config, loaded.context_length)
         self._scheduler = Scheduler(
             SchedulerConfig(config.page_tokens, config.max_sequences, context, config.prefix_cache),
             self._runner.groups,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.core.config import EngineConfig
-from quire.core.errors import NoRoom
+from quire.core.errors import ModelError, NoRoom
 from quire.core.figures import size
 from quire.device.device import current_device
 
@@ -35,6 +35,20 @@ def kv_budget(config: EngineConfig, weights: int) -> int:
     if config.kv_memory > free:
         raise NoRoom(f"kv-memory: {size(config.kv_memory)} were asked for, {size(free)} are free")
     return config.kv_memory
+
+
+def wanted_context(config: EngineConfig, longest: int) -> int:
+    """The context in tokens that was asked for, or the longest of the model.
+
+    Raises:
+        ModelError: more was asked for; names both numbers.
+    """
+    context = config.max_context or longest
+    if context > longest:
+        raise ModelError(
+            f"max-context: {context:,} tokens were asked for, the model is made for {longest:,}"
+        )
+    return context
 
 
 def check_context(tokens: int, wanted: int) -> int:
