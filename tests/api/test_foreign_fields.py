@@ -52,7 +52,11 @@ OTHERS: dict[str, object] = {
     "mm_processor_kwargs": {},
     "models": ["x"],
     "n_keep": 4,
+    "num_batch": 512,
     "num_ctx": 4096,
+    "num_gpu": 0,
+    "num_keep": 24,
+    "num_thread": 2,
     "options": {"num_ctx": 4096},
     "penalize_nl": True,
     "plugins": [],
@@ -76,13 +80,15 @@ OTHERS: dict[str, object] = {
     "ttl": 300,
     "typical_p": 0.9,
     "use_beam_search": True,
+    "use_mlock": True,
+    "use_mmap": False,
     "vllm_xargs": {},
     "xtc_probability": 0.1,
 }
 
 FORMATS = {
-    *("ebnf", "grammar", "guided_choice", "guided_grammar", "guided_regex", "min_tokens", "regex"),
-    "structured_outputs",
+    *("ebnf", "format", "grammar", "guided_choice", "guided_grammar", "guided_regex", "regex"),
+    *("min_tokens", "structured_outputs"),
 }
 HONOURED = {"chat/completions": {*FORMATS, "include_reasoning"}, "completions": FORMATS}
 """See `test_formats`."""

@@ -68,6 +68,9 @@ def meets(grammar: GrammarSpec, text: str) -> bool:
         ({"structured_outputs": {"grammar": GBNF}}, "yes", "maybe"),
         ({"structured_outputs": {"json": '{"type": "integer"}'}}, "12", "a"),
         ({"structured_outputs": {"json_object": True}}, "{}", "[]"),
+        ({"format": "json"}, "{}", "[]"),
+        ({"format": {"type": "integer"}}, "12", "a"),
+        ({"format": '{"type": "integer"}'}, "12", "a"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else None,
 )

@@ -139,6 +139,7 @@ OPERATIONS: tuple[Operation, ...] = (
         "A model that is served",
         statuses=(404,),
     ),
+    Operation(lambda e: e.utilities.models, "get", "/models", "As llama.cpp", listed=False),
     Operation(
         lambda e: e.utilities.load,
         "post",

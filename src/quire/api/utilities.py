@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 import quire
 from quire.api.chat.tools import ChatTool, toolbox
 from quire.api.shared.auth import EVERYONE, caller_of
-from quire.api.shared.content import Message, to_template
+from quire.api.shared.content import Message, begins_answer, to_template
 from quire.api.shared.context import Context, ServerContext, until_gone
 from quire.api.shared.engine_metrics import engine_families
 from quire.api.shared.json_text import parse_json
@@ -70,6 +70,7 @@ async def _tokenize(context: Context, request: Request, body: bytes) -> bytes:
             messages=without_unsupported_media(context.service, request.scope, messages, last),
             tools=toolbox(fields.tools).templates,
             thinking=Thinking(fields.enable_thinking),
+            continue_final=begins_answer(fields.messages),
         )
         (ids,) = await context.tokens(spec)
     else:
@@ -97,6 +98,12 @@ async def _detokenize(context: Context, request: Request, body: bytes) -> bytes:
 async def _named(context: Context, request: Request, body: bytes) -> None:
     """Nothing is asked of the model."""
     context.check_model(context.parse(request, body, ModelRequest).model)
+
+
+def _llama_cpp_status(model: Model) -> dict[str, Any]:
+    """The state in llama.cpp's words, by which Open WebUI shows what is loaded."""
+    words = {"loaded": "loaded", "unloading": "loaded", "loading": "loading"}
+    return {"value": words.get(model.state, "unloaded"), "failed": model.state == "failed"}
 
 
 def _json(content: bytes) -> Response:
@@ -157,6 +164,7 @@ class Utilities:
             "created_at": datetime.fromtimestamp(self._created, UTC).isoformat(),
             "owned_by": "quire",
             "state": model.state,
+            "status": _llama_cpp_status(model),
             "pinned": model.config.pinned,
             "requests": model.users,
             "expires_s": model.expires_s,

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from quire.api.chat.tools import ChatChoice, ChatTool, complete_call, opening_call, toolbox
 from quire.api.shared.access import note_ignored
-from quire.api.shared.content import Message, custom_input, to_template
+from quire.api.shared.content import Message, begins_answer, custom_input, to_template
 from quire.api.shared.context import Context, ServerContext, common_fields
 from quire.api.shared.errors import openai_body
 from quire.api.shared.fold import collect
@@ -37,7 +37,7 @@ from quire.api.shared.render import (
 from quire.api.shared.schema import (
     GenerationFields,
     StreamUsage,
-    TokenCount,
+    TokenLimit,
     Verbosity,
     Wire,
     note_verbosity,
@@ -107,7 +107,7 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     """Every field of OpenAI's schema: honoured, refused by name, or without effect on an answer."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: TokenCount | None = None
+    max_completion_tokens: TokenLimit | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: ResponseFormat | None = None
@@ -117,7 +117,14 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
     modalities: list[Literal["text"]] | None = None
     verbosity: Verbosity | None = None
 
-    continue_final_message: bool | None = None
+    continue_final_message: bool | None = Field(
+        default=None,
+        description="whether to go on with the last message instead of answering it; default: "
+        "if it is the assistant's",
+    )
+    add_generation_prompt: bool | None = Field(
+        default=None, description="true begins an answer after a last message of the assistant"
+    )
     return_progress: bool | None = Field(
         default=None,
         description="of a stream: tells how far the reading of the prompt is, in chunks with "
@@ -160,6 +167,8 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
         note_verbosity(scope, self.verbosity, "verbosity")
         if self.return_progress and not self.stream:
             note_ignored(scope, ["return_progress"])
+        if self.add_generation_prompt is False and not self.continues:
+            note_ignored(scope, ["add_generation_prompt"])
         messages, last = to_template(self.messages), newest("messages", self.messages)
         return Generation(
             messages=without_unsupported_media(service, scope, messages, last),
@@ -173,9 +182,16 @@ class ChatRequest(GenerationFields, FormatFields, ThinkingFields):
             show_progress=self.return_progress is True and self.stream is True,
             thinking=offered(service, scope, *self.wanted()),
             template_kwargs=template_variables(service, scope, self.chat_template_kwargs),
-            continue_final=self.continue_final_message is True,
+            continue_final=self.continues,
             **common,
         )
+
+    @property
+    def continues(self) -> bool:
+        """Whether the model goes on with the last message."""
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        return self.add_generation_prompt is not True and begins_answer(self.messages)
 
     def _format(self) -> AnswerFormat | None:
         """What `response_format` asks for."""

@@ -267,16 +267,14 @@ def _format(fields: ResponsesRequest) -> AnswerFormat | None:
 
 def _thinking(context: Context, fields: ResponsesRequest, scope: Scope) -> Thinking:
     """How to think first; a model that cannot is not asked to."""
-    effort = fields.reasoning.effort if fields.reasoning is not None else None
+    effort, param = fields.effort()
     match effort:
         case None:
             return Thinking()
         case "none":
             return Thinking(False)
         case _:
-            return offered(
-                context.service, scope, Thinking(True, effort=effort), "reasoning.effort"
-            )
+            return offered(context.service, scope, Thinking(True, effort=effort), param)
 
 
 async def _truncated(context: Context, spec: Generation) -> Generation:
@@ -321,7 +319,7 @@ def _constant(
     name: str, fields: ResponsesRequest, sampling: SamplingParams, dropped: Sequence[str]
 ) -> WireEvent:
     """What a response repeats of its request, as far as it was understood."""
-    reasoning, text = fields.reasoning or Reasoning(), fields.text
+    text = fields.text
     wanted = (
         text.format if text is not None and text.format is not None else TextFormat(type="text")
     )
@@ -337,7 +335,7 @@ def _constant(
         "parallel_tool_calls": fields.parallel_tool_calls is not False,
         "previous_response_id": fields.previous_response_id,
         "reasoning": {
-            "effort": reasoning.effort,
+            "effort": fields.effort()[0],
             "summary": _summary(fields.reasoning),
             "context": "auto",
         },

@@ -18,10 +18,12 @@ from quire.api.shared.schema import (
     StreamOptions,
     TextOrList,
     TokenCount,
+    UnlessEmpty,
     Verbosity,
     Wire,
     tag_by_type,
 )
+from quire.api.shared.thinking import Effort
 from quire.media.source import Fineness
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -346,7 +348,7 @@ class Reasoning(Wire):
     Which earlier reasoning is read again is the chat template's to say: the response says `auto`.
     """
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
     context: Literal["auto", "current_turn", "all_turns"] | None = None
@@ -381,6 +383,9 @@ class ResponsesRequest(DecodingFields):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
+    reasoning_effort: Annotated[Effort | None, UnlessEmpty] = Field(
+        default=None, description="reasoning.effort, as chat completions have it"
+    )
     max_output_tokens: TokenCount | None = None
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     truncation: Literal["auto", "disabled"] | None = None
@@ -404,3 +409,9 @@ class ResponsesRequest(DecodingFields):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     user: str | None = None
+
+    def effort(self) -> tuple[Effort | None, str]:
+        """How hard to think, and the field that says so."""
+        if self.reasoning is not None and self.reasoning.effort is not None:
+            return self.reasoning.effort, "reasoning.effort"
+        return self.reasoning_effort, "reasoning_effort"

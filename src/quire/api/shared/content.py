@@ -7,6 +7,7 @@ list of typed parts; a tool call's arguments are an object, not JSON text.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -232,6 +233,15 @@ def function_tool(
         {"type": "object", "properties": {}} if parameters is None else parameters
     )
     return {"type": "function", "function": function}
+
+
+def begins_answer(messages: Sequence[Message]) -> bool:
+    """Whether the last message is the beginning of the answer, for the model to go on with.
+
+    llama.cpp, Ollama and Anthropic take a last message of the assistant so.
+    """
+    last = messages[-1]
+    return isinstance(last, AssistantMessage) and bool(last.content) and not last.tool_calls
 
 
 def to_template(messages: list[Message]) -> tuple[dict[str, Any], ...]:

@@ -18,7 +18,7 @@ ALIASES = {
     "guided_grammar": ("grammar", "ebnf"),
     "guided_json": ("json_schema",),
     "guided_regex": ("regex",),
-    "max_tokens": ("max_new_tokens", "n_predict", "num_predict"),
+    "max_tokens": ("max_new_tokens", "max_output_tokens", "n_predict", "num_predict"),
     "min_tokens": ("min_new_tokens",),
     "repetition_penalty": ("repeat_penalty", "rep_pen"),
     "seed": ("random_seed", "sampling_seed"),
@@ -82,6 +82,7 @@ kv_transfer_params litellm_call_id litellm_metadata litellm_session_id litellm_t
 logits_processors lora lora_path media_io_kwargs min_keep mirostat_eta mirostat_lr
 mirostat_target mirostat_tau mm_processor_kwargs mock_response models n_cache_reuse n_discard
 n_indent n_keep n_probs negative_prompt no_log num_ctx num_draft_tokens num_retries options
+num_batch num_gpu num_keep num_thread
 penalize_nl penalty_alpha perf_metrics_in_response plugins post_sampling_probs
 presence_context_size preset priority prompt_cache_isolation_key prompt_logprobs prompt_mode
 prompt_truncate_len provider raw_output reasoning_format reasoning_history reasoning_split regex
@@ -94,8 +95,8 @@ smoothing_factor speculation speculative.n_max speculative.n_min speculative.p_m
 speculative_ngram stop_regex structural_tag structured_outputs t_max_predict_ms tags
 temperature_last template think_mode timeout timings_per_token token_healing tool_prompt
 tool_stream top_a top_n_sigma top_n_tokens trace transforms translation_options truncate
-truncate_prompt_tokens truncation_length ttl typical usage vl_high_resolution_images vllm_xargs
-watermark xtc_threshold
+truncate_prompt_tokens truncation_length ttl typical usage use_mlock use_mmap
+vl_high_resolution_images vllm_xargs watermark xtc_threshold
 
 structured_outputs.disable_additional_properties structured_outputs.disable_any_whitespace
 structured_outputs.disable_fallback structured_outputs.structural_tag

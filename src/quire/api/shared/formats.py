@@ -10,7 +10,7 @@ from starlette.types import Scope
 from quire.api.shared.access import note_ignored
 from quire.api.shared.json_text import parse_json
 from quire.api.shared.pieces import compact
-from quire.api.shared.schema import Wire
+from quire.api.shared.schema import UnlessEmpty, Wire
 from quire.core.errors import RequestError
 from quire.serving.answer_grammar import AnswerFormat
 
@@ -34,7 +34,7 @@ class StructuredOutputs(Wire):
 
 
 class FormatFields(Wire):
-    """What vLLM, SGLang and llama.cpp add to OpenAI's `response_format`."""
+    """What vLLM, SGLang, llama.cpp and Ollama add to OpenAI's `response_format`."""
 
     guided_json: JsonSchemaText | None = Field(
         default=None, description="response_format, as vLLM and llama.cpp call it"
@@ -45,6 +45,9 @@ class FormatFields(Wire):
         default=None, description="a context-free grammar, Lark's or llama.cpp's (GBNF)"
     )
     structured_outputs: StructuredOutputs | None = None
+    format: Annotated[JsonSchemaText | None, UnlessEmpty] = Field(
+        default=None, description="response_format, as Ollama has it: json, or a JSON schema"
+    )
 
     def answer_format(self, scope: Scope, *others: AnswerFormat | None) -> AnswerFormat | None:
         """What the answer has to meet; None if that is nothing.
@@ -67,6 +70,7 @@ class FormatFields(Wire):
             _choice("structured_outputs.choice", outputs.choice),
             _format("grammar", "structured_outputs.grammar", outputs.grammar),
             any_object("structured_outputs.json_object") if outputs.json_object else None,
+            self._ollama(scope),
         ]
         named = [each for each in asked if each is not None]
         if len(named) > 1:
@@ -82,6 +86,15 @@ class FormatFields(Wire):
             note_ignored(scope, ["grammar"])
             return None
         return _format("grammar", "guided_grammar", self.guided_grammar)
+
+    def _ollama(self, scope: Scope) -> AnswerFormat | None:
+        """Open WebUI has it as a text, of which only `json` and a schema are Ollama's."""
+        if self.format == "json":
+            return any_object("format")
+        if isinstance(self.format, str) and not self.format.lstrip().startswith("{"):
+            note_ignored(scope, ["format"])
+            return None
+        return _schema("format", self.format)
 
 
 def any_object(field: str) -> AnswerFormat:

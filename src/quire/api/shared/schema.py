@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -274,6 +275,26 @@ Strings = Annotated[
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenCount = Annotated[int, Field(ge=1, lt=2**31)]
+
+
+def _token_limit(value: object) -> object:
+    """-1 and -2 are no limit but the context's, as llama.cpp, LM Studio and Ollama have them."""
+    return _NO_LIMIT if value in (-1, -2) and isinstance(value, int) else value
+
+
+_NO_LIMIT = 2**31 - 1
+TokenLimit = Annotated[
+    TokenCount, BeforeValidator(_token_limit), Field(description="-1 and -2 are no limit")
+]
+
+
+def _given(value: object) -> object:
+    return None if value == "" else value
+
+
+UnlessEmpty = BeforeValidator(_given)
+"""Of a field that may be None: an empty string is one that a form has and nobody filled in."""
+
 TopP = Annotated[float, Field(ge=0.0, le=1.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
@@ -341,7 +362,7 @@ class DecodingFields(Wire):
     top_p: TopP | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: Annotated[dict[str, Bias] | None, UnlessEmpty] = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     top_k: int | None = Field(default=None, ge=-1, lt=2**31, description="0 and -1 keep all tokens")
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
@@ -353,7 +374,7 @@ class DecodingFields(Wire):
     kv_bits: float | str | None = None
     kv_scheme: str | None = None
     cache_salt: str | None = Field(default=None, max_length=256)
-    keep_alive: KeepAlive | None = None
+    keep_alive: Annotated[KeepAlive | None, UnlessEmpty] = None
 
 
 class GenerationFields(DecodingFields):
@@ -366,7 +387,7 @@ class GenerationFields(DecodingFields):
     stream: bool | None = None
     stream_options: ChunkOptions | None = None
     n: int | None = Field(default=None, ge=1, le=128)
-    max_tokens: TokenCount | None = None
+    max_tokens: TokenLimit | None = None
     min_tokens: int | None = Field(default=None, ge=0, lt=2**31)
     stop: Strings | None = None
     user: str | None = None

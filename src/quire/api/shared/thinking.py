@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.types import Scope
 
 from quire.api.shared.access import note_ignored
-from quire.api.shared.schema import Wire
+from quire.api.shared.schema import UnlessEmpty, Wire
 from quire.core.errors import RequestError
 from quire.serving.generation import Thinking
 from quire.serving.prompts import RESERVED_VARIABLES, THINKING_VARIABLES
@@ -42,7 +42,7 @@ class ThinkingFields(Wire):
     thinking: ThinkingSwitch | None = None
     reasoning: ReasoningOptions | None = None
     think: bool | Effort | None = None
-    reasoning_effort: Effort | None = None
+    reasoning_effort: Annotated[Effort | None, UnlessEmpty] = None
     thinking_budget: int | None = Field(default=None, ge=0, lt=2**31)
     include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
