@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.core.config import ServerConfig
 from tests.api.conftest import HTTP, Serve, Served
 from tests.api.test_foreign_fields import passed
 
@@ -149,7 +150,7 @@ def test_no_answer_begins_without_its_opening(serve: Serve) -> None:
 
 
 def test_a_models_state_in_llama_cpps_words(serve: Serve) -> None:
-    url = serve().url
+    url = serve(config=ServerConfig()).url  # its own: it is unloaded
     listed = HTTP.get(f"{url}/models").json()
     assert listed == HTTP.get(f"{url}/v1/models").json()
     states = [listed["data"][0]["status"]]
