@@ -139,7 +139,12 @@ OPERATIONS: tuple[Operation, ...] = (
         "A model that is served",
         statuses=(404,),
     ),
-    Operation(lambda e: e.utilities.models, "get", "/models", "As llama.cpp", listed=False),
+    Operation(
+        lambda e: e.utilities.models,
+        "get",
+        "/models",
+        "The models that are served, at llama.cpp's path",
+    ),
     Operation(
         lambda e: e.utilities.load,
         "post",
