@@ -23,7 +23,7 @@ class Settings:
     values: dict[str, Any]
 
     def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
-        """An integer of at least `least`; without a default the key has to be there.
+        """An integer of at least `minimum`; without a default the key has to be there.
 
         Raises:
             ModelError: it is something else.
