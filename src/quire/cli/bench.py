@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field
@@ -284,6 +285,26 @@ class BenchCommand(ClientOptions, Command):
     async def _measure(
         self, model: str, target: Target, console: Console, begin: Begin
     ) -> list[Level]:
+        run = partial(run_level, target, await self._load(model, target), timeout_s=self.timeout)
+        first = self.warmup
+        if first:
+            warm = await run(first, first, first=0, done=begin("warming up", first))
+            if warm.failed:
+                raise LoadError(warm.errors[0][0])
+        levels: list[Level] = []
+        for concurrency in self.concurrency:
+            requests = self.requests or 4 * concurrency
+            streams = "1 stream" if concurrency == 1 else f"{concurrency} streams"
+            done = begin(f"requests in {streams}", requests)
+            level = await run(concurrency, requests, first=first, done=done)
+            first += requests
+            levels.append(level)
+            told = f"{streams}: {level.tokens_per_s:,.1f} tokens/s"
+            console.print(told, style="dim")
+        return levels
+
+    async def _load(self, model: str, target: Target) -> Load:
+        """The requests, with a prompt of as many words as make the tokens that were asked for."""
         prompt = self.prompt_file.read_text() if self.prompt_file else None
         load = Load(
             model=model,
@@ -294,41 +315,10 @@ class BenchCommand(ClientOptions, Command):
             seed=self.seed,
             ignore_eos=self.ignore_eos,
         )
-        if prompt is None:
-            words = await calibrate(target, load, self.prompt_tokens, self.timeout)
-            load = replace(load, prompt_words=words)
-        first = 0
-        if self.warmup:
-            warm = await run_level(
-                target,
-                load,
-                self.warmup,
-                self.warmup,
-                first=first,
-                timeout_s=self.timeout,
-                done=begin("warming up", self.warmup),
-            )
-            if warm.failed:
-                raise LoadError(warm.errors[0][0])
-            first += self.warmup
-        levels: list[Level] = []
-        for concurrency in self.concurrency:
-            requests = self.requests or 4 * concurrency
-            streams = "1 stream" if concurrency == 1 else f"{concurrency} streams"
-            level = await run_level(
-                target,
-                load,
-                concurrency,
-                requests,
-                first=first,
-                timeout_s=self.timeout,
-                done=begin(f"requests in {streams}", requests),
-            )
-            first += requests
-            levels.append(level)
-            told = f"{streams}: {level.tokens_per_s:,.1f} tokens/s"
-            console.print(told, style="dim")
-        return levels
+        if prompt is not None:
+            return load
+        words = await calibrate(target, load, self.prompt_tokens, self.timeout)
+        return replace(load, prompt_words=words)
 
     def _report(self, model: str, levels: list[Level], console: Console) -> int:
         title = f"{model} at {self.url}, {self.endpoint}, {self.max_tokens} tokens an answer"

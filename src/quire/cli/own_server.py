@@ -46,23 +46,9 @@ def own_server(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", __name__, *([model] if model else [])]
-    command += ["--adapter", adapter] if adapter else []
-    command += ["--port", str(port), "--log-level", "warning"]
-    # What holds for servers that others ask is not meant for this one.
-    command += ["--config", os.devnull]
-    environment = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
     with tempfile.TemporaryDirectory(prefix="quire-chat-") as folder:
         log = Path(folder) / "log"
-        with log.open("wb") as out:
-            # A session of its own: Ctrl-C is meant for the answer, not for the server.
-            child = subprocess.Popen(
-                command,
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                start_new_session=True,
-            )
+        child = _started(model, adapter, port, log)
         try:
             assert child.stdout is not None
             threading.Thread(target=_listen, args=(child.stdout, on_progress), daemon=True).start()
@@ -75,6 +61,25 @@ def own_server(
         finally:
             child.terminate()
             wait_or_kill(child, 10)
+
+
+def _started(model: str, adapter: str | None, port: int, log: Path) -> subprocess.Popen[bytes]:
+    """The child; its progress comes through its output, all else that it says goes to `log`."""
+    command = [sys.executable, "-m", __name__, *([model] if model else [])]
+    command += ["--adapter", adapter] if adapter else []
+    command += ["--port", str(port), "--log-level", "warning"]
+    # What holds for servers that others ask is not meant for this one.
+    command += ["--config", os.devnull]
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(PREFIX)}
+    with log.open("wb") as out:
+        # A session of its own: Ctrl-C is meant for the answer, not for the server.
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=out,
+            start_new_session=True,
+        )
 
 
 def _listen(lines: IO[bytes], on_progress: Callable[[Progress], None]) -> None:

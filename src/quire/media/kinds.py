@@ -226,7 +226,7 @@ KINDS: dict[str, Kind] = {
             noun="video",
             plural="videos",
             left_out="[A video stood here. The model that answers now watches none.]",
-            limits=MediaLimits(4, FileLimits(100 << 20, 10_000_000, 600.0, 256)),
+            limits=MediaLimits(4, FileLimits(100 << 20, pixels=10_000_000, seconds=600.0)),
             bounds={
                 "pixels": "width times height of one video's frames",
                 "seconds": "of one video",
