@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import queue
 import re
-import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,15 +17,13 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.browser import BROWSER
 from tests.support.child import Child, quire_serve
+from tests.support.waiting import HANG_S, wait_until
 
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser is installed")
 
 EVIL = "evil.test"
-PATIENCE_S = 90
 PATH = "/v1/completions"
 PAGE = """<!doctype html><body><iframe name=hole></iframe><script>
 const url = decodeURIComponent(location.search.slice(1)), said = {};
@@ -66,7 +62,7 @@ class HostilePage:
     def visited(self, child: Child, profile: Path) -> Iterator[dict[str, Any]]:
         """What the page's attempts came to; the browser stays, and sends what it still has to."""
         with browser(f"{self.origin}/?{child.url}", profile):
-            yield self.said.get(timeout=PATIENCE_S)
+            yield self.said.get(timeout=HANG_S)
 
 
 @pytest.fixture(scope="module")
@@ -124,13 +120,13 @@ def browser(url: str, profile: Path, *options: str) -> Iterator[subprocess.Popen
         yield process
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=HANG_S)
 
 
 def shown(url: str, profile: Path) -> str:
     """What the browser makes of a document."""
     with browser(url, profile, "--dump-dom") as process:
-        return process.communicate(timeout=PATIENCE_S)[0]
+        return process.communicate(timeout=HANG_S)[0]
 
 
 def statuses(child: Child) -> dict[str, int]:
@@ -143,10 +139,9 @@ def statuses(child: Child) -> dict[str, int]:
 def wait_for(child: Child, before: dict[str, int], more: dict[str, int]) -> None:
     """What a page sends without waiting for an answer may come late."""
     expected = {key: before.get(key, 0) + more.get(key, 0) for key in {*before, *more}}
-    deadline = time.monotonic() + 20
-    while statuses(child) != expected and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert statuses(child) == expected
+    wait_until(
+        lambda: statuses(child) == expected, lambda: f"{statuses(child)}, expected {expected}"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,6 @@ def listed(child: Child, capsys: pytest.CaptureFixture[str], *options: str) -> d
     return {each["id"]: each for each in json.loads(capsys.readouterr().out)}
 
 
-@pytest.mark.timeout(180)
 def test_ps_shows_what_is_loaded(child: Child, capsys: pytest.CaptureFixture[str]) -> None:
     assert {each["state"] for each in listed(child, capsys).values()} == {"unloaded"}
     loaded = listed(child, capsys, "--load", "right")["right"]
@@ -85,7 +84,6 @@ def test_ps_says_why_a_model_is_not_loaded(capsys: pytest.CaptureFixture[str]) -
     assert "small: no config.json" in capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.timeout(180)
 def test_every_process_logs_objects(child: Child, capsys: pytest.CaptureFixture[str]) -> None:
     listed(child, capsys, "--load", "left")
     lines = [
@@ -113,7 +111,6 @@ def launched(folder: Path, agent: str, *arguments: str) -> subprocess.CompletedP
     )
 
 
-@pytest.mark.timeout(120)
 def test_an_agent_is_not_started_with_a_model_that_is_not_served(
     child: Child, tmp_path: Path
 ) -> None:
@@ -123,7 +120,6 @@ def test_an_agent_is_not_started_with_a_model_that_is_not_served(
     assert "left" in ran.stderr
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "agent", ["claude", *(pytest.param(n, marks=pytest.mark.slow) for n in ("codex", "opencode"))]
 )

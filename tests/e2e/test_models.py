@@ -63,7 +63,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield House(child)
 
 
-@pytest.mark.timeout(180)
 def test_a_model_is_loaded_when_asked_for_and_its_memory_comes_back(house: House) -> None:
     assert house.states() == {"left": "unloaded", "right": "unloaded"}
     assert not house.engines()
@@ -103,7 +102,6 @@ def test_a_large_request_finds_its_model_too(house: House) -> None:
     assert house.states()["right"] == "loaded"
 
 
-@pytest.mark.timeout(180)
 def test_a_fault_leaves_the_other_alone(house: House) -> None:
     for name in ("left", "right"):
         house.ask(name, max_tokens=1)
@@ -131,7 +129,6 @@ def test_figures_are_told_apart_by_model(house: House) -> None:
     assert states == {"left": "loaded", "right": "loaded"}
 
 
-@pytest.mark.timeout(180)
 def test_a_model_goes_by_itself(house: House) -> None:
     answer = house.ask("left", max_tokens=1, keep_alive=0)
     assert "x-quire-ignored-fields" not in answer.headers

@@ -54,7 +54,6 @@ async def test_opening_tells_how_far_it_has_come() -> None:
     assert told == [None]
 
 
-@pytest.mark.timeout(120)
 async def test_requests_end_once_and_alike(client: ProcessEngine) -> None:
     assert client.info.model_type == "gemma4_text" or client.info.model_type == "gemma4"
     requests = [Request(name, PROMPT, GREEDY, max_tokens=12) for name in "ab"]
@@ -67,7 +66,6 @@ async def test_requests_end_once_and_alike(client: ProcessEngine) -> None:
     assert (await client.stats()).generated_tokens == len(answers[0]) + len(answers[1])
 
 
-@pytest.mark.timeout(120)
 async def test_an_abort_ends_a_request_and_not_its_neighbour(client: ProcessEngine) -> None:
     first, second = client.submit([endless("a"), Request("b", PROMPT, GREEDY, max_tokens=40)])
     await anext(aiter(first))
@@ -78,7 +76,6 @@ async def test_an_abort_ends_a_request_and_not_its_neighbour(client: ProcessEngi
     assert (await end_of(second)).finish in (FinishReason.LENGTH, FinishReason.STOP)
 
 
-@pytest.mark.timeout(120)
 async def test_an_engine_that_dies_fails_what_is_in_flight(client: ProcessEngine) -> None:
     (ticket,) = client.submit([endless("a")])
     await anext(aiter(ticket))
@@ -100,7 +97,6 @@ async def test_an_engine_that_dies_fails_what_is_in_flight(client: ProcessEngine
         await client.stats()
 
 
-@pytest.mark.timeout(120)
 async def test_closing_ends_what_is_in_flight(client: ProcessEngine) -> None:
     (ticket,) = client.submit([endless("a")])
     await anext(aiter(ticket))

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import HANG_S
+
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 BROWSER = next(filter(None, map(shutil.which, _BROWSERS)), None)
 
@@ -29,7 +31,7 @@ def page(browser: Any) -> Iterator[Any]:
     """A fresh profile; a request to another host, and an error in the page, fail the test."""
     context = browser.new_context()
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(HANG_S * 1000)
     problems: list[str] = []
     asked: list[str] = []
     page.on("pageerror", lambda error: problems.append(str(error)))

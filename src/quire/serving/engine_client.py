@@ -48,7 +48,7 @@ _GRACE_S = 5.0
 _MISSED_HEARTBEATS = 4
 """So many questions in a row without an answer, and the engine counts as stopped."""
 _HEARTBEAT = 0  # the number of a question whose answer nobody waits for
-_EXIT_S = 0.2
+_EXIT_S = 1.0
 
 
 class ProcessEngine:
