@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 import mlx.core as mx
 import numpy as np
@@ -249,14 +250,8 @@ class StepAttention:
 
     def _by_format(self) -> Iterator[tuple[KVFormat, Sequence[CrossRows]]]:
         """The step's sequences, cut where the format changes."""
-        begin = 0
-        while begin < len(self._rows):
-            format = self._rows[begin].format
-            end = begin
-            while end < len(self._rows) and self._rows[end].format == format:
-                end += 1
-            yield format, self._rows[begin:end]
-            begin = end
+        for format, some in groupby(self._rows, key=lambda each: each.format):
+            yield format, list(some)
 
     def _runs(
         self, part: _FormatRows, store: LayerStore, q: mx.array, scoring: Scoring
@@ -285,32 +280,27 @@ class StepAttention:
         counts = metadata.counts.tolist()
         longer = (metadata.lengths > limit).tolist() if limit else [False] * len(counts)
         kinds = list(zip(counts, longer, strict=True))
-        served_by = {
-            (count, chosen): self._backends.backend_for(
-                AttentionCase(
-                    format=store.format,
-                    spec=metadata.spec,
-                    block_tokens=metadata.block_tokens,
-                    heads=heads,
-                    rows=count,
-                    dtype=dtype,
-                    softcap=softcap,
-                    sinks=sinks,
-                    chosen=chosen,
-                )
-            )
+        case = AttentionCase(
+            format=store.format,
+            spec=metadata.spec,
+            block_tokens=metadata.block_tokens,
+            heads=heads,
+            rows=1,
+            dtype=dtype,
+            softcap=softcap,
+            sinks=sinks,
+        )
+        backends = {
+            (count, chosen): self._backends.backend_for(replace(case, rows=count, chosen=chosen))
             for count, chosen in set(kinds)
         }
-        served = [(served_by[kind], kind[1]) for kind in kinds]
+        served = [(backends[kind], kind[1]) for kind in kinds]
         runs = []
         begin = chunks = 0
-        while begin < len(served):
-            end = begin
-            while end < len(served) and served[end] == served[begin]:
-                end += 1
+        for (backend, chosen), neighbours in groupby(served):
+            end = begin + len(list(neighbours))
             rows = slice(int(metadata.query_starts[begin]), int(metadata.query_starts[end]))
             several = sum(1 for count in counts[begin:end] if count > 1)
-            backend, chosen = served[begin]
             prepared = part.prepare(backend, begin, end)
             runs.append(_Run(rows, slice(chunks, chunks + several), chosen, prepared))
             begin, chunks = end, chunks + several
