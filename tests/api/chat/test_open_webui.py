@@ -87,7 +87,9 @@ def test_a_control_that_nobody_filled_in_asks_for_nothing(serve: Serve, field: s
     assert (one.sampling, one.prompt, one.grammar) == (other.sampling, other.prompt, other.grammar)
 
 
-@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "num_predict"])
+@pytest.mark.parametrize(
+    "field", ["max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict"]
+)
 @pytest.mark.parametrize("limit", [-1, -2])
 def test_a_limit_below_0_is_the_contexts(serve: Serve, field: str, limit: int) -> None:
     served = serve()
