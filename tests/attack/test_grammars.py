@@ -84,13 +84,16 @@ def ask(victim: Victim, way: str, schema: Schema) -> httpx.Response:
 
 WAYS = ("forced", "strict", "responses", "messages")
 EACH = ("the lowest integer", "1,100 references")
-"""Faults of the compiler and of recursion; every day one way is tried with all faults."""
+"""Faults of the compiler and of recursion."""
+DAILY = (*EACH, "within a constant", "a pattern of a million letters")
+"""One of each kind, tried one way every day."""
 
 
 @pytest.mark.parametrize(
     ("way", "names"),
     [
-        ("chat", DEADLY),
+        ("chat", DAILY),
+        pytest.param("chat", DEADLY, marks=pytest.mark.slow),
         *(
             pytest.param(way, names, marks=pytest.mark.slow)
             for way in WAYS

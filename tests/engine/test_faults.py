@@ -14,7 +14,7 @@ from quire.core.request import FinishReason, GrammarSpec, Request, SamplingParam
 from quire.demo import MODEL_DIR
 from quire.engine.runner import LaunchedStep
 from quire.models.loader import LoadedModel, open_model
-from tests.support.parity import Company, alone, assert_same, prompts
+from tests.support.parity import Company, Generated, alone, assert_same, prompts
 from tests.support.tiny_models import tiny_model
 
 
@@ -27,6 +27,12 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 @pytest.fixture(scope="module")
 def config(loaded: LoadedModel) -> EngineConfig:
     return EngineConfig(str(loaded.path), kv_memory=32 << 20)
+
+
+@pytest.fixture(scope="module")
+def expected(loaded: LoadedModel, config: EngineConfig) -> dict[str, Generated]:
+    """What three requests get alone."""
+    return alone(loaded, config, prompts()[:3])
 
 
 def break_steps(company: Company, count: int) -> None:
@@ -53,9 +59,10 @@ def break_steps(company: Company, count: int) -> None:
     ],
     ids=["empty prompt", "no tokens wanted", "longer than the context", "an id in use"],
 )
-def test_a_bad_request_ends_alone(loaded: LoadedModel, config: EngineConfig, bad: Request) -> None:
+def test_a_bad_request_ends_alone(
+    loaded: LoadedModel, config: EngineConfig, expected: dict[str, Generated], bad: Request
+) -> None:
     wanted = prompts()[:3]
-    expected = alone(loaded, config, wanted)
     company = Company(loaded, config)
     for request in wanted:
         company.add(request)

@@ -48,7 +48,7 @@ def check_matrix(folder: Path, wanted: list[Request]) -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_as_if_alone_on_this_gpu(tmp_path: Path, family: str) -> None:
-    check_matrix(tiny_model(tmp_path, family), prompts())
+    check_matrix(tiny_model(tmp_path, family), prompts(tokens=40))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

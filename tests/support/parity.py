@@ -105,8 +105,11 @@ def with_media(
     return replace(request, prompt=(*tokens, *text), media=tuple(placed))
 
 
-def prompts(lengths: Iterable[int] = LENGTHS, tokens: int = 40, seed: int = 0) -> list[Request]:
-    """Greedy requests with unrelated prompts of the given lengths."""
+def prompts(lengths: Iterable[int] = LENGTHS, tokens: int = 28, seed: int = 0) -> list[Request]:
+    """Greedy requests with unrelated prompts of the given lengths.
+
+    Of `LENGTHS` answers of 28 tokens go past a page (from 40), and past the window (from 5).
+    """
     rng = random.Random(seed)
     return [
         Request(
