@@ -113,10 +113,7 @@ FAMILIES = {
 GEMMA = "Gemma 4"
 DAILY = (GEMMA, "Qwen3-Omni")
 """The others are slow; one scenario with sounds of Gemma 3n is in `test_gemma3n`."""
-GEMMAS = (
-    *((GEMMA, each, KVFormat()) for each in ("in chunks of 33", "pre-empted and resumed")),
-    (GEMMA, "in chunks of 9", PACKED),
-)
+GEMMAS = tuple((GEMMA, each, KVFormat()) for each in ("in chunks of 33", "pre-empted and resumed"))
 """The scenarios of every day that one family has alone."""
 SOME_SLOW = [
     pytest.param(name, marks=() if name in DAILY else pytest.mark.slow) for name in FAMILIES

@@ -35,12 +35,12 @@ DAILY = {
     "falcon_h1",  # two mixers in a layer, one of them with a state
     "gemma3_text",  # norms around blocks, windows, two rotations
     "cohere2",  # blocks in parallel, neighbouring pairs, layers without rotation
-    "glm4_moe",  # experts after a dense layer, a shared one, part of a head rotated
 }
 WHOLE = "falcon_h1"
 """The family with all scenarios every day; of the others these are slow."""
 LIKE_OTHERS = ("staggered arrivals", "in chunks of 33", "in chunks of 64")
 IN_COMPANY = {
+    "glm4_moe",  # experts after a dense layer, a shared one, part of a head rotated
     "glm_moe_dsa-shared",  # an indexer chooses keys, also for the layer behind it
 }
 """Of these families one scenario runs every day."""
