@@ -107,7 +107,7 @@ class ChoiceStream:
         self._reading = ReadingTime()
         self._latest: Output | None = None
         """Of the engine's outputs."""
-        self._submitted = self._latest_tokens = time.perf_counter()
+        self._submitted = self._last_token_at = time.perf_counter()
         self._first_token: float | None = None
         self._ended: float | None = None
         self._end: Finished | Failed | None = None
@@ -205,12 +205,12 @@ class ChoiceStream:
             return
         now = time.perf_counter()
         if self._first_token is not None:
-            self._observer.tokens(now - self._latest_tokens, len(output.token_ids))
+            self._observer.tokens(now - self._last_token_at, len(output.token_ids))
         else:
             self._first_token = now
             seconds = now - self._submitted
             self._observer.first_token(seconds, output.cached_tokens, output.reuse)
-        self._latest_tokens = now
+        self._last_token_at = now
 
     def _fail(self, message: str) -> Failed:
         self._ticket.abort(FinishReason.ERROR)
