@@ -5,15 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
-from quire.attention.backend import AttentionCase
+from quire.attention.backend import AttentionCase, Scoring
+from quire.attention.metadata import build_metadata
 from quire.attention.paged import TokensBackend, check, cuda, decoding, tokens
 from quire.attention.paged.check import differs
 from quire.attention.paged.portable_kernels import Codes
 from quire.attention.paged.target import METAL, Target
+from quire.attention.reference import ReferenceBackend
+from quire.cache.formats.base import LayerShape
+from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
+from tests.attention.rows import HandRows
 from tests.support import emulated_metal
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not
@@ -83,6 +89,33 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> TokensBackend:
 def test_sources_agree_with_the_reference(emulated: TokensBackend, row: Row) -> None:
     assert emulated.made_for(case(row))
     assert differs(emulated, case(row), check.SINGLE_ROWS[1:4]) is None
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_values_of_any_length_are_added_up(emulated: TokensBackend) -> None:
+    """Their lengths multiply weights in float16: tiny ones, growing ones and falling ones."""
+    format, spec, count = turbo(4), FullKV(1, 512), 250
+    for exponents in ([-5, -5], [-4, 1], [1, -4]):
+        lengths = 10 ** np.linspace(*exponents, count).astype(np.float32)
+        k, v, q = (
+            mx.random.normal((n, heads, 512), key=mx.random.key(n + heads))
+            for n, heads in ((count, 1), (count, 1), (1, 4))
+        )
+        v *= mx.array(lengths)[:, None, None]
+        store = make_store(LayerShape.of(spec, 64, mx.bfloat16), format)
+        store.resize(4, ())
+        table = (range(4),)
+        before, row = (
+            build_metadata(0, spec, [HandRows(start, rows, format, table)], 64)
+            for start, rows in ((0, count), (count - 1, 1))
+        )
+        store.write(k.astype(mx.bfloat16), v.astype(mx.bfloat16), before.slots)
+        expected, got = (
+            each.prepare(row).forward(q.astype(mx.bfloat16), store, [], Scoring(0.03, None, None))
+            for each in (ReferenceBackend(), emulated)
+        )
+        error = mx.linalg.norm((got - expected).astype(mx.float32))
+        assert error <= 1e-2 * mx.linalg.norm(expected.astype(mx.float32)), exponents
 
 
 @pytest.mark.slow

@@ -52,6 +52,9 @@ static inline uint __byte_perm(uint a, uint b, uint which) {
   for (int i = 0; i < 4; i++) to |= (uint)(both >> 8 * (which >> 4 * i & 7) & 255) << 8 * i;
   return to;
 }
+static inline uint places_of(uint codes) { return (codes ^ codes >> 1) & 0x77777777u; }
+static inline uint chosen(uint x, uint y, uint mask) { return (x & mask) | (y & ~mask); }
+static inline uint bytes_at(uint low, uint high, uint places) { return __byte_perm(low, high, places); }
 
 namespace emulated {
 static uint3 block, blocks;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import ClassVar
@@ -153,7 +152,7 @@ def attend(
 def head(queries: mx.Dtype) -> str:
     """What stands before `body`, behind the constants."""
     name = "float" if queries == mx.float32 else "T"
-    sources = map(cuda.source, ("tensor", "warps", "codes", "elements"))
+    sources = map(cuda.source, ("tensor", "warps", "codes", "elements", "levels"))
     return "".join([f"typedef {name} Q;\n", *sources])
 
 
@@ -173,22 +172,13 @@ def shared_memory(shape: Shape, codes: Codes) -> int:
     columns, own = -(-shape.part // 8), shape.value_dim // share
     k_row, v_row = own * codes.key_bits // 8, own * codes.value_bits // 8
     rows = 64 * (k_row + (16 if codes.key_bits == 8 else 0) + v_row + (8 if v_row % 16 else 16))
-    if codes.codebook:
-        scales, levels = 256, 4 * ((1 << 2 * codes.key_bits) + (1 << 2 * codes.value_bits))
-    else:
-        scales, levels = 256 * (own // codes.key_group + own // codes.value_group), 0
-    warp = max(rows + scales, 32 * columns * own)
-    return 4 * warp + columns * (256 if share == 1 else 16384) + levels
-
-
-def shape_of(shape: Shape, codes: Codes) -> Shape:
-    """As the kernel is compiled: levels are products of bfloat16."""
-    return replace(shape, dtype=mx.bfloat16) if codes.codebook else shape
+    groups = 1 if codes.codebook else own // codes.key_group + own // codes.value_group
+    warp = max(rows + 256 * groups, 32 * columns * own)
+    return 4 * warp + columns * (256 if share == 1 else 16384)
 
 
 @cache
 def _kernel(shape: Shape, codes: Codes, queries: mx.Dtype) -> Kernel:
-    shape = shape_of(shape, codes)
     return cuda.compiled(
         f"tokens_{'f32' if queries == mx.float32 else 'own'}",
         ["q", *codes.inputs(), "tiles", "table", "numbers"],

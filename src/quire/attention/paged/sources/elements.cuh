@@ -27,22 +27,30 @@ __device__ __forceinline__ unsigned field(const unsigned* words, int at) {
   if (by + EACH_BITS > 32) x |= words[word + 1] << (32 - by);
   return x & ((1u << EACH_BITS) - 1);
 }
+// Fields of a codebook's codes come EACH at a time; of 2 bits the even codes, then the odd ones.
+template <int EACH_BITS, int EACH> __device__ __forceinline__ constexpr int code_at(int n) {
+  return CODEBOOK && EACH_BITS == 2 ? n / (2 * EACH) * (2 * EACH) + n % EACH * 2 + n / EACH % 2 : n;
+}
 // Of a run, pair p is the codes first_code(p) and second_code(p), side by side.
 template <int EACH_BITS> __device__ __forceinline__ constexpr int first_code(int p) {
-  return EACH_BITS == 4 && !CODEBOOK ? p / 4 * 8 + p % 4 : 2 * p;
+  if (CODEBOOK) return code_at<EACH_BITS, 8>(p / 4 * 8 + p % 4 / 2 * 4 + p % 2);
+  return EACH_BITS == 4 ? p / 4 * 8 + p % 4 : 2 * p;
 }
 template <int EACH_BITS> __device__ __forceinline__ constexpr int second_code(int p) {
-  return EACH_BITS == 4 && !CODEBOOK ? first_code<EACH_BITS>(p) + 4 : 2 * p + 1;
+  if (CODEBOOK) return code_at<EACH_BITS, 8>(p / 4 * 8 + p % 4 / 2 * 4 + p % 2 + 2);
+  return EACH_BITS == 4 ? first_code<EACH_BITS>(p) + 4 : 2 * p + 1;
 }
+// Affine codes: of 4 bits, those of odd p count sixteen times.
 template <int EACH_BITS>
 __device__ __forceinline__ unsigned neighbours(const unsigned* run, int p) {
-  if (EACH_BITS == 4) return run[p / 4] >> p % 4 * 4 & 0x000F000Fu;
+  if (EACH_BITS == 4) return run[p / 4] >> p % 4 / 2 * 8 & (p % 2 ? 0x00F000F0u : 0x000F000Fu);
   return field<EACH_BITS>(run, 2 * p) | field<EACH_BITS>(run, 2 * p + 1) << 16;
 }
-// Code e of two tokens' runs, side by side.
+// Code e of two tokens' runs, side by side; likewise.
 template <int EACH_BITS>
 __device__ __forceinline__ unsigned across(const unsigned* a, const unsigned* b, int e) {
-  if (EACH_BITS == 4) return __byte_perm(a[e / 8], b[e / 8], e % 8 < 4 ? 0x5410 : 0x7632) >> e % 4 * 4 & 0x000F000Fu;
+  if (EACH_BITS == 4)
+    return __byte_perm(a[e / 8], b[e / 8], e % 8 < 4 ? 0x5410 : 0x7632) >> e % 4 / 2 * 8 & (e % 2 ? 0x00F000F0u : 0x000F000Fu);
   return field<EACH_BITS>(a, e) | field<EACH_BITS>(b, e) << 16;
 }
 __device__ __forceinline__ unsigned minus16(unsigned x, unsigned y) {
@@ -55,9 +63,11 @@ __device__ __forceinline__ unsigned fused16(unsigned x, unsigned y, unsigned z) 
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(to) : "r"(x), "r"(y), "r"(z));
   return to;
 }
-// Two codes as float16: 1024 + n is n's bits there, and less 1024 exactly n.
-__device__ __forceinline__ unsigned affine16(unsigned codes, unsigned scales, unsigned biases) {
-  return fused16(minus16(codes | 0x64006400u, 0x64006400u), scales, biases);
+// Two codes n, or 16 * n, as float16: 1024 + n is n's bits there, and less 1024 exactly n.
+__device__ __forceinline__ unsigned affine16(unsigned codes, bool sixteen, unsigned scales, unsigned biases) {
+  codes |= 0x64006400u;
+  const unsigned n = sixteen ? fused16(codes, 0x2C002C00u, 0xD400D400u) : minus16(codes, 0x64006400u);
+  return fused16(n, scales, biases);
 }
 __device__ __forceinline__ unsigned side_by_side(const __half* low, const __half* high) {
   return *(const unsigned short*)low | (unsigned)*(const unsigned short*)high << 16;

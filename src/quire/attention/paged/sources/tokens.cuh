@@ -11,9 +11,8 @@
   // elements: they add up scores through shared memory. The others take other keys; at the end all are
   // joined. A warp fetches its codes by itself: keys while it adds up values, values while it scores.
   //
-  // Codes are the rows of a product, query heads its columns. Affine codes become float16 numbers. Levels
-  // are small whole numbers, exact in bfloat16, and looked up by pairs; a token's scale multiplies its
-  // score, or its weight.
+  // Codes are the rows of a product, query heads its columns, both in float16. Affine codes become numbers
+  // there. Levels are small whole numbers, exact there; a token's scale multiplies its score, or its weight.
   constexpr int SHARE = V_DIM > 128 ? V_DIM / 128 : 1, STREAMS = 4 / SHARE;
   constexpr int K_OWN = K_DIM / SHARE, V_OWN = V_DIM / SHARE;
   constexpr int COLUMNS = (PART + 7) / 8;                                    // times eight query heads
@@ -42,14 +41,7 @@
   const int each = (max((passes + splits - 1) / splits, 2) + STREAMS - 1) / STREAMS * STREAMS;
   const int begin = first_pass + split * each, end = min(first_pass + passes, begin + each);
 #if CODEBOOK
-  // Pairs of levels: of keys, then of values.
-  unsigned* k_levels_here = (unsigned*)(met + COLUMNS * (SHARE == 1 ? 64 : 4096));
-  unsigned* v_levels_here = k_levels_here + (1 << 2 * K_BITS);
-  for (int n = threadIdx.x; n < 1 << 2 * K_BITS; n += 128)
-    k_levels_here[n] = pack(key_levels[n & ((1 << K_BITS) - 1)], key_levels[n >> K_BITS]);
-  for (int n = threadIdx.x; n < 1 << 2 * V_BITS; n += 128)
-    v_levels_here[n] = pack(value_levels[n & ((1 << V_BITS) - 1)], value_levels[n >> V_BITS]);
-  __syncthreads();
+  const Levels k_levels = levels_of<K_BITS>(key_levels), v_levels = levels_of<V_BITS>(value_levels);
 #endif
 #ifdef READY
   READY;
@@ -96,8 +88,8 @@
     end_turn();
   }
 
-  // Queries as a product's columns: a lane has a run of neighbouring elements of a head's. For float16 a
-  // power of two for each head keeps them within its range.
+  // Queries as a product's columns: a lane has a run of neighbouring elements of a head's. A power of two
+  // for each head keeps them within the range of float16.
   constexpr int PAIRS = K_OWN / 8;  // of a run
   unsigned queries[COLUMNS][PAIRS];
   float factor[COLUMNS][2];  // of columns 2 * quad and the next, back to scores
@@ -111,25 +103,20 @@
       own[n] = m < PART ? (float)from[n] : 0.f;
       largest = fmaxf(largest, fabsf(own[n]));
     }
-#if CODEBOOK
-    #pragma unroll
-    for (int p = 0; p < PAIRS; p++) queries[c][p] = pack(own[first_code<K_BITS>(p)], own[second_code<K_BITS>(p)]);
-    factor[c][0] = factor[c][1] = numbers[0];
-#else
     largest = row_max(largest);
     const unsigned exponent = min(max(__float_as_uint(largest) & 0x7F800000u, 0x01000000u), 0x7D000000u);
     const float smaller = __uint_as_float(0x7E800000u - exponent);
     #pragma unroll
     for (int p = 0; p < PAIRS; p++)
       queries[c][p] = pack16(own[first_code<K_BITS>(p)] * smaller, own[second_code<K_BITS>(p)] * smaller);
-    const float larger = __uint_as_float(exponent) * 2.f * numbers[0];
+    const float larger = __uint_as_float(exponent) * 2.f * numbers[0] * (CODEBOOK ? 0x1p24f : 1.f);
     factor[c][0] = __shfl_sync(0xffffffffu, larger, quad * 8);
     factor[c][1] = __shfl_sync(0xffffffffu, larger, quad * 8 + 4);
-#endif
   }
   const float cap = numbers[1];
 
   float most[COLUMNS][2], total[COLUMNS][2], out[COLUMNS][V_OWN / 16][4];
+  int longest = 0;  // with a CODEBOOK: the largest exponent of a value's scale, by which weights are divided
   #pragma unroll
   for (int c = 0; c < COLUMNS; c++) {
     #pragma unroll
@@ -175,24 +162,23 @@
 #endif
       }
       #pragma unroll
-      for (int p = 0; p < PAIRS; p += 2) {
-        unsigned a[4];
+      for (int begin = 0; begin < PAIRS; begin += 4) {
+        unsigned a[2][4];
         #pragma unroll
-        for (int n = 0; n < 4; n++) {
-          const int at = p + n / 2;
+        for (int h = 0; h < 2; h++) {
 #if CODEBOOK
-          a[n] = k_levels_here[field<2 * K_BITS>(run[n % 2], at)];
+          level_pairs(fields<K_BITS>(run[h], begin / 4), k_levels, a[h]);
 #else
-          a[n] = affine16(neighbours<K_BITS>(run[n % 2], at), scale[n % 2], bias[n % 2]);
+          #pragma unroll
+          for (int n = 0; n < 4; n++)
+            a[h][n] = affine16(neighbours<K_BITS>(run[h], begin + n), K_BITS == 4 && n % 2, scale[h], bias[h]);
 #endif
         }
         #pragma unroll
-        for (int c = 0; c < COLUMNS; c++)
-#if CODEBOOK
-          product(s[c][t], a[0], a[1], a[2], a[3], queries[c][p], queries[c][p + 1]);
-#else
-          product16(s[c][t], a[0], a[1], a[2], a[3], queries[c][p], queries[c][p + 1]);
-#endif
+        for (int n = 0; n < 4; n += 2)
+          #pragma unroll
+          for (int c = 0; c < COLUMNS; c++)
+            product16(s[c][t], a[0][n], a[1][n], a[0][n + 1], a[1][n + 1], queries[c][begin + n], queries[c][begin + n + 1]);
       }
       #pragma unroll
       for (int c = 0; c < COLUMNS; c++)
@@ -211,7 +197,7 @@
     if (SHARE > 1)
       add_shares<SHARE, STREAMS, 4 * COLUMNS>(s[0][0], (float4*)met + (pass - begin) / STREAMS % 2 * (4 * 4 * COLUMNS * 32), warp, stream, lane);
 
-    // Weights: in float16 times 256, what is left of small ones there suffices. Values come after them.
+    // Weights: times 256, what is left of small ones in float16 suffices. Values come after them.
     const bool all = pass * 64 >= low && pass * 64 + 64 <= high;
     unsigned weights[COLUMNS][4][2];
     #pragma unroll
@@ -233,7 +219,7 @@
         float now = fmaxf(s[c][0][h], s[c][0][h + 2]);
         #pragma unroll
         for (int t = 1; t < 4; t++) now = fmaxf(now, fmaxf(s[c][t][h], s[c][t][h + 2]));
-        now = fmaxf(column_max(now) - (CODEBOOK ? 0.f : 8.f), most[c][h]);
+        now = fmaxf(column_max(now) - 8.f, most[c][h]);
         moved = moved || now > most[c][h];
         kept[h] = power(most[c][h] - now);
         most[c][h] = now;
@@ -256,22 +242,41 @@
     }
 
     await_turn();
+#if CODEBOOK
+    // Scales count in a power of two that none of those seen so far reaches: of exponent e, 2^(e - 14).
+    const unsigned two = ((const unsigned*)v_scales_here)[lane];
+    const int key0 = pass * 64 + 2 * lane, before = longest;
+    const int first = key0 >= low && key0 < high ? (two & 0xFFFFu) >> 10 : 0;
+    const int second = key0 + 1 >= low && key0 + 1 < high ? two >> 26 : 0;
+    longest = max(longest, __reduce_max_sync(0xffffffffu, max(first, second)));
+    if (longest != before) {
+      const float smaller = __uint_as_float((127 + before - longest) << 23);
+      #pragma unroll
+      for (int c = 0; c < COLUMNS; c++)
+        #pragma unroll
+        for (int e = 0; e < V_OWN / 16; e++)
+          #pragma unroll
+          for (int i = 0; i < 4; i++) out[c][e][i] *= smaller;
+    }
+    const float unit = __uint_as_float((141 - longest) << 23);
+#endif
     #pragma unroll
     for (int t = 0; t < 4; t++) {
 #if CODEBOOK
-      const float scale[2] = {__half2float(v_scales_here[t * 16 + group]), __half2float(v_scales_here[t * 16 + 8 + group])};
+      const float scale[2] = {__half2float(v_scales_here[t * 16 + group]) * unit,
+                              __half2float(v_scales_here[t * 16 + 8 + group]) * unit};
 #endif
       #pragma unroll
       for (int c = 0; c < COLUMNS; c++)
         #pragma unroll
         for (int h = 0; h < 2; h++)
 #if CODEBOOK
-          weights[c][t][h] = transposed(pack(s[c][t][2 * h] * scale[h], s[c][t][2 * h + 1] * scale[h]));
+          weights[c][t][h] = transposed(pack16(s[c][t][2 * h] * scale[h], s[c][t][2 * h + 1] * scale[h]));
 #else
           weights[c][t][h] = transposed(pack16(s[c][t][2 * h], s[c][t][2 * h + 1]));
 #endif
-      // A lane has a run of neighbouring elements of four tokens; a tile has an even element of each
-      // run, then the odd one after it.
+      // A lane has a run of neighbouring elements of four tokens; tile e has the elements
+      // code_at(2 * e) of each run, then those of code_at(2 * e + 1).
       unsigned run[4][(V_RUN + 3) / 4];
 #if !CODEBOOK
       unsigned scale[2], bias[2];
@@ -288,25 +293,24 @@
 #endif
       }
       #pragma unroll
-      for (int e = 0; e < V_OWN / 16; e++) {
-        unsigned a[4];
+      for (int e = 0; e < V_OWN / 16; e += 2) {
+        unsigned a[2][4];
         #pragma unroll
-        for (int n = 0; n < 4; n++) {
-          const int at = 2 * e + n % 2;
-          const unsigned *even = run[n / 2 * 2], *odd = run[n / 2 * 2 + 1];
+        for (int h = 0; h < 2; h++) {
+          const unsigned *even = run[2 * h], *odd = run[2 * h + 1];
 #if CODEBOOK
-          a[n] = v_levels_here[field<V_BITS>(even, at) | field<V_BITS>(odd, at) << V_BITS];
+          level_pairs(fields_across<V_BITS>(even, odd, e / 2), v_levels, a[h]);
 #else
-          a[n] = affine16(across<V_BITS>(even, odd, at), scale[n / 2], bias[n / 2]);
+          #pragma unroll
+          for (int n = 0; n < 4; n++)
+            a[h][n] = affine16(across<V_BITS>(even, odd, 2 * e + n), V_BITS == 4 && n % 2, scale[h], bias[h]);
 #endif
         }
         #pragma unroll
-        for (int c = 0; c < COLUMNS; c++)
-#if CODEBOOK
-          product(out[c][e], a[0], a[1], a[2], a[3], weights[c][t][0], weights[c][t][1]);
-#else
-          product16(out[c][e], a[0], a[1], a[2], a[3], weights[c][t][0], weights[c][t][1]);
-#endif
+        for (int n = 0; n < 2; n++)
+          #pragma unroll
+          for (int c = 0; c < COLUMNS; c++)
+            product16(out[c][e + n], a[0][2 * n], a[0][2 * n + 1], a[1][2 * n], a[1][2 * n + 1], weights[c][t][0], weights[c][t][1]);
       }
     }
     __syncwarp();
@@ -318,6 +322,7 @@
   constexpr int ROWS = 8 * COLUMNS;
   float* own_sums = (float*)(shared + warp * WARP);
   float* found = (float*)(shared + 4 * WARP);  // [4, ROWS, 2]: most and total
+  const float back = CODEBOOK ? __uint_as_float((longest - 14 + 24 + 127) << 23) : 1.f;
   __syncthreads();
   #pragma unroll
   for (int c = 0; c < COLUMNS; c++) {
@@ -326,7 +331,7 @@
     for (int e = 0; e < V_OWN / 16; e++)
       #pragma unroll
       for (int i = 0; i < 4; i++)
-        own_sums[(c * 8 + quad * 2 + (i & 1)) * V_OWN + group * (V_OWN / 8) + 2 * e + (i >> 1)] = out[c][e][i];
+        own_sums[(c * 8 + quad * 2 + (i & 1)) * V_OWN + group * (V_OWN / 8) + code_at<V_BITS, 4>(2 * e + (i >> 1))] = out[c][e][i] * back;
   }
   __syncthreads();
   store_split<STREAMS, ROWS, V_OWN, WARP>(found, shared, (size_t)row * HEADS + head0, split, splits, partial, stats);
