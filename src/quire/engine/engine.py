@@ -38,7 +38,7 @@ from quire.scheduler.planner import SchedulerConfig
 from quire.scheduler.positions import TokenPositions
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.scheduler import Scheduler
-from quire.scheduler.sequence import Proposer, SequenceParts, TokenConstraint
+from quire.scheduler.sequence import Proposer, SequenceParts
 
 log = logging.getLogger("quire.engine")
 
@@ -123,24 +123,22 @@ class Engine:
             check_sampling(request.sampling, self._loaded.model.vocab_size)
             format = self._format(request.kv_format)
             check_request(self.config, request, format)
+            model, repeats = self._loaded.model, self.config.stop_on_loop
+            parts = SequenceParts(
+                positions=TokenPositions(model.positions(request.prompt, request.media)),
+                cross_media=model.cross_media(request.media),
+                pieces=self._runner.media.pieces(request),
+                constraint=make(),
+                loops=LoopDetector(repeats) if repeats else None,
+                proposer=self._proposers(request),
+            )
             # Last, since a request that was taken ends through the scheduler and in no other way.
-            self._scheduler.add(request, format, self._parts(request, make()))
+            self._scheduler.add(request, format, parts)
         except RequestError as error:
             self._refuse(request, Failure.of(error))
         except Exception:  # whatever a grammar's compiler raises, only this request ends
             log.exception("request %s could not be taken", request.id)
             self._refuse(request, Failure("The request could not be taken."))
-
-    def _parts(self, request: Request, constraint: TokenConstraint | None) -> SequenceParts:
-        model, repeats = self._loaded.model, self.config.stop_on_loop
-        return SequenceParts(
-            positions=TokenPositions(model.positions(request.prompt, request.media)),
-            cross_media=model.cross_media(request.media),
-            pieces=self._runner.media.pieces(request),
-            constraint=constraint,
-            loops=LoopDetector(repeats) if repeats else None,
-            proposer=self._proposers(request),
-        )
 
     def _refuse(self, request: Request, failure: Failure) -> None:
         tokens = len(request.prompt)

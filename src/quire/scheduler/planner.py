@@ -14,7 +14,7 @@ from quire.core.kv_format import KVFormat
 from quire.core.request import Failure
 from quire.scheduler.block_tables import BlockTables
 from quire.scheduler.encodings import Encodings
-from quire.scheduler.plan import EncoderWork, ScheduledSequence, StepPlan
+from quire.scheduler.plan import EncoderWork, StepPlan
 from quire.scheduler.prefill_budget import PrefillBudget
 from quire.scheduler.prefill_split import PrefillSplit
 from quire.scheduler.prefix_sharing import PrefixSharing
@@ -159,14 +159,10 @@ class Planner:
         progress, request = sequence.progress, sequence.request
         if sequence.status is not Status.RUNNING or not request.task.samples:
             return False
-        if self._sits_out(sequence):
+        if _sits_out(sequence):
             return False
         limit = min(progress.prompt_length + request.max_tokens, sequence.max_context)
         return progress.known < limit
-
-    def _sits_out(self, sequence: Sequence) -> bool:
-        """Whether the host must read the last token before it can say what may follow."""
-        return bool(sequence.progress.pending and (sequence.constraint or sequence.proposer))
 
     def _propose(self, sequence: Sequence, planned: int) -> tuple[int, ...]:
         """Drafts for the next rows, as many as there is room for without taking any from others.
@@ -196,7 +192,7 @@ class Planner:
         # a single token to go was planned as a generating row.
         prompts = [sequence for sequence in self.running if _reads(sequence, plan)]
         generating = sum(rows.count for rows in plan)
-        sits_out = not generating and any(self._sits_out(sequence) for sequence in self.running)
+        sits_out = not generating and any(map(_sits_out, self.running))
         count = len(prompts) + len(self.waiting)
         budget = self._prefill_budget.prompt_budget(generating, count, sits_out=sits_out)
         self._admit(prompts, plan, budget)
@@ -385,7 +381,13 @@ class Planner:
             self._advance(rows)
         changes = self._manager.take_changes()
         frozen = StepPlan(
-            tuple(self._scheduled(rows) for rows in plan),
+            tuple(
+                rows.scheduled(
+                    self.tables.place(rows.sequence),
+                    self.tables.cross.placed(rows.sequence, rows.start, rows.end),
+                )
+                for rows in plan
+            ),
             changes,
             block_copies(copies),
             ended,
@@ -401,10 +403,6 @@ class Planner:
             self.tables.drop_copies(sequence)
         return frozen
 
-    def _scheduled(self, rows: PlannedRows) -> ScheduledSequence:
-        crossed = self.tables.cross.placed(rows.sequence, rows.start, rows.end)
-        return rows.scheduled(self.tables.place(rows.sequence), crossed)
-
 
 def _one_format(sequences: list[Sequence]) -> KVFormat | None:
     """That of them all; None where they differ, read media, or do not sample."""
@@ -412,6 +410,11 @@ def _one_format(sequences: list[Sequence]) -> KVFormat | None:
     if len(formats) != 1 or any(each.request.media for each in sequences):
         return None
     return formats.pop() if all(each.request.task.samples for each in sequences) else None
+
+
+def _sits_out(sequence: Sequence) -> bool:
+    """Whether the host must read the last token before it can say what may follow."""
+    return bool(sequence.progress.pending and (sequence.constraint or sequence.proposer))
 
 
 def _generates(sequence: Sequence, behind: int) -> bool:

@@ -263,12 +263,8 @@ def _experts(
     )
     few_gate, few_down = _few_of_experts(gate, down)
     product = partial(_expert_product, pairs=pairs, tiles=most, many=many)
-    inner = product(
-        [x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, order, tiles],
-        few_gate,
-        top=top,
-        gelu=gelu,
-    )
+    gated = [x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases]
+    inner = product([*gated, order, tiles], few_gate, top=top, gelu=gelu)
     y = product([inner, down.codes, down.scales, down.biases, order, tiles], few_down)
     return y.reshape(-1, top, few_down.outputs)
 
@@ -283,13 +279,11 @@ def _expert_product(
     top: int = 1,
     gelu: int = 0,
 ) -> mx.array:
-    """`[pairs, outputs]`, a row for each pair of row and expert.
+    """`[pairs, outputs]`: a row for each pair of row and expert.
 
     Args:
-        tiles: thread blocks, one above the other.
         many: many rows come to an expert.
         top: pairs that share a row of the input.
-        gelu: the activation, see `ACTIVATIONS`; counts with a gate only.
     """
     width = (64 if few.gated else 128) if many else few.width
     lanes = _MANY_LANES if many else few.threads
