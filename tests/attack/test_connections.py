@@ -87,6 +87,7 @@ def test_clients_close_what_they_do_not_use_before_the_server_does(
     monkeypatch.setattr(LimitedProtocol, "on_response_complete", arm)
     served = serve("Hello.", config=ServerConfig())
     assert httpx.get(f"{served.url}/health").status_code == 200
+    served.settle()
     assert min(waits) > 90  # as long as Go's clients
 
 
