@@ -23,7 +23,7 @@ from quire.cache.formats.base import LayerShape
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import AttentionSpec, FullKV, WindowKV
 from quire.core.kv_format import KVFormat
-from quire.device.cuda import products
+from quire.device.cuda import packed, products
 
 BLOCK = 64
 Row = dict[str, Any]
@@ -132,27 +132,27 @@ def attentions(formats: list[str]) -> list[Row]:
     return rows
 
 
-def _weight(outputs: int, inputs: int, experts: int = 0) -> products.Packed:
+def _weight(outputs: int, inputs: int, experts: int = 0) -> packed.Packed:
     lead = (experts, outputs) if experts else (outputs,)
     codes = mx.random.randint(-(2**31), 2**31 - 1, (*lead, inputs // 8), dtype=mx.int32)
     scales = mx.full((*lead, inputs // 64), 0.01, dtype=mx.bfloat16)
-    return products.Packed(codes.view(mx.uint32), scales, -7.5 * scales, 64, 4)
+    return packed.Packed(codes.view(mx.uint32), scales, -7.5 * scales, 64, 4)
 
 
-def by_mlx(x: mx.array, w: products.Packed) -> mx.array:
+def by_mlx(x: mx.array, w: packed.Packed) -> mx.array:
     return mx.quantized_matmul(
         x, w.codes, w.scales, w.biases, transpose=True, group_size=64, bits=4
     )
 
 
-def by_unpacked(x: mx.array, w: products.Packed) -> mx.array:
-    return x @ products._unpacked(w).T
+def by_unpacked(x: mx.array, w: packed.Packed) -> mx.array:
+    return x @ packed.unpacked(w).T
 
 
 def linears() -> list[Row]:
     """Each over many matrices in turn, so that none is in the cache."""
     rows = []
-    ways = {"by codes": products._linear, "unpacked": by_unpacked, "mlx": by_mlx}
+    ways = {"by codes": packed.linear, "unpacked": by_unpacked, "mlx": by_mlx}
     for outputs, inputs in ((4096, 2816), (2816, 4096), (14_336, 4096), (4096, 14_336)):
         weights = [_weight(outputs, inputs) for _ in range(40)]
         mx.eval([each.codes for each in weights])
@@ -160,7 +160,7 @@ def linears() -> list[Row]:
             x = mx.random.normal((count, inputs)).astype(mx.bfloat16)
             row: Row = {"what": f"{inputs} -> {outputs}", "rows": count}
             for name, way in ways.items():
-                if way is products._linear and count > products.MOST_ROWS:
+                if way is packed.linear and count > products.MOST_ROWS:
                     continue
 
                 following = cycle(weights)
@@ -171,13 +171,13 @@ def linears() -> list[Row]:
 
 
 def experts_by_mlx(
-    x: mx.array, chosen: mx.array, gate: products.Packed, up: products.Packed, down: products.Packed
+    x: mx.array, chosen: mx.array, gate: packed.Packed, up: packed.Packed, down: packed.Packed
 ) -> mx.array:
     """Sorted by expert; the activation left out."""
     flat = chosen.flatten()
     order = mx.argsort(flat)
 
-    def product(x: mx.array, w: products.Packed) -> mx.array:
+    def product(x: mx.array, w: packed.Packed) -> mx.array:
         return mx.gather_qmm(
             *(x, w.codes, w.scales, w.biases),
             rhs_indices=flat[order],
@@ -200,7 +200,7 @@ def experts() -> list[Row]:
         chosen = mx.argsort(mx.random.normal((count, 128)), axis=-1)[:, :8]
         mx.eval(x, chosen)
 
-        ours = microseconds(lambda x, c=chosen: products._experts(x, c, (gate, up, down), 1), x, 5)
+        ours = microseconds(lambda x, c=chosen: packed.experts(x, c, (gate, up, down), 1), x, 5)
         mlx = microseconds(lambda x, c=chosen: experts_by_mlx(x, c, gate, up, down), x, 5)
         rows.append({"what": "experts", "rows": count, "us": ours, "mlx": mlx})
         print(rows[-1], flush=True)

@@ -8,6 +8,8 @@ from functools import cache
 
 import mlx.core as mx
 
+from quire.device.coding import CodedChunk, VectorCoding
+
 
 @dataclass(frozen=True, slots=True)
 class Packing:
@@ -164,58 +166,6 @@ class GatedExperts:
     down: ExpertMatrices
     gating: Callable[[mx.array, mx.array], mx.array]
     activation: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class VectorRotation:
-    """A rotation of vectors as a kernel computes it.
-
-    Attributes:
-        map: float32; signs `[size]`, products with which take a Hadamard transform, or a matrix
-            `[size, size]`, with which vectors are multiplied from the left.
-        scale: of the result, as of what undoes the rotation.
-    """
-
-    map: mx.array
-    scale: float
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VectorCoding:
-    """How a vector becomes codes and scales: affine ones, or a direction by a codebook.
-
-    Made once a codec, and a key of what kernels make of it.
-
-    Attributes:
-        size: elements that are coded; shorter vectors are padded with zeros.
-        group_size: elements that share a scale and a bias; a codebook has one scale, the length.
-        rotation: of the vector, before it is coded.
-        edges: float32 `[2 ** bits - 1]`, between the levels of a codebook; None where affine.
-        reach: half the range that affine codes span, in standard deviations; 0 for all of it.
-        refits: how often scale and bias are fitted to their codes by least squares.
-    """
-
-    size: int
-    bits: int
-    group_size: int
-    rotation: VectorRotation | None = None
-    edges: mx.array | None = None
-    reach: float = 0.0
-    refits: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class CodedChunk:
-    """Consecutive tokens of a sequence in blocks, behind those that its tail holds.
-
-    Attributes:
-        written: keys and values, `[n, heads, block_tokens, dim]` each; zeros behind the last token.
-        codes: of the full blocks, codes, scales and biases of keys `[full * heads, key_dim, -]`,
-            then of values `[full * heads, block_tokens, -]`.
-    """
-
-    written: list[mx.array]
-    codes: list[mx.array]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ from quire.cache.formats.page import PageStore
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import FullKV
 from quire.core.kv_format import KVFormat
+from quire.device.coding import CodedChunk, VectorCoding
 from quire.device.cuda import blocks, encoding
 from quire.device.cuda.blocks import BlockEncoder, BlockKind
 from quire.device.cuda.compiled import CompiledKernel
 from quire.device.cuda.encoding import Encoder, Kind
 from quire.device.device import current_device
-from quire.device.operations import CodedChunk, Operations, VectorCoding
+from quire.device.operations import Operations
 from tests.attention.rows import HandRows
 from tests.support.emulated_cuda import emulate
 from tests.support.emulated_metal import why_not

@@ -8,10 +8,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from quire.device.cuda import driver, products
+from quire.device.cuda import driver, packed, products
 from quire.device.cuda.driver import Card
 from quire.device.cuda.few import Few
-from quire.device.cuda.products import Packed, Products, header, many_defines
+from quire.device.cuda.packed import Packed, header, many_defines
+from quire.device.cuda.products import Products
 from quire.device.gpu_kernels import Kernel, kernel_text
 from tests.device.cuda.cards import CARDS, H200, RTX_4090
 from tests.support.nvcc import assert_compiles
@@ -58,7 +59,7 @@ def test_sources_compile(
     assert_compiles(text, tmp_path)
 
 
-def packed(
+def packed_matrix(
     *shape: int, bits: int = 4, group_size: int = 64, dtype: mx.Dtype = mx.bfloat16
 ) -> Packed:
     codes, scales, biases = mx.quantize(
@@ -70,13 +71,13 @@ def packed(
 @pytest.mark.parametrize(
     ("weight", "readable"),
     [
-        (packed(32, 128), True),
-        (packed(32, 128, group_size=128), True),
-        (packed(4, 32, 128), True),
-        (packed(32, 128, bits=8), False),
-        (packed(32, 128, group_size=32), False),
-        (packed(24, 128), False),
-        (packed(32, 128, dtype=mx.float32), False),
+        (packed_matrix(32, 128), True),
+        (packed_matrix(32, 128, group_size=128), True),
+        (packed_matrix(4, 32, 128), True),
+        (packed_matrix(32, 128, bits=8), False),
+        (packed_matrix(32, 128, group_size=32), False),
+        (packed_matrix(24, 128), False),
+        (packed_matrix(32, 128, dtype=mx.float32), False),
     ],
 )
 def test_which_matrices_the_kernels_read(weight: Packed, readable: bool) -> None:
@@ -87,13 +88,13 @@ def test_without_a_gpu_mlx_multiplies() -> None:
     if mx.default_device() == mx.gpu:
         pytest.skip("needs a CPU")
     one = Products()
-    assert one.linear(mx.zeros((4, 128), mx.bfloat16), packed(32, 128)) is None
+    assert one.linear(mx.zeros((4, 128), mx.bfloat16), packed_matrix(32, 128)) is None
     assert not one.sound
 
 
 def test_products_that_do_not_fit_a_card_give_way(caplog: pytest.LogCaptureFixture) -> None:
-    assert products._fits(Few(4096, 4096, 64, 8, RTX_4090))
-    assert not products._fits(Few(53_248, 16_384, 64, 8, Card(132, 48 << 10)))
+    assert packed.fits(Few(4096, 4096, 64, 8, RTX_4090))
+    assert not packed.fits(Few(53_248, 16_384, 64, 8, Card(132, 48 << 10)))
     assert "8 rows and 53248 columns by MLX's own kernels" in caplog.text
 
 
@@ -104,7 +105,7 @@ def cut_for(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
         inputs, outputs, group_size, rows = sizes
         return Few(inputs, outputs, group_size, rows, card, gated, experts)
 
-    monkeypatch.setattr(products, "_cut", cut)
+    monkeypatch.setattr(packed, "_cut", cut)
 
 
 @pytest.mark.parametrize("card", CARDS, ids=str)
@@ -125,7 +126,7 @@ def test_the_check_asks_for_more_shared_memory_after_less(
         return launch
 
     for name in ("linear", "unpack", "gate", "expert", "dense", "group"):
-        monkeypatch.setattr(products, f"_{name}_kernel", kernel)
+        monkeypatch.setattr(packed, f"_{name}_kernel", kernel)
     cut_for(card, monkeypatch)
     monkeypatch.setattr(products, "_compared", lambda *_: None)
     assert products._difference() is None

@@ -18,8 +18,8 @@ from quire.cache.formats.paging import block_rows
 from quire.cache.formats.registry import make_store
 from quire.cache.specs import Ints
 from quire.core.kv_format import KVFormat
+from quire.device.coding import VectorRotation
 from quire.device.gpu_kernels import Kernel, kernel_text, problem_of
-from quire.device.operations import VectorRotation
 
 log = logging.getLogger("quire.attention")
 

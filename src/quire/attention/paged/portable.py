@@ -26,7 +26,7 @@ from quire.attention.paged.tiles import FEW_ROWS, TILE_FIELDS, cut
 from quire.cache.formats.base import CodedLayout, LayerStore, PackedStore, WrittenBlocks
 from quire.cache.specs import FullKV, Ints
 from quire.core.kv_format import KVFormat
-from quire.device.operations import VectorRotation
+from quire.device.coding import VectorRotation
 
 _MOST_GROUP = 32
 """Query heads of a KV head: with more, products bound the time, not what is read."""

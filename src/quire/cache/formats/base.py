@@ -12,7 +12,7 @@ from quire.cache.formats.paging import block_rows, resized
 from quire.cache.formats.slots import SlotMapping
 from quire.cache.specs import Ints, KVSpec
 from quire.core.kv_format import KVFormat
-from quire.device.operations import VectorRotation
+from quire.device.coding import VectorRotation
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from quire.cache.formats.packing import (
     shifts,
 )
 from quire.cache.formats.rotation import rotation
+from quire.device.coding import VectorCoding, VectorRotation
 from quire.device.device import current_device
-from quire.device.operations import VectorCoding, VectorRotation
 
 _F16_MAX = 65504.0
 

@@ -9,8 +9,8 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
+from quire.device.coding import VectorCoding, VectorRotation
 from quire.device.device import current_device, fused
-from quire.device.operations import VectorCoding, VectorRotation
 
 SCALE = mx.float16
 """Of scales and biases. bfloat16 costs a third more error at 8 bits and saves nothing."""

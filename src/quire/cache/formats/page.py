@@ -32,8 +32,8 @@ from quire.cache.formats.packing import (
 from quire.cache.formats.paging import gathered, resized
 from quire.cache.formats.slots import ChunkPlace, SlotMapping, TailRows
 from quire.core.kv_format import KVFormat
+from quire.device.coding import VectorCoding
 from quire.device.device import current_device
-from quire.device.operations import VectorCoding
 
 
 class PageKeys:

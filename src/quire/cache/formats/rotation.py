@@ -7,8 +7,8 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 
+from quire.device.coding import VectorRotation
 from quire.device.device import current_device
-from quire.device.operations import VectorRotation
 
 _SEED = 20250428
 """Part of the meaning of stored codes: another seed reads them as noise."""

@@ -19,8 +19,8 @@ from quire.cache.formats.codecs import Codec
 from quire.cache.formats.paging import gathered
 from quire.cache.formats.slots import SlotMapping
 from quire.core.kv_format import KVFormat
+from quire.device.coding import VectorCoding
 from quire.device.device import current_device
-from quire.device.operations import VectorCoding
 
 
 class TokenStore(PackedStore):

@@ -8,6 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from quire.device.coding import VectorCoding
 from quire.device.cpu.kernels import CPUKernels
 from quire.device.cpu.matrices import FLOATS, Matrices, known_scales
 from quire.device.operations import (
@@ -20,7 +21,6 @@ from quire.device.operations import (
     Packing,
     Rotate,
     UnfusedOperations,
-    VectorCoding,
 )
 
 _GATES = {"silu": "silu", "gelu_pytorch_tanh": "gelu_pytorch_tanh", "gelu_new": "gelu_pytorch_tanh"}

@@ -9,9 +9,9 @@ from functools import cache, lru_cache
 
 import mlx.core as mx
 
+from quire.device.coding import CodedChunk, VectorCoding
 from quire.device.cuda.encoding import LONGEST, Encoder, Kind, coding_text
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, problem_of
-from quire.device.operations import CodedChunk, VectorCoding
 
 log = logging.getLogger("quire.device")
 

@@ -10,8 +10,8 @@ from math import prod
 
 import mlx.core as mx
 
+from quire.device.coding import VectorCoding
 from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text, problem_of
-from quire.device.operations import VectorCoding
 
 log = logging.getLogger("quire.device")
 

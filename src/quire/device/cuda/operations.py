@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
+from quire.device.coding import CodedChunk, VectorCoding
 from quire.device.cuda.blocks import BlockEncoder
 from quire.device.cuda.encoding import Encoder
-from quire.device.cuda.products import MOST_ROWS, Packed, Products
+from quire.device.cuda.packed import Packed
+from quire.device.cuda.products import MOST_ROWS, Products
 from quire.device.operations import (
-    CodedChunk,
     ExpertMatrices,
     GatedExperts,
     GatedMatrices,
     Matrix,
     Operations,
     PackedWeight,
-    VectorCoding,
 )
 
 _UNPACKED_BYTES = 128 << 20

@@ -13,7 +13,7 @@ from quire.attention.paged import cuda as paged
 from quire.attention.paged import packed
 from quire.cache.formats.packing import Affine, affine_coding
 from quire.device.cuda.few import Few
-from quire.device.cuda.products import ACTIVATIONS
+from quire.device.cuda.packed import ACTIVATIONS
 from quire.device.gpu_kernels import kernel_text
 
 _PRODUCTS, _OWN = "quire.device.cuda", "quire.engine.decode"

@@ -10,7 +10,7 @@ from quire.attention.paged import cuda as paged
 from quire.cache.specs import KVLayout
 from quire.device.cuda.driver import Card
 from quire.device.cuda.few import Few
-from quire.device.cuda.products import ACTIVATIONS, Packed
+from quire.device.cuda.packed import ACTIVATIONS, Packed
 from quire.device.operations import PackedWeight
 from quire.engine.decode.head import Head
 from quire.models.stack import Stack, StackLayer

@@ -1,0 +1,264 @@
+"""Kernels that multiply by packed weights, and how they are launched."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cache, partial
+
+import mlx.core as mx
+
+from quire.device.cuda.driver import card
+from quire.device.cuda.few import Few
+from quire.device.gpu_kernels import Kernel, cuda_kernel, kernel_text
+
+log = logging.getLogger("quire.device")
+
+_PACKAGE = "quire.device.cuda"
+FEW_ROWS = 64
+"""Rows up to which a thread block has 16 of a matrix's rows for itself."""
+_FEW_TILE, _MANY_TILE = 8, 64
+"""Pairs of row and expert in a tile, where few rows come to an expert, and where many do."""
+_GROUP_LANES, _LANES, _MANY_LANES = 1024, 256, 128
+
+ACTIVATIONS = {"silu": 0, "gelu_pytorch_tanh": 1}
+"""What `experts` can apply, and what the kernels' `GELU` is for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A matrix `[out, in]`, or one an expert, `[experts, out, in]`, in MLX's affine packing.
+
+    Attributes:
+        codes: `[..., out, in / 8]`, uint32.
+        scales, biases: `[..., out, in / group_size]`.
+    """
+
+    codes: mx.array
+    scales: mx.array
+    biases: mx.array
+    group_size: int
+    bits: int
+
+    @property
+    def readable_by_kernels(self) -> bool:
+        """Whether the kernels read it."""
+        return (
+            self.bits == 4
+            and self.group_size in (64, 128)
+            and self.scales.dtype == mx.bfloat16
+            and self.codes.shape[-2] % 16 == 0
+            and self.codes.shape[-1] % 8 == 0
+        )
+
+
+def linear(x: mx.array, weight: Packed) -> mx.array:
+    """`[M, in]` -> `[M, out]`."""
+    rows = x.shape[0]
+    if rows > FEW_ROWS:
+        return many_rows(x, weight)
+    few = few_rows(rows, weight)
+    return _linear_kernel(few)(
+        inputs=[x, weight.codes, weight.scales, weight.biases],
+        grid=(-(-few.outputs // few.width) * few.threads, few.blocks, 1),
+        threadgroup=(few.threads, 1, 1),
+        output_shapes=[(rows, few.outputs)],
+        output_dtypes=[mx.bfloat16],
+    )[0]
+
+
+def few_rows(rows: int, weight: Packed) -> Few:
+    """How a product of so many rows with a matrix is cut."""
+    outputs, words = weight.codes.shape
+    return _cut(words * 8, outputs, weight.group_size, 1 << max(3, (rows - 1).bit_length()))
+
+
+def few_of_experts(gate: Packed, down: Packed) -> tuple[Few, Few]:
+    """Of gate and up, and of down."""
+    outputs, hidden = gate.codes.shape[1], down.codes.shape[1]
+    return (
+        _cut(hidden, outputs, gate.group_size, _FEW_TILE, gated=True, experts=True),
+        _cut(outputs, hidden, down.group_size, _FEW_TILE, experts=True),
+    )
+
+
+@cache
+def _cut(
+    inputs: int,
+    outputs: int,
+    group_size: int,
+    rows: int,
+    *,
+    gated: bool = False,
+    experts: bool = False,
+) -> Few:
+    """Kept, as it is asked for at each product."""
+    return Few(inputs, outputs, group_size, rows, card(), gated, experts)
+
+
+@cache
+def fits(few: Few) -> bool:
+    """Whether the card has the shared memory. Says once where it has not."""
+    if not few.fits:
+        log.warning(
+            "products of %d rows and %d columns by MLX's own kernels: they need %d bytes of "
+            "shared memory, and the card has %d",
+            *(few.rows, few.inputs, few.shared, few.card.shared),
+        )
+    return few.fits
+
+
+def many_rows(x: mx.array, weight: Packed, up: Packed | None = None, gelu: int = 0) -> mx.array:
+    """`[M, in]` -> `[M, out]` of many rows; with `up`, `activation(weight(x)) * up(x)`."""
+    rows, outputs = x.shape[0], weight.codes.shape[0]
+    second = [] if up is None else [up.codes, up.scales, up.biases]
+    width = 128 if up is None else 64
+    return _dense_kernel(up is not None, weight.group_size, gelu)(
+        inputs=[x, weight.codes, weight.scales, weight.biases, *second],
+        grid=(-(-outputs // width) * _MANY_LANES, -(-rows // _MANY_TILE), 1),
+        threadgroup=(_MANY_LANES, 1, 1),
+        output_shapes=[(rows, outputs)],
+        output_dtypes=[mx.bfloat16],
+    )[0]
+
+
+def unpacked(weight: Packed) -> mx.array:
+    """`[out, in]`."""
+    outputs, words = weight.codes.shape
+    return _unpack_kernel(weight.group_size)(
+        inputs=[weight.codes, weight.scales, weight.biases],
+        grid=(-(-outputs * words // _LANES) * _LANES, 1, 1),
+        threadgroup=(_LANES, 1, 1),
+        output_shapes=[(outputs, words * 8)],
+        output_dtypes=[mx.bfloat16],
+    )[0]
+
+
+def gated(x: mx.array, y: mx.array, gelu: int) -> mx.array:
+    """`activation(x) * y` of arrays of one shape, whose size is a multiple of 8."""
+    return _gate_kernel(gelu)(
+        inputs=[x.reshape(-1, 8), y.reshape(-1, 8)],
+        grid=(-(-x.size // 8 // _LANES) * _LANES, 1, 1),
+        threadgroup=(_LANES, 1, 1),
+        output_shapes=[x.shape],
+        output_dtypes=[mx.bfloat16],
+    )[0]
+
+
+def experts(
+    x: mx.array, chosen: mx.array, matrices: tuple[Packed, Packed, Packed], gelu: int
+) -> mx.array:
+    gate, up, down = matrices
+    top, pairs, count = chosen.shape[-1], chosen.size, gate.codes.shape[0]
+    many = pairs > _FEW_TILE * count
+    tile = _MANY_TILE if many else _FEW_TILE
+    most = min(pairs, count + pairs // tile)
+    order, tiles = _group_kernel(count, tile)(
+        inputs=[chosen.reshape(-1)],
+        grid=(_GROUP_LANES, 1, 1),
+        threadgroup=(_GROUP_LANES, 1, 1),
+        output_shapes=[(pairs,), (most, 3)],
+        output_dtypes=[mx.int32, mx.int32],
+    )
+    few_gate, few_down = few_of_experts(gate, down)
+    product = partial(_expert_product, pairs=pairs, tiles=most, many=many)
+    inner = product(
+        [x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, order, tiles],
+        few_gate,
+        top=top,
+        gelu=gelu,
+    )
+    y = product([inner, down.codes, down.scales, down.biases, order, tiles], few_down)
+    return y.reshape(-1, top, few_down.outputs)
+
+
+def _expert_product(
+    inputs: list[mx.array],
+    few: Few,
+    *,
+    pairs: int,
+    tiles: int,
+    many: bool,
+    top: int = 1,
+    gelu: int = 0,
+) -> mx.array:
+    """`[pairs, outputs]`, a row for each pair of row and expert.
+
+    Args:
+        tiles: thread blocks, one above the other.
+        many: many rows come to an expert.
+        top: pairs that share a row of the input.
+        gelu: the activation, see `ACTIVATIONS`; counts with a gate only.
+    """
+    width = (64 if few.gated else 128) if many else few.width
+    lanes = _MANY_LANES if many else few.threads
+    return _expert_kernel(many, few, top, gelu)(
+        inputs=inputs,
+        grid=(-(-few.outputs // width) * lanes, tiles, 1),
+        threadgroup=(lanes, 1, 1),
+        output_shapes=[(pairs, few.outputs)],
+        output_dtypes=[mx.bfloat16],
+    )[0]
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def many_defines(group_size: int, *, dense: bool) -> dict[str, int]:
+    """The constants of `many.cuh`, but for those of a gate."""
+    return {"GROUP": group_size, "DENSE": int(dense)}
+
+
+def header(defines: dict[str, int]) -> str:
+    """What stands before a kernel's source."""
+    lines = ["#include <cuda_bf16.h>", *(f"#define {name} {n}" for name, n in defines.items())]
+    return "\n".join([*lines, "typedef __nv_bfloat16 T;", ""]) + kernel_text(_PACKAGE, "common.cuh")
+
+
+@cache
+def _linear_kernel(few: Few) -> Kernel:
+    names = ["x", "w", "scales", "biases"]
+    return _compiled("few", names, ["y"], few.defines | {"GELU": 0}, few.shared)
+
+
+@cache
+def _unpack_kernel(group_size: int) -> Kernel:
+    return _compiled("unpack", ["w", "scales", "biases"], ["y"], {"GROUP": group_size, "GELU": 0})
+
+
+@cache
+def _gate_kernel(gelu: int) -> Kernel:
+    return _compiled("gate", ["gate", "up"], ["y"], {"GELU": gelu})
+
+
+@cache
+def _expert_kernel(many: bool, few: Few, top: int, gelu: int) -> Kernel:
+    own = many_defines(few.group_size, dense=False) if many else few.defines
+    defines = own | {"GATED": int(few.gated), "TOP": top, "GELU": gelu}
+    inputs, shared = [*_matrices(few.gated), "order", "tiles"], 0 if many else few.shared
+    return _compiled("many" if many else "few", inputs, ["y"], defines, shared)
+
+
+@cache
+def _dense_kernel(gated: bool, group_size: int, gelu: int) -> Kernel:
+    defines = many_defines(group_size, dense=True) | {"GATED": int(gated), "TOP": 1, "GELU": gelu}
+    return _compiled("many", _matrices(gated), ["y"], defines)
+
+
+def _matrices(gated: bool) -> list[str]:
+    second = ["w_up", "scales_up", "biases_up"] if gated else []
+    return ["x", "w", "scales", "biases", *second]
+
+
+@cache
+def _group_kernel(experts: int, tile: int) -> Kernel:
+    defines = {"EXPERT_COUNT": experts, "TILE": tile, "GELU": 0}
+    return _compiled("group", ["chosen"], ["order", "tiles"], defines)
+
+
+def _compiled(
+    name: str, inputs: list[str], outputs: list[str], defines: dict[str, int], shared: int = 0
+) -> Kernel:
+    own = "_".join(str(n) for n in defines.values())
+    body = kernel_text(_PACKAGE, f"{name}.cuh")
+    return cuda_kernel(f"quire_{name}_{own}", inputs, outputs, body, header(defines), shared)
