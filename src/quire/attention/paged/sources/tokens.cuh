@@ -97,11 +97,16 @@
   for (int c = 0; c < COLUMNS; c++) {
     const int m = c * 8 + group;
     const Q* from = q + ((size_t)row * HEADS + head0 + m) * K_DIM + share * K_OWN + quad * 2 * PAIRS;
+    constexpr int EACH = 16 / sizeof(Q);
     float own[2 * PAIRS], largest = 0.f;
     #pragma unroll
-    for (int n = 0; n < 2 * PAIRS; n++) {
-      own[n] = m < PART ? (float)from[n] : 0.f;
-      largest = fmaxf(largest, fabsf(own[n]));
+    for (int begin = 0; begin < 2 * PAIRS; begin += EACH) {
+      const uint4 few = m < PART ? *(const uint4*)(from + begin) : make_uint4(0, 0, 0, 0);
+      #pragma unroll
+      for (int n = 0; n < EACH; n++) {
+        own[begin + n] = (float)((const Q*)&few)[n];
+        largest = fmaxf(largest, fabsf(own[begin + n]));
+      }
     }
     largest = row_max(largest);
     const unsigned exponent = min(max(__float_as_uint(largest) & 0x7F800000u, 0x01000000u), 0x7D000000u);
