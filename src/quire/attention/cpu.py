@@ -51,10 +51,10 @@ class _Layouts:
                 layout.value_bits,
                 codebook=layout.codebook,
                 by_channel=layout.by_channel,
-                key_turn=key and key.map,
-                key_scale=key.scale if key else 1.0,
-                value_turn=value and value.map,
-                value_scale=value.scale if value else 1.0,
+                key_rotation=key and key.map,
+                key_rotation_scale=key.scale if key else 1.0,
+                value_rotation=value and value.map,
+                value_rotation_scale=value.scale if value else 1.0,
             )
         return self._made[layout]
 

@@ -43,7 +43,7 @@ class CodedBlocks:
         values = codec.encode(plain.values)
         plain.values = codec.inverse_transform(codec.decode(values))
         levels = [] if codec.levels is None else [codec.levels]
-        turn = codec.rotation
+        rotation = codec.rotation
         if kind == "channels":
             layout = Affine(BLOCK, bits)
             keys = list(affine(plain.keys.swapaxes(-1, -2), layout, refit=True))
@@ -51,13 +51,16 @@ class CodedBlocks:
         else:
             keys = codec.encode(plain.keys)
             plain.keys = codec.inverse_transform(codec.decode(keys))
-        turned = {"turn": turn and turn.map, "scale": turn.scale if turn else 1.0}
+        rotated = {
+            "rotation": rotation and rotation.map,
+            "rotation_scale": rotation.scale if rotation else 1.0,
+        }
         kinds = {
             "codebook": kind == "codebook",
             "by_channel": kind == "channels",
-            **{f"value_{name}": what for name, what in turned.items()},
-            "key_turn": None if kind == "channels" else turned["turn"],
-            "key_scale": 1.0 if kind == "channels" else turned["scale"],
+            **{f"value_{name}": what for name, what in rotated.items()},
+            "key_rotation": None if kind == "channels" else rotated["rotation"],
+            "key_rotation_scale": 1.0 if kind == "channels" else rotated["rotation_scale"],
             "key_bits": bits,
             "value_bits": bits,
         }

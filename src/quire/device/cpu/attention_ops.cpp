@@ -153,10 +153,10 @@ struct CodedShape {
 struct CodedLayout {
     int key_bits, value_bits;
     bool codebook, by_channel;
-    std::optional<array> key_turn;
-    float key_scale;
-    std::optional<array> value_turn;
-    float value_scale;
+    std::optional<array> key_rotation;
+    float key_rotation_scale;
+    std::optional<array> value_rotation;
+    float value_rotation_scale;
 };
 
 // Attention over blocks of codes: keys and values are codes, scales, and biases or levels. Where `written` holds
@@ -196,8 +196,8 @@ array attend_coded(const array& q, const CodedLayout& layout, const std::vector<
         inputs.push_back(*each);
     const size_t written_at = inputs.size();
     inputs.insert(inputs.end(), written.begin(), written.end());
-    const TurnShape key_turn(layout.key_turn, layout.key_scale, p.key_dim, inputs);
-    const TurnShape value_turn(layout.value_turn, layout.value_scale, p.value_dim, inputs);
+    const VectorRotationShape key_rotation(layout.key_rotation, layout.key_rotation_scale, p.key_dim, inputs);
+    const VectorRotationShape value_rotation(layout.value_rotation, layout.value_rotation_scale, p.value_dim, inputs);
     const size_t sinks_at = sinks ? inputs.size() : 0, written_count = written.size();
     if (sinks) inputs.push_back(astype(*sinks, float32));
     return operation("quire::attend_coded", {Shape{q.shape(0), p.heads, out_dim}}, inputs,
@@ -205,8 +205,8 @@ array attend_coded(const array& q, const CodedLayout& layout, const std::vector<
         p.q = in[0].data<float>();
         p.coded_keys = k_shape.at(in, 2);
         p.coded_values = v_shape.at(in, 5);
-        p.key_turn = key_turn.at(in);
-        p.value_turn = value_turn.at(in);
+        p.key_rotation = key_rotation.at(in);
+        p.value_rotation = value_rotation.at(in);
         p.sinks = sinks_at ? in[sinks_at].data<float>() : nullptr;
         p.out = out[0].data<float>();
         std::vector<const float*> sources;
@@ -246,8 +246,8 @@ void bind_attention(nb::module_& m) {
     using Map = std::optional<array>;
     nb::class_<CodedLayout>(m, "CodedLayout")
         .def(nb::init<int, int, bool, bool, Map, float, Map, float>(), nb::arg("key_bits"), nb::arg("value_bits"),
-             nb::arg("codebook"), nb::arg("by_channel"), nb::arg("key_turn").none(), nb::arg("key_scale"),
-             nb::arg("value_turn").none(), nb::arg("value_scale"));
+             nb::arg("codebook"), nb::arg("by_channel"), nb::arg("key_rotation").none(), nb::arg("key_rotation_scale"),
+             nb::arg("value_rotation").none(), nb::arg("value_rotation_scale"));
     m.def("attend_coded", &attend_coded, nb::arg("q"), nb::arg("layout"), nb::arg("keys"), nb::arg("values"),
           nb::arg("block_tokens"), nb::arg("tables"), nb::arg("written"), nb::arg("kv_heads"),
           nb::arg("value_dim"), nb::arg("scale"), nb::arg("softcap") = 0.0f,

@@ -142,10 +142,10 @@ struct EncodedShape {
     int bits, group, dim, size, refits;
     float reach;
     size_t edges_at;  // among the inputs; 0: affine
-    TurnShape turn;
+    VectorRotationShape rotation;
 
     Coding coding(const std::vector<array>& in, size_t from, std::vector<array>& out, size_t& to) const {
-        Coding c{in[from].data<float>(), dim, size, bits, group, turn.at(in), nullptr, reach, refits,
+        Coding c{in[from].data<float>(), dim, size, bits, group, rotation.at(in), nullptr, reach, refits,
                  nullptr, nullptr, nullptr};
         c.edges = edges_at ? in[edges_at].data<float>() : nullptr;
         c.codes = (uint8_t*)out[to++].data<char>();
@@ -157,7 +157,7 @@ struct EncodedShape {
 
 struct VectorCoding {
     int size, bits, group;
-    std::optional<array> edges, turn;
+    std::optional<array> edges, rotation;
     float scale, reach;
     int refits;
 };
@@ -173,7 +173,7 @@ struct EncodedArrays {
         using namespace mlx::core;
         require(!vectors.empty() && vectors.size() == codings.size(), "each array has a coding");
         for (size_t i = 0; i < vectors.size(); i++) {
-            const auto& [size, bits, group, edges, turn, scale, reach, refits] = codings[i];
+            const auto& [size, bits, group, edges, rotation, scale, reach, refits] = codings[i];
             const int dim = vectors[i].shape(-1);
             require(vectors[i].dtype() == float32 && dim <= size, "vectors are float32, at most `size` long");
             require(size % 32 == 0 && (edges || (group % 32 == 0 && size % group == 0)),
@@ -185,7 +185,8 @@ struct EncodedArrays {
                 edges_at = inputs.size();
                 inputs.push_back(*edges);
             }
-            shapes.push_back({bits, group, dim, size, refits, reach, edges_at, TurnShape(turn, scale, size, inputs)});
+            shapes.push_back({bits, group, dim, size, refits, reach, edges_at,
+                              VectorRotationShape(rotation, scale, size, inputs)});
             parts.emplace_back(size * bits / 32, uint32);
             parts.emplace_back(edges ? 1 : size / group, float16);
             if (!edges) parts.emplace_back(size / group, float16);
@@ -266,7 +267,7 @@ void bind_cache(nb::module_& m) {
     using Map = std::optional<array>;
     nb::class_<VectorCoding>(m, "VectorCoding")
         .def(nb::init<int, int, int, Map, Map, float, float, int>(), nb::arg("size"), nb::arg("bits"),
-             nb::arg("group_size"), nb::arg("edges").none(), nb::arg("turn").none(), nb::arg("scale"),
+             nb::arg("group_size"), nb::arg("edges").none(), nb::arg("rotation").none(), nb::arg("scale"),
              nb::arg("reach"), nb::arg("refits"));
     m.def("encode", &encode, nb::arg("vectors"), nb::arg("codings"));
     m.def("write_vectors", &write_vectors, nb::arg("pools"), nb::arg("vectors"), nb::arg("rows"), nb::arg("offsets"));

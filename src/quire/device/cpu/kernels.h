@@ -55,7 +55,7 @@ struct Coded {
 
 // A rotation of vectors: a Hadamard transform of their products with signs, or a product with a matrix
 // `[size, size]`. `scale` multiplies the result.
-struct Turn {
+struct VectorRotation {
     const float* signs;   // null: none
     const float* matrix;  // null: none
     int size;
@@ -68,7 +68,7 @@ struct Coding {
     const float* x;     // [vectors, dim]
     int dim, size;      // zeros are added up to `size` elements
     int bits, group;
-    Turn turn;          // of vectors, before they are coded
+    VectorRotation rotation;  // before they are coded
     const float* edges; // [2^bits - 1] between the levels of a codebook, or null: affine
     float reach;        // affine: half the range that codes span, in standard deviations; 0: all of it
     int refits;         // affine: how often scale and bias are fitted to the codes by least squares
@@ -103,8 +103,8 @@ struct PagedRows {
     int heads, kv_heads, key_dim, value_dim;
     int q_dim, out_dim;    // codes may be longer: queries are padded with zeros, outputs cut off
     int block;             // tokens
-    Turn key_turn;         // of queries, before they meet codes
-    Turn value_turn;       // undone in sums of coded values
+    VectorRotation key_rotation;    // of queries, before they meet codes
+    VectorRotation value_rotation;  // undone in sums of coded values
     Blocks blocks;
     const void* keys;      // floats: [blocks * kv_heads, block, key_dim]
     const void* values;    // floats: [blocks * kv_heads, block, value_dim]

@@ -62,7 +62,7 @@ struct PartTask {
     bool normed, rotated;
     const float* norm;
 
-    void finish(int64_t rows, float eps, const Rotation& turn) const {
+    void finish(int64_t rows, float eps, const Rotation& angles) const {
         const int64_t all = rows * heads;
         if (normed) {
             split(all, kLeastWork / dim + 1, 1, [&](int64_t begin, int64_t end) {
@@ -71,8 +71,8 @@ struct PartTask {
         }
         if (rotated) {
             split(rows, kLeastWork / (heads * dim) + 1, 1, [&](int64_t begin, int64_t end) {
-                kernels().rotate(out, turn.cosines, turn.sines, heads, dim, 2 * turn.half, turn.neighbours, begin, end,
-                                 out);
+                kernels().rotate(out, angles.cosines, angles.sines, heads, dim, 2 * angles.half, angles.neighbours,
+                                 begin, end, out);
             });
         }
     }
@@ -121,8 +121,8 @@ std::vector<array> heads(const array& x, const std::vector<HeadPart>& parts, flo
         shapes.push_back(Shape{rows, part.heads, place.dim});
     }
     return operation("quire::heads", shapes, inputs,
-                     [places, eps, rows, neighbours, turns = cosines.has_value()](const std::vector<array>& in,
-                                                                               std::vector<array>& out) {
+                     [places, eps, rows, neighbours, rotated = cosines.has_value()](const std::vector<array>& in,
+                                                                                 std::vector<array>& out) {
         std::vector<Product> products;
         std::vector<PartTask> tasks;
         std::vector<bool> copied;
@@ -133,14 +133,14 @@ std::vector<array> heads(const array& x, const std::vector<HeadPart>& parts, flo
             copied.push_back(!p.tensors);
             tasks.push_back({to, p.heads, p.dim, p.normed, p.rotated, p.norm ? in[p.norm].data<float>() : nullptr});
         }
-        const Rotation turn = turns ? Rotation{in[1].data<float>(), in[2].data<float>(), in[1].shape(1), neighbours}
-                                    : Rotation{};
-        return [products, tasks, copied, turn, eps, rows, x = in[0].data<float>()] {
+        Rotation angles{};
+        if (rotated) angles = {in[1].data<float>(), in[2].data<float>(), in[1].shape(1), neighbours};
+        return [products, tasks, copied, angles, eps, rows, x = in[0].data<float>()] {
             multiply(products, x, rows);
             for (size_t i = 1; i < tasks.size(); i++) {
                 if (copied[i]) std::memcpy(tasks[i].out, tasks[i - 1].out, (size_t)rows * tasks[i].heads * tasks[i].dim * 4);
             }
-            for (const PartTask& task : tasks) task.finish(rows, eps, turn);
+            for (const PartTask& task : tasks) task.finish(rows, eps, angles);
         };
     });
 }

@@ -134,26 +134,26 @@ inline void require(bool holds, const char* what) {
 }
 
 // Where a rotation is among an operation's inputs, if there is one: signs `[size]` or a matrix `[size, size]`.
-struct TurnShape {
+struct VectorRotationShape {
     size_t place = 0;
     bool signs = false;
     int size = 0;
     float scale = 1;
 
     // Adds the rotation to the inputs.
-    TurnShape(const std::optional<array>& turn, float scale, int size, std::vector<array>& inputs)
+    VectorRotationShape(const std::optional<array>& rotation, float scale, int size, std::vector<array>& inputs)
         : place(inputs.size()), size(size), scale(scale) {
-        if (!turn) {
+        if (!rotation) {
             place = 0;
             return;
         }
-        signs = turn->ndim() == 1;
-        require(turn->dtype() == mlx::core::float32 && turn->shape(-1) == size && turn->shape(0) == size,
+        signs = rotation->ndim() == 1;
+        require(rotation->dtype() == mlx::core::float32 && rotation->shape(-1) == size && rotation->shape(0) == size,
                 "a rotation is float32, signs [size] or a matrix [size, size]");
         require(!signs || (size & (size - 1)) == 0, "signs belong to powers of two");
-        inputs.push_back(*turn);
+        inputs.push_back(*rotation);
     }
-    Turn at(const std::vector<array>& in) const {
+    VectorRotation at(const std::vector<array>& in) const {
         const float* map = place ? in[place].data<float>() : nullptr;
         return {signs ? map : nullptr, signs ? nullptr : map, size, scale};
     }

@@ -127,9 +127,9 @@ class KernelOperations(UnfusedOperations):
         known = rotate is None or isinstance(rotate, _Rotation)
         if x.dtype != mx.float32 or not known or None in made:
             return super().heads(x, parts, eps, rotate)
-        turn = rotate if isinstance(rotate, _Rotation) else _NO_ROTATION
+        angles = rotate if isinstance(rotate, _Rotation) else _NO_ROTATION
         found: list[mx.array] = self._ops.heads(
-            x, made, eps, turn.cosines, turn.sines, turn.neighbours
+            x, made, eps, angles.cosines, angles.sines, angles.neighbours
         )
         return found
 
@@ -194,14 +194,14 @@ class KernelOperations(UnfusedOperations):
 
     def _coding(self, coding: VectorCoding) -> Any:
         if coding not in self._codings:
-            turn = coding.rotation
+            rotation = coding.rotation
             self._codings[coding] = self._ops.VectorCoding(
                 coding.size,
                 coding.bits,
                 coding.group_size,
                 coding.edges,
-                turn and turn.map,
-                turn.scale if turn else 1.0,
+                rotation and rotation.map,
+                rotation.scale if rotation else 1.0,
                 coding.reach,
                 coding.refits,
             )
