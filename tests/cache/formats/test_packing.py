@@ -94,3 +94,14 @@ def test_decoded_blocks_are_what_is_multiplied(name: str) -> None:
     ):
         assert own.shape == usual.shape == (2, 3, 64)
         assert float(mx.linalg.norm(own - usual) / mx.linalg.norm(usual)) < 1e-4
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_long_vectors_are_added_up(rows: int) -> None:
+    """128 times their length is more than float16 holds."""
+    codec = CodebookCodec(64, 4)
+    parts = codec.encode(1000 * mx.random.normal((1, 5, 64), key=mx.random.key(0)))
+    weights = mx.ones((1, rows, 5))
+    wanted = weights @ codec.decode(parts)
+    error = mx.linalg.norm(codec.weighted_sum(weights, parts) - wanted)
+    assert error <= 1e-5 * mx.linalg.norm(wanted)

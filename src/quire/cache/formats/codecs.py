@@ -235,11 +235,13 @@ class CodebookCodec(Codec):
 
     def weighted_sum(self, weights: mx.array, parts: list[mx.array]) -> mx.array:
         codes, norms = parts
+        weights = weights * norms.swapaxes(-1, -2)
         if not multiplies_codes(weights.shape[-2]):
-            return (weights * norms.swapaxes(-1, -2)) @ self._directions(codes)
+            return weights @ self._directions(codes)
         words = as_bytes(codes, self.bits, self._unsigned)
-        scales = mx.broadcast_to(norms, (*norms.shape[:-1], self.size // self._read.group_size))
-        return self._read.product(weights, [words, scales, scales * -128], transpose=False)
+        groups = (*norms.shape[:-1], self.size // self._read.group_size)
+        scales, biases = (mx.full(groups, n, dtype=SCALE) for n in (1, -128))
+        return self._read.product(weights, [words, scales, biases], transpose=False)
 
     def _directions(self, codes: mx.array) -> mx.array:
         """`[..., size]`, float32."""
