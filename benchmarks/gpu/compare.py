@@ -98,7 +98,7 @@ def median(rows: list[dict[str, Any]], streams: int, key: str) -> float | None:
     """Of the rounds but the first, in which kernels may have been compiled."""
     own = [row[key] for row in rows if row.get("streams") == streams and "first" not in row["what"]]
     own = [each for each in own if each is not None]
-    return statistics.median(own) if own else None
+    return round(statistics.median(own), 2) if own else None
 
 
 def compared(folder: Path, asked: argparse.Namespace, copied: float) -> dict[str, Any]:
