@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# What needs an NVIDIA card, one part after the other: everything.sh OUT [PART...]
+#
+# Parts, in this order unless named: tests contexts kernels compare shapes. Each writes its figures
+# and its log into the folder OUT. One that fails, or takes longer than LIMIT seconds (600), does not
+# stop the next; the last lines say how each ended. A part named alone has no limit.
+# PYTHON (python3) has Quire, its test tools and mlx-lm; MODELS (models) is the folder of the random
+# models, which are written where they are not there.
+set -uo pipefail
+self=$(realpath "$0")
+out=$(realpath -m "${1:?a folder}")
+mkdir -p "$out"
+shift
+cd "$(dirname "$self")/../.."
+python=${PYTHON:-python3} models=${MODELS:-models}
+model=$models/gemma-4-26b-a4b formats=(plain page-4 uniform-4 turbo-4)
+# What `quire serve` sets for its engine.
+export MLX_USE_CUDA_GRAPHS=0 MLX_ENABLE_TF32=0 PYTHONUNBUFFERED=1
+
+compare() {  # mlx-lm runs with MLX's own settings
+  env -u MLX_USE_CUDA_GRAPHS -u MLX_ENABLE_TF32 "$python" benchmarks/gpu/compare.py \
+    "$out/compare-$1.json" --models "$models" --mlx-lm "$python" --shapes "$@"
+}
+
+[ $# -gt 0 ] || set -- tests contexts kernels compare shapes
+[ -e "$model/config.json" ] || "$python" benchmarks/gpu/shapes.py gemma-4-26b-a4b "$model" || exit
+if [ $# -eq 1 ]; then
+  case $1 in
+    tests)
+      "$python" -m pytest -m gpu -rf --junit-xml "$out/tests.xml" tests/engine/decode \
+        tests/attention tests/device/cuda tests/engine/test_gpu.py ;;
+    contexts) "$python" benchmarks/gpu/contexts.py "$model" "$out/contexts.json" "${formats[@]}" ;;
+    kernels) "$python" benchmarks/gpu/step_kernels.py "$model" "$out/kernels.json" "${formats[@]}" ;;
+    compare) compare gemma-4-26b-a4b ;;
+    shapes) compare qwen3-30b-a3b llama-3.1-8b gemma-4-31b ;;
+    *) echo "no part is called $1" >&2; exit 2 ;;
+  esac
+  exit
+fi
+ends=()
+for each; do
+  begun=$SECONDS
+  timeout --kill-after 10 "${LIMIT:-600}" "$self" "$out" "$each" >"$out/$each.log" 2>&1
+  ends+=("$each: exit $?, $((SECONDS - begun)) s")
+  tail -n 20 "$out/$each.log"
+done
+printf '%s\n' "${ends[@]}" | tee "$out/ends.txt"
