@@ -95,6 +95,16 @@ def test_a_chunk_is_at_most_twice_the_one_before() -> None:
     assert max(sizes) == 2048
 
 
+def test_a_few_short_prompts_do_not_make_the_next_chunks_small() -> None:
+    # A burst of requests: the first one is read alone, before the others have come.
+    pace = on_a_gpu()
+    many = pace.prompt_budget(0, 32)
+    assert many > 900
+    for _ in range(4):
+        pace.observe(0, 1, 128, 0.035 + 128 * 40e-6)
+    assert pace.prompt_budget(0, 32) > 0.8 * many
+
+
 def test_a_chunk_is_worth_its_own_cost_within_the_step_s_aim() -> None:
     for own_s, tokens_s in ((5e-3, 20e-3), (10e-3, 30e-3), (25e-3, 25e-3), (50e-3, 50e-3)):
         pace = taught(own_s, token_s=1e-4, decode_s=1e-3, step_s=0.04)

@@ -46,7 +46,8 @@ _MIN_PIVOT = 0.01
 _MIN_TOKEN_SHARE = 0.05
 """A token costs at least this share of the time a token takes with all other costs in it."""
 _GROWTH = 2
-"""From one chunk to the next at most: costs are known for sizes like those seen."""
+"""Times the largest chunk that costs were learned from, at most: they are known for sizes like
+those seen."""
 _LEAST_RECORDED = 8
 """Rows that a recorded step must have left for prompts to be worth it."""
 _RECORDED_STEPS = 4
@@ -215,7 +216,7 @@ class PrefillBudget:
             base = self._decode_estimate(decode_rows) if decode_rows else 0.0
             self._cost.observe(chunks, prompt_rows, max(seconds - base, seconds * 0.1))
             self._smaller = not self._smaller
-            self._largest = max(prompt_rows, _FIRST_TOKENS // _GROWTH, self._largest // _GROWTH)
+            self._largest = max(prompt_rows, _FIRST_TOKENS // _GROWTH, int(self._largest * _DECAY))
 
     def _decode_estimate(self, rows: int) -> float:
         """From the nearest number of rows seen; a guess of the step time before any was."""
