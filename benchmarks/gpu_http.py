@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from gpu.workload import STREAMS, drawn, kv_gigabytes, tokens_asked
 from servers import SERVERS, running
@@ -39,6 +40,15 @@ def with_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(kind))
 
 
+def steps(target: Target) -> int:
+    """That the engine has made. What an answer's tokens do not explain has read prompts."""
+    with urlopen(f"{target.base}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(
+        int(float(line.split()[-1])) for line in lines if line.startswith("quire_steps_total")
+    )
+
+
 def run(
     target: Target, model: str, prompts: list[tuple[int, ...]], tokens: int, name: str
 ) -> dict[str, Any]:
@@ -46,6 +56,7 @@ def run(
     body = {"model": model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     body |= {"stream": True, "stream_options": {"include_usage": True}}
     bodies = [json.dumps(body | {"prompt": prompt}).encode() for prompt in prompts]
+    before = steps(target)
     answers = asyncio.run(closed_loop(target, "/completions", bodies, len(bodies), _LIMIT_S))
     for answer in answers:
         if answer.error is not None:
@@ -60,6 +71,7 @@ def run(
         "seconds": round(took, 3),
         "first token, s": round(first, 3),
         "tokens/s": round(sum(answer.tokens for answer in answers) / took, 1),
+        "steps": steps(target) - before,
     }
     print(json.dumps(result), flush=True)
     return result

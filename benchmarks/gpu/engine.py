@@ -38,6 +38,7 @@ def without_kernels() -> None:
 
 def run(engine: Engine, prompts: list[tuple[int, ...]], tokens: int, name: str) -> dict[str, Any]:
     """All at once, to their ends; times in ms."""
+    before = engine.stats().steps
     begun = time.perf_counter()
     for number, prompt in enumerate(prompts):
         sampling = SamplingParams(temperature=0.0)
@@ -68,6 +69,7 @@ def run(engine: Engine, prompts: list[tuple[int, ...]], tokens: int, name: str) 
         "prompt": len(prompts[0]),
         "seconds": round(took, 3),
         "first token, s": round(max(first.values()), 3),
+        "steps": engine.stats().steps - before,
         "step, ms": step and round(step, 2),
         "tokens/s while all generate": step and round(len(prompts) / step * 1e3, 1),
     }
